@@ -1,0 +1,85 @@
+"""Every error of the storage layer, and the root of all errors of Headrace.
+
+Three families must not be confused: input that the caller can mend (`InputError`, also a `ValueError`),
+a file that is damaged (`CorruptionError`), and an operating system that refuses (`StorageIOError`).
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CorruptPageError",
+    "CorruptionError",
+    "FormatVersionError",
+    "HeadraceError",
+    "InputError",
+    "KeyInputError",
+    "LockedError",
+    "MemoryBudgetError",
+    "NotATableError",
+    "PoisonedHandleError",
+    "SchemaError",
+    "StorageIOError",
+    "TableExistsError",
+    "TableNotFoundError",
+    "UniqueViolationError",
+]
+
+
+class HeadraceError(Exception):
+    """Root of all errors that Headrace raises on purpose."""
+
+
+class InputError(HeadraceError, ValueError):
+    """What the caller gave cannot be used; the message names the place and the remedy."""
+
+
+class SchemaError(InputError):
+    """A column is missing, has the wrong type, or cannot be stored. Raised before the first row is touched."""
+
+
+class KeyInputError(InputError):
+    """A key is null, or of a type that can never match. Raised when keys are encoded."""
+
+
+class UniqueViolationError(InputError):
+    """A key occurs twice in a table declared unique. Nothing has been changed."""
+
+
+class MemoryBudgetError(InputError):
+    """A memory budget is smaller than the least that works; the message says how much is needed."""
+
+
+class TableNotFoundError(InputError):
+    """There is no file at the path of the table."""
+
+
+class TableExistsError(InputError):
+    """The path to build at is taken and `overwrite` was not asked for."""
+
+
+class CorruptionError(HeadraceError):
+    """The file is a table but its bytes are not what was written."""
+
+
+class NotATableError(CorruptionError):
+    """The file does not begin with a valid superblock of a clustered table."""
+
+
+class CorruptPageError(CorruptionError):
+    """A page fails its checksum, its parent's checksum, or its own structure."""
+
+
+class FormatVersionError(HeadraceError):
+    """The file was written by a newer format than this release reads."""
+
+
+class StorageIOError(HeadraceError):
+    """The operating system refused to open, read, write or sync."""
+
+
+class LockedError(StorageIOError):
+    """Another process is writing to the table."""
+
+
+class PoisonedHandleError(StorageIOError):
+    """A write or sync failed earlier; the handle refuses to work until the table is opened again."""

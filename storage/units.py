@@ -1,0 +1,104 @@
+"""Sizes and durations as people write them. Holds the two parsers that every layer shares, nothing else."""
+
+from __future__ import annotations
+
+import re
+
+from storage.errors import InputError
+
+__all__ = ["format_size", "parse_duration", "parse_memory"]
+
+_SIZES = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KIB": 2**10,
+    "MIB": 2**20,
+    "GIB": 2**30,
+    "TIB": 2**40,
+}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_memory(value: int | str) -> int:
+    """Return a size in bytes.
+
+    Parameters
+    ----------
+    value
+        A number of bytes, or text such as ``"32MiB"`` or ``"1.5GB"``.
+
+    Raises
+    ------
+    InputError
+        If the text is not a positive number followed by a known unit.
+
+    Examples
+    --------
+    >>> parse_memory("32MiB")
+    33554432
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        size = value
+    else:
+        match = _QUANTITY.fullmatch(str(value))
+        if match is None or match[2].upper() not in _SIZES:
+            raise InputError(
+                f"not a size: {value!r}; write a number and a unit, as in '32MiB' (units: B, KB, MB, GB, KiB, MiB, GiB)"
+            )
+        size = int(float(match[1]) * _SIZES[match[2].upper()])
+    if size <= 0:
+        raise InputError(f"a size must be positive, not {value!r}")
+    return size
+
+
+def parse_duration(value: float | str) -> float:
+    """Return a duration in seconds.
+
+    Parameters
+    ----------
+    value
+        A number of seconds, or text such as ``"500ms"``, ``"2s"`` or ``"1.5m"``.
+
+    Raises
+    ------
+    InputError
+        If the text is not a positive number followed by a known unit.
+
+    Examples
+    --------
+    >>> parse_duration("500ms")
+    0.5
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = float(value)
+    else:
+        match = _QUANTITY.fullmatch(str(value))
+        if match is None or match[2].lower() not in _SECONDS:
+            raise InputError(
+                f"not a duration: {value!r}; write a number and a unit, as in '500ms' (units: us, ms, s, m, h)"
+            )
+        seconds = float(match[1]) * _SECONDS[match[2].lower()]
+    if not 0 < seconds < float("inf"):
+        raise InputError(f"a duration must be positive and finite, not {value!r}")
+    return seconds
+
+
+def format_size(size: int) -> str:
+    """Return a size as people read it.
+
+    Examples
+    --------
+    >>> format_size(33554432)
+    '32.0 MiB'
+    """
+    amount = float(size)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024 or unit == "GiB":  # noqa: PLR2004 - the binary step
+            return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1024
+    raise AssertionError(size)
