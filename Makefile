@@ -1,0 +1,69 @@
+# What one does with a checkout. Each target brings what it needs; the first run installs, later ones start at once.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check format bench clean python java
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+INSTALLED_BENCH := $(VENV)/.installed-bench
+SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))
+PYTHON ?= $(shell for name in python3.11 python3.12 python3; do \
+	"$$name" -c '$(SUPPORTED)' >/dev/null 2>&1 && { echo "$$name"; break; }; done)
+JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
+
+help: ## Show this list
+	@echo "Headrace: make TARGET"
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+demo: java $(INSTALLED) ## Load a year of real flights into a small warehouse under demo/ and query it
+	@$(BIN)/headrace demo --dir demo
+
+test: java $(INSTALLED) ## Run the ordinary tests
+	@$(BIN)/pytest
+
+test-slow: java $(INSTALLED) ## Run the long tests: crash loops, large data
+	@$(BIN)/pytest -m slow --timeout 3600
+
+check: $(INSTALLED) ## Lint, format and type checks
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/mypy
+
+format: $(INSTALLED) ## Format the sources
+	@$(BIN)/ruff format
+
+bench: java $(INSTALLED_BENCH) ## Run the benchmarks; tables and plots go to artifacts/
+	@$(BIN)/python -m benchmarks
+
+clean: ## Remove what demo, tests and benchmarks wrote; the environment stays
+	@rm -rf demo artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
+	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
+
+python:
+	@[[ -x $(BIN)/python || -n "$(PYTHON)" ]] || { echo "headrace: Python 3.11 or 3.12 with its venv module is missing;" \
+		"install it (Debian, Ubuntu: apt install python3.11-venv; macOS: brew install python@3.11) and run make again" >&2; exit 1; }
+
+java: python
+	@version=$$("$(JAVA)" -version 2>&1 | sed -n 's/.*version "\([0-9]*\).*/\1/p' | head -n 1) || true; \
+	(( $${version:-0} >= 17 )) || { echo "headrace: Java 17 or newer is missing (found: $${version:-none}); install it" \
+		"(Debian, Ubuntu: apt install openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME" >&2; exit 1; }
+
+$(BIN)/python: | python
+	@echo "headrace: making $(VENV) with $(PYTHON)" >&2
+	@"$(PYTHON)" -m venv $(VENV)
+
+define install
+	@echo "headrace: installing $(1) into $(VENV) (log: $(VENV)/install.log)" >&2
+	@$(BIN)/python -m pip install --disable-pip-version-check --editable "$(1)" >$(VENV)/install.log 2>&1 || { tail -n 3 $(VENV)/install.log >&2; \
+		echo "headrace: the installation failed; if the network was away, run make again once it is back" >&2; exit 1; }
+	@touch $@
+endef
+
+$(INSTALLED): pyproject.toml | $(BIN)/python
+	$(call install,.[test])
+
+$(INSTALLED_BENCH): pyproject.toml | $(INSTALLED)
+	$(call install,.[test,bench])
