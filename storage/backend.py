@@ -1,0 +1,263 @@
+"""The one seam through which storage touches a file: `StorageBackend`, and `FileBackend` on a real disk.
+
+Every byte that storage reads or writes goes through a `StorageBackend`, so that tests can put a simulated disk
+with any fault in its place. This module knows nothing of pages, checksums or commits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from storage.errors import CorruptionError, StorageIOError, TableExistsError, TableNotFoundError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["Buffer", "FileBackend", "Mode", "StorageBackend", "sync_folder"]
+
+Buffer: TypeAlias = memoryview | npt.NDArray[np.uint8]
+Mode = Literal["r", "w", "x"]
+
+_IOV_MAX = os.sysconf("SC_IOV_MAX") if os.sysconf("SC_IOV_MAX") > 0 else 1024
+_FLAGS = {"r": os.O_RDONLY, "w": os.O_RDWR, "x": os.O_RDWR | os.O_CREAT | os.O_EXCL}
+_NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
+
+
+class StorageBackend(Protocol):
+    """What storage needs of a file. Calls may come from several threads at once; each names its offset."""
+
+    @property
+    def path(self) -> str:
+        """Name of the file, for messages."""
+        ...
+
+    def pread_into(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Fill all buffers with the bytes from `offset` on, or raise."""
+        ...
+
+    def pwrite(self, offset: int, data: Buffer | bytes) -> None:
+        """Write all of `data` at `offset`, growing the file as needed, or raise. Durable only after `sync`."""
+        ...
+
+    def sync(self) -> None:
+        """Return when everything written is durable, or raise."""
+        ...
+
+    def size(self) -> int:
+        """Return the length of the file in bytes."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file to `size` bytes."""
+        ...
+
+    def close(self) -> None:
+        """Give the file back; closing twice is allowed."""
+        ...
+
+
+class FileBackend:
+    """A file on disk, read with `O_DIRECT` where the file system and the buffers allow it.
+
+    Reads that `O_DIRECT` refuses (unaligned memory, offset or length, or a file system without it) are served
+    through the page cache. Writes always go through the page cache and become durable with `sync`.
+
+    Parameters
+    ----------
+    path
+        The file.
+    mode
+        ``"r"`` reads, ``"w"`` reads and writes an existing file, ``"x"`` creates a new one.
+    direct
+        Whether to try `O_DIRECT`.
+
+    Raises
+    ------
+    TableNotFoundError
+        If there is no such file and `mode` is not ``"x"``.
+    TableExistsError
+        If there is one and `mode` is ``"x"``.
+    StorageIOError
+        If the operating system refuses for another reason.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], mode: Mode = "r", *, direct: bool = True) -> None:
+        self._path = os.fspath(path)
+        self._fd = _open(self._path, _FLAGS[mode])
+        self._direct_fd = _open_direct(self._path) if direct else None
+        self._open = True
+
+    @property
+    def path(self) -> str:
+        """Name of the file, for messages."""
+        return self._path
+
+    @property
+    def direct(self) -> bool:
+        """Whether aligned reads bypass the page cache."""
+        return self._direct_fd is not None
+
+    def fileno(self) -> int:
+        """Return the descriptor that carries the table's locks."""
+        return self._fd
+
+    def pread_into(self, offset: int, buffers: Sequence[Buffer]) -> None:
+        """Fill all buffers with the bytes from `offset` on.
+
+        Raises
+        ------
+        CorruptionError
+            If the file ends before the buffers are full.
+        StorageIOError
+            If the operating system refuses.
+        """
+        views = [_bytes_of(buffer) for buffer in buffers]
+        for at in range(0, len(views), _IOV_MAX):
+            part = views[at : at + _IOV_MAX]
+            self._fill(offset, part)
+            offset += sum(view.nbytes for view in part)
+
+    def _fill(self, offset: int, views: list[memoryview]) -> None:
+        fd = self._fd if self._direct_fd is None else self._direct_fd
+        while views:
+            try:
+                got = os.preadv(fd, views, offset)
+            except OSError as error:
+                if fd == self._direct_fd and error.errno in _NOT_DIRECT:
+                    fd = self._fd
+                    continue
+                raise _refused("read", self._path, error, offset) from error
+            if got == 0:
+                raise CorruptionError(
+                    f"{self._path} ends at byte {self.size()}, but bytes from {offset} on belong to the table: "
+                    "the file has been truncated; restore it or build it again"
+                )
+            offset += got
+            views = _after(views, got)
+            fd = self._fd
+
+    def pwrite(self, offset: int, data: Buffer | bytes) -> None:
+        """Write all of `data` at `offset`.
+
+        Raises
+        ------
+        StorageIOError
+            If the operating system refuses, for instance because the disk is full.
+        """
+        rest = _bytes_of(data)
+        while rest.nbytes:
+            try:
+                written = os.pwrite(self._fd, rest, offset)
+            except OSError as error:
+                raise _refused("write", self._path, error, offset) from error
+            rest = rest[written:]
+            offset += written
+
+    def sync(self) -> None:
+        """Return when everything written is durable."""
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            raise _refused("sync", self._path, error) from error
+
+    def size(self) -> int:
+        """Return the length of the file in bytes."""
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise _refused("stat", self._path, error) from error
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend the file to `size` bytes."""
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise _refused("resize", self._path, error) from error
+
+    def close(self) -> None:
+        """Close the file. Locks held through it are given back."""
+        if not self._open:
+            return
+        self._open = False
+        os.close(self._fd)
+        if self._direct_fd is not None:
+            os.close(self._direct_fd)
+
+
+def sync_folder(folder: str | os.PathLike[str]) -> None:
+    """Make the creation, renaming and removal of files in a folder durable.
+
+    Raises
+    ------
+    StorageIOError
+        If the operating system refuses.
+    """
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise _refused("sync", os.fspath(folder), error) from error
+
+
+def _open(path: str, flags: int) -> int:
+    try:
+        fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    except FileNotFoundError as error:
+        raise TableNotFoundError(_missing(path, creating=bool(flags & os.O_CREAT))) from error
+    except FileExistsError as error:
+        raise TableExistsError(f"{path} exists already; name another file or ask to overwrite it") from error
+    except OSError as error:
+        raise _refused("open", path, error) from error
+    if not os.path.isfile(path):  # noqa: PTH113 - path is text here
+        os.close(fd)
+        raise StorageIOError(f"cannot open {path}: it is not a regular file")
+    return fd
+
+
+def _missing(path: str, *, creating: bool) -> str:
+    folder = Path(path).parent
+    if creating or not folder.exists():
+        return f"cannot open {path}: the folder {folder} does not exist; create it or correct the path"
+    return f"there is no table at {path}; build one with `headrace table build` or correct the path"
+
+
+def _open_direct(path: str) -> int | None:
+    flag = getattr(os, "O_DIRECT", None)
+    if flag is None:
+        return None
+    with contextlib.suppress(OSError):  # a file system without O_DIRECT is read through the page cache instead
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
+    return None
+
+
+def _refused(what: str, path: str, error: OSError, offset: int | None = None) -> StorageIOError:
+    where = path if offset is None else f"{path} at byte {offset}"
+    remedy = {
+        errno.ENOSPC: "; free space on the disk and try again",
+        errno.EDQUOT: "; the quota is used up",
+        errno.EACCES: "; check the permissions",
+        errno.EROFS: "; the file system is read-only",
+    }.get(error.errno or 0, "")
+    return StorageIOError(f"cannot {what} {where}: {os.strerror(error.errno or 0)}{remedy}")
+
+
+def _bytes_of(data: Buffer | bytes) -> memoryview:
+    return memoryview(data).cast("B")  # type: ignore[arg-type] # numpy declares its buffer from Python 3.12 on
+
+
+def _after(views: list[memoryview], done: int) -> list[memoryview]:
+    for at, view in enumerate(views):
+        if done < view.nbytes:
+            return [view[done:], *views[at + 1 :]]
+        done -= view.nbytes
+    return []

@@ -1,0 +1,296 @@
+"""The two superblocks of a clustered table: their bytes, and which of them counts.
+
+A table begins with two pages, the slots. Transaction `t` writes slot ``t mod 2``, so that the superblock of the
+transaction before it stays untouched. A slot begins with two equal copies of the superblock, `COPY_BYTES` each, so
+that a damaged byte does not lose a commit. All integers are little-endian:
+
+    0    8 bytes   magic "HEADRACE"
+    8    u64       BLAKE2b-64 of bytes 16..2048
+    16   u32       format version        20   u32  page size in bytes
+    24   u64       transaction id        32   u64  root page (0: the table is empty)
+    40   u64       checksum of the root  48   u64  rows
+    56   u64       leaves                64   u64  pages in the file
+    72   u64       first metadata page   80   u64  metadata length in bytes
+    88   u64       metadata checksum     96   f64  fill factor
+    104  u32       height (levels)       108  u8   flags (bit 0: unique)
+    109  u8        zero                  110  u16  number of applications
+    112  per application: i64 version, u16 length of the name, the name in UTF-8
+
+A copy counts if magic, checksum and slot (transaction id mod 2) are right; of those that count, the one with the
+highest transaction id is the table. Opening files and reading pages is for others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from storage.errors import FormatVersionError, InputError, NotATableError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from storage.backend import StorageBackend
+
+__all__ = [
+    "COPY_BYTES",
+    "FORMAT_VERSION",
+    "MAGIC",
+    "PAGE_SIZES",
+    "SLOT_BYTES",
+    "Superblock",
+    "check_page_size",
+    "damaged_copies",
+    "decode_superblock",
+    "encode_superblock",
+    "read_superblock",
+    "write_first_superblocks",
+    "write_superblock",
+]
+
+MAGIC = b"HEADRACE"
+FORMAT_VERSION = 1
+COPY_BYTES = 2048
+SLOT_BYTES = 2 * COPY_BYTES
+PAGE_SIZES = (4096, 8192, 16384, 32768, 65536)
+
+_HEAD = struct.Struct("<8s8sIIQQQQQQQQQdIBBH")
+_APP = struct.Struct("<qH")
+_CHECKED = 16
+_UNIQUE = 1
+_INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Superblock:
+    """What one commit says of the whole table.
+
+    Attributes
+    ----------
+    page_size
+        Bytes in a page.
+    txid
+        Number of the transaction that wrote it; a new table begins with 1 (`write_first_superblocks`).
+    root_page, root_checksum, height
+        The root of the tree, the checksum its page must have, and the number of levels, leaves included.
+        An empty table has height 0 and root page 0.
+    rows, leaves
+        Rows of the relation, and leaf pages that hold them.
+    pages
+        Length of the file in pages that this commit relies on, both superblocks included.
+    metadata_page, metadata_bytes, metadata_checksum
+        Where the schema lies: first page, length of its text, checksum.
+    fill
+        Share of a leaf that a load fills.
+    unique
+        Whether a key may occur only once.
+    apps
+        For each application id the version it has reached.
+    """
+
+    page_size: int
+    txid: int
+    root_page: int
+    root_checksum: int
+    height: int
+    rows: int
+    leaves: int
+    pages: int
+    metadata_page: int
+    metadata_bytes: int
+    metadata_checksum: int
+    fill: float
+    unique: bool
+    apps: Mapping[str, int] = field(default_factory=dict)
+    version: int = FORMAT_VERSION
+
+    @property
+    def slot(self) -> int:
+        """Which of the two superblock pages it belongs in."""
+        return self.txid % 2
+
+
+def check_page_size(page_size: int) -> None:
+    """Refuse a page size that the format does not know.
+
+    Raises
+    ------
+    InputError
+        If the size is not a power of two from 4 to 64 KiB.
+    """
+    if page_size not in PAGE_SIZES:
+        raise InputError(f"a page has {', '.join(map(str, PAGE_SIZES))} bytes, not {page_size}")
+
+
+def encode_superblock(superblock: Superblock) -> bytes:
+    """Return one copy of a superblock: `COPY_BYTES` bytes, checksum included.
+
+    Raises
+    ------
+    InputError
+        If the application ids do not fit, or a version is not a 64-bit integer.
+    """
+    head = _HEAD.pack(
+        MAGIC,
+        bytes(8),
+        superblock.version,
+        superblock.page_size,
+        superblock.txid,
+        superblock.root_page,
+        superblock.root_checksum,
+        superblock.rows,
+        superblock.leaves,
+        superblock.pages,
+        superblock.metadata_page,
+        superblock.metadata_bytes,
+        superblock.metadata_checksum,
+        superblock.fill,
+        superblock.height,
+        _UNIQUE if superblock.unique else 0,
+        0,
+        len(superblock.apps),
+    )
+    body = head + _encode_apps(superblock.apps)
+    if len(body) > COPY_BYTES:
+        raise InputError(
+            f"the {len(superblock.apps)} application ids need {len(body) - _HEAD.size} bytes, "
+            f"but a superblock has room for {COPY_BYTES - _HEAD.size}; use fewer or shorter ids"
+        )
+    copy = bytearray(body.ljust(COPY_BYTES, b"\0"))
+    copy[8:_CHECKED] = _checksum(copy)
+    return bytes(copy)
+
+
+def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
+    """Return the superblock in one copy, or None if the copy is not whole or belongs in the other slot.
+
+    Raises
+    ------
+    FormatVersionError
+        If the copy is whole but of a newer format.
+    """
+    if len(copy) != COPY_BYTES or copy[:8] != MAGIC or copy[8:_CHECKED] != _checksum(copy):
+        return None
+    (_, _, version, page_size, txid, root, root_sum, rows, leaves, pages, meta, meta_len, meta_sum, fill, height,
+     flags, _, apps) = _HEAD.unpack_from(copy)  # fmt: skip
+    if version > FORMAT_VERSION:
+        raise FormatVersionError(
+            f"the table has format version {version}, but this release reads up to {FORMAT_VERSION}; "
+            "install a newer release of headrace"
+        )
+    if txid % 2 != slot or page_size not in PAGE_SIZES:
+        return None
+    return Superblock(
+        page_size=page_size,
+        txid=txid,
+        root_page=root,
+        root_checksum=root_sum,
+        height=height,
+        rows=rows,
+        leaves=leaves,
+        pages=pages,
+        metadata_page=meta,
+        metadata_bytes=meta_len,
+        metadata_checksum=meta_sum,
+        fill=fill,
+        unique=bool(flags & _UNIQUE),
+        apps=_decode_apps(copy, apps),
+        version=version,
+    )
+
+
+def read_superblock(backend: StorageBackend) -> Superblock:
+    """Return the superblock that counts: the whole one with the highest transaction id.
+
+    Raises
+    ------
+    NotATableError
+        If neither slot holds a whole superblock.
+    FormatVersionError
+        If the table is of a newer format.
+
+    Notes
+    -----
+    The second slot lies at the page size, which the first slot tells. If the first one is torn, all page sizes of
+    the format are tried.
+    """
+    size = backend.size()
+    whole = [found for found in _copies(backend, 0, 0, size) if found is not None]
+    for page_size in (whole[0].page_size,) if whole else PAGE_SIZES:
+        second = _copies(backend, page_size, 1, size)
+        whole += [found for found in second if found is not None and found.page_size == page_size]
+    if not whole:
+        raise NotATableError(_not_a_table(backend, size))
+    return max(whole, key=lambda superblock: superblock.txid)
+
+
+def damaged_copies(backend: StorageBackend, page_size: int) -> list[tuple[int, int]]:
+    """Return (slot, copy) of every superblock copy that is not whole. A crash can leave some; a sound table none."""
+    size = backend.size()
+    copies = [_copies(backend, slot * page_size, slot, size) for slot in (0, 1)]
+    return [(slot, copy) for slot in (0, 1) for copy in (0, 1) if copies[slot][copy] is None]
+
+
+def write_superblock(backend: StorageBackend, superblock: Superblock) -> None:
+    """Write a superblock into its slot. The caller syncs before (the pages) and after (the superblock)."""
+    backend.pwrite(superblock.slot * superblock.page_size, 2 * encode_superblock(superblock))
+
+
+def write_first_superblocks(backend: StorageBackend, superblock: Superblock) -> None:
+    """Write both slots of a new table: the given first commit, and its equal under the transaction id before it."""
+    write_superblock(backend, superblock)
+    write_superblock(backend, replace(superblock, txid=superblock.txid - 1))
+
+
+def _copies(backend: StorageBackend, offset: int, slot: int, size: int) -> tuple[Superblock | None, Superblock | None]:
+    block = _read_block(backend, offset, size)
+    return decode_superblock(block[:COPY_BYTES], slot), decode_superblock(block[COPY_BYTES:], slot)
+
+
+def _read_block(backend: StorageBackend, offset: int, size: int) -> bytes:
+    if size < offset + SLOT_BYTES:
+        return b""
+    room = np.empty(2 * SLOT_BYTES, dtype=np.uint8)
+    start = -room.ctypes.data % SLOT_BYTES
+    block = room[start : start + SLOT_BYTES]
+    backend.pread_into(offset, [block])
+    return block.tobytes()
+
+
+def _not_a_table(backend: StorageBackend, size: int) -> str:
+    if size == 0:
+        return f"{backend.path} is empty, not a table; build it again"
+    if _read_block(backend, 0, size)[:8] == MAGIC:
+        return f"both superblocks of {backend.path} are damaged; restore the file or build it again"
+    return f"{backend.path} is not a headrace table: it does not begin with a superblock"
+
+
+def _encode_apps(apps: Mapping[str, int]) -> bytes:
+    parts = []
+    for app, version in sorted(apps.items()):
+        if not _INT64_MIN <= version <= _INT64_MAX:
+            raise InputError(f"version {version} of application {app!r} is not a 64-bit integer")
+        name = app.encode()
+        if len(name) > COPY_BYTES:
+            raise InputError(f"the application id {app[:40]!r}... is {len(name)} bytes long; use a shorter one")
+        parts.append(_APP.pack(version, len(name)) + name)
+    return b"".join(parts)
+
+
+def _decode_apps(copy: bytes, count: int) -> dict[str, int]:
+    apps: dict[str, int] = {}
+    at = _HEAD.size
+    for _ in range(count):
+        version, length = _APP.unpack_from(copy, at)
+        at += _APP.size
+        apps[copy[at : at + length].decode()] = version
+        at += length
+    return apps
+
+
+def _checksum(copy: bytes | bytearray) -> bytes:
+    return hashlib.blake2b(memoryview(copy)[_CHECKED:COPY_BYTES], digest_size=8).digest()
