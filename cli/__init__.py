@@ -1,1 +1,1 @@
-"""cli."""
+"""The command line: click commands, rendering, progress and exit codes, and nothing a library user would miss."""

@@ -1,0 +1,137 @@
+"""Exit codes, and the one place where an error becomes one."""
+
+from __future__ import annotations
+
+import enum
+import os
+import platform
+import shlex
+import sys
+import tempfile
+import traceback
+from contextlib import suppress
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.console import Console, Failure, Step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["ExitCode", "exit_code_of", "guarded"]
+
+UNNAMED_STEP = Step("reading the arguments", "nothing was changed")
+
+
+class ExitCode(enum.IntEnum):
+    """What the process returns."""
+
+    OK = 0
+    FAILURE = 1
+    USAGE = 2
+    DAMAGED = 3
+    BUG = 70
+    INTERRUPTED = 130
+
+
+KINDS = {
+    ExitCode.FAILURE: "failed",
+    ExitCode.DAMAGED: "found damage or bad quality",
+    ExitCode.INTERRUPTED: "interrupted",
+}
+
+
+def exit_code_of(error: BaseException) -> ExitCode:
+    """Return the exit code of an error, by its family.
+
+    Damaged data and data of bad quality are 3; every other `HeadraceError` and whatever the operating system refuses
+    is 1; an error nobody foresaw is a bug.
+    """
+    from cli.errors import QualityError
+    from storage.errors import CorruptionError, HeadraceError
+
+    families: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], ExitCode], ...] = (
+        ((KeyboardInterrupt, click.Abort), ExitCode.INTERRUPTED),
+        (click.UsageError, ExitCode.USAGE),
+        ((CorruptionError, QualityError), ExitCode.DAMAGED),
+        ((HeadraceError, click.ClickException, OSError, MemoryError), ExitCode.FAILURE),
+    )
+    return next((code for family, code in families if isinstance(error, family)), ExitCode.BUG)
+
+
+def guarded(work: Callable[[], Any], console: Console, command: list[str]) -> int:
+    """Run `work` and return the exit code; whatever went wrong has been said on standard error.
+
+    Parameters
+    ----------
+    work
+        Returns an exit code, or something else for success.
+    console
+        Where failures are told; knows the step that failed.
+    command
+        The command line, as in ``["headrace", "join", ...]``.
+    """
+    try:
+        outcome = work()
+    except BrokenPipeError:
+        _abandon_output()
+        return ExitCode.OK
+    except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - the boundary of the process: every error gets its code here
+        return _report(error, console, command)
+    return outcome if isinstance(outcome, int) else ExitCode.OK
+
+
+def _report(error: BaseException, console: Console, command: list[str]) -> int:
+    code = exit_code_of(error)
+    if isinstance(error, click.UsageError):
+        error.show()
+    elif code is ExitCode.BUG:
+        _report_bug(error, console, command)
+    else:
+        step = console.failed_step or UNNAMED_STEP
+        again = step.again or f"mend the cause, then run: {shlex.join(command)}"
+        if code is ExitCode.INTERRUPTED:
+            again = step.again or shlex.join(command)
+        console.failure(Failure(KINDS[code], code, step.doing, _cause(error), step.left, again))
+    return code
+
+
+def _cause(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt | click.Abort):
+        return "stopped by the keyboard or a signal"
+    if isinstance(error, click.ClickException):
+        return error.format_message()
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def _report_bug(error: BaseException, console: Console, command: list[str]) -> None:
+    details = "".join(
+        [
+            f"headrace {metadata.version('headrace')}, Python {platform.python_version()}, {platform.platform()}\n",
+            f"{shlex.join(command)}\n\n",
+            *traceback.format_exception(error),
+        ]
+    )
+    try:
+        with tempfile.NamedTemporaryFile("w", prefix="headrace-bug-", suffix=".log", delete=False) as log:
+            log.write(details)
+        place = log.name
+    except OSError:
+        click.echo(details, err=True)
+        place = "the lines above"
+    if console.json_mode:
+        failure = {"kind": "bug", "exit_code": int(ExitCode.BUG), "cause": repr(error), "log": place}
+        console.rows([{"error": failure}])
+    click.echo(
+        f"headrace: this is a bug ({type(error).__name__}); nothing you did; please report it with {place}", err=True
+    )
+
+
+def _abandon_output() -> None:
+    """Point standard output at nothing: its reader has gone, and what is still buffered would fail again at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

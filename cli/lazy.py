@@ -1,0 +1,76 @@
+"""Groups that import a command's module when the command is asked for, and turn errors into exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from cli.console import Console
+from cli.exits import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["LazyGroup", "RootGroup", "heed_termination"]
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are named by place and imported one by one.
+
+    Parameters
+    ----------
+    places
+        From a command's name to ``module:attribute``. The modules import click and nothing heavy, so that help over
+        all of them stays quick; what a command needs is imported when it runs.
+    """
+
+    def __init__(self, *args: Any, places: dict[str, str], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._places = places
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the order they were declared, which is the order one meets them in."""
+        return [*self._places, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command of that name, importing its module."""
+        if cmd_name not in self._places:
+            return super().get_command(ctx, cmd_name)
+        module, attribute = self._places[cmd_name].split(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; an unknown name lists the valid ones."""
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            ctx.fail(f"there is no command {name!r}; the commands are {', '.join(self.list_commands(ctx))}")
+        return super().resolve_command(ctx, args)
+
+
+class RootGroup(LazyGroup):
+    """The command itself: one console for the run, and one place where errors become exit codes."""
+
+    def main(  # type: ignore[override] # always standalone: the process ends here, so click's overloads do not apply
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run the command line and leave the process with its exit code."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        console = Console()
+        extra = {**extra, "standalone_mode": False, "obj": console}
+
+        def work() -> Any:
+            return super(RootGroup, self).main(arguments, prog_name or "headrace", **extra)
+
+        sys.exit(guarded(work, console, ["headrace", *arguments]))
+
+
+def heed_termination() -> None:
+    """Let SIGTERM clean up like Ctrl-C."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)

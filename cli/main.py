@@ -1,0 +1,38 @@
+"""The `headrace` command and its list of subcommands."""
+
+from __future__ import annotations
+
+import click
+
+from cli.lazy import RootGroup, heed_termination
+
+__all__ = ["entry_point", "headrace"]
+
+
+@click.group(
+    cls=RootGroup,
+    places={
+        "demo": "cli.demo:demo",
+        "init": "cli.init:init",
+        "run": "cli.run:run",
+        "runs": "cli.runs:runs",
+        "dimension": "cli.dimension:dimension",
+        "table": "cli.table:table",
+        "join": "cli.join:join",
+        "device": "cli.device:device",
+    },
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 damage or bad quality, 70 bug, 130 interrupted.",
+)
+@click.version_option(package_name="headrace", prog_name="headrace")
+def headrace() -> None:
+    """Join fast streams with disk-resident dimension tables, within a memory budget and a deadline.
+
+    Begin with `headrace demo`, then `headrace init` for data of your own.
+    """
+
+
+def entry_point() -> None:
+    """Run the command line; what the installed script calls."""
+    heed_termination()
+    headrace()

@@ -1,0 +1,111 @@
+"""Options that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from cli.console import Console
+
+__all__ = ["COLUMNS", "DURATION", "NEW_FILE", "PAIRING", "PATH", "SIZE", "ReportingCommand", "pass_console"]
+
+PATH = click.Path(path_type=Path)
+NEW_FILE = click.Path(path_type=Path, dir_okay=False)
+
+pass_console = click.make_pass_decorator(Console)
+
+
+class Size(click.ParamType[Any]):
+    """A number of bytes, written as in ``32MiB``."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Return bytes."""
+        from storage.errors import InputError
+        from storage.units import parse_memory
+
+        try:
+            return parse_memory(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Duration(click.ParamType[Any]):
+    """A time span, written as in ``500ms``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return seconds."""
+        from storage.errors import InputError
+        from storage.units import parse_duration
+
+        try:
+            return parse_duration(value)
+        except InputError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Columns(click.ParamType[Any]):
+    """Names of columns, separated by commas."""
+
+    name = "columns"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Return the names in the order written."""
+        if isinstance(value, tuple):
+            return value
+        names = tuple(name.strip() for name in str(value).split(","))
+        if not all(names) or len(set(names)) != len(names):
+            self.fail(f"{value!r} is not a list of different column names separated by commas", param, ctx)
+        return names
+
+
+class Pairing(click.ParamType[Any]):
+    """Pairs of a stream's and a table's columns, written as in ``dest=faa,day=day``."""
+
+    name = "pairs"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[tuple[str, str], ...]:
+        """Return (stream column, key column) pairs; a name alone stands for both."""
+        if isinstance(value, tuple):
+            return value
+        pairs = []
+        for part in str(value).split(","):
+            stream, equals, key = (piece.strip() for piece in part.partition("="))
+            if not stream or (equals and not key):
+                self.fail(f"{part!r} is not STREAM_COL=KEY_COL, as in dest=faa", param, ctx)
+            pairs.append((stream, key or stream))
+        return tuple(pairs)
+
+
+SIZE = Size()
+DURATION = Duration()
+COLUMNS = Columns()
+PAIRING = Pairing()
+
+
+class ReportingCommand(click.Command):
+    """A command that knows `--json` and `--quiet`, and tells the console."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += [
+            _console_flag(["-q", "--quiet"], "Show no progress."),
+            _console_flag(["--json", "json_mode"], "Print the result as JSON."),
+        ]
+
+
+def _console_flag(names: list[str], text: str) -> click.Option:
+    """Return a flag that sets the attribute of its name on the console before other values are looked at."""
+
+    def choose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            setattr(ctx.find_object(Console), str(param.name), True)
+
+    return click.Option(names, is_flag=True, is_eager=True, expose_value=False, callback=choose, help=text)

@@ -1,0 +1,95 @@
+"""A Parquet file that appears whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cli.errors import OutputFileError
+
+__all__ = ["ParquetSink"]
+
+GROUP_BYTES = 16 << 20
+
+
+class ParquetSink:
+    """Collects batches into row groups and writes them beside `path`; renames at the end.
+
+    Parameters
+    ----------
+    path
+        Where the file appears when the block ends without an error. An older file there is replaced in one step.
+    schema
+        Of every batch.
+    group_bytes
+        Size in memory of a row group, which is also the most that is held.
+
+    Raises
+    ------
+    OutputFileError
+        If the folder does not exist or `path` is a folder.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, *, group_bytes: int = GROUP_BYTES) -> None:
+        check_place(path)
+        self.rows = 0
+        self._path = path
+        self._schema = schema
+        self._group_bytes = group_bytes
+        self._pending: list[pa.RecordBatch] = []
+        self._pending_bytes = 0
+        self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+
+    def __enter__(self) -> Self:
+        self._writer = pq.ParquetWriter(self._partial, self._schema, compression="zstd")
+        return self
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take the rows of a batch."""
+        self.rows += batch.num_rows
+        self._pending.append(batch)
+        self._pending_bytes += batch.nbytes
+        if self._pending_bytes >= self._group_bytes:
+            self._flush()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                self._flush()
+            self._writer.close()
+            if error is None:
+                _publish(self._partial, self._path)
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if self._pending:
+            self._writer.write_table(pa.Table.from_batches(self._pending, self._schema))
+        self._pending = []
+        self._pending_bytes = 0
+
+
+def check_place(path: Path) -> None:
+    """Raise before any work when no file can appear at `path`."""
+    if path.is_dir():
+        raise OutputFileError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise OutputFileError(f"there is no folder {path.parent} to write {path.name} into; make it first")
+
+
+def _publish(partial: Path, path: Path) -> None:
+    with partial.open("rb") as file:
+        os.fsync(file.fileno())
+    partial.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

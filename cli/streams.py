@@ -1,0 +1,201 @@
+"""Files as streams of record batches: CSV or Parquet, one file or a folder, batch by batch.
+
+The schema is that of the first file; the others must fit it by name and type, and nothing is dropped silently. Types of
+a CSV come from its first block unless the caller knows better: key columns take the type of the key they are to meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pc
+import pyarrow.parquet as pq
+
+from cli.errors import InputFileError
+
+__all__ = ["CsvFormat", "FileStream", "open_stream"]
+
+BLOCK_BYTES = 1 << 20
+SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".txt": "csv", ".tsv": "csv"}
+PARQUET_MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True)
+class CsvFormat:
+    """How a CSV is read.
+
+    Parameters
+    ----------
+    delimiter
+        What separates fields.
+    nulls
+        Spellings of a missing value. A quoted one is text.
+    types
+        Types of columns that are known before the first row is seen.
+    """
+
+    delimiter: str = ","
+    nulls: tuple[str, ...] = ("",)
+    types: Mapping[str, pa.DataType] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FileStream:
+    """Files of one kind and one schema.
+
+    Parameters
+    ----------
+    files
+        In the order in which they are read.
+    kind
+        ``"csv"`` or ``"parquet"``.
+    schema
+        Of every batch.
+    rows
+        Number of rows where the files tell it without being read, else None.
+    """
+
+    files: tuple[Path, ...]
+    kind: str
+    schema: pa.Schema
+    rows: int | None
+    _open: Callable[[Path], Iterator[pa.RecordBatch]]
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield all rows, file by file, in batches that fit in memory.
+
+        Raises
+        ------
+        InputFileError
+            If a file cannot be read or does not fit the first one; names the file, and the row where there is one.
+        """
+        for file in self.files:
+            with _reading(file):
+                for batch in self._open(file):
+                    yield _fitted(batch, self.schema, file)
+
+
+def open_stream(path: Path, *, batch_rows: int = 1 << 16, csv: CsvFormat | None = None) -> FileStream:
+    """Look at the files and read their schema, not yet their rows.
+
+    Parameters
+    ----------
+    path
+        A file, or a folder whose files (not those beginning with ``.`` or ``_``) are all CSV or all Parquet.
+    batch_rows
+        Most rows in a batch of a Parquet file.
+    csv
+        How CSV is read.
+
+    Raises
+    ------
+    InputFileError
+        If there is nothing to read or it is of no known kind.
+    """
+    files = _files_at(path)
+    kind = _kind_of(files)
+    if kind == "parquet":
+        return FileStream(files, kind, *_parquet_head(files), lambda file: _parquet_batches(file, batch_rows))
+    form = csv or CsvFormat()
+    with _reading(files[0]):
+        schema = _csv_schema(files[0], form)
+    known = CsvFormat(form.delimiter, form.nulls, {column.name: column.type for column in schema})
+    return FileStream(files, kind, schema, None, lambda file: iter(_open_csv(file, known)))
+
+
+def _files_at(path: Path) -> tuple[Path, ...]:
+    if not path.exists():
+        raise InputFileError(f"there is no file or folder {path}")
+    if not path.is_dir():
+        return (path,)
+    files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+    if not files:
+        raise InputFileError(f"the folder {path} holds no files; put CSV or Parquet files there")
+    return tuple(files)
+
+
+def _hidden(file: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in file.parts)
+
+
+def _kind_of(files: Sequence[Path]) -> str:
+    kinds = {file: SUFFIXES.get(file.suffix.lower()) or _kind_by_content(file) for file in files}
+    if len(set(kinds.values())) > 1:
+        first, other = files[0], next(file for file in files if kinds[file] != kinds[files[0]])
+        raise InputFileError(f"{first} is {kinds[first]} but {other} is {kinds[other]}; give files of one kind")
+    return kinds[files[0]]
+
+
+def _kind_by_content(file: Path) -> str:
+    with file.open("rb") as handle:
+        head = handle.read(len(PARQUET_MAGIC))
+    if head != PARQUET_MAGIC:
+        known = ", ".join(SUFFIXES)
+        raise InputFileError(f"cannot tell what {file} is; name it with one of {known}")
+    return "parquet"
+
+
+def _parquet_head(files: Sequence[Path]) -> tuple[pa.Schema, int]:
+    rows = 0
+    schema = None
+    for file in files:
+        with _reading(file):
+            found = pq.read_metadata(file)
+            rows += found.num_rows
+            schema = schema or found.schema.to_arrow_schema().remove_metadata()
+    return schema, rows
+
+
+def _parquet_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    with pq.ParquetFile(file) as source:
+        yield from source.iter_batches(batch_rows)
+
+
+def _csv_schema(file: Path, form: CsvFormat) -> pa.Schema:
+    schema = _open_csv(file, form).schema
+    if len(set(schema.names)) != len(schema.names):
+        raise InputFileError(f"{file} names a column twice in its first line: {', '.join(schema.names)}")
+    return pa.schema([(name, pa.string() if pa.types.is_null(kind) else kind) for name, kind in zip(schema.names, schema.types, strict=True)])  # fmt: skip
+
+
+def _open_csv(file: Path, form: CsvFormat) -> pc.CSVStreamingReader:
+    def refuse(row: pc.InvalidRow) -> str:
+        raise InputFileError(
+            f"{file}, line {row.number}: {row.actual_columns} fields where the first line names {row.expected_columns}; "
+            f"quote the field that holds a {form.delimiter!r}: {row.text[:80]}"
+        )
+
+    return pc.open_csv(
+        file,
+        read_options=pc.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+        parse_options=pc.ParseOptions(delimiter=form.delimiter, newlines_in_values=True, invalid_row_handler=refuse),
+        convert_options=pc.ConvertOptions(
+            column_types=dict(form.types),
+            null_values=list(form.nulls),
+            strings_can_be_null=True,
+            quoted_strings_can_be_null=False,
+        ),
+    )
+
+
+def _fitted(batch: pa.RecordBatch, schema: pa.Schema, file: Path) -> pa.RecordBatch:
+    if batch.schema.equals(schema):
+        return batch
+    if set(batch.schema.names) != set(schema.names):
+        odd = ", ".join(sorted(set(batch.schema.names) ^ set(schema.names)))
+        raise InputFileError(f"{file} does not have the columns of the first file; they differ in {odd}")
+    return batch.select(schema.names).cast(schema)
+
+
+@contextmanager
+def _reading(file: Path) -> Iterator[None]:
+    """Name the file in whatever Arrow says of it."""
+    try:
+        yield
+    except pa.ArrowException as error:
+        remedy = "; name the column in --text to keep it as text" if "conversion error" in str(error) else ""
+        raise InputFileError(f"cannot read {file}: {error}{remedy}") from error

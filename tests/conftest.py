@@ -1,0 +1,23 @@
+"""Settings for the whole suite: hypothesis without a wall-clock deadline, and one printed seed for random data."""
+
+import os
+import secrets
+
+import hypothesis
+import numpy as np
+import pytest
+
+hypothesis.settings.register_profile("headrace", deadline=None, print_blob=True)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "headrace"))
+
+SEED = int(os.environ.get("HEADRACE_TEST_SEED", secrets.randbits(32)))
+
+
+def pytest_report_header():
+    return f"seed of random data: {SEED} (repeat with HEADRACE_TEST_SEED={SEED})"
+
+
+@pytest.fixture
+def rng():
+    """Return a generator whose seed the head of the report names."""
+    return np.random.default_rng(SEED)

@@ -1,0 +1,74 @@
+"""A layer imports only those to its left, and asking for help imports nothing heavy."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+LAYERS = ("storage", "joins", "etl", "pipelines", "cli")
+FIRST_PARTY = (*LAYERS, "samples", "benchmarks")
+ALLOWED = {layer: {*LAYERS[: rank + 1]} for rank, layer in enumerate(LAYERS)}
+ALLOWED["cli"].add("samples")
+SPARK_FREE = ("storage", "joins", "etl")
+HEAVY = (
+    "numba",
+    "pyspark",
+    "pyarrow",
+    "pandas",
+    "duckdb",
+    "matplotlib",
+    "deltalake",
+    "sqlalchemy",
+    "pydantic",
+    "numpy",
+)
+
+
+def imported_packages(path):
+    """Yield line and top package of every absolute import in a module, wherever in the module it stands."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.split(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            yield node.lineno, node.module.split(".")[0]
+
+
+def imports_of(layer, wanted):
+    return [
+        f"{path.relative_to(ROOT)}:{line} imports {package}"
+        for path in sorted((ROOT / layer).rglob("*.py"))
+        for line, package in imported_packages(path)
+        if package in wanted
+    ]
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_only_those_to_its_left(layer):
+    assert imports_of(layer, set(FIRST_PARTY) - ALLOWED[layer]) == []
+
+
+@pytest.mark.parametrize("layer", SPARK_FREE)
+def test_spark_stays_in_the_pipelines(layer):
+    assert imports_of(layer, {"pyspark", "delta"}) == []
+
+
+@pytest.mark.parametrize("layer", [name for name in LAYERS if name != "cli"])
+def test_the_terminal_stays_in_the_cli(layer):
+    assert imports_of(layer, {"click"}) == []
+
+
+def test_help_imports_nothing_heavy():
+    script = (
+        "import sys\n"
+        "from cli.main import entry_point\n"
+        "sys.argv = ['headrace', '--help']\n"
+        "try:\n    entry_point()\n"
+        "except SystemExit as stop:\n    assert not stop.code, stop.code\n"
+        f"print('HEAVY', sorted(set({HEAVY!r}) & set(sys.modules)))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.endswith("HEAVY []\n")
+    assert "Usage: headrace" in result.stdout
