@@ -1,0 +1,77 @@
+"""Every error of the pipelines layer: starting Spark, reading a pipeline file, the run catalog, a batch.
+
+An error that the user can mend also derives from `InputError`; one that says the loaded data broke a promise
+derives from `QualityError`.
+"""
+
+from __future__ import annotations
+
+from storage.errors import HeadraceError, InputError
+
+__all__ = [
+    "BatchError",
+    "CatalogError",
+    "ConservationError",
+    "DeltaTableError",
+    "JarsUnavailableError",
+    "JavaNotFoundError",
+    "LeaseHeldError",
+    "PipelineError",
+    "PipelineFileError",
+    "PolicyViolationError",
+    "QualityError",
+    "ReplicaDamagedError",
+    "SparkStartError",
+]
+
+
+class PipelineError(HeadraceError):
+    """Root of the errors of the pipelines layer."""
+
+
+class PipelineFileError(PipelineError, InputError):
+    """The pipeline file cannot be used. The message names each place, the valid names and the nearest one."""
+
+
+class SparkStartError(PipelineError):
+    """Spark did not start; the message names its log and the remedy."""
+
+
+class JavaNotFoundError(SparkStartError):
+    """There is no Java, or one that is too old for Spark."""
+
+
+class JarsUnavailableError(SparkStartError):
+    """Delta's jars are not in the cache and could not be fetched."""
+
+
+class CatalogError(PipelineError):
+    """The run catalog cannot be opened, read or written."""
+
+
+class LeaseHeldError(PipelineError):
+    """Another live run holds what this run needs to write: the pipeline itself or a dimension it infers members of."""
+
+
+class DeltaTableError(PipelineError, InputError):
+    """A Delta table is missing, or not of the form that the pipeline needs."""
+
+
+class BatchError(PipelineError):
+    """A micro-batch failed in Spark. Nothing of it is lost: the next run does it again."""
+
+
+class ReplicaDamagedError(PipelineError):
+    """A replica turned out to be damaged in the middle of a join. It has been discarded; the task runs again."""
+
+
+class QualityError(PipelineError):
+    """The data broke a promise. The run stops before the batch is committed."""
+
+
+class ConservationError(QualityError):
+    """Rows in are not facts + dropped or routed duplicates + rejected rows. Raised after a batch, before it is committed."""
+
+
+class PolicyViolationError(QualityError):
+    """A key is absent and the lookup's policy is `fail`. Nothing of the batch has been written."""

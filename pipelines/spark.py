@@ -1,0 +1,212 @@
+"""Spark sessions with Delta: started here, or found under spark-submit. Holds no logic of a batch.
+
+Started here, the JVM writes to a log file instead of the terminal; a failure to start becomes one line with its remedy.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipelines.errors import JavaNotFoundError, SparkStartError
+from pipelines.jars import JAVA_REMEDY, cache_folder, delta_coordinates, delta_jars, require_java
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["SparkSettings", "session", "stop"]
+
+_LOG = logging.getLogger(__name__)
+_LOGS_KEPT = 20
+_TAIL_LINES = 8
+_EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
+_CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+
+# Every session, wherever it came from.
+_RUNTIME_CONF = {
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
+_START_CONF = {
+    "spark.sql.extensions": _EXTENSION,
+    "spark.sql.catalog.spark_catalog": _CATALOG,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "WARN",
+}
+_LOCAL_CONF = {
+    "spark.driver.host": "localhost",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "2g",
+}
+
+
+@dataclass(frozen=True)
+class SparkSettings:
+    """How to start Spark.
+
+    Parameters
+    ----------
+    master
+        Spark's master URL; None means what spark-submit says, else every core of this machine with four attempts a task
+        (`local[*,4]`), so that a killed worker does not end the run.
+    app_name
+        The name under which the application shows.
+    shuffle_partitions
+        Partitions of a shuffle that does not name its own number.
+    conf
+        More of Spark's options; they win over the defaults here.
+    """
+
+    master: str | None = None
+    app_name: str = "headrace"
+    shuffle_partitions: int = 4
+    conf: Mapping[str, str] = field(default_factory=dict)
+
+
+def session(settings: SparkSettings | None = None) -> SparkSession:
+    """Return a Spark session that reads and writes Delta tables.
+
+    A session or a JVM that already exists (spark-submit, a notebook) is used, and gets Delta's jars when it lacks them.
+
+    Raises
+    ------
+    JavaNotFoundError, JarsUnavailableError, SparkStartError
+        If Spark cannot start; the message is one line with the remedy.
+    """
+    settings = settings or SparkSettings()
+    from pyspark import SparkContext  # noqa: PLC0415 - pyspark is heavy
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    if SparkContext._active_spark_context is not None:  # noqa: SLF001 - there is no public way to ask
+        return _configured(_active_session(), settings)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    conf = _start_conf(settings, submitted=submitted)
+    if submitted:
+        _join_jvm(conf)
+    elif SparkContext._gateway is None:  # noqa: SLF001 - as above
+        _start_jvm(conf)
+    return _configured(_create(conf), settings)
+
+
+def stop(spark: SparkSession) -> None:
+    """Stop the session; its JVM ends with this process."""
+    spark.stop()
+
+
+def _active_session() -> SparkSession:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is heavy
+
+    spark = SparkSession.builder.getOrCreate()
+    if _EXTENSION not in (spark.sparkContext.getConf().get("spark.sql.extensions") or ""):
+        raise SparkStartError(
+            f"the running Spark session does not know Delta: start it with --packages {delta_coordinates()} "
+            f"--conf spark.sql.extensions={_EXTENSION} --conf spark.sql.catalog.spark_catalog={_CATALOG}, or stop it first"
+        )
+    return spark
+
+
+def _configured(spark: SparkSession, settings: SparkSettings) -> SparkSession:
+    for key, value in _RUNTIME_CONF.items():
+        spark.conf.set(key, settings.conf.get(key, value))
+    return spark
+
+
+def _start_conf(settings: SparkSettings, *, submitted: bool) -> dict[str, str]:
+    """Return all options of a new context; under spark-submit its own master and memory stay."""
+    conf = dict(_START_CONF)
+    conf["spark.sql.shuffle.partitions"] = str(settings.shuffle_partitions)
+    conf["spark.app.name"] = settings.app_name
+    master = settings.master or (None if submitted else "local[*,4]")
+    if master is not None:
+        conf["spark.master"] = master
+        if master.startswith("local"):
+            conf |= _LOCAL_CONF
+    conf |= _RUNTIME_CONF
+    conf |= dict(settings.conf)
+    return conf
+
+
+def _create(conf: Mapping[str, str]) -> SparkSession:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is heavy
+
+    builder = SparkSession.builder
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    try:
+        return builder.getOrCreate()
+    except Exception as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise SparkStartError(f"Spark did not start: {first}; check the master {conf.get('spark.master')}") from error
+
+
+def _start_jvm(conf: dict[str, str]) -> None:
+    """Start the JVM with its output in a log file, in a session of its own so that Ctrl-C reaches Python alone."""
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - pyspark is heavy
+    from pyspark.java_gateway import launch_gateway  # noqa: PLC0415 - as above
+
+    require_java()
+    conf["spark.jars"] = _joined(conf.get("spark.jars"), delta_jars())
+    spark_conf = SparkConf(loadDefaults=False)
+    for key, value in conf.items():
+        spark_conf.set(key, value)
+    log = _log_file()
+    with log.open("wb") as sink:
+        options = {"stdout": sink, "stderr": sink, "start_new_session": True}
+        try:
+            gateway = launch_gateway(spark_conf, popen_kwargs=options)
+        except Exception as error:
+            raise _start_error(log) from error
+    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the hook by which a gateway is handed over
+    _LOG.debug("Spark's log is %s", log)
+
+
+def _join_jvm(conf: dict[str, str]) -> None:
+    """Connect to the JVM of spark-submit, and add Delta's jars to it when it was started without them."""
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - pyspark is heavy
+
+    SparkContext._ensure_initialized(conf=SparkConf())  # noqa: SLF001 - connects without starting a context
+    jvm: Any = SparkContext._jvm  # noqa: SLF001 - as above
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    if loader.getResource(_EXTENSION.replace(".", "/") + ".class") is not None:
+        return
+    jars = delta_jars()
+    for jar in jars:
+        loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())
+    conf["spark.jars"] = _joined(SparkConf().get("spark.jars", ""), jars)
+
+
+def _joined(given: str | None, jars: list[Path]) -> str:
+    return ",".join([*filter(None, [given]), *(jar.as_uri() for jar in jars)])
+
+
+def _log_file() -> Path:
+    """Return the path of a new log, dropping the oldest of those before."""
+    folder = cache_folder() / "logs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SparkStartError(f"Spark's log cannot be written: {error}; name a folder in HEADRACE_CACHE") from error
+    for old in sorted(folder.glob("spark-*.log"))[: -_LOGS_KEPT + 1]:
+        old.unlink(missing_ok=True)
+    return folder / f"spark-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
+
+
+def _start_error(log: Path) -> SparkStartError:
+    text = log.read_text(errors="replace") if log.exists() else ""
+    if "UnsupportedClassVersionError" in text or "Unrecognized option: --" in text:
+        return JavaNotFoundError(f"the Java that was found is too old for Spark; {JAVA_REMEDY}; details in {log}")
+    if "JAVA_HOME is not set" in text or "java: not found" in text or "java: No such file" in text:
+        return JavaNotFoundError(f"no Java was found, and Spark needs one; {JAVA_REMEDY}; details in {log}")
+    tail = " | ".join(text.strip().splitlines()[-_TAIL_LINES:]) or "it said nothing"
+    return SparkStartError(f"Spark's JVM did not start: {tail}; details in {log}")
