@@ -1,1 +1,44 @@
-"""etl."""
+"""Warehouse meaning: dimensions, surrogate keys, key equality, duplicates and outcomes. Knows nothing of Spark."""
+
+from etl.dimension import UNKNOWN_KEY, Dimension, build_table, greatest_key, member_rows, number_members
+from etl.duplicates import DUPLICATE_COLUMN, LOADED_BY, DuplicateAction, Duplicates, mark_duplicates
+from etl.equality import KeyRule
+from etl.errors import ConservationError, DeclarationError, DimensionError, EtlError, MissingMembersError
+from etl.lookup import Lookup, Policy
+from etl.outcomes import Outcome, OutcomeCounts
+from etl.settlement import CAUSES_COLUMN, OUTCOME_COLUMN, Settled, causes, settle
+from etl.sharding import shard_of
+from etl.surrogate import KeyAllocator, new_members, resolve
+
+__all__ = [
+    "CAUSES_COLUMN",
+    "DUPLICATE_COLUMN",
+    "LOADED_BY",
+    "OUTCOME_COLUMN",
+    "UNKNOWN_KEY",
+    "ConservationError",
+    "DeclarationError",
+    "Dimension",
+    "DimensionError",
+    "DuplicateAction",
+    "Duplicates",
+    "EtlError",
+    "KeyAllocator",
+    "KeyRule",
+    "Lookup",
+    "MissingMembersError",
+    "Outcome",
+    "OutcomeCounts",
+    "Policy",
+    "Settled",
+    "build_table",
+    "causes",
+    "greatest_key",
+    "mark_duplicates",
+    "member_rows",
+    "new_members",
+    "number_members",
+    "resolve",
+    "settle",
+    "shard_of",
+]

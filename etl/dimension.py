@@ -1,0 +1,258 @@
+"""A dimension: which columns name a member, which column is its surrogate key, and how its rows are checked and stored.
+
+Holds the description, the numbering of members, and the building of the clustered table. Lookups are in `surrogate`.
+
+The unknown member (surrogate key -1) belongs to the dimension that people query, so that an inner join with the facts
+loses none. It has no natural key, hence it is never a row of the clustered table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etl.equality import Conformed, KeyRule, check_comparable, check_rule, conform
+from etl.errors import DeclarationError, DimensionError
+from etl.ranking import key_text, rank_rows
+from storage.columns import stored_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from storage import Table
+
+__all__ = ["UNKNOWN_KEY", "Dimension", "build_table", "greatest_key", "member_rows", "number_members"]
+
+UNKNOWN_KEY: Final = -1
+_NAMED: Final = 10
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A dimension of the warehouse.
+
+    Parameters
+    ----------
+    name
+        The dimension's name, for messages.
+    natural_key
+        The columns that name a member in the source.
+    surrogate_key
+        The int64 column with the warehouse's own key; assigned keys are positive.
+    schema
+        Types of the natural key columns and of the attributes, in the order of the table. The surrogate key and the
+        `inferred_flag` need not be in it.
+    rules
+        Normalisation of natural key columns by name; none for those not named.
+    inferred_flag
+        A boolean column that is true for members that facts announced before their attributes were known; None for no
+        such column.
+
+    Raises
+    ------
+    DeclarationError
+        If a column is named that the schema does not have.
+
+    Examples
+    --------
+    >>> plane = Dimension("plane", ("tailnum",), "plane_key", pa.schema({"tailnum": pa.string(), "seats": pa.int32()}))
+    >>> plane.table_schema.names
+    ['plane_key', 'tailnum', 'seats', 'is_inferred']
+    """
+
+    name: str
+    natural_key: tuple[str, ...]
+    surrogate_key: str
+    schema: pa.Schema
+    rules: Mapping[str, KeyRule] = field(default_factory=dict)
+    inferred_flag: str | None = "is_inferred"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "natural_key", tuple(self.natural_key))
+        plain = [column.with_type(stored_type(column.type) or column.type) for column in self.schema]
+        object.__setattr__(self, "schema", pa.schema(plain))
+        if not self.natural_key:
+            raise DeclarationError(f"dimension {self.name!r} has no natural key; name at least one column")
+        names = self.schema.names
+        for column in (*self.natural_key, *self.rules):
+            if column not in names:
+                raise DeclarationError(f"dimension {self.name!r} has no column {column!r}; it has {', '.join(names)}")
+        for column, rule in self.rules.items():
+            check_rule(rule, self.schema.field(column).type, column)
+
+    @property
+    def key_schema(self) -> pa.Schema:
+        """The natural key columns and their types."""
+        return pa.schema([pa.field(name, self.schema.field(name).type, nullable=False) for name in self.natural_key])
+
+    @property
+    def attributes(self) -> pa.Schema:
+        """The columns that are neither natural key, surrogate key nor the flag of inferred members."""
+        apart = {*self.natural_key, self.surrogate_key, self.inferred_flag}
+        return pa.schema([column.with_nullable(nullable=True) for column in self.schema if column.name not in apart])
+
+    @property
+    def table_schema(self) -> pa.Schema:
+        """The dimension's table: surrogate key, natural key, attributes, flag of inferred members."""
+        columns = [pa.field(self.surrogate_key, pa.int64()), *self._nullable_key(), *self.attributes]
+        if self.inferred_flag is not None:
+            columns.append(pa.field(self.inferred_flag, pa.bool_()))
+        return pa.schema(columns)
+
+    def rule(self, column: str) -> KeyRule:
+        """Return the normalisation of a natural key column."""
+        return self.rules.get(column, KeyRule())
+
+    def conform_key(self, columns: Sequence[pa.Array]) -> list[Conformed]:
+        """Return columns, in the order of the natural key, in the key's types and normalised."""
+        return [
+            conform(array, self.schema.field(name).type, self.rule(name), name)
+            for name, array in zip(self.natural_key, columns, strict=True)
+        ]
+
+    def check_stream(self, columns: Mapping[str, pa.DataType]) -> None:
+        """Raise `KeyInputError` unless each stream column can equal its natural key column, in the key's order."""
+        for name, (column, kind) in zip(self.natural_key, columns.items(), strict=True):
+            check_comparable(kind, self.schema.field(name).type, column)
+
+    def unknown_member(self) -> pa.Table:
+        """Return the row of the unknown member: surrogate key -1, everything else null."""
+        return self.members(
+            pa.table({name: pa.nulls(1, self.schema.field(name).type) for name in self.natural_key}), [-1]
+        )
+
+    def members(self, natural_keys: pa.Table, surrogate_keys: Any, *, inferred: bool = False) -> pa.Table:
+        """Return rows of `table_schema` for natural keys and their surrogate keys, attributes null."""
+        rows = natural_keys.num_rows
+        given = {
+            self.surrogate_key: pa.array(surrogate_keys, pa.int64()),
+            **{name: natural_keys.column(name) for name in self.natural_key},
+        }
+        if self.inferred_flag is not None:
+            given[self.inferred_flag] = pa.array(np.full(rows, inferred))
+        columns = [given.get(column.name, pa.nulls(rows, column.type)) for column in self.table_schema]
+        return pa.Table.from_arrays(columns, schema=self.table_schema)
+
+    def _nullable_key(self) -> list[pa.Field]:
+        return [column.with_nullable(nullable=True) for column in self.key_schema]
+
+
+def number_members(dimension: Dimension, rows: pa.Table, base: int = 0) -> pa.Table:
+    """Return source rows as rows of the dimension's table, numbered from `base + 1` in key order.
+
+    Parameters
+    ----------
+    dimension
+        The dimension.
+    rows
+        Natural key and attributes, in any order; attributes that are missing become null.
+    base
+        The greatest surrogate key already assigned.
+
+    Raises
+    ------
+    DimensionError
+        If a natural key is null, does not fit its type, or occurs twice after normalisation.
+    """
+    keys = _conformed_keys(dimension, rows)
+    ranks, distinct = rank_rows(keys.columns)
+    if distinct < rows.num_rows:
+        _refuse_repeated(dimension, keys, ranks)
+    order = np.argsort(ranks)
+    ordered = rows.take(pa.array(order))
+    members = dimension.members(keys.take(pa.array(order)), base + 1 + np.arange(len(order), dtype=np.int64))
+    for column in dimension.attributes:
+        if column.name in ordered.column_names:
+            position = members.schema.get_field_index(column.name)
+            members = members.set_column(position, column, ordered.column(column.name).cast(column.type))
+    return members
+
+
+def member_rows(dimension: Dimension, rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Return the dimension's rows as the clustered table stores them: normalised, without the unknown member.
+
+    Parameters
+    ----------
+    dimension
+        The dimension.
+    rows
+        Rows with at least the columns of `Dimension.table_schema`, in any column order.
+
+    Raises
+    ------
+    DimensionError
+        If a natural key or surrogate key of another member than the unknown one is null.
+    """
+    table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
+    missing = [name for name in dimension.table_schema.names if name not in table.column_names]
+    if missing:
+        raise DimensionError(f"dimension {dimension.name!r}: the rows lack column {missing[0]!r}")
+    table = table.select(dimension.table_schema.names)
+    table = table.filter(
+        pc.fill_null(pc.not_equal(table.column(dimension.surrogate_key), UNKNOWN_KEY), fill_value=True)
+    )
+    if table.column(dimension.surrogate_key).null_count:
+        raise DimensionError(
+            f"dimension {dimension.name!r}: a member has no surrogate key ({dimension.surrogate_key!r})"
+        )
+    keys = _conformed_keys(dimension, table)
+    for name in dimension.natural_key:
+        table = table.set_column(table.column_names.index(name), name, keys.column(name))
+    return table.cast(dimension.table_schema)
+
+
+def build_table(dimension: Dimension, path: str, rows: Iterable[pa.RecordBatch], **options: Any) -> Table:
+    """Build the clustered table of a dimension from rows of `Dimension.table_schema` in any order.
+
+    Parameters
+    ----------
+    dimension
+        The dimension.
+    path
+        Where the table is built.
+    rows
+        Batches of members, consumed once; more than memory holds is welcome.
+    options
+        Passed to `storage.Table.build`.
+    """
+    from storage import Table  # noqa: PLC0415 - numba comes in only when a table is built
+
+    checked = (batch for piece in rows for batch in member_rows(dimension, piece).to_batches())
+    reader = pa.RecordBatchReader.from_batches(dimension.table_schema, checked)
+    return Table.build(path, reader, key=list(dimension.natural_key), unique=True, **options)
+
+
+def greatest_key(surrogate_keys: pa.Array | pa.ChunkedArray) -> int:
+    """Return the greatest surrogate key of a column, 0 when no member has been assigned one."""
+    return max(0, pc.max(surrogate_keys).as_py() or 0)
+
+
+def _conformed_keys(dimension: Dimension, rows: pa.Table) -> pa.Table:
+    for name in dimension.natural_key:
+        if name not in rows.column_names:
+            raise DimensionError(f"dimension {dimension.name!r}: the rows lack the natural key column {name!r}")
+    dimension.check_stream({name: rows.schema.field(name).type for name in dimension.natural_key})
+    keys = dimension.conform_key([rows.column(name) for name in dimension.natural_key])
+    for name, key in zip(dimension.natural_key, keys, strict=True):
+        if key.values.null_count:
+            row = int(np.flatnonzero(np.asarray(key.values.is_null()))[0])
+            raise DimensionError(
+                f"dimension {dimension.name!r}: natural key column {name!r} of row {row} is {rows.column(name)[row]}, "
+                f"which is no key of type {key.values.type}; correct or leave out the row"
+            )
+    return pa.table({name: key.values for name, key in zip(dimension.natural_key, keys, strict=True)})
+
+
+def _refuse_repeated(dimension: Dimension, keys: pa.Table, ranks: np.ndarray[Any, Any]) -> None:
+    counts = np.bincount(ranks)
+    repeated = np.flatnonzero(counts > 1)
+    first = np.unique(ranks, return_index=True)[1][repeated[:_NAMED]]
+    named = key_text(keys.take(pa.array(first)).columns).to_pylist()
+    raise DimensionError(
+        f"dimension {dimension.name!r}: {len(repeated)} natural keys occur more than once, the first ones: "
+        f"{'; '.join(named)}; keep one row for each"
+    )

@@ -1,0 +1,244 @@
+"""Duplicate records: rows with the same declared key within one input, or loaded by an earlier one.
+
+Of rows with one key in the input, one is kept: the first by the `order_by` columns, then by all other columns in the
+order of their names. Rows that tie in all of this are equal, so the choice depends neither on the order of arrival nor
+on how the input is cut into batches. A row with a null in its key is a duplicate of nothing.
+
+The input is held in memory, since its last row may repeat its first. Shard the stream by the key, so that rows with
+one key meet (`Duplicates.shard_of`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etl.equality import Conformed, KeyRule, check_rule, conform
+from etl.errors import DeclarationError
+from etl.ranking import rank_rows, sort_rows, starts_of_runs
+from etl.sharding import shard_of
+from storage.columns import stored_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from etl.surrogate import JoinOperator
+
+__all__ = ["DUPLICATE_COLUMN", "LOADED_BY", "DuplicateAction", "Duplicates", "mark_duplicates"]
+
+DUPLICATE_COLUMN: Final = "_duplicate"
+LOADED_BY: Final = "_loaded_by"
+_RANK: Final = "_rank"
+_ROWS_OUT: Final = 65_536
+
+
+class DuplicateAction(StrEnum):
+    """What becomes of a duplicate: nothing, a fact with the outcome `duplicate`, or a row of the duplicates' table."""
+
+    DROP = "drop"
+    FLAG = "flag"
+    ROUTE = "route"
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """The declared key of a stream's records and what to do with a record that repeats one.
+
+    Parameters
+    ----------
+    key
+        Names and types of the key columns, as the stream has them.
+    action
+        ``"drop"``, ``"flag"`` or ``"route"``.
+    order_by
+        Of rows with one key, the first in the order of these columns is kept; ascending, nulls last.
+    rules
+        Normalisation of key columns by name.
+
+    Raises
+    ------
+    DeclarationError
+        If there is no key, the action is none of three, or a rule does not fit.
+
+    Examples
+    --------
+    >>> Duplicates(pa.schema({"ticket": pa.int64()})).table_schema.names
+    ['ticket', '_loaded_by']
+    """
+
+    key: pa.Schema
+    action: DuplicateAction | str = DuplicateAction.DROP
+    order_by: tuple[str, ...] = ()
+    rules: Mapping[str, KeyRule] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.action not in set(DuplicateAction):
+            raise DeclarationError(
+                f"duplicates: unknown action {self.action!r}; the valid ones are {', '.join(DuplicateAction)}"
+            )
+        object.__setattr__(self, "action", DuplicateAction(self.action))
+        object.__setattr__(self, "order_by", tuple(self.order_by))
+        if not self.key.names:
+            raise DeclarationError("duplicates: the key has no column; name at least one")
+        for name, rule in self.rules.items():
+            if name not in self.key.names:
+                raise DeclarationError(f"duplicates: no key column {name!r}; they are {', '.join(self.key.names)}")
+            check_rule(rule, self.key.field(name).type, name)
+        for name, column in zip(self.key.names, self.key, strict=True):
+            if stored_type(column.type) is None or pa.types.is_floating(column.type):
+                raise DeclarationError(f"duplicates: column {name!r} of type {column.type} cannot be a key")
+        object.__setattr__(self, "key", pa.schema([c.with_type(stored_type(c.type)) for c in self.key]))
+
+    @property
+    def table_schema(self) -> pa.Schema:
+        """The clustered table of loaded keys: the key and the number of the batch that loaded it."""
+        return pa.schema([*(c.with_nullable(nullable=False) for c in self.key), pa.field(LOADED_BY, pa.int64())])
+
+    @property
+    def operator_on(self) -> list[tuple[str, str]]:
+        """The `on` argument of the join operator over the table of loaded keys."""
+        return [(f"_key_{name}", name) for name in self.key.names]
+
+    @property
+    def operator_columns(self) -> list[str]:
+        """The `columns` argument of that operator."""
+        return [LOADED_BY]
+
+    def check(self, stream: pa.Schema) -> None:
+        """Raise `DeclarationError` unless the stream has the columns, `KeyInputError` if a type can never be equal."""
+        for name in (*self.key.names, *self.order_by):
+            if name not in stream.names:
+                raise DeclarationError(
+                    f"duplicates: the stream has no column {name!r}; it has {', '.join(stream.names)}"
+                )
+        if DUPLICATE_COLUMN in stream.names:
+            raise DeclarationError(f"duplicates: the stream has a column {DUPLICATE_COLUMN!r} already; rename it")
+        self.conform_key(stream.empty_table())
+
+    def conform_key(self, rows: pa.Table | pa.RecordBatch) -> list[Conformed]:
+        """Return the key columns in their types and normalised."""
+        return [conform(rows.column(c.name), c.type, self.rules.get(c.name), c.name) for c in self.key]
+
+    def shard_of(self, rows: pa.Table | pa.RecordBatch, shards: int) -> NDArray[np.int32]:
+        """Return the shard of each row by its key."""
+        return shard_of([rows.column(name) for name in self.key.names], self.key, shards, self.rules)
+
+    def loaded_keys(self, rows: pa.Table | pa.RecordBatch, batch: int) -> pa.Table:
+        """Return the rows of the table of loaded keys for facts that a batch loads; distinct, without null keys."""
+        keys = pa.table({c.name: key.values for c, key in zip(self.key, self.conform_key(rows), strict=True)})
+        distinct = keys.drop_null().group_by(self.key.names).aggregate([])
+        return distinct.append_column(LOADED_BY, pa.array(np.full(distinct.num_rows, batch))).cast(self.table_schema)
+
+
+def mark_duplicates(
+    duplicates: Duplicates,
+    batches: Iterable[pa.RecordBatch],
+    operator: JoinOperator | None = None,
+    *,
+    visible_before: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Say of each row whether it repeats another.
+
+    Parameters
+    ----------
+    duplicates
+        The declared key.
+    batches
+        The whole input, or the whole of one shard of it.
+    operator
+        A left join over the table of loaded keys, made with ``on=duplicates.operator_on`` and
+        ``columns=duplicates.operator_columns``; None compares within the input only.
+    visible_before
+        Keys loaded by this batch or a later one count as not loaded, so that a batch that is replayed does not meet
+        itself.
+
+    Yields
+    ------
+    RecordBatch
+        The stream's columns and `_duplicate`: null for a row that is kept, ``"loaded"`` where the key was loaded
+        before, ``"batch"`` where another row of the input is kept in its stead.
+
+    Raises
+    ------
+    DeclarationError
+        If the stream lacks a column.
+    KeyInputError
+        If a column can never equal its key.
+    """
+    whole = list(batches)
+    if not whole:
+        return
+    rows = pa.Table.from_batches(whole).combine_chunks()
+    duplicates.check(rows.schema)
+    keys = duplicates.conform_key(rows)
+    usable = np.flatnonzero(np.logical_and.reduce([np.asarray(key.values.is_valid()) for key in keys]))
+    columns = [key.values.take(pa.array(usable)) for key in keys]
+    ranks, distinct = rank_rows(columns)
+    kept = _first_of_each(rows, usable, ranks, duplicates)
+    mark = np.zeros(rows.num_rows, dtype=np.int8)
+    mark[usable] = 1
+    mark[kept] = 0
+    if operator is not None and distinct:
+        mark[usable[_loaded(duplicates, columns, ranks, operator, visible_before)[ranks]]] = 2
+    text = pa.array([None, "batch", "loaded"]).take(pa.array(mark))
+    yield from rows.append_column(DUPLICATE_COLUMN, text).to_batches(max_chunksize=_ROWS_OUT)
+
+
+def _first_of_each(
+    rows: pa.Table, usable: NDArray[np.int64], ranks: NDArray[np.int64], duplicates: Duplicates
+) -> NDArray[np.int64]:
+    """Return the position of the row that is kept of each key."""
+    repeated = np.bincount(ranks)[ranks] > 1
+    candidates = usable[repeated]
+    if not len(candidates):
+        return usable
+    some = rows.take(pa.array(candidates))
+    others = sorted(name for name in some.column_names if name not in duplicates.order_by)
+    criteria = [part for name in (*duplicates.order_by, *others) for part in _sortable(some.column(name))]
+    order = sort_rows([pa.array(ranks[repeated]), *criteria])
+    starts = starts_of_runs([pa.array(ranks[repeated][order])])
+    return np.concatenate([usable[~repeated], candidates[order[starts]]])
+
+
+def _sortable(column: pa.ChunkedArray) -> list[pa.Array]:
+    """Return columns that sort as this one; a nested one as its text, since only rows that repeat a key come here."""
+    array = column.combine_chunks()
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_struct(array.type):
+        return [array.is_null(), *(part for child in array.flatten() for part in _sortable(pa.chunked_array([child])))]
+    if pa.types.is_nested(array.type):
+        return [pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())]
+    return [array]
+
+
+def _loaded(
+    duplicates: Duplicates,
+    columns: list[pa.Array],
+    ranks: NDArray[np.int64],
+    operator: JoinOperator,
+    visible_before: int | None,
+) -> NDArray[np.bool_]:
+    """Return, for each distinct key by rank, whether it was loaded before."""
+    first = np.unique(ranks, return_index=True)[1]
+    names = [*(name for name, _ in duplicates.operator_on), _RANK]
+    asked = [*(column.take(pa.array(first)) for column in columns), pa.array(np.arange(len(first)))]
+    loaded = np.zeros(len(first), dtype=bool)
+    batch = pa.RecordBatch.from_arrays(asked, names=names)
+    for output in _ask(operator, batch):
+        by = output.column(output.num_columns - 1)
+        found = by.is_valid() if visible_before is None else pc.less(by, visible_before)
+        loaded[np.asarray(output.column(len(columns)).filter(found))] = True
+    return loaded
+
+
+def _ask(operator: JoinOperator, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    yield from operator.push(batch)
+    yield from operator.flush()

@@ -1,0 +1,188 @@
+"""When two keys are equal: normalisation of text, comparable types, and conversion to the key's type.
+
+Declared once per key column and applied to the dimension's rows, to the stream and to shard numbers alike.
+
+- Null never matches.
+- Text compares by bytes after the declared normalisation; none by default.
+- Integers and decimals compare by value, whatever their width, precision and scale. A float equals an integer when it
+  is that integer exactly (so -0.0 equals 0); NaN counts as null; a float never meets a decimal.
+- Instants compare in UTC, whatever the zone they are shown in and whatever the unit. A timestamp without a zone is not
+  an instant and meets only its like.
+- Types that cannot match are an error before the first row.
+
+A value that the key's type cannot hold (3,000,000,000 against an int32 key) equals no key; `Conformed.unfit` says so.
+The conversion itself is `storage.coerce`, so that etl and the joins agree on every value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etl.errors import DeclarationError
+from storage.coerce import coerce
+from storage.columns import as_array, stored_type
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["Conformed", "KeyRule", "check_comparable", "check_rule", "conform"]
+
+NORMALISATIONS: Final = ("trim", "casefold", "nfc")
+
+
+@dataclass(frozen=True)
+class KeyRule:
+    """How the text of one key column is normalised before it is compared.
+
+    Parameters
+    ----------
+    normalise
+        Any of ``"trim"`` (Unicode white space at both ends), ``"casefold"`` (full Unicode case folding, ``ß`` equals
+        ``SS``) and ``"nfc"`` (canonical composition). The order they are named in does not matter.
+
+    Raises
+    ------
+    DeclarationError
+        If a name is none of the three.
+
+    Examples
+    --------
+    >>> KeyRule(("trim", "casefold")).apply(pa.array([" Straße", "STRASSE"])).to_pylist()
+    ['strasse', 'strasse']
+    """
+
+    normalise: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "normalise", tuple(self.normalise))
+        unknown = [name for name in self.normalise if name not in NORMALISATIONS]
+        if unknown:
+            raise DeclarationError(
+                f"unknown normalisation {unknown[0]!r}; the valid ones are {', '.join(NORMALISATIONS)}"
+            )
+
+    def apply(self, text: pa.Array) -> pa.Array:
+        """Return the text normalised; case and form together are Unicode's canonical caseless matching (3.13, D145)."""
+        if "trim" in self.normalise:
+            text = pc.utf8_trim_whitespace(text)
+        if "casefold" in self.normalise:
+            text = _casefold(pc.utf8_normalize(text, form="NFD") if "nfc" in self.normalise else text)
+        if "nfc" in self.normalise:
+            text = pc.utf8_normalize(text, form="NFC")
+        return text
+
+
+@dataclass(frozen=True)
+class Conformed:
+    """A column in its key's type.
+
+    Parameters
+    ----------
+    values
+        Null where the row is `null` or `unfit`.
+    null
+        True where the column is null or NaN: it names nobody.
+    unfit
+        True where the value is one that the key's type cannot hold: nobody can have that name.
+    """
+
+    values: pa.Array
+    null: NDArray[np.bool_]
+    unfit: NDArray[np.bool_]
+
+
+def check_comparable(stream: pa.DataType, key: pa.DataType, column: str) -> None:
+    """Raise unless a column of the stream can equal a key column.
+
+    Raises
+    ------
+    KeyInputError
+        If no value of the one type can equal a value of the other; the message names the column and both types.
+    """
+    conform(pa.nulls(0, stream), key, name=column)
+
+
+def check_rule(rule: KeyRule, key: pa.DataType, column: str) -> None:
+    """Raise `DeclarationError` if a normalisation of text is declared for a key that is not text."""
+    if rule.normalise and stored_type(key) != pa.string():
+        raise DeclarationError(f"key {column!r} has type {key}; {', '.join(rule.normalise)} applies to text only")
+
+
+def conform(
+    column: pa.Array | pa.ChunkedArray, key: pa.DataType, rule: KeyRule | None = None, name: str = "key"
+) -> Conformed:
+    """Return a column as values of its key's type, normalised.
+
+    Parameters
+    ----------
+    column
+        Values as they come.
+    key
+        The type of the key column.
+    rule
+        Normalisation of text; none when omitted.
+    name
+        Of the column, for messages.
+
+    Raises
+    ------
+    KeyInputError
+        If no value of the column's type can equal a key.
+
+    Examples
+    --------
+    >>> conform(pa.array([1.0, 1.5, None]), pa.int32()).values.to_pylist()
+    [1, None, None]
+    """
+    array = _plain(column)
+    if pa.types.is_floating(array.type) and pa.types.is_integer(key):
+        array, fractional = _whole_numbers(array)
+    else:
+        fractional = np.zeros(len(array), dtype=bool)
+    null = np.asarray(array.is_null()) & ~fractional
+    values, valid = coerce(array, key, name)
+    if valid is not None:
+        values = pc.if_else(pa.array(valid), values, pa.scalar(None, values.type))
+    if rule is not None and rule.normalise:
+        values = rule.apply(values)
+    return Conformed(values, null, np.zeros(len(array), dtype=bool) if valid is None else ~valid & ~null)
+
+
+def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """One array without dictionary encoding."""
+    array = as_array(column)
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _whole_numbers(array: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Return floats as exact decimals, NaN as null, and which are no whole number that an integer type could hold."""
+    given = np.asarray(array.cast(pa.float64()).fill_null(np.nan))
+    fractional = ~np.isnan(given) & ((np.trunc(given) != given) | (np.abs(given) >= 2.0**64))
+    usable = ~(np.isnan(given) | fractional)
+    whole = pa.array(np.where(usable, given, 0.0)).cast(pa.decimal128(38, 0))
+    return pc.if_else(pa.array(usable), whole, pa.scalar(None, whole.type)), fractional
+
+
+def _casefold(text: pa.Array) -> pa.Array:
+    """Fold a whole column as one string: folding has no context, so the fold of a join is the join of the folds."""
+    if pc.all(pc.string_is_ascii(text)).as_py() is not False:
+        return pc.utf8_lower(text)
+    joined, mark = _join(pc.fill_null(text.cast(pa.large_string()), ""))
+    parts = pc.split_pattern(pa.array([joined.casefold()], pa.large_string()), mark)[0].values
+    return pc.if_else(pc.is_valid(text), parts.cast(text.type), pa.scalar(None, text.type))
+
+
+def _join(text: pa.Array) -> tuple[str, str]:
+    """Join a column by a private-use character that it does not contain; the three private planes hold 137,468."""
+    whole = pa.LargeListArray.from_arrays(pa.array([0, len(text)], pa.int64()), text)
+    for mark in map(chr, chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))):
+        joined: str = pc.binary_join(whole, pa.scalar(mark, pa.large_string()))[0].as_py()
+        if joined.count(mark) == len(text) - 1:
+            return joined, mark
+    raise DeclarationError("text that holds every private-use character of Unicode cannot be case folded")

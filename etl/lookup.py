@@ -1,0 +1,145 @@
+"""The declaration of a lookup: one role of a dimension in a stream, and what to do with keys that are not there.
+
+Declares and checks; `surrogate` does the work.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from etl.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from etl.dimension import Dimension
+
+__all__ = ["Lookup", "Policy"]
+
+
+class Policy(StrEnum):
+    """What to do with a natural key that is not in the dimension."""
+
+    INFER = "infer"
+    UNKNOWN = "unknown"
+    REJECT = "reject"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """One role of a dimension in a stream.
+
+    Parameters
+    ----------
+    dimension
+        The dimension.
+    role
+        The role's name, unique in a stream (``"origin"``, ``"destination"``); names the column ``<role>_key``.
+    on
+        The natural key column for each stream column: ``{"tail": "tailnum"}``.
+    policy
+        What to do with a key that is not in the dimension.
+    carry
+        Attributes of the member that the fact takes along, as ``<role>_<attribute>``.
+
+    Raises
+    ------
+    DeclarationError
+        If `on` does not name every natural key column once, `carry` names no attribute, or the policy is none of four.
+
+    Examples
+    --------
+    >>> from etl import Dimension
+    >>> airport = Dimension("airport", ("faa",), "airport_key", pa.schema({"faa": pa.string()}))
+    >>> Lookup(airport, "origin", {"origin_code": "faa"}, "infer").key_column
+    'origin_key'
+    """
+
+    dimension: Dimension
+    role: str
+    on: dict[str, str]
+    policy: Policy | str = Policy.UNKNOWN
+    carry: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.policy not in set(Policy):
+            raise DeclarationError(
+                f"lookup {self.role!r}: unknown policy {self.policy!r}; the valid ones are {', '.join(Policy)}"
+            )
+        object.__setattr__(self, "policy", Policy(self.policy))
+        object.__setattr__(self, "carry", tuple(self.carry))
+        if sorted(self.on.values()) != sorted(self.dimension.natural_key):
+            raise DeclarationError(
+                f"lookup {self.role!r} compares {', '.join(self.on.values())}, but the natural key of dimension "
+                f"{self.dimension.name!r} is {', '.join(self.dimension.natural_key)}; name each column once"
+            )
+        attributes = self.dimension.attributes.names
+        unknown = [name for name in self.carry if name not in attributes]
+        if unknown:
+            raise DeclarationError(
+                f"lookup {self.role!r}: dimension {self.dimension.name!r} has no attribute {unknown[0]!r}; "
+                f"it has {', '.join(attributes) or 'none'}"
+            )
+
+    @property
+    def stream_columns(self) -> tuple[str, ...]:
+        """The stream's columns in the order of the natural key."""
+        by_key = {key: column for column, key in self.on.items()}
+        return tuple(by_key[name] for name in self.dimension.natural_key)
+
+    @property
+    def key_column(self) -> str:
+        """The column that the surrogate key goes to."""
+        return f"{self.role}_key"
+
+    @property
+    def outcome_column(self) -> str:
+        """The column with this lookup's outcome for each row."""
+        return f"_{self.role}_outcome"
+
+    @property
+    def reason_column(self) -> str:
+        """The column that says why this lookup rejected a row; null when it did not."""
+        return f"_{self.role}_reason"
+
+    @property
+    def operator_on(self) -> list[tuple[str, str]]:
+        """The `on` argument of the operator that `resolve` is given: normalised key columns, which it adds."""
+        return [(f"_{self.role}_{name}", name) for name in self.dimension.natural_key]
+
+    @property
+    def operator_columns(self) -> list[str]:
+        """The `columns` argument of that operator: what `resolve` needs of the table."""
+        return [self.dimension.surrogate_key, *self.carry]
+
+    def added_schema(self) -> pa.Schema:
+        """Return the columns that `resolve` appends to the stream's."""
+        carried = [pa.field(f"{self.role}_{name}", self.dimension.attributes.field(name).type) for name in self.carry]
+        names = [pa.field(name, pa.string()) for name in (self.outcome_column, self.reason_column)]
+        return pa.schema([pa.field(self.key_column, pa.int64()), *carried, *names])
+
+    def check(self, stream: pa.Schema) -> None:
+        """Raise unless this lookup can run over a stream.
+
+        Raises
+        ------
+        DeclarationError
+            If a column is missing, or a column to be added is there already.
+        KeyInputError
+            If a column can never equal its key.
+        """
+        for column in self.stream_columns:
+            if column not in stream.names:
+                raise DeclarationError(
+                    f"lookup {self.role!r}: the stream has no column {column!r}; it has {', '.join(stream.names)}"
+                )
+        added = [*self.added_schema().names, *(name for name, _ in self.operator_on)]
+        taken = [name for name in added if name in stream.names]
+        if taken:
+            raise DeclarationError(
+                f"lookup {self.role!r} adds a column {taken[0]!r}, but the stream has one; rename it"
+            )
+        self.dimension.check_stream({column: stream.field(column).type for column in self.stream_columns})

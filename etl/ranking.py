@@ -1,0 +1,86 @@
+"""Positions of rows in the order of their key columns, column by column, and keys as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+__all__ = ["key_text", "rank_rows", "sort_rows", "starts_of_runs"]
+
+
+def rank_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[NDArray[np.int64], int]:
+    """Return the dense rank of each row in key order, and the number of distinct keys.
+
+    Parameters
+    ----------
+    columns
+        Key columns without nulls, the most significant first.
+
+    Examples
+    --------
+    >>> ranks, distinct = rank_rows([pa.array(["b", "a", "b"])])
+    >>> ranks.tolist(), distinct
+    ([1, 0, 1], 2)
+    """
+    rows = len(columns[0])
+    ranks = np.zeros(rows, dtype=np.int64)
+    if rows == 0:
+        return ranks, 0
+    order = sort_rows(columns)
+    in_order = np.cumsum(starts_of_runs([column.take(pa.array(order)) for column in columns])) - 1
+    ranks[order] = in_order
+    return ranks, int(in_order[-1]) + 1
+
+
+def sort_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> NDArray[np.int64]:
+    """Return the positions that put rows in the order of the columns, the most significant first, nulls last."""
+    names = [str(position) for position in range(len(columns))]
+    table = pa.table(dict(zip(names, columns, strict=True)))
+    return np.asarray(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])).astype(np.int64)
+
+
+def starts_of_runs(columns: Sequence[pa.Array | pa.ChunkedArray]) -> NDArray[np.bool_]:
+    """Return true where a row differs from the row before it in any column; the first row always does."""
+    rows = len(columns[0])
+    starts = np.zeros(rows, dtype=bool)
+    starts[:1] = True
+    for column in columns:
+        differs: Any = pc.not_equal(column.slice(1), column.slice(0, max(rows - 1, 0)))
+        starts[1:] |= np.asarray(pc.fill_null(differs, fill_value=True), dtype=bool)
+    return starts
+
+
+def key_text(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
+    """Return keys as people read them: the value's text, or `a | b` for a composite key; null as `null`."""
+    text = [pc.fill_null(_text(column), "null") for column in columns]
+    if len(text) == 1:
+        return text[0]
+    return pc.binary_join_element_wise(*text, " | ")
+
+
+def _text(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    plain = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_dictionary(plain.type):
+        plain = plain.dictionary_decode()
+    binary = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
+    return (
+        _hexadecimal(plain.cast(pa.binary())) if any(test(plain.type) for test in binary) else plain.cast(pa.string())
+    )
+
+
+def _hexadecimal(column: pa.Array) -> pa.Array:
+    """Spell bytes as hexadecimal digits: the heap is spelled as a whole and every offset doubles."""
+    plain = pa.concat_arrays([column, pa.array([b""])])[:-1] if column.offset else column
+    _, offsets, heap = plain.buffers()
+    ends = np.frombuffer(offsets, dtype=np.int32, count=len(plain) + 1)
+    spelled = pa.py_buffer((heap.to_pybytes() if heap is not None else b"").hex().encode())
+    text = pa.StringArray.from_buffers(len(plain), pa.py_buffer(2 * ends), spelled)
+    return pc.if_else(plain.is_valid(), text, pa.scalar(None, pa.string()))

@@ -1,0 +1,137 @@
+"""Where every row goes once its lookups and the search for duplicates are done, and the books of that.
+
+A row goes by its gravest outcome: rejected to the error table with all its causes, duplicate by the declared action,
+everything else to the facts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etl.duplicates import DUPLICATE_COLUMN, DuplicateAction, Duplicates
+from etl.outcomes import Outcome, OutcomeCounts, gravest, outcome_text, tally
+from etl.ranking import key_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from etl.lookup import Lookup
+
+__all__ = ["CAUSES_COLUMN", "CAUSES_TYPE", "OUTCOME_COLUMN", "Settled", "causes", "row_gravity", "settle"]
+
+OUTCOME_COLUMN: Final = "_outcome"
+CAUSES_COLUMN: Final = "_causes"
+CAUSES_TYPE: Final = pa.list_(
+    pa.struct({"role": pa.string(), "column": pa.string(), "value": pa.string(), "reason": pa.string()})
+)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The rows of a batch by where they go.
+
+    Parameters
+    ----------
+    loaded
+        Facts: the stream's columns, those that lookups added, and `_outcome`.
+    routed
+        Duplicates for their own table: the stream's columns and `_duplicate`. Empty unless the action is `route`.
+    rejected
+        For the error table: the stream's columns and `_causes`, a list of role, column, value as text and reason.
+    counts
+        The books; they balance.
+    """
+
+    loaded: pa.RecordBatch
+    routed: pa.RecordBatch
+    rejected: pa.RecordBatch
+    counts: OutcomeCounts
+
+
+def row_gravity(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> NDArray[np.int8]:
+    """Return the gravity of each row's outcome, from its lookups and from `_duplicate` where there is one."""
+    gravity = gravest([batch.column(lookup.outcome_column) for lookup in lookups], batch.num_rows)
+    if DUPLICATE_COLUMN in batch.schema.names:
+        repeats = np.asarray(batch.column(DUPLICATE_COLUMN).is_valid())
+        gravity[repeats] = np.maximum(gravity[repeats], Outcome.DUPLICATE.gravity)
+    return gravity
+
+
+def causes(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> pa.Array:
+    """Return why each row was rejected: one cause for each lookup that rejected it, in the order of the lookups."""
+    rows: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+    parts: list[pa.Array] = [pa.array([], CAUSES_TYPE.value_type)]
+    for lookup in lookups:
+        reasons = batch.column(lookup.reason_column)
+        rejected = np.flatnonzero(np.asarray(reasons.is_valid()))
+        wanted = pa.array(rejected)
+        names = ", ".join(lookup.stream_columns)
+        value = key_text([batch.column(name).take(wanted) for name in lookup.stream_columns])
+        fixed = [pa.repeat(text, len(rejected)) for text in (lookup.role, names)]
+        fields = [*fixed, value.cast(pa.string()), reasons.take(wanted)]
+        rows.append(rejected)
+        parts.append(pa.StructArray.from_arrays(fields, fields=list(CAUSES_TYPE.value_type)))
+    row = np.concatenate(rows)
+    ends = np.cumsum(np.bincount(row, minlength=batch.num_rows))
+    offsets = np.concatenate([[0], ends]).astype(np.int32)
+    listed = pa.concat_arrays(parts).take(pa.array(np.argsort(row, kind="stable")))
+    return pa.ListArray.from_arrays(pa.array(offsets), listed).cast(CAUSES_TYPE)
+
+
+def settle(batch: pa.RecordBatch, lookups: Sequence[Lookup], duplicates: Duplicates | None = None) -> Settled:
+    """Divide a batch whose lookups are resolved and whose duplicates are marked.
+
+    Parameters
+    ----------
+    batch
+        Output of `resolve` for every lookup, and of `mark_duplicates` where duplicates are declared.
+    lookups
+        All lookups of the stream.
+    duplicates
+        The declaration; None when duplicates are not looked for.
+
+    Raises
+    ------
+    ConservationError
+        If rows have been lost or made on the way.
+    """
+    gravity = row_gravity(batch, lookups)
+    action = duplicates.action if duplicates is not None else DuplicateAction.FLAG
+    rejected = gravity == Outcome.REJECTED.gravity
+    repeated = gravity == Outcome.DUPLICATE.gravity
+    routed = repeated & (action == DuplicateAction.ROUTE)
+    dropped = repeated & (action == DuplicateAction.DROP)
+    loaded = ~(rejected | routed | dropped)
+    inner = {name for look in lookups for name in (look.outcome_column, look.reason_column)} | {DUPLICATE_COLUMN}
+    added = {name for lookup in lookups for name in lookup.added_schema().names} | inner
+    facts = batch.select([name for name in batch.schema.names if name not in inner])
+    stream = batch.select([name for name in batch.schema.names if name not in added])
+    outcome = outcome_text(gravity)
+    return Settled(
+        loaded=facts.append_column(OUTCOME_COLUMN, outcome).filter(pa.array(loaded)),
+        routed=_routed(batch, stream, routed),
+        rejected=stream.append_column(CAUSES_COLUMN, causes(batch, lookups)).filter(pa.array(rejected)),
+        counts=OutcomeCounts(
+            rows_in=batch.num_rows,
+            loaded=int(loaded.sum()),
+            dropped=int(dropped.sum()),
+            routed=int(routed.sum()),
+            rejected=int(rejected.sum()),
+            rows=tally(outcome),
+            lookups={lookup.role: tally(batch.column(lookup.outcome_column)) for lookup in lookups},
+        ).check(),
+    )
+
+
+def _routed(batch: pa.RecordBatch, stream: pa.RecordBatch, routed: NDArray[np.bool_]) -> pa.RecordBatch:
+    kind = pa.nulls(batch.num_rows, pa.string())
+    if DUPLICATE_COLUMN in batch.schema.names:
+        kind = batch.column(DUPLICATE_COLUMN)
+    return pc.filter(stream.append_column(DUPLICATE_COLUMN, kind), pa.array(routed))

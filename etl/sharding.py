@@ -1,0 +1,93 @@
+"""Which shard a key belongs to: the same on the driver, in a worker and where a replica is built.
+
+The shard is XXH64 (seed 0) of the normalised key's bytes, modulo the number of shards. The bytes are those of
+`storage.KeyCodec` over the key's declared types, most significant first, so neither the stream's own types nor the
+machine matter.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etl.equality import conform
+from etl.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from etl.equality import KeyRule
+    from storage.keys import Keys
+
+__all__ = ["shard_of"]
+
+_WORD = 8
+
+
+def shard_of(
+    columns: Sequence[pa.Array | pa.ChunkedArray],
+    key: pa.Schema,
+    shards: int,
+    rules: Mapping[str, KeyRule] | None = None,
+) -> NDArray[np.int32]:
+    """Return the shard of each key.
+
+    Parameters
+    ----------
+    columns
+        Columns of the stream or of the table, in the order of the key.
+    key
+        Names and types of the key columns, as the dimension declares them (`Dimension.key_schema`).
+    shards
+        The number of shards.
+    rules
+        Normalisation by key column, as the dimension declares it.
+
+    Returns
+    -------
+    int32[n]
+        From 0 to ``shards - 1``. A row without a usable key (null, or no value of the key's type) meets no member and
+        belongs to shard 0.
+
+    Raises
+    ------
+    DeclarationError
+        If `shards` is not positive.
+    KeyInputError
+        If a column can never equal its key.
+
+    Examples
+    --------
+    >>> shard_of([pa.array(["N1", None])], pa.schema({"tailnum": pa.string()}), 8).tolist()
+    [5, 0]
+    """
+    if shards < 1:
+        raise DeclarationError(f"there is at least one shard, not {shards}")
+    from etl._kernels import hash_keys  # noqa: PLC0415 - numba comes in with the first key that is hashed
+    from storage.keys import KeyCodec  # noqa: PLC0415 - as above
+
+    rules = rules or {}
+    arrays = [
+        conform(column, field.type, rules.get(field.name), field.name).values
+        for column, field in zip(columns, key, strict=True)
+    ]
+    usable = np.logical_and.reduce([np.asarray(array.is_valid()) for array in arrays])
+    if not usable.all():
+        arrays = [pc.filter(array, pa.array(usable)) for array in arrays]
+    digests = hash_keys(*_bytes_of(KeyCodec(key, key.names).encode(arrays)))
+    shard = np.zeros(len(usable), dtype=np.int32)
+    shard[usable] = digests % np.uint64(shards)
+    return shard
+
+
+def _bytes_of(keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """Return where each key begins and ends, and the bytes: eight, big-endian, for a key that is a number."""
+    if keys.offsets is not None and keys.data is not None:
+        return keys.offsets, keys.data
+    offsets = np.arange(len(keys) + 1, dtype=np.int64) * _WORD
+    return offsets, keys.prefix.astype(">u8").view(np.uint8)

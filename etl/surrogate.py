@@ -1,0 +1,338 @@
+"""Surrogate key replacement: a stream column meets a dimension and leaves with the member's surrogate key.
+
+`resolve` runs a `Lookup` through any join operator over the dimension's
+clustered table, `new_members` reads from its result the members that were inferred.
+
+What happens to a row, in this order:
+
+1. A natural key with a null (or NaN) goes to the unknown member, -1, whatever the policy: it names nobody.
+2. A key that is in the dimension is matched.
+3. A key that is not there goes by the lookup's policy.
+   - ``infer``: it becomes a new member. A value that cannot be a key (out of the key type's range, or longer than
+     `MAX_KEY_BYTES`) is rejected instead.
+   - ``unknown``: the unknown member.
+   - ``reject``: the row is rejected and keeps the cause.
+   - ``fail``: the run fails once the input is read, naming the first missing keys.
+
+New surrogate keys depend on the set of new keys and on nothing else: distinct keys of the whole input, in key order,
+get ``base + 1 + rank * shards + shard``. The same input in any order, cut into any batches, gives the same keys. Rows
+that wait for their key are held in memory until the input ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etl.dimension import UNKNOWN_KEY
+from etl.errors import ConservationError, DeclarationError, MissingMembersError
+from etl.lookup import Lookup, Policy
+from etl.outcomes import Outcome
+from etl.ranking import key_text, rank_rows, sort_rows
+from storage.columns import is_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+__all__ = ["MAX_KEY_BYTES", "JoinOperator", "KeyAllocator", "new_members", "resolve"]
+
+MAX_KEY_BYTES: Final = 1024
+_NAMED: Final = 10
+_SHOWN: Final = 80
+
+
+class JoinOperator(Protocol):
+    """What this layer asks of a join operator: a left join, fed in batches; `flush` brings out all that was pushed."""
+
+    def push(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+        """Take a batch of the stream and return the results that are ready."""
+
+    def flush(self) -> Iterable[pa.RecordBatch]:
+        """Return the results of everything pushed so far."""
+
+
+@dataclass(frozen=True)
+class KeyAllocator:
+    """Hands out surrogate keys to the new members of one shard; shards never give the same key.
+
+    Parameters
+    ----------
+    base
+        The greatest surrogate key at the dimension's version that the input was joined with.
+    shards
+        How many shards infer members at the same time.
+    shard
+        This shard, from 0.
+
+    Examples
+    --------
+    >>> KeyAllocator(base=100, shards=4, shard=2).allocate(3).tolist()
+    [103, 107, 111]
+    """
+
+    base: int
+    shards: int = 1
+    shard: int = 0
+
+    def __post_init__(self) -> None:
+        if self.base < 0 or not 0 <= self.shard < self.shards:
+            raise DeclarationError(f"no such shard: {self.shard} of {self.shards} above key {self.base}")
+
+    def allocate(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the surrogate keys of this shard's first `count` new keys in key order."""
+        return self.base + 1 + np.arange(count, dtype=np.int64) * self.shards + self.shard
+
+
+def resolve(
+    lookup: Lookup,
+    operator: JoinOperator,
+    batches: Iterable[pa.RecordBatch],
+    allocator: KeyAllocator | None = None,
+    *,
+    visible_to: int | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Replace natural keys by surrogate keys.
+
+    Parameters
+    ----------
+    lookup
+        The role, its columns and its policy.
+    operator
+        A left join over the dimension's clustered table, made with ``on=lookup.operator_on``,
+        ``columns=lookup.operator_columns``. It is flushed, not finished, so it can serve the next input.
+    batches
+        The stream. For a lookup that infers: every row of the allocator's shard, and no other.
+    allocator
+        Needed by the policy ``infer`` only.
+    visible_to
+        The greatest surrogate key that counts as being in the dimension. Given when the table may be ahead of the
+        version the input is joined at; later members are then as if absent.
+
+    Yields
+    ------
+    RecordBatch
+        The stream's columns and `Lookup.added_schema`, in no particular order of rows; every row exactly once.
+
+    Raises
+    ------
+    DeclarationError
+        If a column is missing or taken, or an inferring lookup has no allocator.
+    KeyInputError
+        If a column can never equal its key.
+    MissingMembersError
+        For the policy ``fail``, when the input has been read.
+    """
+    if lookup.policy is Policy.INFER and allocator is None:
+        raise DeclarationError(f"lookup {lookup.role!r} infers members, so it needs a KeyAllocator")
+    return _Resolution(lookup, operator, allocator, visible_to).run(batches)
+
+
+class _Resolution:
+    """One input on its way through one lookup."""
+
+    def __init__(
+        self, lookup: Lookup, operator: JoinOperator, allocator: KeyAllocator | None, visible_to: int | None
+    ) -> None:
+        self._lookup = lookup
+        self._operator = operator
+        self._allocator = allocator
+        self._visible_to = visible_to
+        self._keys = len(lookup.dimension.natural_key)
+        self._waiting: list[pa.RecordBatch] = []
+        self._missing = _MissingKeys(lookup)
+        self._balance = 0
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        schema: pa.Schema | None = None
+        for batch in batches:
+            if batch.schema != schema:
+                self._lookup.check(batch.schema)
+                schema = batch.schema
+            self._balance += batch.num_rows
+            yield from self._counted(self._push(batch))
+        yield from self._counted(self._joined(self._operator.flush()))
+        self._missing.refuse()
+        yield from self._counted(self._inferred())
+        if self._balance:
+            raise ConservationError(
+                f"lookup {self._lookup.role!r} lost {self._balance} rows (negative: gained); natural keys of dimension "
+                f"{self._lookup.dimension.name!r} must be unique and the operator a left join"
+            )
+
+    def _counted(self, outputs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for output in outputs:
+            self._balance -= output.num_rows
+            yield output
+
+    def _push(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Send the rows that have a key through the join; those that cannot have one are done."""
+        lookup = self._lookup
+        columns = [batch.column(name) for name in lookup.stream_columns]
+        conformed = lookup.dimension.conform_key(columns)
+        null = np.logical_or.reduce([key.null for key in conformed])
+        unfit = np.logical_or.reduce([key.unfit for key in conformed]) & ~null
+        if null.any():
+            yield self._unknown(_rows(batch, null))
+        if unfit.any():
+            named = [_rows_of(column, unfit) for column in columns]
+            yield from self._without_member(_rows(batch, unfit), named, fit=False)
+        usable = ~(null | unfit)
+        if usable.any():
+            names = [*batch.schema.names, *(name for name, _ in lookup.operator_on)]
+            keyed = pa.RecordBatch.from_arrays([*batch.columns, *(key.values for key in conformed)], names=names)
+            yield from self._joined(self._operator.push(_rows(keyed, usable)))
+
+    def _joined(self, outputs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Sort the join's output into members found and members absent."""
+        for output in outputs:
+            width = output.num_columns - self._keys - len(self._lookup.operator_columns)
+            surrogate = output.column(width + self._keys)
+            absent = np.asarray(surrogate.is_null())
+            if self._visible_to is not None:
+                absent = absent | np.asarray(pc.fill_null(pc.greater(surrogate, self._visible_to), fill_value=False))
+            if not absent.all():
+                found = _rows(output, ~absent)
+                added = found.columns[width + self._keys :]
+                yield self._added(found.select(list(range(width))), Outcome.MATCHED, added)
+            if absent.any():
+                yield from self._absent(_rows(output, absent).select(list(range(width + self._keys))), width)
+
+    def _absent(self, keyed: pa.RecordBatch, width: int) -> Iterator[pa.RecordBatch]:
+        """Treat rows whose key no member has; their key columns follow the `width` columns of the stream."""
+        if self._lookup.policy is not Policy.INFER:
+            stream = keyed.select(list(range(width)))
+            yield from self._without_member(stream, keyed.columns[width:], fit=True)
+            return
+        too_long = _key_bytes(keyed.columns[width:]) > MAX_KEY_BYTES
+        if too_long.any():
+            yield self._rejected(
+                _rows(keyed, too_long).select(list(range(width))), f"longer than {MAX_KEY_BYTES} bytes"
+            )
+        if not too_long.all():
+            self._waiting.append(_rows(keyed, ~too_long))
+
+    def _without_member(self, stream: pa.RecordBatch, keys: list[pa.Array], *, fit: bool) -> Iterator[pa.RecordBatch]:
+        """Apply the policy to rows that no member can be found or made for."""
+        if self._lookup.policy is Policy.UNKNOWN:
+            yield self._unknown(stream)
+        elif self._lookup.policy is Policy.FAIL:
+            self._missing.note(keys, fit=fit)
+        else:
+            yield self._rejected(stream, "not in the dimension" if fit else "no value of the key's type")
+
+    def _inferred(self) -> Iterator[pa.RecordBatch]:
+        """Give the new members their numbers, once all are known, and let the waiting rows go."""
+        if not self._waiting:
+            return
+        assert self._allocator is not None
+        waiting = pa.Table.from_batches(self._waiting)
+        width = waiting.num_columns - self._keys
+        ranks, distinct = rank_rows(waiting.columns[width:])
+        surrogate = pa.array(self._allocator.allocate(distinct)[ranks])
+        position = 0
+        for batch in self._waiting:
+            keys = surrogate.slice(position, batch.num_rows)
+            position += batch.num_rows
+            yield self._added(batch.select(list(range(width))), Outcome.INFERRED, [keys])
+        self._waiting.clear()
+
+    def _unknown(self, stream: pa.RecordBatch) -> pa.RecordBatch:
+        return self._added(stream, Outcome.UNKNOWN, [_repeat(UNKNOWN_KEY, pa.int64(), stream.num_rows)])
+
+    def _rejected(self, stream: pa.RecordBatch, reason: str) -> pa.RecordBatch:
+        return self._added(stream, Outcome.REJECTED, [_repeat(UNKNOWN_KEY, pa.int64(), stream.num_rows)], reason)
+
+    def _added(
+        self, stream: pa.RecordBatch, outcome: Outcome, columns: list[pa.Array], reason: str | None = None
+    ) -> pa.RecordBatch:
+        """Append surrogate key, carried attributes (null where there is no member), outcome and reason."""
+        added = self._lookup.added_schema()
+        rows = stream.num_rows
+        carried = columns[1:] or [pa.nulls(rows, added.field(1 + i).type) for i in range(len(self._lookup.carry))]
+        noted = [_repeat(str(outcome), pa.string(), rows), _repeat(reason, pa.string(), rows)]
+        schema = pa.schema([*stream.schema, *added], metadata=stream.schema.metadata)
+        return pa.RecordBatch.from_arrays([*stream.columns, columns[0], *carried, *noted], schema=schema)
+
+
+class _MissingKeys:
+    """The first keys that a lookup with the policy `fail` did not find: in key order, those of no fitting type last."""
+
+    def __init__(self, lookup: Lookup) -> None:
+        self._lookup = lookup
+        self._rows = 0
+        self._first: dict[bool, pa.Table] = {}
+
+    def note(self, keys: list[pa.Array], *, fit: bool) -> None:
+        """Remember the smallest of the keys so far."""
+        self._rows += len(keys[0])
+        named = pa.table(dict(zip(self._lookup.stream_columns, keys if fit else [key_text(keys)], strict=fit)))
+        known = pa.concat_tables([self._first[fit], named]) if fit in self._first else named
+        distinct = known.group_by(known.column_names).aggregate([])
+        self._first[fit] = distinct.take(pa.array(sort_rows(distinct.columns)[:_NAMED]))
+
+    def refuse(self) -> None:
+        """Raise if any key was missing."""
+        if not self._rows:
+            return
+        lookup = self._lookup
+        named = [text for fit in (True, False) if fit in self._first for text in key_text(self._first[fit].columns)]
+        raise MissingMembersError(
+            f"lookup {lookup.role!r}: {self._rows} rows name members that are not in dimension "
+            f"{lookup.dimension.name!r}; the first keys ({', '.join(lookup.stream_columns)}): "
+            f"{'; '.join(str(text)[:_SHOWN] for text in named[:_NAMED])}; add them to the dimension, or give the lookup the policy infer, "
+            "unknown or reject"
+        )
+
+
+def new_members(lookup: Lookup, batches: Iterable[pa.RecordBatch]) -> pa.Table:
+    """Return the members that `resolve` inferred, as rows of the dimension's table in the order of their keys.
+
+    Parameters
+    ----------
+    lookup
+        The lookup that was resolved.
+    batches
+        Its output, whole or in part; other columns may have been dropped or added since.
+    """
+    natural = lookup.dimension.natural_key
+    columns = [lookup.key_column, *lookup.stream_columns]
+    wanted = str(Outcome.INFERRED)
+    inferred = [
+        batch.filter(pc.equal(batch.column(lookup.outcome_column), wanted)).select(columns) for batch in batches
+    ]
+    if not inferred:
+        return lookup.dimension.table_schema.empty_table()
+    table = pa.Table.from_batches(inferred)
+    surrogate, first = np.unique(np.asarray(table.column(0)), return_index=True)
+    members = table.take(pa.array(first))
+    keys = lookup.dimension.conform_key([members.column(name) for name in lookup.stream_columns])
+    named = pa.table({name: key.values for name, key in zip(natural, keys, strict=True)})
+    return lookup.dimension.members(named, surrogate, inferred=True)
+
+
+def _rows(batch: pa.RecordBatch, wanted: NDArray[np.bool_]) -> pa.RecordBatch:
+    """Return the wanted rows; the batch itself when that is all of them."""
+    return batch if wanted.all() else batch.filter(pa.array(wanted))
+
+
+def _rows_of(column: pa.Array, wanted: NDArray[np.bool_]) -> pa.Array:
+    return column.filter(pa.array(wanted))
+
+
+def _repeat(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), rows)
+
+
+def _key_bytes(columns: list[pa.Array]) -> NDArray[np.int64]:
+    """Return the bytes of text and binary in each key."""
+    total = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        if is_bytes(column.type):
+            total += np.asarray(pc.binary_length(column))
+    return total
