@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from storage.errors import HeadraceError, InputError
 
-__all__ = ["CliError", "InputFileError", "OutputFileError", "QualityError"]
+__all__ = ["CliError", "InputFileError", "OutputFileError"]
 
 
 class CliError(HeadraceError):
@@ -17,7 +17,3 @@ class InputFileError(CliError, InputError):
 
 class OutputFileError(CliError, InputError):
     """The place for the result is taken or does not exist."""
-
-
-class QualityError(CliError):
-    """The work was done, and what it found is worse than allowed: damage, or rows that must not be there."""

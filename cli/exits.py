@@ -49,7 +49,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
     Damaged data and data of bad quality are 3; every other `HeadraceError` and whatever the operating system refuses
     is 1; an error nobody foresaw is a bug.
     """
-    from cli.errors import QualityError
+    from pipelines.errors import QualityError
     from storage.errors import CorruptionError, HeadraceError
 
     families: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], ExitCode], ...] = (

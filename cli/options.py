@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import click
 
 from cli.console import Console
 
-__all__ = ["COLUMNS", "DURATION", "NEW_FILE", "PAIRING", "PATH", "SIZE", "ReportingCommand", "pass_console"]
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+__all__ = [
+    "COLUMNS",
+    "DURATION",
+    "NEW_FILE",
+    "PAIRING",
+    "PATH",
+    "SIZE",
+    "ReportingCommand",
+    "csv_options",
+    "pass_console",
+]
 
 PATH = click.Path(path_type=Path)
 NEW_FILE = click.Path(path_type=Path, dir_okay=False)
@@ -88,6 +102,24 @@ SIZE = Size()
 DURATION = Duration()
 COLUMNS = Columns()
 PAIRING = Pairing()
+
+
+def csv_options(function: Function) -> Function:
+    """Add the options that say how a CSV is read; the function receives them as one `csv`."""
+
+    @functools.wraps(function)
+    def gather(*args: Any, delimiter: str, nulls: tuple[str, ...], text: tuple[str, ...], **kwargs: Any) -> Any:
+        from cli.streams import CsvFormat, text_columns
+
+        return function(*args, csv=CsvFormat(delimiter, nulls or ("",), text_columns(text)), **kwargs)
+
+    for option in (
+        click.option("--text", type=COLUMNS, default=(), help="Columns of a CSV to keep as text."),
+        click.option("--null", "nulls", multiple=True, help="How a CSV spells a missing value; by default, empty."),
+        click.option("--delimiter", default=",", show_default=True, help="What separates the fields of a CSV."),
+    ):
+        gather = option(gather)
+    return cast("Function", gather)
 
 
 class ReportingCommand(click.Command):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cli.errors import OutputFileError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import TracebackType
 
 __all__ = ["ParquetSink"]
 

@@ -6,10 +6,9 @@ a CSV come from its first block unless the caller knows better: key columns take
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.csv as pc
@@ -17,7 +16,11 @@ import pyarrow.parquet as pq
 
 from cli.errors import InputFileError
 
-__all__ = ["CsvFormat", "FileStream", "open_stream"]
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["CsvFormat", "FileStream", "open_stream", "text_columns"]
 
 BLOCK_BYTES = 1 << 20
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".txt": "csv", ".tsv": "csv"}
@@ -41,6 +44,11 @@ class CsvFormat:
     delimiter: str = ","
     nulls: tuple[str, ...] = ("",)
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
+
+
+def text_columns(names: Sequence[str]) -> dict[str, pa.DataType]:
+    """Return the types of columns that are to stay text, whatever they look like."""
+    return dict.fromkeys(names, pa.string())
 
 
 @dataclass(frozen=True)
@@ -159,14 +167,14 @@ def _csv_schema(file: Path, form: CsvFormat) -> pa.Schema:
     schema = _open_csv(file, form).schema
     if len(set(schema.names)) != len(schema.names):
         raise InputFileError(f"{file} names a column twice in its first line: {', '.join(schema.names)}")
-    return pa.schema([(name, pa.string() if pa.types.is_null(kind) else kind) for name, kind in zip(schema.names, schema.types, strict=True)])  # fmt: skip
+    return pa.schema([column.with_type(pa.string()) if pa.types.is_null(column.type) else column for column in schema])
 
 
 def _open_csv(file: Path, form: CsvFormat) -> pc.CSVStreamingReader:
     def refuse(row: pc.InvalidRow) -> str:
         raise InputFileError(
-            f"{file}, line {row.number}: {row.actual_columns} fields where the first line names {row.expected_columns}; "
-            f"quote the field that holds a {form.delimiter!r}: {row.text[:80]}"
+            f"{file}, line {row.number}: {row.actual_columns} fields where the first line names "
+            f"{row.expected_columns}; quote the field that holds a {form.delimiter!r}: {row.text[:80]}"
         )
 
     return pc.open_csv(

@@ -1,0 +1,53 @@
+"""`headrace join`: a file or folder as a stream, joined with a table, written as Parquet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from cli.options import DURATION, NEW_FILE, PAIRING, PATH, SIZE, ReportingCommand, csv_options, pass_console
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.console import Console
+
+__all__ = ["join"]
+
+
+@click.command("join", cls=ReportingCommand)
+@click.argument("table", type=PATH)
+@click.argument("stream", type=PATH)
+@click.option("--on", type=PAIRING, required=True, help="STREAM_COL=KEY_COL[,...]: what is to be equal.")
+@click.option(
+    "--how",
+    type=click.Choice(["inner", "left"]),
+    default="inner",
+    show_default=True,
+    help="left keeps stream rows without a match.",
+)
+@click.option(
+    "--algorithm",
+    type=click.Choice(["ssij", "meshjoin", "inlj"]),
+    default="ssij",
+    show_default=True,
+    help="The join operator.",
+)
+@click.option("--memory", type=SIZE, default="32MiB", show_default=True, help="Most that the operator may hold.")
+@click.option("--deadline", type=DURATION, help="Longest a stream row may wait, as in 500ms (ssij only).")
+@click.option("-o", "--out", type=NEW_FILE, required=True, help="The Parquet file to write.")
+@csv_options
+@pass_console
+def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: Any) -> None:
+    r"""Join the rows of STREAM with TABLE.
+
+    STREAM is a CSV or Parquet file or a folder of them. The result has the stream's columns, then the table's without
+    its key; a name that occurs on both sides gets the suffix _right. OUT appears when all of it is written.
+
+    \b
+    headrace join planes.tbl flights/ --on tailnum=tailnum --how left -o joined.parquet
+    """
+    from cli.joining import JoinRequest, run_join
+
+    run_join(JoinRequest(table=table, stream=stream, out=out, **choices), console)

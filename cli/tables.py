@@ -1,0 +1,210 @@
+"""What `headrace table build|info|check|scan` does."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+import pyarrow as pa
+import pyarrow.csv as pc
+
+from cli.blocks import Grid, Pairs, Text
+from cli.exits import ExitCode
+from cli.sink import check_place
+from cli.streams import CsvFormat, FileStream, open_stream
+from storage import Table
+from storage.errors import InputError
+from storage.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from cli.blocks import Block
+    from cli.console import Console
+
+__all__ = ["BuildRequest", "ScanRequest", "run_build", "run_check", "run_info", "run_scan"]
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What was asked for; see the options of `headrace table build`."""
+
+    source: Path
+    out: Path
+    key: tuple[str, ...]
+    unique: bool
+    page_size: int
+    fill: float
+    memory: int
+    overwrite: bool
+    csv: CsvFormat
+
+
+@dataclass(frozen=True)
+class ScanRequest:
+    """What was asked for; see the options of `headrace table scan`."""
+
+    path: Path
+    low: str | None
+    high: str | None
+    columns: tuple[str, ...] | None
+    limit: int | None
+
+
+def run_build(request: BuildRequest, console: Console) -> None:
+    """Build the table and print what it became."""
+    with console.step(f"building {request.out} from {request.source}", left=f"nothing; {request.out} is as it was"):
+        check_place(request.out)
+        stream = open_stream(request.source, csv=request.csv)
+        started = console.clock()
+        with console.progress("read", total=stream.rows) as progress:
+            table = Table.build(
+                request.out,
+                pa.RecordBatchReader.from_batches(stream.schema, _counted(stream, progress)),
+                key=list(request.key),
+                unique=request.unique,
+                page_size=request.page_size,
+                fill=request.fill,
+                memory=request.memory,
+                overwrite=request.overwrite,
+            )
+        with table:
+            document = _describe(request.out, table)
+    seconds = console.clock() - started
+    console.result({**document, "seconds": seconds}, *_info_blocks(document), Text(f"Built in {seconds:.2f} s"))
+
+
+def _counted(stream: FileStream, progress: Any) -> Iterator[pa.RecordBatch]:
+    for batch in stream.batches():
+        yield batch
+        progress.advance(batch.num_rows)
+
+
+def run_info(path: Path, console: Console) -> None:
+    """Print schema, key and size."""
+    with (
+        console.step(f"opening {path}", left="the table as it was", again=_after_damage(path)),
+        Table.open(path) as table,
+    ):
+        document = _describe(path, table)
+    console.result(document, *_info_blocks(document))
+
+
+def run_check(path: Path, console: Console) -> ExitCode:
+    """Verify the table, print what is wrong, and return the exit code."""
+    with (
+        console.step(
+            f"checking {path}",
+            left="the table as it was",
+            again="build the table again from its source: headrace table build ... --overwrite",
+        ),
+        Table.open(path) as table,
+    ):
+        report = table.check()
+    violations = [asdict(violation) for violation in report.violations]
+    document = {"table": str(path), "ok": report.ok, "violations": violations}
+    if report.ok:
+        console.result(document, Text(f"{path} is sound"))
+        return ExitCode.OK
+    rows = [tuple(violation.values()) for violation in violations]
+    console.result(
+        document,
+        Grid(f"{path} is damaged", list(violations[0]), rows),
+        Text("Build it again from its source: headrace table build ... --overwrite"),
+    )
+    return ExitCode.DAMAGED
+
+
+def run_scan(request: ScanRequest, console: Console) -> None:
+    """Print rows in key order."""
+    with (
+        console.step(f"reading {request.path}", left="the table as it was", again=_after_damage(request.path)),
+        Table.open(request.path) as table,
+    ):
+        key = [table.schema.field(name) for name in table.key]
+        batches = table.scan(
+            _bound(request.low, key), _bound(request.high, key), list(request.columns) if request.columns else None
+        )
+        limited = _limited(iter(batches), request.limit)
+        if console.json_mode:
+            for batch in limited:
+                console.rows(batch.to_pylist())
+        else:
+            _print_csv(limited, list(request.columns or table.schema.names))
+
+
+def _after_damage(path: Path) -> str:
+    return f"headrace table check {path}"
+
+
+def _bound(text: str | None, key: list[pa.Field]) -> tuple[Any, ...] | None:
+    """Return one key as values of the key's types."""
+    if text is None:
+        return None
+    parts = next(csv.reader([text]))
+    if len(parts) != len(key):
+        raise InputError(
+            f"the key has {len(key)} columns ({', '.join(f.name for f in key)}), but {text!r} {len(parts)}"
+        )
+    return tuple(_parsed(part, field) for part, field in zip(parts, key, strict=True))
+
+
+def _parsed(text: str, field: pa.Field) -> Any:
+    try:
+        return pa.array([text]).cast(field.type)[0].as_py()
+    except pa.ArrowException as error:
+        raise InputError(f"{text!r} is not a {field.type}, the type of key column {field.name!r}") from error
+
+
+def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    left = limit
+    for batch in batches:
+        if left is None:
+            yield batch
+            continue
+        if left <= 0:
+            return
+        yield batch.slice(0, left)
+        left -= batch.num_rows
+
+
+def _print_csv(batches: Iterator[pa.RecordBatch], names: list[str]) -> None:
+    """Print a header and rows; text is quoted, a missing value is an empty field, bytes are hexadecimal."""
+    click.echo(",".join(names))
+    for batch in batches:
+        lines = io.BytesIO()
+        pc.write_csv(_hexadecimal(batch), lines, pc.WriteOptions(include_header=False))
+        click.echo(lines.getvalue(), nl=False)
+
+
+def _hexadecimal(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [
+        pa.array([value and value.hex() for value in column.to_pylist()], pa.string())
+        if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+
+def _describe(path: Path, table: Table) -> dict[str, Any]:
+    return {
+        "table": str(path),
+        "key": list(table.key),
+        "columns": {field.name: str(field.type) for field in table.schema},
+        "stats": asdict(table.stats),
+    }
+
+
+def _info_blocks(document: dict[str, Any]) -> list[Block]:
+    stats = {name.replace("_", " "): _readable(name, value) for name, value in document["stats"].items()}
+    columns = [(name, kind, "key" if name in document["key"] else "") for name, kind in document["columns"].items()]
+    return [Pairs(document["table"], stats), Grid("Columns", ("name", "type", ""), columns)]
+
+
+def _readable(name: str, value: Any) -> Any:
+    return format_size(value) if (isinstance(value, int) and name.endswith("bytes")) or name == "page_size" else value
