@@ -1,0 +1,109 @@
+"""What is shown, where it goes, and how it looks without a terminal."""
+
+import dataclasses
+import datetime as dt
+import decimal
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cli.blocks import Grid, Pairs, Text, as_json, as_text, render
+from cli.console import Console
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    where: Path
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (True, "yes"),
+        (336776, "336,776"),
+        (0.123, "0.12"),
+        (12345.67, "12,345.7"),
+        ("as is", "as is"),
+        (("a", 1000), "a, 1,000"),
+        (b"\x01\xff", "01ff"),
+        (dt.datetime(2013, 1, 1, 10, tzinfo=dt.UTC), "2013-01-01 10:00:00+00:00"),
+    ],
+)
+def test_values_read_as_people_write_them(value, text):
+    assert as_text(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "document"),
+    [
+        (Point(1, Path("a/b")), {"x": 1, "where": "a/b"}),
+        ({"k": (1, None)}, {"k": [1, None]}),
+        (b"\xff", "ff"),
+        (dt.date(2013, 1, 1), "2013-01-01"),
+        (decimal.Decimal("1.20"), "1.20"),
+        (math.nan, None),
+        (np.int32(7), 7),
+        (np.array([1, 2]), [1, 2]),
+    ],
+)
+def test_everything_has_a_json_form(value, document):
+    assert json.loads(json.dumps(as_json(value))) == document
+
+
+def test_pairs_are_aligned():
+    assert render(Pairs("Title", {"a": 1, "long name": "x"})) == ["Title", "  a          1", "  long name  x"]
+
+
+def test_numbers_stand_right_and_text_left():
+    assert render(Grid("", ("name", "rows"), [("a", 1), ("b", 1000)])) == [
+        "name   rows",
+        "----  -----",
+        "a         1",
+        "b     1,000",
+    ]
+
+
+def test_an_empty_grid_is_its_heading():
+    assert render(Grid("", ("name",), [])) == ["name", "----"]
+
+
+def test_results_go_to_standard_output_and_notes_to_standard_error(capsys):
+    console = Console()
+    console.note("reading")
+    console.result({"rows": 1}, Text("one row"))
+    assert capsys.readouterr() == ("one row\n", "reading\n")
+
+
+def test_json_is_the_only_thing_on_standard_output(capsys):
+    console = Console()
+    console.json_mode = True
+    console.note("reading")
+    console.result({"rows": 1}, Text("one row"))
+    assert capsys.readouterr().out == '{"rows": 1}\n'
+
+
+def test_nothing_is_coloured_where_nobody_watches(capsys):
+    Console().result({}, Pairs("Title", {"a": 1}))
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_quiet_shows_no_notes(capsys):
+    console = Console()
+    console.quiet = True
+    console.note("reading")
+    assert capsys.readouterr().err == ""
+
+
+def test_progress_off_a_terminal_is_a_line_every_half_minute(capsys):
+    now = [0.0]
+    console = Console(clock=lambda: now[0])
+    with console.progress("joined", total=300) as progress:
+        for second in (10, 31, 40):
+            now[0] = second
+            progress.advance(100)
+    assert capsys.readouterr().err == "joined: 200 of 300 rows, 6/s\n"

@@ -1,0 +1,172 @@
+"""Every family of errors has one exit code, and a failure says step, cause, state left and how to go on."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import click
+import pytest
+
+from cli.console import Console
+from cli.errors import InputFileError
+from cli.exits import ExitCode, exit_code_of, guarded
+from etl.errors import DeclarationError
+from joins.errors import JoinInputError
+from pipelines.errors import ConservationError, PipelineFileError, SparkStartError
+from storage.errors import CorruptPageError, LockedError, NotATableError, SchemaError
+
+COMMAND = ["headrace", "join", "a b.tbl"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (click.Abort(), 130),
+        (click.UsageError("x"), 2),
+        (click.BadParameter("x"), 2),
+        (CorruptPageError("x"), 3),
+        (NotATableError("x"), 3),
+        (ConservationError("x"), 3),
+        (SchemaError("x"), 1),
+        (LockedError("x"), 1),
+        (JoinInputError("x"), 1),
+        (DeclarationError("x"), 1),
+        (PipelineFileError("x"), 1),
+        (SparkStartError("x"), 1),
+        (InputFileError("x"), 1),
+        (PermissionError("x"), 1),
+        (MemoryError(), 1),
+        (ValueError("x"), 70),
+        (AssertionError(), 70),
+        (KeyError("x"), 70),
+    ],
+)
+def test_each_family_has_its_code(error, code):
+    assert exit_code_of(error) == code
+
+
+def raising(error, console, **step):
+    def work():
+        with console.step("joining a with b", left="nothing; out is as it was", **step):
+            raise error
+
+    return work
+
+
+def test_a_failure_names_step_cause_state_and_the_way_on(capsys):
+    console = Console()
+    assert guarded(raising(SchemaError("no column x"), console), console, COMMAND) == ExitCode.FAILURE
+    assert capsys.readouterr().err.splitlines() == [
+        "headrace: failed while joining a with b",
+        "  cause  no column x",
+        "  left   nothing; out is as it was",
+        "  go on  mend the cause, then run: headrace join 'a b.tbl'",
+    ]
+
+
+def test_a_step_may_know_a_better_way_on(capsys):
+    console = Console()
+    guarded(raising(CorruptPageError("page 7"), console, again="headrace table check b"), console, COMMAND)
+    assert capsys.readouterr().err.endswith("  go on  headrace table check b\n")
+
+
+def test_the_innermost_step_is_the_one_that_failed(capsys):
+    console = Console()
+
+    def work():
+        with console.step("loading", left="everything"):
+            raising(SchemaError("x"), console)()
+
+    guarded(work, console, COMMAND)
+    assert "while joining a with b" in capsys.readouterr().err
+
+
+def test_json_failures_are_one_document_on_standard_output(capsys):
+    console = Console()
+    console.json_mode = True
+    guarded(raising(SchemaError("no column x"), console), console, COMMAND)
+    error = json.loads(capsys.readouterr().out)["error"]
+    assert error["step"] == "joining a with b"
+    assert error["exit_code"] == 1
+    assert error["cause"] == "no column x"
+
+
+def test_a_file_of_the_operating_system_is_named(capsys):
+    console = Console()
+    assert guarded(raising(FileNotFoundError(2, "No such file", "x.csv"), console), console, COMMAND) == 1
+    assert "No such file: x.csv" in capsys.readouterr().err
+
+
+def test_a_bug_is_one_line_and_a_log_with_the_traceback(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    console = Console()
+    assert guarded(raising(KeyError("surprise"), console), console, COMMAND) == ExitCode.BUG
+    (log,) = tmp_path.glob("headrace-bug-*.log")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert str(log) in lines[0]
+    assert "Traceback" in log.read_text()
+    assert "headrace join 'a b.tbl'" in log.read_text()
+
+
+def test_success_is_zero():
+    assert guarded(lambda: None, Console(), COMMAND) == ExitCode.OK
+
+
+def test_a_reader_that_has_had_enough_is_no_failure():
+    def work():
+        raise BrokenPipeError
+
+    assert guarded(work, Console(), COMMAND) == ExitCode.OK
+
+
+def test_an_unknown_command_lists_the_valid_ones(invoke):
+    outcome = invoke("jion")
+    assert outcome.code == 2
+    assert "there is no command 'jion'" in outcome.err
+    assert "join" in outcome.err.split("the commands are")[1]
+
+
+@pytest.mark.parametrize(
+    "options", [["--on", "=k"], ["--on", "k", "--memory", "lots"], ["--on", "k", "--deadline", "-1s"]]
+)
+def test_values_that_cannot_be_read_are_usage_errors(invoke, options):
+    assert invoke("join", "t", "s", "-o", "out.parquet", *options).code == 2
+
+
+SLOW_STREAM = """
+import os, sys, pyarrow as pa
+from cli.main import heed_termination
+from cli.console import Console
+from cli.exits import guarded
+from cli.sink import ParquetSink
+from pathlib import Path
+
+def work():
+    with ParquetSink(Path(sys.argv[1]), pa.schema([("k", pa.int64())])) as sink:
+        sink.write(pa.record_batch({"k": [1]}))
+        print("writing", flush=True)
+        sys.stdin.read()
+
+heed_termination()
+sys.exit(guarded(work, Console(), ["headrace", "join"]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_half_written_output(tmp_path, number):
+    out = tmp_path / "out.parquet"
+    out.write_text("older result")
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_STREAM, str(out)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout.readline() == "writing\n"
+    process.send_signal(number)
+    _, errors = process.communicate()
+    assert process.returncode == 130
+    assert "interrupted" in errors
+    assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
+    assert out.read_text() == "older result"
