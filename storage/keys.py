@@ -21,7 +21,7 @@ from storage.coerce import coerce
 from storage.columns import FixedType, bytes_of, fixed_to_array, fixed_type, fixed_values, is_bytes, text_to_array
 from storage.errors import KeyInputError, SchemaError
 
-__all__ = ["KeyCodec", "Keys"]
+__all__ = ["KeyCodec", "Keys", "Kind"]
 
 Kind = Literal["u64", "bytes"]
 KeySource = pa.RecordBatch | pa.Table | Sequence[pa.Array | pa.ChunkedArray]

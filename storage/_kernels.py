@@ -1,0 +1,369 @@
+"""Compiled search and gather over encoded leaves, in place. Arrays in, arrays out.
+
+`frames` is a flat uint8 array of whole pages with eight spare bytes at its end; `frame` says in which of them a row
+lies, -1 for nowhere. A directory entry is a base and one packed word (see FORMAT.md).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+from storage._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64, xxh64
+
+__all__ = [
+    "count_rows",
+    "expand_rows",
+    "gather_spans",
+    "gather_text",
+    "gather_words",
+    "search_bytes",
+    "search_u64",
+    "verify_pages",
+]
+
+_HEADER = 24
+_ENTRY = 16
+_TEXT_DICTIONARY = np.uint64(2)
+_U16 = np.uint64(0xFFFF)
+_ALL = ~np.uint64(0)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _mask(width: np.uint64) -> np.uint64:
+    return _ALL if width >= np.uint64(8) else (np.uint64(1) << (width * np.uint64(8))) - np.uint64(1)
+
+
+@njit(cache=True, nogil=True)
+def search_u64(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    frame: NDArray[np.int32],
+    key: NDArray[np.uint64],
+    unique: bool,
+    row: NDArray[np.int32],
+    count: NDArray[np.int32],
+) -> None:
+    """Find each key in its page: the first row that has it, and how many rows do.
+
+    The first probe is interpolated between the page's ends; from there the search gallops, so that no distribution
+    of keys costs more than two logarithms. Unique tables stop at the first hit.
+    """
+    last = np.int32(-1)
+    rows = 0
+    data = 0
+    width = 0
+    base = top = mask = np.uint64(0)
+    scale = 0.0
+    for i in range(len(frame)):
+        row[i] = 0
+        count[i] = 0
+        if frame[i] < 0:
+            continue
+        if frame[i] != last:
+            last = frame[i]
+            page = np.int64(last) * page_size
+            rows = np.int64(load_u64(frames, page + 16) >> np.uint64(32))
+            base = load_u64(frames, page + _HEADER)
+            packed = load_u64(frames, page + _HEADER + 8)
+            data = page + np.int64(packed & _U16)
+            width = np.int64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            mask = _mask(np.uint64(width))
+            top = load_u64(frames, data + (rows - 1) * width) & mask
+            scale = (rows - 1) / np.float64(top) if top > 0 else 0.0
+        if key[i] < base or rows == 0:
+            continue
+        target = key[i] - base
+        if target > top:
+            continue
+        if width == 0:
+            count[i] = rows
+            continue
+        at = min(np.int64(np.float64(target) * scale), rows - 1)
+        value = load_u64(frames, data + at * width) & mask
+        if unique and value == target:
+            row[i] = at
+            count[i] = 1
+            continue
+        if value < target:
+            low = at + 1
+            step = 1
+            while low + step < rows and (load_u64(frames, data + (low + step - 1) * width) & mask) < target:
+                low += step
+                step += step
+            high = min(low + step, rows - 1)
+        else:
+            high = at
+            step = 1
+            while high - step >= 0 and (load_u64(frames, data + (high - step) * width) & mask) >= target:
+                high -= step
+                step += step
+            low = max(high - step + 1, 0)
+        while low < high:
+            middle = (low + high) >> 1
+            if (load_u64(frames, data + middle * width) & mask) < target:
+                low = middle + 1
+            else:
+                high = middle
+        if (load_u64(frames, data + low * width) & mask) != target:
+            continue
+        row[i] = low
+        if unique:
+            count[i] = 1
+            continue
+        end = low + 1
+        step = 1
+        while end + step <= rows and (load_u64(frames, data + (end + step - 1) * width) & mask) == target:
+            end += step
+            step += step
+        high = min(end + step - 1, rows)
+        while end < high:
+            middle = (end + high) >> 1
+            if (load_u64(frames, data + middle * width) & mask) == target:
+                end = middle + 1
+            else:
+                high = middle
+        count[i] = end - low
+
+
+@njit(cache=True, nogil=True)
+def _text_span(frames: NDArray[np.uint8], page: int, base: np.uint64, packed: np.uint64, row: int) -> tuple[int, int]:
+    """Return where in `frames` a text value begins and ends."""
+    data = page + np.int64(packed & _U16)
+    aux = page + np.int64((packed >> np.uint64(16)) & _U16)
+    width = (packed >> np.uint64(48)) & np.uint64(0xFF)
+    mask = _mask(width)
+    step = np.int64(width)
+    if packed >> np.uint64(56) == _TEXT_DICTIONARY:
+        code = np.int64(load_u64(frames, data + row * step) & mask)
+        text = aux + 2 + 2 * load_u16(frames, aux)
+        start = load_u16(frames, aux + 2 * code) if code > 0 else 0
+        return text + start, text + load_u16(frames, aux + 2 + 2 * code)
+    shortest = np.int64(base)
+    end = (row + 1) * shortest + np.int64(load_u64(frames, data + row * step) & mask)
+    start = 0
+    if row > 0:
+        start = row * shortest + np.int64(load_u64(frames, data + (row - 1) * step) & mask)
+    return aux + start, aux + end
+
+
+@njit(cache=True, nogil=True)
+def _order(
+    frames: NDArray[np.uint8],
+    page: int,
+    base: np.uint64,
+    packed: np.uint64,
+    row: int,
+    data: NDArray[np.uint8],
+    start: int,
+    end: int,
+) -> int:
+    """Compare the byte key of a row with the one in `data`."""
+    left_start, left_end = _text_span(frames, page, base, packed, row)
+    return compare_bytes(frames, left_start, left_end, data, start, end)
+
+
+@njit(cache=True, nogil=True)
+def search_bytes(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    frame: NDArray[np.int32],
+    offsets: NDArray[np.int64],
+    data: NDArray[np.uint8],
+    unique: bool,
+    row: NDArray[np.int32],
+    count: NDArray[np.int32],
+) -> None:
+    """Find each byte key in its page, as `search_u64` does, by binary search."""
+    for i in range(len(frame)):
+        row[i] = 0
+        count[i] = 0
+        if frame[i] < 0:
+            continue
+        page = np.int64(frame[i]) * page_size
+        rows = np.int64(load_u64(frames, page + 16) >> np.uint64(32))
+        base = load_u64(frames, page + _HEADER)
+        packed = load_u64(frames, page + _HEADER + 8)
+        low = 0
+        high = rows
+        while low < high:
+            middle = (low + high) >> 1
+            if _order(frames, page, base, packed, middle, data, offsets[i], offsets[i + 1]) < 0:
+                low = middle + 1
+            else:
+                high = middle
+        if low == rows or _order(frames, page, base, packed, low, data, offsets[i], offsets[i + 1]) != 0:
+            continue
+        row[i] = low
+        end = low + 1
+        high = low + 1 if unique else rows
+        step = 1
+        while end + step <= high:
+            if _order(frames, page, base, packed, end + step - 1, data, offsets[i], offsets[i + 1]) != 0:
+                high = end + step - 1
+                break
+            end += step
+            step += step
+        while end < high:
+            middle = (end + high) >> 1
+            if _order(frames, page, base, packed, middle, data, offsets[i], offsets[i + 1]) == 0:
+                end = middle + 1
+            else:
+                high = middle
+        count[i] = end - low
+
+
+@njit(cache=True, nogil=True)
+def gather_words(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    frame: NDArray[np.int32],
+    row: NDArray[np.int32],
+    entry: int,
+    size: int,
+    out: NDArray[np.uint8],
+    valid: NDArray[np.uint8],
+) -> int:
+    """Write `size` low bytes of one column's word for each row; return how many rows are null or nowhere.
+
+    Parameters
+    ----------
+    entry
+        Of the directory.
+    out : uint8[n * size + 8]
+    valid : uint8[n]
+        Becomes 1 for values that are present.
+    """
+    last = np.int32(-1)
+    data = 0
+    bitmap = 0
+    width = 0
+    base = mask = np.uint64(0)
+    missing = 0
+    for i in range(len(frame)):
+        if frame[i] != last and frame[i] >= 0:
+            last = frame[i]
+            page = np.int64(last) * page_size
+            at = page + _HEADER + _ENTRY * entry
+            base = load_u64(frames, at)
+            packed = load_u64(frames, at + 8)
+            data = page + np.int64(packed & _U16)
+            width = np.int64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            mask = _mask(np.uint64(width))
+            bitmap = np.int64((packed >> np.uint64(32)) & _U16)
+            if bitmap > 0:
+                bitmap += page
+        present = np.uint8(frame[i] >= 0)
+        if present != 0 and bitmap > 0:
+            present = np.uint8(((frames[bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1) ^ 1)
+        valid[i] = present
+        if present != 0:
+            store_u64(out, i * size, base + (load_u64(frames, data + np.int64(row[i]) * width) & mask))
+        else:
+            missing += 1
+            store_u64(out, i * size, np.uint64(0))
+    return missing
+
+
+@njit(cache=True, nogil=True)
+def gather_spans(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    frame: NDArray[np.int32],
+    row: NDArray[np.int32],
+    entry: int,
+    offsets: NDArray[np.int64],
+    valid: NDArray[np.uint8],
+) -> int:
+    """Write the offsets, int64[n + 1], that the rows' texts of one column will have; return how many are missing."""
+    missing = 0
+    offsets[0] = 0
+    for i in range(len(frame)):
+        length = 0
+        valid[i] = 0
+        if frame[i] >= 0:
+            page = np.int64(frame[i]) * page_size
+            at = page + _HEADER + _ENTRY * entry
+            packed = load_u64(frames, at + 8)
+            bitmap = np.int64((packed >> np.uint64(32)) & _U16)
+            if bitmap == 0 or (frames[page + bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1 == 0:
+                valid[i] = 1
+                start, end = _text_span(frames, page, load_u64(frames, at), packed, np.int64(row[i]))
+                length = end - start
+        missing += 1 - valid[i]
+        offsets[i + 1] = offsets[i] + length
+    return missing
+
+
+@njit(cache=True, nogil=True)
+def gather_text(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    frame: NDArray[np.int32],
+    row: NDArray[np.int32],
+    entry: int,
+    offsets: NDArray[np.int64],
+    out: NDArray[np.uint8],
+) -> None:
+    """Copy the texts whose offsets `gather_spans` gave into `out`."""
+    for i in range(len(frame)):
+        length = offsets[i + 1] - offsets[i]
+        if length > 0:
+            page = np.int64(frame[i]) * page_size
+            at = page + _HEADER + _ENTRY * entry
+            start, _ = _text_span(frames, page, load_u64(frames, at), load_u64(frames, at + 8), np.int64(row[i]))
+            copy_bytes(frames, start, out, offsets[i], length)
+
+
+@njit(cache=True, nogil=True)
+def count_rows(frames: NDArray[np.uint8], page_size: int, frame: NDArray[np.int32]) -> NDArray[np.int64]:
+    """Return how many rows each page holds."""
+    result = np.empty(len(frame), dtype=np.int64)
+    for i in range(len(frame)):
+        result[i] = np.int64(load_u64(frames, np.int64(frame[i]) * page_size + 16) >> np.uint64(32))
+    return result
+
+
+@njit(cache=True, nogil=True)
+def expand_rows(
+    frame: NDArray[np.int32], first: NDArray[np.int32], count: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    """Return frame, row and index of origin of `count[i]` rows from `first[i]` on in page `frame[i]`, for all i."""
+    total = count.sum()
+    frames = np.empty(total, dtype=np.int32)
+    rows = np.empty(total, dtype=np.int32)
+    origin = np.empty(total, dtype=np.int64)
+    at = 0
+    for i in range(len(frame)):
+        for row in range(count[i]):
+            frames[at] = frame[i]
+            rows[at] = first[i] + row
+            origin[at] = i
+            at += 1
+    return frames, rows, origin
+
+
+@njit(cache=True, nogil=True)
+def verify_pages(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    frame: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    checksums: NDArray[np.uint64],
+) -> int:
+    """Return the index of the first page whose content or stored checksum is not as expected, or -1.
+
+    Parameters
+    ----------
+    numbers : int64[n]
+        Page numbers in the file, the seeds of the checksums.
+    checksums : uint64[n] or uint64[0]
+        What the parents say; none if unknown.
+    """
+    for i in range(len(frame)):
+        origin = frame[i] * page_size
+        digest = xxh64(frames, origin + 8, page_size - 8, np.uint64(numbers[i]))
+        if digest != load_u64(frames, origin) or (len(checksums) > 0 and digest != checksums[i]):
+            return i
+    return -1

@@ -1,0 +1,285 @@
+"""The inner levels of the B+-tree: written bottom up, read top down into flat arrays. Knows nothing of leaves' rows.
+
+Inner nodes are read as a whole when a table is opened; afterwards the index is `Entries` of the lowest level, one
+per leaf, in key order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from storage import _encode_kernels, _kernels, _key_kernels
+from storage import _tree_kernels as kernels
+from storage._byte_kernels import SLACK
+from storage.backend import StorageBackend
+from storage.errors import CorruptPageError
+from storage.keys import Keys, Kind
+from storage.layout import HEADER, INNER_PAGE
+
+__all__ = [
+    "Entries",
+    "InnerLevel",
+    "aligned_pages",
+    "build_levels",
+    "key_limit",
+    "read_pages",
+    "read_tree",
+    "seal_pages",
+    "separators_between",
+]
+
+_NO_CHECKSUMS = np.zeros(0, dtype=np.uint64)
+_BLOCK = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """What inner nodes say of their children, in key order.
+
+    Attributes
+    ----------
+    pages : int64[n]
+        Page numbers.
+    checksums : uint64[n]
+    rows : int64[n]
+        Rows below each child.
+    continued : uint8[n]
+        1 if the first key of this child may also be the last one of the child before it.
+    separators
+        No key of a child is below its separator, and no key of the children before is above it. The first is
+        minus infinity: 0, or no bytes.
+    """
+
+    pages: NDArray[np.int64]
+    checksums: NDArray[np.uint64]
+    rows: NDArray[np.int64]
+    continued: NDArray[np.uint8]
+    separators: Keys
+
+    def __len__(self) -> int:
+        return len(self.pages)
+
+    @classmethod
+    def empty(cls, kind: Kind) -> Entries:
+        """Return the entries of an empty table."""
+        none = np.zeros(0, dtype=np.int64)
+        return cls(none, _NO_CHECKSUMS, none, np.zeros(0, dtype=np.uint8), Keys.empty(kind))
+
+    @classmethod
+    def concat(cls, parts: Sequence[Entries]) -> Entries:
+        """Return the entries of all parts, in order. There must be at least one part."""
+        return cls(
+            np.concatenate([part.pages for part in parts]),
+            np.concatenate([part.checksums for part in parts]),
+            np.concatenate([part.rows for part in parts]),
+            np.concatenate([part.continued for part in parts]),
+            Keys.concat([part.separators for part in parts]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InnerLevel:
+    """The nodes of one inner level.
+
+    Attributes
+    ----------
+    pages : int64[m]
+    checksums : uint64[m]
+    first : int64[m + 1]
+        Positions in the level below at which each node's children begin.
+    """
+
+    pages: NDArray[np.int64]
+    checksums: NDArray[np.uint64]
+    first: NDArray[np.int64]
+
+
+def key_limit(page_size: int) -> int:
+    """Return how many bytes a byte key may have, so that an inner page always has room for several separators."""
+    return page_size // 4
+
+
+def aligned_pages(count: int, page_size: int) -> NDArray[np.uint8]:
+    """Return zeroed room for pages and the kernels' slack behind them, aligned for direct I/O."""
+    room = np.zeros(count * page_size + SLACK + _BLOCK, dtype=np.uint8)
+    start = -room.ctypes.data % _BLOCK
+    return room[start : start + count * page_size + SLACK]
+
+
+def seal_pages(
+    pages: NDArray[np.uint8], page_size: int, numbers: NDArray[np.int64], txid: int
+) -> NDArray[np.uint64]:
+    """Write transaction id and checksum into pages and return the checksums; page `i` becomes page `numbers[i]`."""
+    checksums = np.empty(len(numbers), dtype=np.uint64)
+    _encode_kernels.seal_pages(pages, page_size, np.ascontiguousarray(numbers, dtype=np.int64), txid, checksums)
+    return checksums
+
+
+def separators_between(last: Keys, first: Keys) -> tuple[Keys, NDArray[np.uint8]]:
+    """Return separators for neighbouring leaves, and whether a key spans both.
+
+    Parameters
+    ----------
+    last, first
+        For each boundary the last key on its left and the first key on its right.
+    """
+    both = Keys.concat([last, first])
+    count = len(first)
+    left = np.arange(count, dtype=np.int64)
+    right = left + count
+    pairs = both.take(np.ravel(np.column_stack([left, right])))
+    continued = pairs.same_as_next()[::2].astype(np.uint8) if count else np.zeros(0, dtype=np.uint8)
+    if both.offsets is None or both.data is None:
+        return first, continued
+    lengths = _key_kernels.shortest_separators(both.offsets, both.data, left, right)
+    starts = both.offsets[count:-1]
+    offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
+    data = _key_kernels.read_bytes(both.data, starts.copy(), offsets, False)  # noqa: FBT003 - a kernel
+    return Keys.from_bytes(offsets, data), continued
+
+
+def build_levels(
+    entries: Entries, page_size: int, limit: int, first_page: int, txid: int
+) -> Iterator[tuple[NDArray[np.uint8], Entries]]:
+    """Yield the sealed pages of each inner level, from the lowest to the root, and the entries that point to them.
+
+    Parameters
+    ----------
+    entries
+        Of the leaves. With fewer than two there are no inner levels.
+    limit
+        Bytes of a page to fill.
+    first_page
+        Where the first inner page goes; all follow one another.
+    """
+    level = 1
+    while len(entries) > 1:
+        pages, entries = _build_level(entries, page_size, limit, first_page, txid, level)
+        yield pages, entries
+        first_page += len(entries)
+        level += 1
+
+
+def _build_level(
+    entries: Entries, page_size: int, limit: int, first_page: int, txid: int, level: int
+) -> tuple[NDArray[np.uint8], Entries]:
+    keys = entries.separators
+    prefix, offsets, data = keys.parts
+    ends = kernels.plan_inner(offsets, keys.wide, len(entries), limit)
+    pages = aligned_pages(len(ends), page_size)
+    kernels.write_inner(
+        prefix, offsets, data, keys.wide, entries.pages, entries.checksums, entries.rows, entries.continued,
+        ends, page_size, level, pages,
+    )  # fmt: skip
+    numbers = first_page + np.arange(len(ends), dtype=np.int64)
+    starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
+    return pages, Entries(
+        numbers,
+        seal_pages(pages, page_size, numbers, txid),
+        np.add.reduceat(entries.rows, starts),
+        entries.continued[starts],
+        keys.take(starts),
+    )
+
+
+def read_pages(
+    backend: StorageBackend, page_size: int, numbers: NDArray[np.int64], checksums: NDArray[np.uint64] | None
+) -> NDArray[np.uint8]:
+    """Return pages of the file side by side, each one verified.
+
+    Raises
+    ------
+    CorruptPageError
+        If a page lies outside the file, or its content is not what its checksum or its parent says.
+    """
+    beyond = (numbers < 0) | ((numbers + 1) * page_size > backend.size())
+    if beyond.any():
+        page = int(numbers[int(np.argmax(beyond))])
+        raise CorruptPageError(f"{backend.path}: page {page} lies outside the file; it has been truncated or damaged")
+    frames = aligned_pages(len(numbers), page_size)
+    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
+    bounds = [0, *cuts.tolist(), len(numbers)]
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        if stop > start:
+            backend.pread_into(int(numbers[start]) * page_size, [frames[start * page_size : stop * page_size]])
+    expected = _NO_CHECKSUMS if checksums is None else checksums
+    bad = _kernels.verify_pages(
+        frames, page_size, np.arange(len(numbers), dtype=np.int64), np.ascontiguousarray(numbers), expected
+    )
+    if bad >= 0:
+        raise CorruptPageError(
+            f"{backend.path}: page {int(numbers[bad])} is damaged: its checksum is not the one that was written; "
+            "restore the file or build it again"
+        )
+    return frames
+
+
+def read_tree(
+    backend: StorageBackend, page_size: int, kind: Kind, root: Entries, height: int
+) -> tuple[Entries, list[InnerLevel]]:
+    """Read all inner levels.
+
+    Parameters
+    ----------
+    root
+        One entry, for the root; none for an empty table.
+    height
+        Levels of the tree, leaves included.
+
+    Returns
+    -------
+    entries
+        Of the leaves.
+    levels
+        Inner levels, root first.
+    """
+    entries, levels = root, []
+    for level in range(height - 1, 0, -1):
+        frames = read_pages(backend, page_size, entries.pages, entries.checksums)
+        counts = _inner_counts(backend, frames, page_size, entries.pages, level)
+        first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+        levels.append(InnerLevel(entries.pages, entries.checksums, first))
+        entries = _read_level(backend, frames, page_size, kind, entries.pages, first)
+    return entries, levels
+
+
+def _inner_counts(
+    backend: StorageBackend, frames: NDArray[np.uint8], page_size: int, numbers: NDArray[np.int64], level: int
+) -> NDArray[np.int64]:
+    heads = frames[: len(numbers) * page_size].reshape(-1, page_size)[:, :HEADER]
+    counts = np.ascontiguousarray(heads[:, 20:24]).view(np.uint32)[:, 0].astype(np.int64)
+    levels = np.ascontiguousarray(heads[:, 18:20]).view(np.uint16)[:, 0]
+    wrong = (heads[:, 16] != INNER_PAGE) | (levels != level) | (counts < 1) | (counts > page_size)
+    if wrong.any():
+        page = int(numbers[int(np.argmax(wrong))])
+        raise CorruptPageError(f"{backend.path}: page {page} should be an inner node of level {level}, but is not")
+    return counts
+
+
+def _read_level(
+    backend: StorageBackend,
+    frames: NDArray[np.uint8],
+    page_size: int,
+    kind: Kind,
+    numbers: NDArray[np.int64],
+    first: NDArray[np.int64],
+) -> Entries:
+    count = int(first[-1])
+    pages, checksums = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.uint64)
+    rows, flags = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.uint8)
+    prefix, offsets = np.zeros(count, dtype=np.uint64), np.zeros(count + 1, dtype=np.int64)
+    wide = kind == "bytes"
+    bad = kernels.read_inner(frames, page_size, wide, first, pages, checksums, rows, flags, prefix, offsets)
+    if bad >= 0:
+        raise CorruptPageError(f"{backend.path}: the entries of inner page {int(numbers[bad])} overrun it")
+    if wide:
+        separators = Keys.from_bytes(offsets, kernels.read_separators(frames, page_size, first, offsets))
+    else:
+        separators = Keys("u64", prefix)
+    return Entries(pages, checksums, rows, flags, separators)
+
+
