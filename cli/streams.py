@@ -112,7 +112,7 @@ def open_stream(path: Path, *, batch_rows: int = 1 << 16, csv: CsvFormat | None 
     with _reading(files[0]):
         schema = _csv_schema(files[0], form)
     known = CsvFormat(form.delimiter, form.nulls, {column.name: column.type for column in schema})
-    return FileStream(files, kind, schema, None, lambda file: iter(_open_csv(file, known)))
+    return FileStream(files, kind, schema, None, lambda file: _csv_batches(file, known))
 
 
 def _files_at(path: Path) -> tuple[Path, ...]:
@@ -164,24 +164,47 @@ def _parquet_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def _csv_schema(file: Path, form: CsvFormat) -> pa.Schema:
-    schema = _open_csv(file, form).schema
+    with _csv_reader(file, form) as reader:
+        schema = reader.schema
     if len(set(schema.names)) != len(schema.names):
         raise InputFileError(f"{file} names a column twice in its first line: {', '.join(schema.names)}")
     return pa.schema([column.with_type(pa.string()) if pa.types.is_null(column.type) else column for column in schema])
 
 
-def _open_csv(file: Path, form: CsvFormat) -> pc.CSVStreamingReader:
-    def refuse(row: pc.InvalidRow) -> str:
-        raise InputFileError(
-            f"{file}, line {row.number}: {row.actual_columns} fields where the first line names "
-            f"{row.expected_columns}; quote the field that holds a {form.delimiter!r}: {row.text[:80]}"
-        )
+def _csv_batches(file: Path, form: CsvFormat) -> Iterator[pa.RecordBatch]:
+    with _csv_reader(file, form) as reader:
+        yield from reader
 
-    return pc.open_csv(
-        file,
-        read_options=pc.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-        parse_options=pc.ParseOptions(delimiter=form.delimiter, newlines_in_values=True, invalid_row_handler=refuse),
-        convert_options=pc.ConvertOptions(
+
+@contextmanager
+def _csv_reader(file: Path, form: CsvFormat) -> Iterator[pc.CSVStreamingReader]:
+    """Open a CSV; a row whose number of fields is wrong is told in full, for Arrow takes no error from its handler."""
+    refused: list[pc.InvalidRow] = []
+
+    def refuse(row: pc.InvalidRow) -> str:
+        refused.append(row)
+        return "error"
+
+    try:
+        with pc.open_csv(file, *_csv_options(form, refuse)) as reader:
+            yield reader
+    except pa.ArrowInvalid as error:
+        if not refused:
+            raise
+        row = refused[0]
+        raise InputFileError(
+            f"{file}, record {row.number} (the heading is record 1): {row.actual_columns} fields where the heading has "
+            f"{row.expected_columns}; quote a field that holds {form.delimiter!r}: {row.text[:80]}"
+        ) from error
+
+
+def _csv_options(
+    form: CsvFormat, refuse: Callable[[pc.InvalidRow], str]
+) -> tuple[pc.ReadOptions, pc.ParseOptions, pc.ConvertOptions]:
+    return (
+        pc.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
+        pc.ParseOptions(delimiter=form.delimiter, newlines_in_values=True, invalid_row_handler=refuse),
+        pc.ConvertOptions(
             column_types=dict(form.types),
             null_values=list(form.nulls),
             strings_can_be_null=True,

@@ -1,0 +1,52 @@
+"""A result file appears whole or not at all."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cli.errors import OutputFileError
+from cli.sink import ParquetSink
+
+SCHEMA = pa.schema([("k", pa.int64())])
+
+
+def batch(*values):
+    return pa.record_batch({"k": pa.array(values, pa.int64())})
+
+
+def test_batches_are_collected_into_row_groups(tmp_path):
+    with ParquetSink(tmp_path / "out.parquet", SCHEMA, group_bytes=80) as sink:
+        for value in range(25):
+            sink.write(batch(value))
+    file = pq.ParquetFile(tmp_path / "out.parquet")
+    assert file.metadata.num_row_groups == 3
+    assert file.read()["k"].to_pylist() == list(range(25))
+    assert sink.rows == 25
+
+
+def test_no_rows_make_an_empty_file_with_the_schema(tmp_path):
+    with ParquetSink(tmp_path / "out.parquet", SCHEMA):
+        pass
+    assert pq.read_table(tmp_path / "out.parquet").schema == SCHEMA
+
+
+def test_a_failure_leaves_the_older_file_and_nothing_else(tmp_path):
+    out = tmp_path / "out.parquet"
+    out.write_text("older")
+
+    def fail_half_way():
+        with ParquetSink(out, SCHEMA) as sink:
+            sink.write(batch(1))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_half_way()
+    assert out.read_text() == "older"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
+    with pytest.raises(OutputFileError, match="there is no folder"):
+        ParquetSink(tmp_path / "none" / "out.parquet", SCHEMA)
+    with pytest.raises(OutputFileError, match="is a folder"):
+        ParquetSink(tmp_path, SCHEMA)
