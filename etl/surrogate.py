@@ -281,11 +281,12 @@ class _MissingKeys:
         if not self._rows:
             return
         lookup = self._lookup
-        named = [text for fit in (True, False) if fit in self._first for text in key_text(self._first[fit].columns)]
+        texts = [text for fit in (True, False) if fit in self._first for text in key_text(self._first[fit].columns)]
+        named = "; ".join(str(text)[:_SHOWN] for text in texts[:_NAMED])
         raise MissingMembersError(
             f"lookup {lookup.role!r}: {self._rows} rows name members that are not in dimension "
             f"{lookup.dimension.name!r}; the first keys ({', '.join(lookup.stream_columns)}): "
-            f"{'; '.join(str(text)[:_SHOWN] for text in named[:_NAMED])}; add them to the dimension, or give the lookup the policy infer, "
+            f"{named}; add them to the dimension, or give the lookup the policy infer, "
             "unknown or reject"
         )
 

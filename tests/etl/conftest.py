@@ -35,13 +35,12 @@ class DictJoin:
             batch = batch.take(pa.array(order, pa.int64()))
             keys = zip(*(batch.column(name).to_pylist() for name, _ in self._on), strict=True)
             found = [self._members.get(key, [None] * len(self._columns)) for key in keys]
-            added = [
-                pa.array([row[i] for row in found], kind) for i, kind in enumerate(self._types)
-            ]
-            fields = [*batch.schema, *(pa.field(f"{n}_right", a.type) for n, a in zip(self._columns, added, strict=True))]
+            added = [pa.array([row[i] for row in found], kind) for i, kind in enumerate(self._types)]
+            named = zip(self._columns, added, strict=True)
+            fields = [*batch.schema, *(pa.field(f"{name}_right", array.type) for name, array in named)]
             yield pa.RecordBatch.from_arrays([*batch.columns, *added], schema=pa.schema(fields))
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def dict_join():
     return DictJoin

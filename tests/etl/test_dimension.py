@@ -1,0 +1,104 @@
+import pyarrow as pa
+import pytest
+
+from etl import UNKNOWN_KEY, Dimension, KeyRule, greatest_key, member_rows, number_members
+from etl.errors import DeclarationError, DimensionError
+from storage.errors import KeyInputError
+
+PLANE = Dimension(
+    "plane",
+    ("tailnum",),
+    "plane_key",
+    pa.schema({"tailnum": pa.string(), "seats": pa.int32()}),
+    {"tailnum": KeyRule(("trim",))},
+)
+
+
+def test_the_table_has_the_surrogate_key_first_and_flags_inferred_members():
+    assert PLANE.table_schema.names == ["plane_key", "tailnum", "seats", "is_inferred"]
+    assert PLANE.key_schema.names == ["tailnum"]
+    assert PLANE.attributes.names == ["seats"]
+
+
+def test_a_dimension_without_the_flag_has_no_such_column():
+    plain = Dimension("plane", ("tailnum",), "plane_key", PLANE.schema, inferred_flag=None)
+    assert plain.table_schema.names == ["plane_key", "tailnum", "seats"]
+    assert plain.unknown_member().to_pylist() == [{"plane_key": -1, "tailnum": None, "seats": None}]
+
+
+def test_columns_that_are_not_there_are_named():
+    with pytest.raises(DeclarationError, match=r"no column 'tail'.*tailnum, seats"):
+        Dimension("plane", ("tail",), "plane_key", PLANE.schema)
+
+
+def test_a_dimension_needs_a_natural_key():
+    with pytest.raises(DeclarationError, match="no natural key"):
+        Dimension("plane", (), "plane_key", PLANE.schema)
+
+
+def test_members_are_numbered_in_key_order_above_the_base():
+    source = pa.table({"seats": [1, 2, 3], "tailnum": ["C", " A", "B"]})
+    members = number_members(PLANE, source, base=10)
+    assert members.schema.equals(PLANE.table_schema)
+    assert members.to_pylist() == [
+        {"plane_key": 11, "tailnum": "A", "seats": 2, "is_inferred": False},
+        {"plane_key": 12, "tailnum": "B", "seats": 3, "is_inferred": False},
+        {"plane_key": 13, "tailnum": "C", "seats": 1, "is_inferred": False},
+    ]
+
+
+def test_the_numbers_do_not_depend_on_the_order_of_the_source():
+    source = pa.table({"tailnum": [f"N{i}" for i in range(50)], "seats": range(50)})
+    assert number_members(PLANE, source).equals(number_members(PLANE, source.take(list(reversed(range(50))))))
+
+
+def test_attributes_that_the_source_lacks_are_null():
+    assert number_members(PLANE, pa.table({"tailnum": ["A"]})).column("seats").null_count == 1
+
+
+def test_natural_keys_that_occur_twice_are_named():
+    with pytest.raises(DimensionError, match=r"1 natural keys occur more than once.*: A; keep"):
+        number_members(PLANE, pa.table({"tailnum": ["A", "B", "A "]}))
+
+
+def test_a_null_natural_key_is_named_by_row():
+    with pytest.raises(DimensionError, match="'tailnum' of row 1 is None"):
+        number_members(PLANE, pa.table({"tailnum": pa.array(["A", None])}))
+
+
+def test_a_key_of_a_type_that_cannot_match_is_refused():
+    with pytest.raises(KeyInputError, match="tailnum"):
+        number_members(PLANE, pa.table({"tailnum": [1]}))
+
+
+def test_a_source_without_the_natural_key_is_refused():
+    with pytest.raises(DimensionError, match="lack the natural key column 'tailnum'"):
+        number_members(PLANE, pa.table({"seats": [1]}))
+
+
+def test_the_stored_rows_leave_out_the_unknown_member_and_are_normalised():
+    given = pa.concat_tables([PLANE.unknown_member(), PLANE.members(pa.table({"tailnum": [" A "]}), [1])])
+    stored = member_rows(PLANE, given.select(list(reversed(given.column_names))))
+    assert stored.schema.equals(PLANE.table_schema)
+    assert stored.column("tailnum").to_pylist() == ["A"]
+
+
+def test_a_member_without_a_surrogate_key_is_refused():
+    with pytest.raises(DimensionError, match="no surrogate key"):
+        member_rows(PLANE, PLANE.members(pa.table({"tailnum": ["A"]}), [None]))
+
+
+def test_rows_that_lack_a_column_are_refused():
+    with pytest.raises(DimensionError, match="lack column 'is_inferred'"):
+        member_rows(PLANE, PLANE.members(pa.table({"tailnum": ["A"]}), [1]).drop_columns("is_inferred"))
+
+
+@pytest.mark.parametrize(("keys", "greatest"), [([], 0), ([UNKNOWN_KEY], 0), ([-1, 7, 3], 7), ([None], 0)])
+def test_the_greatest_key_is_at_least_zero(keys, greatest):
+    assert greatest_key(pa.array(keys, pa.int64())) == greatest
+
+
+def test_large_text_is_declared_as_plain_text():
+    assert (
+        Dimension("d", ("k",), "d_key", pa.schema({"k": pa.large_string()})).key_schema.field("k").type == pa.string()
+    )

@@ -1,0 +1,159 @@
+import decimal
+import math
+import unicodedata
+from datetime import UTC, datetime, timedelta, timezone
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from etl.equality import KeyRule, check_comparable, check_rule, conform
+from etl.errors import DeclarationError
+from storage.errors import KeyInputError
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+
+
+def values(column, kind, rule=None):
+    return conform(column, kind, rule).values.to_pylist()
+
+
+@given(st.lists(st.none() | TEXT))
+@example(["ẞ", "ß", "SS"])
+@example([None, "", "\ue000", "İ", "ς"])
+def test_casefold_is_pythons_casefold(texts):
+    folded = KeyRule(("casefold",)).apply(pa.array(texts, pa.string()))
+    assert folded.to_pylist() == [None if text is None else text.casefold() for text in texts]
+
+
+@given(st.lists(st.none() | TEXT))
+def test_nfc_is_unicodes_nfc(texts):
+    composed = KeyRule(("nfc",)).apply(pa.array(texts, pa.string())).to_pylist()
+    for text, result in zip(texts, composed, strict=True):
+        assert result == text or result == unicodedata.normalize("NFC", text)
+
+
+@given(st.lists(TEXT), st.sets(st.sampled_from(("trim", "casefold", "nfc"))))
+def test_normalising_twice_changes_nothing(texts, normalise):
+    rule = KeyRule(tuple(normalise))
+    once = rule.apply(pa.array(texts, pa.string()))
+    assert rule.apply(once).equals(once)
+
+
+def test_nothing_is_normalised_by_default():
+    texts = [" a", "A", "e\u0301"]
+    assert values(pa.array(texts), pa.string()) == texts
+
+
+def test_composed_and_decomposed_letters_meet_whatever_their_case():
+    rule = KeyRule(("nfc", "casefold"))
+    assert len(set(rule.apply(pa.array(["É", "e\u0301", "E\u0301", "é"])).to_pylist())) == 1
+
+
+def test_normalised_slices_keep_their_rows():
+    texts = pa.array([None, "ÄB", "c", None, "ÉÉ"])
+    assert KeyRule(("casefold",)).apply(texts.slice(1, 3)).to_pylist() == ["äb", "c", None]
+
+
+def test_an_unknown_normalisation_names_the_valid_ones():
+    with pytest.raises(DeclarationError, match="trim, casefold, nfc"):
+        KeyRule(("lower",))
+
+
+def test_a_rule_for_text_is_refused_on_a_number():
+    with pytest.raises(DeclarationError, match="applies to text only"):
+        check_rule(KeyRule(("trim",)), pa.int64(), "k")
+
+
+@given(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1)))
+def test_integers_that_the_key_type_cannot_hold_are_unfit(numbers):
+    conformed = conform(pa.array(numbers, pa.int64()), pa.int16())
+    fits = [None if n is None or not -(2**15) <= n < 2**15 else n for n in numbers]
+    assert conformed.values.to_pylist() == fits
+    assert conformed.null.tolist() == [n is None for n in numbers]
+    assert conformed.unfit.tolist() == [n is not None and fit is None for n, fit in zip(numbers, fits, strict=True)]
+
+
+@given(st.lists(st.none() | st.floats() | st.integers(-(2**62), 2**62).map(float)))
+@example([-0.0, math.nan, math.inf, 2.0**63, -(2.0**63), 0.5])
+def test_a_float_equals_the_integer_that_it_is(numbers):
+    conformed = conform(pa.array(numbers, pa.float64()), pa.int64())
+    null = [n is None or math.isnan(n) for n in numbers]
+    whole = [
+        int(n) if not empty and math.isfinite(n) and n == int(n) and -(2**63) <= n < 2**63 else None
+        for n, empty in zip(numbers, null, strict=True)
+    ]
+    assert conformed.values.to_pylist() == whole
+    assert conformed.null.tolist() == null
+    assert conformed.unfit.tolist() == [w is None and not n for w, n in zip(whole, null, strict=True)]
+
+
+DECIMALS = st.decimals(-10_000, 10_000, allow_nan=False, allow_infinity=False, places=3)
+
+
+@given(st.lists(DECIMALS))
+def test_decimals_meet_by_value_whatever_their_scale(numbers):
+    found = values(pa.array(numbers, pa.decimal128(20, 5)), pa.decimal128(6, 2))
+    cent = decimal.Decimal("0.01")
+    expected = [n if n == n.quantize(cent) and abs(n) < 10_000 else None for n in numbers]
+    assert found == expected
+
+
+def test_an_integer_meets_the_decimal_of_its_value():
+    assert values(pa.array([5, 10_000]), pa.decimal128(6, 2)) == [decimal.Decimal("5.00"), None]
+
+
+def test_instants_meet_whatever_zone_they_are_shown_in():
+    moment = datetime(2013, 7, 1, 12, tzinfo=UTC)
+    east = moment.astimezone(timezone(timedelta(hours=5)))
+    utc = conform(pa.array([moment], pa.timestamp("us", "UTC")), pa.timestamp("us", "UTC")).values
+    other = conform(pa.array([east], pa.timestamp("ms", "Asia/Karachi")), pa.timestamp("us", "UTC")).values
+    assert utc.equals(other)
+
+
+def test_an_instant_finer_than_the_keys_unit_is_unfit():
+    nanos = pa.array([1_000, 1_001], pa.timestamp("ns", "UTC"))
+    assert conform(nanos, pa.timestamp("us", "UTC")).unfit.tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("stream", "key"),
+    [
+        (pa.string(), pa.int64()),
+        (pa.int64(), pa.string()),
+        (pa.timestamp("us"), pa.timestamp("us", "UTC")),
+        (pa.timestamp("us", "UTC"), pa.timestamp("us")),
+        (pa.float64(), pa.decimal128(6, 2)),
+        (pa.binary(), pa.string()),
+        (pa.date32(), pa.int32()),
+        (pa.bool_(), pa.int8()),
+        (pa.float64(), pa.string()),
+        (pa.list_(pa.int64()), pa.int64()),
+    ],
+)
+def test_types_that_can_never_be_equal_are_refused_before_the_first_row(stream, key):
+    with pytest.raises(KeyInputError, match="'code'"):
+        check_comparable(stream, key, "code")
+
+
+@pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
+def test_text_meets_text_however_arrow_holds_it(kind):
+    column = pa.array(["a", None, "b"]).cast(kind) if not pa.types.is_dictionary(kind) else None
+    column = pa.array(["a", None, "b"]).dictionary_encode() if column is None else column
+    assert values(column, pa.string()) == ["a", None, "b"]
+
+
+def test_a_column_of_nothing_but_nulls_meets_any_key():
+    assert conform(pa.nulls(2), pa.string()).null.tolist() == [True, True]
+
+
+def test_chunks_are_one_column():
+    assert values(pa.chunked_array([["a"], ["B"]]), pa.string(), KeyRule(("casefold",))) == ["a", "b"]
+
+
+def test_masks_are_of_every_row():
+    conformed = conform(pa.array([1, 2, 3]), pa.int64())
+    assert not np.any(conformed.null)
+    assert conformed.unfit.shape == (3,)
