@@ -1,0 +1,29 @@
+"""`headrace init`: a folder with a pipeline that runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.options import PATH, ReportingCommand, pass_console
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.console import Console
+
+__all__ = ["init"]
+
+
+@click.command("init", cls=ReportingCommand)
+@click.argument("folder", type=PATH, default=".")
+@pass_console
+def init(console: Console, /, folder: Path) -> None:
+    """Write a commented pipeline file and a few example rows into FOLDER, to be changed into your own.
+
+    Nothing that is already there is touched.
+    """
+    from cli.scaffold import run_init
+
+    run_init(folder, console)
