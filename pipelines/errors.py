@@ -70,7 +70,7 @@ class QualityError(PipelineError):
 
 
 class ConservationError(QualityError):
-    """Rows in are not facts + dropped or routed duplicates + rejected rows. Raised after a batch, before it is committed."""
+    """Rows in are not facts + dropped or routed duplicates + rejected rows. Raised before the batch is committed."""
 
 
 class PolicyViolationError(QualityError):

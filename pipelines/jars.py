@@ -108,8 +108,8 @@ def _fetch(coordinates: str, folder: Path) -> list[Path]:
     fetched = sorted((folder / "jars").glob("*.jar"))
     if code != 0 or not fetched:
         raise JarsUnavailableError(
-            f"Delta's jars ({coordinates}) are not in the cache and could not be fetched: {_cause(log)}; connect to the "
-            f"network (or point spark.jars.ivySettings at your mirror) and run again; details in {log}"
+            f"Delta's jars ({coordinates}) are not in the cache and could not be fetched: {_cause(log)}; connect to "
+            f"the network (or point spark.jars.ivySettings at your mirror) and run again; details in {log}"
         )
     jars = [jar for jar in fetched if _artifact(jar) not in _spark_artifacts()]
     partial = folder / "complete.tmp"

@@ -111,7 +111,8 @@ def _active_session() -> SparkSession:
     if _EXTENSION not in (spark.sparkContext.getConf().get("spark.sql.extensions") or ""):
         raise SparkStartError(
             f"the running Spark session does not know Delta: start it with --packages {delta_coordinates()} "
-            f"--conf spark.sql.extensions={_EXTENSION} --conf spark.sql.catalog.spark_catalog={_CATALOG}, or stop it first"
+            f"--conf spark.sql.extensions={_EXTENSION} --conf spark.sql.catalog.spark_catalog={_CATALOG}, or "
+            "stop it first"
         )
     return spark
 

@@ -1,0 +1,298 @@
+"""The run catalog: runs, their micro-batches with metrics, and the plan of each batch that has begun.
+
+Any database that SQLAlchemy reaches; a SQLite file by default. Leases, which live in the same database, are in
+`pipelines.lease`. What the warehouse holds never depends on the catalog: Delta's transactions decide what is loaded.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Engine,
+    Float,
+    Integer,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    create_engine,
+    delete,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from pipelines.errors import CatalogError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import TracebackType
+
+    from sqlalchemy import Connection
+
+__all__ = ["BatchRecord", "Catalog", "RunRecord"]
+
+_BUSY_SECONDS = 30
+_VERSION = 1
+METADATA = MetaData()
+
+_META = Table("headrace_meta", METADATA, Column("version", Integer, primary_key=True))
+_RUNS = Table(
+    "headrace_runs",
+    METADATA,
+    Column("id", String(36), primary_key=True),
+    Column("pipeline", String(64), nullable=False, index=True),
+    Column("mode", String(16), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("started", Float, nullable=False),
+    Column("ended", Float),
+    Column("host", String(255), nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("error", Text),
+)
+_BATCHES = Table(
+    "headrace_batches",
+    METADATA,
+    Column("run", String(36), nullable=False, index=True),
+    Column("stream", String(128), nullable=False),
+    Column("batch", BigInteger, nullable=False),
+    Column("started", Float, nullable=False),
+    Column("seconds", Float, nullable=False),
+    Column("rows_in", BigInteger, nullable=False),
+    Column("loaded", BigInteger, nullable=False),
+    Column("dropped", BigInteger, nullable=False),
+    Column("routed", BigInteger, nullable=False),
+    Column("rejected", BigInteger, nullable=False),
+    Column("new_members", BigInteger, nullable=False),
+    Column("hit_ratio", Float, nullable=False),
+    Column("pages_wanted", BigInteger, nullable=False),
+    Column("pages_read", BigInteger, nullable=False),
+    Column("seeks", BigInteger, nullable=False),
+    Column("deadline_misses", BigInteger, nullable=False),
+    Column("detail", JSON, nullable=False),
+    PrimaryKeyConstraint("stream", "batch"),
+)
+_PLANS = Table(
+    "headrace_plans",
+    METADATA,
+    Column("stream", String(128), nullable=False),
+    Column("batch", BigInteger, nullable=False),
+    Column("plan", JSON, nullable=False),
+    PrimaryKeyConstraint("stream", "batch"),
+)
+
+LEASES = Table(
+    "headrace_leases",
+    METADATA,
+    Column("name", String(255), primary_key=True),
+    Column("token", String(36), nullable=False),
+    Column("machine", String(255), nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("process", String(64), nullable=False),
+    Column("expires", Float, nullable=False),
+)
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """One run of a pipeline.
+
+    Parameters
+    ----------
+    id, pipeline, mode
+        The run, its pipeline's name, and `once` or `follow`.
+    state
+        `running`, `done`, `stopped` or `failed`.
+    started, ended
+        Seconds since 1970; `ended` is None while it runs, or when it was killed.
+    host, pid
+        Where the driver ran.
+    error
+        Why it failed.
+    batches, rows_in, loaded, dropped, routed, rejected, new_members
+        Sums over the run's batches.
+    """
+
+    id: str
+    pipeline: str
+    mode: str
+    state: str
+    started: float
+    ended: float | None
+    host: str
+    pid: int
+    error: str | None
+    batches: int = 0
+    rows_in: int = 0
+    loaded: int = 0
+    dropped: int = 0
+    routed: int = 0
+    rejected: int = 0
+    new_members: int = 0
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """One micro-batch of a run, with what it counted; `detail` holds outcomes, phases, replicas and joins."""
+
+    run: str
+    stream: str
+    batch: int
+    started: float
+    seconds: float
+    rows_in: int
+    loaded: int
+    dropped: int
+    routed: int
+    rejected: int
+    new_members: int
+    hit_ratio: float
+    pages_wanted: int
+    pages_read: int
+    seeks: int
+    deadline_misses: int
+    detail: Mapping[str, Any]
+
+
+_SUMS = ("rows_in", "loaded", "dropped", "routed", "rejected", "new_members")
+
+
+class Catalog:
+    """The run catalog in a database.
+
+    Parameters
+    ----------
+    url
+        SQLAlchemy's URL of the database. The tables are created when they are not there.
+    clock
+        Seconds since 1970.
+
+    Raises
+    ------
+    CatalogError
+        If the database cannot be used.
+    """
+
+    def __init__(self, url: str, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._shown = url
+        try:
+            parsed = make_url(url)
+            self._shown = parsed.render_as_string(hide_password=True)
+            self.engine: Engine = create_engine(parsed, **_options(parsed.get_backend_name(), parsed.database))
+        except (SQLAlchemyError, ImportError, OSError) as error:
+            raise CatalogError(f"the run catalog {self._shown} cannot be opened: {error}") from error
+        with self.transaction() as connection:
+            METADATA.create_all(connection)
+            self._check_version(connection)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self.engine.dispose()
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """Return a connection within one transaction; database errors become `CatalogError`."""
+        try:
+            with self.engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            cause = str(getattr(error, "orig", None) or error).splitlines()[0]
+            raise CatalogError(
+                f"the run catalog {self._shown} failed: {cause}; check that it can be reached and written"
+            ) from error
+
+    def start_run(self, pipeline: str, mode: str) -> str:
+        """Record that a run begins, and return its id."""
+        run = str(uuid.uuid4())
+        values = {"host": socket.gethostname(), "pid": os.getpid(), "started": self._clock(), "state": "running"}
+        with self.transaction() as connection:
+            connection.execute(insert(_RUNS).values(id=run, pipeline=pipeline, mode=mode, **values))
+        return run
+
+    def finish_run(self, run: str, state: str, error: str | None = None) -> None:
+        """Record how a run ended: `done`, `stopped` or `failed`."""
+        with self.transaction() as connection:
+            change = update(_RUNS).where(_RUNS.c.id == run)
+            connection.execute(change.values(state=state, ended=self._clock(), error=error))
+
+    def plan(self, stream: str, batch: int) -> dict[str, Any] | None:
+        """Return the plan of a batch that has begun, or None."""
+        wanted = select(_PLANS.c.plan).where(_PLANS.c.stream == stream, _PLANS.c.batch == batch)
+        with self.transaction() as connection:
+            return connection.execute(wanted).scalar_one_or_none()
+
+    def save_plan(self, stream: str, batch: int, plan: Mapping[str, Any]) -> None:
+        """Keep the plan of a batch, in place of the plans of this stream's batches up to it."""
+        with self.transaction() as connection:
+            connection.execute(delete(_PLANS).where(_PLANS.c.stream == stream, _PLANS.c.batch <= batch))
+            connection.execute(insert(_PLANS).values(stream=stream, batch=batch, plan=dict(plan)))
+
+    def record_batch(self, record: BatchRecord) -> None:
+        """Keep what a batch counted; a batch that is done again replaces its record."""
+        values = {name: getattr(record, name) for name in record.__dataclass_fields__}
+        with self.transaction() as connection:
+            same = (_BATCHES.c.stream == record.stream, _BATCHES.c.batch == record.batch)
+            connection.execute(delete(_BATCHES).where(*same))
+            connection.execute(insert(_BATCHES).values(**values))
+
+    def runs(self, pipeline: str | None = None, limit: int = 20) -> list[RunRecord]:
+        """Return the latest runs, the newest first."""
+        wanted = select(_RUNS).order_by(_RUNS.c.started.desc()).limit(limit)
+        if pipeline is not None:
+            wanted = wanted.where(_RUNS.c.pipeline == pipeline)
+        with self.transaction() as connection:
+            rows = connection.execute(wanted).mappings().all()
+        return [self._with_sums(RunRecord(**row)) for row in rows]
+
+    def batches(self, run: str) -> list[BatchRecord]:
+        """Return the batches of a run in order."""
+        wanted = select(_BATCHES).where(_BATCHES.c.run == run).order_by(_BATCHES.c.stream, _BATCHES.c.batch)
+        with self.transaction() as connection:
+            return [BatchRecord(**row) for row in connection.execute(wanted).mappings().all()]
+
+    def _with_sums(self, run: RunRecord) -> RunRecord:
+        batches = self.batches(run.id)
+        sums = {name: sum(getattr(batch, name) for batch in batches) for name in _SUMS}
+        return RunRecord(**{**run.__dict__, "batches": len(batches), **sums})
+
+    def _check_version(self, connection: Connection) -> None:
+        found = connection.execute(select(_META.c.version)).scalars().all()
+        if not found:
+            connection.execute(insert(_META).values(version=_VERSION))
+        elif max(found) > _VERSION:
+            raise CatalogError(
+                f"the run catalog {self._shown} was made by a newer release (its version is {max(found)}, this release "
+                f"knows {_VERSION}); upgrade headrace or name another catalog"
+            )
+
+
+def _options(backend: str, database: str | None) -> dict[str, Any]:
+    """Return how to connect; for a SQLite file its folder is made."""
+    if backend != "sqlite":
+        return {"pool_pre_ping": True}
+    if database and database != ":memory:":
+        Path(database).parent.mkdir(parents=True, exist_ok=True)
+    return {"connect_args": {"timeout": _BUSY_SECONDS}}

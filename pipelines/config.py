@@ -1,0 +1,331 @@
+"""The pipeline file: what it may say, how it is read, and its JSON Schema for editors.
+
+Reading is strict: every unknown or misspelt field is named with its place, the valid names and the nearest one.
+What the fields mean for Spark is in `pipelines.plan` and `pipelines.source`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from pipelines.config_errors import describe
+from pipelines.errors import PipelineFileError
+from pipelines.types import canonical
+from storage.errors import HeadraceError
+from storage.units import parse_duration, parse_memory
+
+__all__ = [
+    "DimensionConfig",
+    "DuplicatesConfig",
+    "LookupConfig",
+    "PipelineConfig",
+    "SinkConfig",
+    "SourceConfig",
+    "SparkConfig",
+    "TriggerConfig",
+    "json_schema",
+    "load_pipeline",
+]
+
+_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_LINK = re.compile(r"^[a-z][a-z0-9+.-]*://")
+
+
+def _checked(parse: Any) -> Any:
+    """Return a validator that keeps the text when `parse` takes it."""
+
+    def validate(value: Any) -> Any:
+        try:
+            parse(value)
+        except HeadraceError as error:
+            raise ValueError(str(error)) from error
+        return value
+
+    return validate
+
+
+def _zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"unknown time zone {name!r}; write a name such as 'UTC' or 'America/New_York'") from error
+    return name
+
+
+Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
+Memory = Annotated[str | int, AfterValidator(_checked(parse_memory))]
+Duration = Annotated[str | float, AfterValidator(_checked(parse_duration))]
+ColumnType = Annotated[str, AfterValidator(_checked(canonical))]
+TimeZone = Annotated[str, AfterValidator(_zone)]
+Location = Annotated[str, Field(min_length=1)]
+Columns = Annotated[list[str], Field(min_length=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SourceConfig(_Strict):
+    """Where the stream comes from: a folder that receives files."""
+
+    format: Literal["csv", "json", "parquet"]
+    path: Location = Field(description="Folder that receives the files; relative to this file")
+    columns: dict[str, ColumnType] = Field(alias="schema", min_length=1, description="Name and type of each column")
+    files: str | None = Field(default=None, description="Pattern that file names must match, such as '*.csv'")
+    time_zone: TimeZone = Field(default="UTC", description="Zone of times that name none")
+    options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="More options of Spark's reader"
+    )
+
+
+class DimensionConfig(_Strict):
+    """A dimension: a Delta table that analysts query."""
+
+    path: Location = Field(description="The Delta table; relative to this file")
+    natural_key: Columns = Field(description="Columns that name a member in the source")
+    surrogate_key: str | None = Field(default=None, description="The warehouse's own key; <dimension>_key by default")
+    columns: dict[str, ColumnType] | None = Field(
+        default=None, description="Columns with types; when given, a missing table is created with them"
+    )
+    rules: dict[str, list[Literal["trim", "casefold", "nfc"]]] = Field(
+        default_factory=dict, description="Normalisation of natural key columns before they are compared"
+    )
+    shards: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        default=None, description="Into how many parts the keys are divided; one for each core by default"
+    )
+
+
+class LookupConfig(_Strict):
+    """One role of a dimension in the stream."""
+
+    dimension: str
+    role: Name = Field(description="Names the column <role>_key; unique in a pipeline")
+    on: dict[str, str] = Field(min_length=1, description="Natural key column for each stream column")
+    policy: Literal["infer", "unknown", "reject", "fail"] = Field(
+        default="unknown", description="What happens to a key that is not in the dimension"
+    )
+    carry: list[str] = Field(default_factory=list, description="Attributes that facts take along as <role>_<attribute>")
+
+
+class DuplicatesConfig(_Strict):
+    """The declared key of the stream's records, and what becomes of a record that repeats one."""
+
+    key: Columns
+    action: Literal["drop", "flag", "route"] = "drop"
+    order_by: list[str] = Field(default_factory=list, description="Of rows with one key the first by these is kept")
+    shards: Annotated[int, Field(ge=1, le=4096)] | None = None
+
+
+class SinkConfig(_Strict):
+    """The Delta tables that receive the result."""
+
+    path: Location = Field(description="The fact table; relative to this file")
+    partition_by: list[str] = Field(default_factory=list)
+    errors: Location | None = Field(default=None, description="The error table; <path>_errors by default")
+    duplicates: Location | None = Field(
+        default=None, description="The table of routed duplicates; <path>_duplicates by default"
+    )
+
+
+class TriggerConfig(_Strict):
+    """When a micro-batch starts and how much it takes."""
+
+    max_files: Annotated[int, Field(ge=1)] = Field(default=100, description="Files in a batch")
+    interval: Duration = Field(default="1s", description="Least time from the start of one batch to the next")
+
+
+class SparkConfig(_Strict):
+    """How Spark is started when it is not running already."""
+
+    master: str | None = None
+    conf: dict[str, str | int | float | bool] = Field(default_factory=dict)
+
+
+class PipelineConfig(_Strict):
+    """A pipeline: one stream, its lookups and the tables it loads."""
+
+    name: Name
+    source: SourceConfig
+    dimensions: dict[Name, DimensionConfig] = Field(default_factory=dict)
+    lookups: list[LookupConfig] = Field(default_factory=list)
+    duplicates: DuplicatesConfig | None = None
+    sink: SinkConfig
+    trigger: TriggerConfig = Field(default_factory=TriggerConfig)
+    deadline: Duration | None = Field(default=None, description="From the start of a batch until its facts are in")
+    memory: Memory = Field(default="64MiB", description="Budget of all joins in one Python worker")
+    replica_memory: Memory = Field(default="1GiB", description="Budget while a replica is built")
+    catalog: str | None = Field(
+        default=None,
+        description="SQLAlchemy URL of the run catalog, secrets as ${VARIABLE}; by default a SQLite file here",
+    )
+    checkpoint: Location | None = Field(default=None, description="Spark's checkpoint of the stream")
+    replicas: Location | None = Field(default=None, description="Folder for replicas on each host that joins")
+    spark: SparkConfig = Field(default_factory=SparkConfig)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PipelineConfig:
+        problems = [*_role_problems(self), *_column_problems(self)]
+        if not self.lookups and self.duplicates is None:
+            problems.append("a pipeline has at least one lookup, or looks for duplicates")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def surrogate_key(self, dimension: str) -> str:
+        """Return the surrogate key column of a dimension."""
+        return self.dimensions[dimension].surrogate_key or f"{dimension}_key"
+
+    @property
+    def errors_path(self) -> str:
+        """Where rejected rows go."""
+        return self.sink.errors or f"{self.sink.path.rstrip('/')}_errors"
+
+    @property
+    def duplicates_path(self) -> str:
+        """Where routed duplicates go."""
+        return self.sink.duplicates or f"{self.sink.path.rstrip('/')}_duplicates"
+
+
+def _role_problems(config: PipelineConfig) -> list[str]:
+    problems = []
+    seen: set[str] = set()
+    for lookup in config.lookups:
+        if lookup.dimension not in config.dimensions:
+            known = ", ".join(config.dimensions) or "none"
+            problems.append(f"lookup {lookup.role!r} names dimension {lookup.dimension!r}; the dimensions are {known}")
+        if lookup.role in seen:
+            problems.append(f"two lookups have the role {lookup.role!r}; give each its own")
+        seen.add(lookup.role)
+    return problems
+
+
+def _column_problems(config: PipelineConfig) -> list[str]:
+    """Return what names a column that the source does not have."""
+    stream = list(config.source.columns)
+    named = {f"lookup {lookup.role!r}": list(lookup.on) for lookup in config.lookups}
+    if config.duplicates is not None:
+        named["duplicates"] = [*config.duplicates.key, *config.duplicates.order_by]
+    problems = [
+        f"{place} names column {column!r}, which the source's schema does not have; it has {', '.join(stream)}"
+        for place, columns in named.items()
+        for column in columns
+        if column not in stream
+    ]
+    problems += [
+        f"source column {name!r} begins with '_', which is kept for Headrace" for name in stream if name[:1] == "_"
+    ]
+    return problems
+
+
+def load_pipeline(path: str | Path) -> PipelineConfig:
+    """Read a pipeline file.
+
+    Parameters
+    ----------
+    path
+        A YAML file. Relative paths in it are relative to its folder.
+
+    Raises
+    ------
+    PipelineFileError
+        If the file cannot be read, is not YAML, or says something that is not valid; the message names every place.
+    """
+    file = Path(path).absolute()
+    document = _substituted(_parsed(file), file)
+    try:
+        config = PipelineConfig.model_validate(document)
+    except ValidationError as error:
+        raise PipelineFileError(describe(error, file, PipelineConfig)) from error
+    return _anchored(config, file.parent)
+
+
+def json_schema() -> str:
+    """Return the JSON Schema of a pipeline file as text; the package holds it as `pipeline.schema.json`."""
+    schema = PipelineConfig.model_json_schema(by_alias=True)
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
+
+
+def _parsed(file: Path) -> Any:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineFileError(f"the pipeline file {file} cannot be read: {error}") from error
+    try:
+        document = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader that also refuses repeated keys
+    except yaml.YAMLError as error:
+        raise PipelineFileError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict):
+        raise PipelineFileError(f"{file} holds no pipeline; it begins with 'name:' and 'source:'")
+    return document
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Safe YAML without repeated keys, of which the last would win silently, and with `on` as a plain name."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                mark = key_node.start_mark
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+_UniqueKeys.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_UniqueKeys.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tTfF"))
+
+
+def _substituted(value: Any, file: Path) -> Any:
+    """Return the document with each ${VARIABLE} replaced by the environment's value."""
+    if isinstance(value, dict):
+        return {key: _substituted(item, file) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_substituted(item, file) for item in value]
+    if not isinstance(value, str):
+        return value
+
+    def replace(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise PipelineFileError(
+                f"{file} uses ${{{match[1]}}}, but the environment has no variable {match[1]}; set it"
+            )
+        return os.environ[match[1]]
+
+    return _ENVIRONMENT.sub(replace, value)
+
+
+def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
+    """Return the pipeline with absolute paths and with the defaults that depend on where the file lies."""
+
+    def place(path: str) -> str:
+        return path if _LINK.match(path) else str((folder / Path(path).expanduser()).resolve())
+
+    def moved(model: _Strict, *names: str) -> Any:
+        given = {name: place(value) for name in names if (value := getattr(model, name)) is not None}
+        return model.model_copy(update=given)
+
+    state = folder / ".headrace"
+    return config.model_copy(
+        update={
+            "source": moved(config.source, "path"),
+            "sink": moved(config.sink, "path", "errors", "duplicates"),
+            "dimensions": {name: moved(dimension, "path") for name, dimension in config.dimensions.items()},
+            "checkpoint": place(config.checkpoint or str(state / config.name / "checkpoint")),
+            "catalog": config.catalog or f"sqlite:///{state / 'catalog.db'}",
+            "replicas": place(config.replicas) if config.replicas is not None else None,
+        }
+    )

@@ -1,0 +1,199 @@
+"""Leases in the run catalog: one live run at a time writes a pipeline's tables, or infers members of a dimension.
+
+A lease is renewed by a thread while its holder lives. It can be taken over when its time is up, or at once when the
+holder was a process of this machine that has ended. A holder that lost its lease (it was suspended for long) is told so
+by `check`, which is called before each write.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from sqlalchemy import RowMapping, delete, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from pipelines.catalog import LEASES
+from pipelines.errors import CatalogError, LeaseHeldError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from pipelines.catalog import Catalog
+
+__all__ = ["Leases"]
+
+_LOG = logging.getLogger(__name__)
+_ATTEMPTS = 10
+
+
+class Leases:
+    """The leases that one run holds, all or none; a context manager.
+
+    Parameters
+    ----------
+    catalog
+        The run catalog.
+    names
+        What is to be held, such as ``pipeline:flights`` or ``dimension:/warehouse/dim_plane``.
+    seconds
+        How long a lease lasts without being renewed; it is renewed three times in that span.
+    clock
+        Seconds since 1970, alike on all machines that share the catalog within a few seconds.
+
+    Raises
+    ------
+    LeaseHeldError
+        On entering, if a live run holds one of them; the message names it.
+    """
+
+    def __init__(
+        self, catalog: Catalog, names: Iterable[str], seconds: float = 60.0, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._catalog = catalog
+        self._names = sorted(set(names))
+        self._seconds = seconds
+        self._clock = clock
+        self._token = str(uuid.uuid4())
+        self._stop = threading.Event()
+        self._renewer = threading.Thread(target=self._renew_until_stopped, name="headrace-lease", daemon=True)
+
+    def __enter__(self) -> Self:
+        taken: list[str] = []
+        try:
+            for name in self._names:
+                self._take(name)
+                taken.append(name)
+        except BaseException:
+            self._release(taken)
+            raise
+        self._renewer.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._renewer.join()
+        self._release(self._names)
+
+    def check(self) -> None:
+        """Renew all leases.
+
+        Raises
+        ------
+        LeaseHeldError
+            If one of them was taken over in the meantime. Nothing may be written any more.
+        """
+        with self._catalog.transaction() as connection:
+            for name in self._names:
+                mine = (LEASES.c.name == name, LEASES.c.token == self._token)
+                done = connection.execute(update(LEASES).where(*mine).values(expires=self._clock() + self._seconds))
+                if done.rowcount != 1:
+                    raise LeaseHeldError(
+                        f"the lease of {name} has been taken over, since this process did not renew it for "
+                        f"{self._seconds:.0f} s; nothing was written since; start the run again"
+                    )
+
+    def _take(self, name: str) -> None:
+        """Insert the lease, or exchange exactly the dead one that was seen for it."""
+        for _ in range(_ATTEMPTS):
+            with self._catalog.transaction() as connection:
+                seen = connection.execute(select(LEASES).where(LEASES.c.name == name)).mappings().one_or_none()
+            if seen is None:
+                if self._insert(name):
+                    return
+            elif self._is_live(seen):
+                raise LeaseHeldError(_held(name, seen, self._clock()))
+            elif self._exchange(name, str(seen["token"])):
+                _LOG.warning("took over the lease of %s from process %s, which has ended", name, seen["pid"])
+                return
+        raise CatalogError(f"the lease of {name} changed hands {_ATTEMPTS} times while it was being taken; try again")
+
+    def _insert(self, name: str) -> bool:
+        try:
+            with self._catalog.transaction() as connection:
+                connection.execute(insert(LEASES).values(name=name, **self._identity()))
+        except CatalogError as error:
+            if isinstance(error.__cause__, IntegrityError):
+                return False
+            raise
+        return True
+
+    def _exchange(self, name: str, token: str) -> bool:
+        with self._catalog.transaction() as connection:
+            seen = (LEASES.c.name == name, LEASES.c.token == token)
+            done = connection.execute(update(LEASES).where(*seen).values(**self._identity()))
+        return bool(done.rowcount == 1)
+
+    def _release(self, names: Iterable[str]) -> None:
+        with self._catalog.transaction() as connection:
+            for name in names:
+                connection.execute(delete(LEASES).where(LEASES.c.name == name, LEASES.c.token == self._token))
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            "token": self._token,
+            "machine": _machine(),
+            "pid": os.getpid(),
+            "process": _process(os.getpid()) or "",
+            "expires": self._clock() + self._seconds,
+        }
+
+    def _is_live(self, seen: RowMapping) -> bool:
+        if seen["expires"] <= self._clock():
+            return False
+        if seen["machine"] != _machine() or not seen["process"]:
+            return True
+        return _process(seen["pid"]) == seen["process"]
+
+    def _renew_until_stopped(self) -> None:
+        while not self._stop.wait(self._seconds / 3):
+            try:
+                self.check()
+            except CatalogError as error:
+                _LOG.warning("the lease could not be renewed and will be tried again: %s", error)
+            except LeaseHeldError as error:
+                _LOG.error("%s", error)
+                return
+
+
+def _machine() -> str:
+    """Return what two processes share exactly if they see each other's process ids: machine, boot, namespace."""
+    boot = _text(Path("/proc/sys/kernel/random/boot_id")) or ""
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = ""
+    return f"{socket.gethostname()} {boot} {namespace}"
+
+
+def _process(pid: int) -> str | None:
+    """Return when a process started, in the kernel's ticks, so that a reused id is told apart; None if it has ended."""
+    stat = _text(Path(f"/proc/{pid}/stat"))
+    if stat is None:
+        return None
+    state, *fields = stat.rpartition(")")[2].split()
+    return None if state in {"Z", "X"} else fields[18]
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None
+
+
+def _held(name: str, seen: RowMapping, now: float) -> str:
+    host = str(seen["machine"]).split(" ", 1)[0]
+    return (
+        f"{name} is in use by process {seen['pid']} on {host}; wait for it or stop it (its lease ends by itself "
+        f"{max(0.0, seen['expires'] - now):.0f} s after it dies)"
+    )

@@ -1,0 +1,91 @@
+"""Column types as a pipeline file writes them, and the same types for Arrow. Spark reads the text itself."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from pipelines.errors import PipelineFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["TYPE_NAMES", "arrow_schema", "arrow_type", "nearest", "spark_ddl"]
+
+_PLAIN = {
+    "boolean": pa.bool_(),
+    "tinyint": pa.int8(),
+    "smallint": pa.int16(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "date": pa.date32(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "timestamp_ntz": pa.timestamp("us"),
+}
+_SYNONYMS = {"bool": "boolean", "integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
+_DECIMAL = re.compile(r"decimal\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)")
+_MOST_DIGITS = 38
+TYPE_NAMES = (*_PLAIN, "decimal(p,s)")
+
+
+def nearest(name: str, names: tuple[str, ...] | list[str]) -> str:
+    """Return " (did you mean 'x'?)" for the nearest of `names`, or nothing when none is near."""
+    close = difflib.get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def canonical(text: str) -> str:
+    """Return a type's name as Spark writes it.
+
+    Raises
+    ------
+    PipelineFileError
+        If the text is no type.
+    """
+    name = text.strip().lower()
+    name = _SYNONYMS.get(name, name)
+    if name in _PLAIN:
+        return name
+    match = _DECIMAL.fullmatch(name)
+    if match is not None and 1 <= int(match[1]) <= _MOST_DIGITS and int(match[2]) <= int(match[1]):
+        return f"decimal({match[1]},{match[2]})"
+    raise PipelineFileError(
+        f"unknown type {text!r}{nearest(name, list(_PLAIN))}; the types are {', '.join(TYPE_NAMES)}"
+    )
+
+
+def arrow_type(text: str) -> pa.DataType:
+    """Return the Arrow type that Spark exchanges for a type of a pipeline file.
+
+    Examples
+    --------
+    >>> arrow_type("bigint"), arrow_type("decimal(10, 2)")
+    (DataType(int64), Decimal128Type(decimal128(10, 2)))
+    """
+    name = canonical(text)
+    match = _DECIMAL.fullmatch(name)
+    return pa.decimal128(int(match[1]), int(match[2])) if match else _PLAIN[name]
+
+
+def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
+    """Return the Arrow schema of columns given by name and type."""
+    return pa.schema([pa.field(name, arrow_type(kind)) for name, kind in columns.items()])
+
+
+def spark_ddl(columns: Mapping[str, str]) -> str:
+    """Return the columns as Spark's DDL.
+
+    Examples
+    --------
+    >>> spark_ddl({"id": "long", "a b": "string"})
+    '`id` bigint, `a b` string'
+    """
+    quoted = ((name.replace("`", "``"), canonical(kind)) for name, kind in columns.items())
+    return ", ".join(f"`{name}` {kind}" for name, kind in quoted)
