@@ -56,7 +56,7 @@ def _checked(parse: Any) -> Any:
 def _zone(name: str) -> str:
     try:
         ZoneInfo(name)
-    except (ValueError, OSError) as error:
+    except (KeyError, ValueError, OSError) as error:
         raise ValueError(f"unknown time zone {name!r}; write a name such as 'UTC' or 'America/New_York'") from error
     return name
 
