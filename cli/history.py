@@ -1,0 +1,103 @@
+"""What `headrace runs` does."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from cli.blocks import Grid, Pairs, Text
+from cli.errors import CliError
+from pipelines.catalog import Catalog
+from pipelines.config import load_pipeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.console import Console
+    from pipelines.catalog import BatchRecord, RunRecord
+
+__all__ = ["run_runs"]
+
+SEARCHED = 10_000
+
+
+def run_runs(pipeline: Path, wanted: str | None, limit: int, console: Console) -> None:
+    """Print the latest runs, or one run with its batches."""
+    with console.step(f"reading the run catalog of {pipeline}", left="the catalog as it was"):
+        config = load_pipeline(pipeline)
+        with Catalog(str(config.catalog)) as catalog:
+            if wanted is not None:
+                run = _find(catalog, config.name, wanted)
+                _show_run(run, catalog.batches(run.id), console)
+            else:
+                _show_runs(config.name, catalog.runs(config.name, limit), console)
+
+
+def _find(catalog: Catalog, pipeline: str, wanted: str) -> RunRecord:
+    found = [run for run in catalog.runs(pipeline, SEARCHED) if run.id.startswith(wanted)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise CliError(f"no run of {pipeline} begins with {wanted!r}; `headrace runs` lists them")
+    raise CliError(f"{len(found)} runs begin with {wanted!r}; write more of the id")
+
+
+def _show_runs(pipeline: str, runs: list[RunRecord], console: Console) -> None:
+    if not runs:
+        console.result([], Text(f"{pipeline} has not run yet"))
+        return
+    columns = ("run", "mode", "state", "started", "seconds", "batches", "rows in", "loaded", "rejected", "new members")
+    rows = [
+        (
+            run.id[:8],
+            run.mode,
+            run.state,
+            _moment(run.started),
+            run.ended - run.started if run.ended else None,
+            run.batches,
+            run.rows_in,
+            run.loaded,
+            run.rejected,
+            run.new_members,
+        )
+        for run in runs
+    ]
+    console.result([asdict(run) for run in runs], Grid(f"Runs of {pipeline}", columns, rows))
+
+
+def _show_run(run: RunRecord, batches: list[BatchRecord], console: Console) -> None:
+    summary = {**asdict(run), "started": _moment(run.started), "ended": run.ended and _moment(run.ended)}
+    columns = (
+        "batch",
+        "seconds",
+        "rows in",
+        "loaded",
+        "rejected",
+        "new members",
+        "hit ratio",
+        "wanted",
+        "read",
+        "reads",
+    )
+    rows = [
+        (
+            batch.batch,
+            batch.seconds,
+            batch.rows_in,
+            batch.loaded,
+            batch.rejected,
+            batch.new_members,
+            batch.hit_ratio,
+            batch.pages_wanted,
+            batch.pages_read,
+            batch.seeks,
+        )
+        for batch in batches
+    ]
+    document = {**asdict(run), "batch_records": [asdict(batch) for batch in batches]}
+    console.result(document, Pairs(f"Run {run.id}", summary), Grid("Batches", columns, rows))
+
+
+def _moment(seconds: float) -> dt.datetime:
+    return dt.datetime.fromtimestamp(seconds, dt.UTC)

@@ -1,0 +1,28 @@
+"""`headrace runs`: what the run catalog knows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.options import PATH, ReportingCommand, pass_console
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.console import Console
+
+__all__ = ["runs"]
+
+
+@click.command("runs", cls=ReportingCommand)
+@click.argument("pipeline", type=PATH, default="pipeline.yml")
+@click.option("--run", "wanted", metavar="ID", help="Show the batches of this run; the first letters of its id do.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Show the latest so many.")
+@pass_console
+def runs(console: Console, /, pipeline: Path, wanted: str | None, limit: int) -> None:
+    """Show the latest runs of the pipeline file PIPELINE, or the batches of one run."""
+    from cli.history import run_runs
+
+    run_runs(pipeline, wanted, limit, console)
