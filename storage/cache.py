@@ -190,6 +190,11 @@ class PageCache:
         frames = self.frames_max - self._cold
         return frames * self.page_size + SLACK_BYTES + sum(array.nbytes for array in maps)
 
+    @property
+    def frame_map(self) -> NDArray[np.int32]:
+        """int32[leaves], the frame of each leaf ordinal, -1 where it is not resident. Read it only."""
+        return self._frame_of
+
     @staticmethod
     def map_nbytes(frames_max: int, leaves: int) -> int:
         """Return what a cache costs before it holds a page."""
