@@ -115,6 +115,12 @@ class Keys:
         offsets = kernels.take_lengths(self.offsets, wanted)
         return Keys(self.kind, prefix, offsets, kernels.write_taken(self.offsets, self.data, wanted, offsets))
 
+    def comparable(self, row: int) -> bytes:
+        """Return one key as bytes that compare as keys do."""
+        if self.offsets is None or self.data is None:
+            return int(self.prefix[row]).to_bytes(_WORD, "big")
+        return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
+
     def argsort(self) -> NDArray[np.int64]:
         """Return the stable order of the keys."""
         if self.offsets is None:
@@ -188,7 +194,9 @@ class KeyCodec:
             if valid is not None:
                 row = int(np.argmin(valid))
                 value = column[row]
-                cause = "is null, but a key never is" if not value.is_valid else f"is {value}, which {dtype} cannot hold"
+                cause = (
+                    "is null, but a key never is" if not value.is_valid else f"is {value}, which {dtype} cannot hold"
+                )
                 raise KeyInputError(f"key column {name!r} {cause} (row {row})")
             arrays.append(array)
         return self._pack(arrays)

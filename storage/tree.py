@@ -110,9 +110,7 @@ def aligned_pages(count: int, page_size: int) -> NDArray[np.uint8]:
     return room[start : start + count * page_size + SLACK]
 
 
-def seal_pages(
-    pages: NDArray[np.uint8], page_size: int, numbers: NDArray[np.int64], txid: int
-) -> NDArray[np.uint64]:
+def seal_pages(pages: NDArray[np.uint8], page_size: int, numbers: NDArray[np.int64], txid: int) -> NDArray[np.uint64]:
     """Write transaction id and checksum into pages and return the checksums; page `i` becomes page `numbers[i]`."""
     checksums = np.empty(len(numbers), dtype=np.uint64)
     _encode_kernels.seal_pages(pages, page_size, np.ascontiguousarray(numbers, dtype=np.int64), txid, checksums)
@@ -281,5 +279,3 @@ def _read_level(
     else:
         separators = Keys("u64", prefix)
     return Entries(pages, checksums, rows, flags, separators)
-
-

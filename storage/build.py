@@ -1,0 +1,246 @@
+"""Bulk load: rows in key order become a table file, bottom up, in one pass and bounded memory.
+
+`TableWriter` takes sorted batches; `build_table` brings any source into order first (`storage.sources`) and makes the
+file appear whole or not at all. Updates of existing tables are elsewhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from storage.backend import FileBackend, StorageBackend, sync_folder
+from storage.errors import InputError, StorageIOError, TableExistsError, UniqueViolationError
+from storage.keys import Keys
+from storage.layout import LeafLayout
+from storage.leaves import encode_leaves
+from storage.metadata import encode_metadata
+from storage.sources import SortedRows, Source, sorted_rows
+from storage.superblock import Superblock, check_page_size, write_superblock
+from storage.tree import Entries, build_levels, seal_pages, separators_between
+
+__all__ = ["BuildOptions", "TableWriter", "build_table", "leaf_limit"]
+
+_FIRST_TXID = 1
+_SUPERBLOCKS = 2
+_CHUNK_ROWS = 1 << 17
+_CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """How a table is laid out. See `Table.build`."""
+
+    key: tuple[str, ...]
+    unique: bool = False
+    page_size: int = 8192
+    fill: float = 0.8
+    app: tuple[str, int] | None = None
+
+    def __post_init__(self) -> None:
+        check_page_size(self.page_size)
+        if not 0 < self.fill <= 1:
+            raise InputError(f"the fill factor is a share of a page above 0 and at most 1, not {self.fill}")
+
+
+def leaf_limit(page_size: int, fill: float) -> int:
+    """Return how many bytes of a page a load fills."""
+    return int(page_size * fill)
+
+
+class TableWriter:
+    """Writes one table from batches in key order.
+
+    Parameters
+    ----------
+    backend
+        An empty file.
+    schema
+        Of the batches, in stored types.
+    options
+        Layout of the table.
+    """
+
+    def __init__(self, backend: StorageBackend, schema: pa.Schema, options: BuildOptions) -> None:
+        self._backend = backend
+        self._options = options
+        self._layout = LeafLayout(schema, options.key, options.page_size)
+        self._limit = leaf_limit(options.page_size, options.fill)
+        self._metadata = encode_metadata(schema, self._layout.key, options.page_size, _SUPERBLOCKS, _FIRST_TXID)
+        self._next_page = _SUPERBLOCKS + self._metadata.count
+        self._rows = 0
+        self._parts: list[Entries] = []
+        self._last: Keys | None = None
+        self._open: tuple[Keys, list[pa.Array]] | None = None
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="headrace-write")
+        self._writing: Future[None] | None = None
+
+    def write(self, batch: pa.RecordBatch, keys: Keys | None = None) -> None:
+        """Add rows; their keys continue the order of what came before.
+
+        Raises
+        ------
+        UniqueViolationError
+            If the table is unique and a key occurs twice.
+        InputError
+            If the rows are not in key order, or one fits in no page.
+        """
+        at = 0
+        keys = self._layout.codec.encode(batch) if keys is None else keys
+        step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * len(keys) // max(batch.nbytes, 1)))
+        payload = [batch.column(name) for name in self._layout.payload.names]
+        while at < len(keys):
+            stop = min(at + step, len(keys))
+            self._encode(keys.slice(at, stop), [array.slice(at, stop - at) for array in payload], keep_open=True)
+            at = stop
+
+    def finish(self) -> Superblock:
+        """Write what is left, the inner levels and both superblocks, and make all durable."""
+        if self._open is not None:
+            empty = [array.slice(0, 0) for array in self._open[1]]
+            self._encode(Keys.empty(self._layout.codec.kind), empty, keep_open=False)
+        entries = Entries.concat(self._parts) if self._parts else Entries.empty(self._layout.codec.kind)
+        leaves, height, root = len(entries), 1 if len(entries) else 0, entries
+        for pages, above in build_levels(entries, self._options.page_size, self._limit, self._next_page, _FIRST_TXID):
+            self._put(pages, len(above))
+            height, root = height + 1, above
+        self._put_at(_SUPERBLOCKS, self._metadata.pages, self._metadata.count)
+        self._wait()
+        superblock = self._superblock(root, leaves, height)
+        self._backend.sync()
+        # Both slots say the same, so that a new table survives the loss of either.
+        for txid in (_FIRST_TXID, _FIRST_TXID + 1):
+            superblock = replace(superblock, txid=txid)
+            write_superblock(self._backend, superblock)
+        self._backend.sync()
+        return superblock
+
+    def close(self) -> None:
+        """Stop writing."""
+        self._pool.shutdown()
+
+    def _encode(self, keys: Keys, payload: list[pa.Array], *, keep_open: bool) -> None:
+        if self._open is not None:
+            kept_keys, kept = self._open
+            keys = Keys.concat([kept_keys, keys])
+            payload = [pa.concat_arrays([old, new]) for old, new in zip(kept, payload, strict=True)]
+        self._check_order(keys)
+        encoded = encode_leaves(self._layout, keys, payload, self._limit, first_row=self._rows, keep_open=keep_open)
+        done = int(encoded.first[-1])
+        if done:
+            self._add(encoded.pages, encoded.first, keys)
+        self._rows += done
+        rest = len(keys) - done
+        self._open = (keys.slice(done, len(keys)), [array.slice(done) for array in payload]) if rest else None
+
+    def _check_order(self, keys: Keys) -> None:
+        row = keys.first_descent()
+        if row >= 0:
+            raise InputError(
+                f"row {self._rows + row} (key {self._layout.codec.describe(keys, row)}) is out of key order"
+            )
+        if self._options.unique and len(keys) > 1:
+            same = keys.same_as_next()
+            if same.any():
+                key = self._layout.codec.describe(keys, int(np.argmax(same)))
+                raise UniqueViolationError(f"key {key} occurs more than once, but the table is to be unique")
+
+    def _add(self, pages: NDArray[np.uint8], first: NDArray[np.int64], keys: Keys) -> None:
+        count = len(first) - 1
+        numbers = self._next_page + np.arange(count, dtype=np.int64)
+        checksums = seal_pages(pages, self._options.page_size, numbers, _FIRST_TXID)
+        separators, continued = self._separators(keys.take(first[:-1]), keys.take(first[1:] - 1))
+        self._parts.append(Entries(numbers, checksums, np.diff(first), continued, separators))
+        self._put(pages, count)
+
+    def _separators(self, heads: Keys, tails: Keys) -> tuple[Keys, NDArray[np.uint8]]:
+        if self._last is None:
+            separators, continued = separators_between(tails.slice(0, len(tails) - 1), heads.slice(1, len(heads)))
+            separators = Keys.concat([_minus_infinity(heads), separators])
+            continued = np.concatenate([np.zeros(1, dtype=np.uint8), continued])
+        else:
+            before = Keys.concat([self._last, tails.slice(0, len(tails) - 1)])
+            separators, continued = separators_between(before, heads)
+        self._last = tails.take(np.array([len(tails) - 1]))
+        return separators, continued
+
+    def _put(self, pages: NDArray[np.uint8], count: int) -> None:
+        self._put_at(self._next_page, pages, count)
+        self._next_page += count
+
+    def _put_at(self, page: int, pages: NDArray[np.uint8], count: int) -> None:
+        self._wait()
+        size = self._options.page_size
+        self._writing = self._pool.submit(self._backend.pwrite, page * size, pages[: count * size])
+
+    def _wait(self) -> None:
+        if self._writing is not None:
+            self._writing.result()
+            self._writing = None
+
+    def _superblock(self, root: Entries, leaves: int, height: int) -> Superblock:
+        return Superblock(
+            page_size=self._options.page_size,
+            txid=_FIRST_TXID,
+            root_page=int(root.pages[0]) if height else 0,
+            root_checksum=int(root.checksums[0]) if height else 0,
+            height=height,
+            rows=self._rows,
+            leaves=leaves,
+            pages=self._next_page,
+            metadata_page=_SUPERBLOCKS,
+            metadata_bytes=self._metadata.length,
+            metadata_checksum=self._metadata.checksum,
+            fill=self._options.fill,
+            unique=self._options.unique,
+            apps=dict([self._options.app]) if self._options.app else {},
+        )
+
+
+def build_table(
+    path: str | os.PathLike[str],
+    source: Source,
+    options: BuildOptions,
+    *,
+    memory: int,
+    temp_directory: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+) -> Superblock:
+    """Write a table file from any source. A build that fails leaves nothing behind. See `Table.build`."""
+    target = Path(path)
+    if target.exists() and not overwrite:
+        raise TableExistsError(f"{target} exists already; name another file or ask to overwrite it")
+    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}-{threading.get_ident()}")
+    spill = target.parent if temp_directory is None else Path(temp_directory)
+    try:
+        with sorted_rows(source, options.key, memory, spill) as rows:
+            superblock = _write_file(temporary, rows, options)
+        temporary.replace(target)
+        sync_folder(target.parent)
+    except OSError as error:
+        raise StorageIOError(f"cannot build {target}: {error.strerror}; nothing was left behind") from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return superblock
+
+
+def _write_file(path: Path, rows: SortedRows, options: BuildOptions) -> Superblock:
+    with contextlib.closing(FileBackend(path, "x", direct=False)) as backend:
+        with contextlib.closing(TableWriter(backend, rows.schema, options)) as writer:
+            for batch, keys in rows.batches:
+                writer.write(batch, keys)
+            return writer.finish()
+
+
+def _minus_infinity(like: Keys) -> Keys:
+    if not like.wide:
+        return Keys("u64", np.zeros(1, dtype=np.uint64))
+    return Keys.from_bytes(np.zeros(2, dtype=np.int64), np.zeros(0, dtype=np.uint8))

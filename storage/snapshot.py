@@ -1,0 +1,193 @@
+"""`Snapshot`: one committed state of a table, immutable, with its whole index in memory. Reads no leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from storage import _tree_kernels as kernels
+from storage.backend import StorageBackend
+from storage.errors import CorruptionError, CorruptPageError
+from storage.keys import KeyCodec, Keys
+from storage.layout import LeafLayout
+from storage.metadata import read_metadata
+from storage.superblock import Superblock, read_superblock
+from storage.tree import Entries, InnerLevel, read_tree
+
+__all__ = ["Snapshot", "open_snapshot"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Snapshot:
+    """The relation at one transaction.
+
+    Attributes
+    ----------
+    path
+        Of the file.
+    superblock
+        What the commit says of the whole table.
+    layout
+        Physical columns of the leaves.
+    entries
+        The index: one entry for each leaf, in key order.
+    levels
+        The inner nodes that the entries were read from, root first.
+    leaf_rows : int32[n]
+        Rows of each leaf.
+    """
+
+    path: str
+    superblock: Superblock
+    layout: LeafLayout
+    entries: Entries
+    levels: tuple[InnerLevel, ...]
+    leaf_rows: NDArray[np.int32] = field(repr=False)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the relation, key columns included."""
+        return self.layout.schema
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Names of the key columns, most significant first."""
+        return self.layout.key
+
+    @property
+    def payload(self) -> pa.Schema:
+        """The schema without the key columns."""
+        return self.layout.payload
+
+    @property
+    def codec(self) -> KeyCodec:
+        """Turns key columns into normalised keys and back."""
+        return self.layout.codec
+
+    @property
+    def unique(self) -> bool:
+        """Whether a key occurs only once."""
+        return self.superblock.unique
+
+    @property
+    def page_size(self) -> int:
+        """Bytes in a page."""
+        return self.superblock.page_size
+
+    @property
+    def fill(self) -> float:
+        """Share of a leaf that a load fills."""
+        return self.superblock.fill
+
+    @property
+    def txid(self) -> int:
+        """Number of the transaction."""
+        return self.superblock.txid
+
+    @property
+    def rows(self) -> int:
+        """Rows of the relation."""
+        return self.superblock.rows
+
+    @property
+    def leaf_pages(self) -> NDArray[np.int64]:
+        """int64[n], page numbers of the leaves in key order."""
+        return self.entries.pages
+
+    @property
+    def leaf_checksums(self) -> NDArray[np.uint64]:
+        """uint64[n], what the leaves' parents say of them."""
+        return self.entries.checksums
+
+    @property
+    def separators(self) -> Keys:
+        """A key between each leaf and the one before; the first is minus infinity."""
+        return self.entries.separators
+
+    @property
+    def continued(self) -> NDArray[np.uint8]:
+        """uint8[n], 1 if the first key of a leaf may also end the leaf before."""
+        return self.entries.continued
+
+    @property
+    def index_nbytes(self) -> int:
+        """Bytes of the index in memory."""
+        entries = self.entries
+        leaves = entries.pages.nbytes + entries.checksums.nbytes + entries.rows.nbytes + entries.continued.nbytes
+        inner = sum(level.pages.nbytes + level.checksums.nbytes + level.first.nbytes for level in self.levels)
+        return leaves + self.leaf_rows.nbytes + entries.separators.nbytes + inner
+
+    def locate(self, keys: Keys) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the first and the last leaf that may hold each key.
+
+        Parameters
+        ----------
+        keys
+            In any order; nearly sorted ones are found fastest.
+
+        Returns
+        -------
+        first, last : int32[m]
+            Ordinals of leaves, `first <= last`. More than one only for a key that spans leaves. A table without
+            leaves gives -1 for both.
+        """
+        first, last = np.full(len(keys), -1, dtype=np.int32), np.full(len(keys), -1, dtype=np.int32)
+        if len(self.entries):
+            separators = self.entries.separators
+            kernels.locate(*separators.parts, self.entries.continued, *keys.parts, separators.wide, first, last)
+        return first, last
+
+
+def open_snapshot(backend: StorageBackend, superblock: Superblock | None = None) -> Snapshot:
+    """Read the index of a table.
+
+    Parameters
+    ----------
+    backend
+        The file.
+    superblock
+        The commit to read; by default the newest.
+
+    Raises
+    ------
+    NotATableError
+        If the file is not a table.
+    CorruptionError
+        If it is damaged.
+    """
+    head = read_superblock(backend) if superblock is None else superblock
+    if backend.size() < head.pages * head.page_size:
+        raise CorruptionError(
+            f"{backend.path} has {backend.size()} bytes, but {head.pages} pages of {head.page_size} belong to it: "
+            "the file has been truncated; restore it or build it again"
+        )
+    schema, key = read_metadata(
+        backend, head.page_size, head.metadata_page, head.metadata_bytes, head.metadata_checksum
+    )
+    layout = LeafLayout(schema, key, head.page_size)
+    entries, levels = read_tree(backend, head.page_size, layout.codec.kind, _root(head, layout), head.height)
+    if len(entries) != head.leaves or int(entries.rows.sum()) != head.rows:
+        raise CorruptPageError(
+            f"{backend.path}: the tree has {len(entries)} leaves and {int(entries.rows.sum())} rows, "
+            f"the superblock says {head.leaves} and {head.rows}; restore the file or build it again"
+        )
+    return Snapshot(backend.path, head, layout, entries, tuple(levels), entries.rows.astype(np.int32))
+
+
+def _root(head: Superblock, layout: LeafLayout) -> Entries:
+    if head.height == 0:
+        return Entries.empty(layout.codec.kind)
+    if layout.codec.kind == "u64":
+        separator = Keys("u64", np.zeros(1, dtype=np.uint64))
+    else:
+        separator = Keys.from_bytes(np.zeros(2, dtype=np.int64), np.zeros(0, dtype=np.uint8))
+    return Entries(
+        np.array([head.root_page], dtype=np.int64),
+        np.array([head.root_checksum], dtype=np.uint64),
+        np.array([head.rows], dtype=np.int64),
+        np.zeros(1, dtype=np.uint8),
+        separator,
+    )

@@ -1,0 +1,290 @@
+"""`Table`: a clustered table as its users see it. The work is done by the modules that it calls."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import numpy as np
+import pyarrow as pa
+
+from storage.backend import FileBackend, StorageBackend
+from storage.build import BuildOptions, build_table
+from storage.device import load_device
+from storage.lookup import lookup, scan
+from storage.reader import PageReader
+from storage.snapshot import Snapshot, open_snapshot
+from storage.sources import Source
+from storage.superblock import read_superblock
+from storage.units import parse_memory
+
+__all__ = ["Table", "TableStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class TableStats:
+    """What a table is and how it lies on disk.
+
+    Attributes
+    ----------
+    rows, leaves, pages
+        Rows of the relation, leaf pages that hold them, pages of the file.
+    bytes
+        Length of the file.
+    height
+        Levels of the tree, leaves included.
+    page_size, fill, unique
+        As the table was built.
+    txid
+        Number of the newest transaction.
+    index_bytes
+        Memory that the index takes in an open table.
+    rows_per_leaf
+        Average.
+    fragmentation
+        Share of neighbouring leaves in key order that do not follow one another on disk: 0 after a load.
+    """
+
+    rows: int
+    leaves: int
+    pages: int
+    bytes: int
+    height: int
+    page_size: int
+    fill: float
+    unique: bool
+    txid: int
+    index_bytes: int
+    rows_per_leaf: float
+    fragmentation: float
+
+
+class Table:
+    """A relation on disk, clustered by its key. Open one with `Table.open` or make one with `Table.build`.
+
+    Examples
+    --------
+    >>> import pyarrow as pa, tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> rows = pa.table({"id": [3, 1, 2], "name": ["c", "a", "b"]})
+    >>> with Table.build(f"{folder.name}/t.hdr", rows, key=["id"], unique=True) as table:
+    ...     found = table.lookup(pa.record_batch({"id": [2, 9]}))
+    >>> found.to_pylist()
+    [{'id': 2, 'name': 'b'}]
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, backend: StorageBackend, snapshot: Snapshot) -> None:
+        self._backend = backend
+        self._snapshot = snapshot
+        self._reader: PageReader | None = None
+
+    @classmethod
+    def build(
+        cls,
+        path: str | os.PathLike[str],
+        source: Source,
+        key: Sequence[str],
+        *,
+        unique: bool = False,
+        page_size: int = 8192,
+        fill: float = 0.8,
+        memory: int | str = "1GiB",
+        temp_directory: str | os.PathLike[str] | None = None,
+        app: tuple[str, int] | None = None,
+        overwrite: bool = False,
+    ) -> Self:
+        """Load a table and open it.
+
+        The file appears whole or not at all: a build that fails or is killed leaves no table, and one that it was to
+        overwrite stays as it was.
+
+        Parameters
+        ----------
+        path
+            Of the table.
+        source
+            Rows in any order: a `pyarrow.Table`, a `RecordBatchReader` or other iterable of record batches, or the
+            path of a Parquet or CSV file or of a folder of them, or several such paths.
+        key
+            Names of the key columns, most significant first.
+        unique
+            Refuse a key that occurs twice.
+        page_size
+            Bytes of a page: 4096, 8192, 16384, 32768 or 65536.
+        fill
+            Share of each page that the load fills; the rest is for later changes.
+        memory
+            What sorting may take; a source that needs more is sorted on disk.
+        temp_directory
+            Where to sort what does not fit; by default beside the table.
+        app
+            Name and version of the application whose state the table holds, see `apply`.
+        overwrite
+            Replace a table that is there.
+
+        Raises
+        ------
+        TableExistsError
+            If the path is taken.
+        SchemaError
+            If a column cannot be stored, or a key column is missing.
+        KeyInputError
+            If a key is null.
+        UniqueViolationError
+            If the table is to be unique and a key occurs twice; the message names it.
+        InputError
+            If the source cannot be read, or a row does not fit in a page.
+        """
+        options = BuildOptions(tuple(key), unique, page_size, fill, app)
+        build_table(
+            path,
+            source,
+            options,
+            memory=parse_memory(memory),
+            temp_directory=temp_directory,
+            overwrite=overwrite,
+        )
+        return cls.open(path)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str], *, mode: Literal["r", "w"] = "r", direct: bool = True) -> Self:
+        """Open a table at its newest commit.
+
+        Parameters
+        ----------
+        path
+            Of the table.
+        mode
+            ``"r"`` to read, ``"w"`` to change it too.
+        direct
+            Whether reads bypass the page cache of the operating system where they can.
+
+        Raises
+        ------
+        TableNotFoundError
+            If there is no such file.
+        NotATableError
+            If the file is not a table.
+        CorruptionError
+            If it is damaged.
+        """
+        backend = FileBackend(path, mode, direct=direct)
+        try:
+            return cls(backend, open_snapshot(backend))
+        except BaseException:
+            backend.close()
+            raise
+
+    def close(self) -> None:
+        """Give the file back; closing twice is allowed."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        self._backend.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return Path(self._backend.path)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the relation, key columns included."""
+        return self._snapshot.schema
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Names of the key columns."""
+        return self._snapshot.key
+
+    def snapshot(self) -> Snapshot:
+        """Return the commit that the table stands at."""
+        return self._snapshot
+
+    def refresh(self) -> Snapshot:
+        """Go to the newest commit and return it."""
+        newest = read_superblock(self._backend)
+        if newest.txid != self._snapshot.txid:
+            self._snapshot = open_snapshot(self._backend, newest)
+        return self._snapshot
+
+    def reader(self) -> PageReader:
+        """Return what reads the table's pages, by the costs measured for its disk."""
+        if self._reader is None:
+            page_size = self._snapshot.page_size
+            self._reader = PageReader(self._backend, page_size, load_device(self.path, page_size))
+        return self._reader
+
+    def lookup(self, keys: pa.RecordBatch | pa.Table) -> pa.Table:
+        """Return the rows that have the given keys.
+
+        Parameters
+        ----------
+        keys
+            Has the key columns, by name. Null keys and keys that are not in the table match nothing.
+
+        Returns
+        -------
+        pyarrow.Table
+            All columns, in the order of the given keys; several rows for a key that the table has several times.
+        """
+        return lookup(self._snapshot, self.reader(), keys)
+
+    def scan(
+        self, low: object = None, high: object = None, columns: Sequence[str] | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows whose keys lie between two bounds, both included, in key order.
+
+        Parameters
+        ----------
+        low, high
+            A value, or for a key of several columns a tuple with one for each; None for no bound.
+        columns
+            Names of the columns to return; by default all.
+
+        Raises
+        ------
+        KeyInputError
+            If a bound is not a key.
+        SchemaError
+            If there is no such column.
+        """
+        return scan(self._snapshot, self.reader(), low, high, columns)
+
+    def app_version(self, app_id: str) -> int | None:
+        """Return the version that an application's state in this table has reached, or None if it never wrote."""
+        return self._snapshot.superblock.apps.get(app_id)
+
+    @property
+    def stats(self) -> TableStats:
+        """What the table is and how it lies on disk."""
+        snapshot = self._snapshot
+        head, leaves = snapshot.superblock, len(snapshot.entries)
+        jumps = int((np.diff(snapshot.leaf_pages) != 1).sum())
+        return TableStats(
+            rows=head.rows,
+            leaves=leaves,
+            pages=head.pages,
+            bytes=self._backend.size(),
+            height=head.height,
+            page_size=head.page_size,
+            fill=head.fill,
+            unique=head.unique,
+            txid=head.txid,
+            index_bytes=snapshot.index_nbytes,
+            rows_per_leaf=head.rows / leaves if leaves else 0.0,
+            fragmentation=jumps / (leaves - 1) if leaves > 1 else 0.0,
+        )
