@@ -38,13 +38,13 @@ class Step:
         What is being done, as in ``joining stream.csv with flights.tbl``.
     left
         What state a failure here leaves.
-    again
-        The command that goes on after a failure; empty for the same command once more.
+    repair
+        What to do when damage was found; empty where none can be.
     """
 
     doing: str
     left: str
-    again: str = ""
+    repair: str = ""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ class Console:
             click.echo(text, err=True)
 
     @contextmanager
-    def step(self, doing: str, *, left: str, again: str = "") -> Iterator[None]:
+    def step(self, doing: str, *, left: str, repair: str = "") -> Iterator[None]:
         """Name the work inside the block, so that a failure can say where it happened and what it left.
 
         The innermost step that fails is the one reported.
@@ -145,7 +145,7 @@ class Console:
             yield
         except BaseException:
             if self.failed_step is None:
-                self.failed_step = Step(doing, left, again)
+                self.failed_step = Step(doing, left, repair)
             raise
 
     @contextmanager

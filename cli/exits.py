@@ -91,11 +91,17 @@ def _report(error: BaseException, console: Console, command: list[str]) -> int:
         _report_bug(error, console, command)
     else:
         step = console.failed_step or UNNAMED_STEP
-        again = step.again or f"mend the cause, then run: {shlex.join(command)}"
-        if code is ExitCode.INTERRUPTED:
-            again = step.again or shlex.join(command)
+        again = _way_on(code, step, shlex.join(command))
         console.failure(Failure(KINDS[code], code, step.doing, _cause(error), step.left, again))
     return code
+
+
+def _way_on(code: ExitCode, step: Step, command: str) -> str:
+    if code is ExitCode.INTERRUPTED:
+        return command
+    if code is ExitCode.DAMAGED and step.repair:
+        return step.repair
+    return f"mend the cause, then run: {command}"
 
 
 def _cause(error: BaseException) -> str:

@@ -80,7 +80,9 @@ class JoinReport:
 def run_join(request: JoinRequest, console: Console) -> JoinReport:
     """Join, write `request.out`, and print the report."""
     with console.step(
-        f"joining {request.stream} with {request.table}", left=f"nothing; {request.out} was not written or changed"
+        f"joining {request.stream} with {request.table}",
+        left=f"nothing; {request.out} was not written or changed",
+        repair=f"see what is damaged with: headrace table check {request.table}",
     ):
         check_place(request.out)
         _refuse_own_tail(request)

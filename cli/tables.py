@@ -87,7 +87,7 @@ def _counted(stream: FileStream, progress: Any) -> Iterator[pa.RecordBatch]:
 def run_info(path: Path, console: Console) -> None:
     """Print schema, key and size."""
     with (
-        console.step(f"opening {path}", left="the table as it was", again=_after_damage(path)),
+        console.step(f"opening {path}", left="the table as it was", repair=_after_damage(path)),
         Table.open(path) as table,
     ):
         document = _describe(path, table)
@@ -100,7 +100,7 @@ def run_check(path: Path, console: Console) -> ExitCode:
         console.step(
             f"checking {path}",
             left="the table as it was",
-            again="build the table again from its source: headrace table build ... --overwrite",
+            repair="build the table again from its source: headrace table build ... --overwrite",
         ),
         Table.open(path) as table,
     ):
@@ -122,7 +122,7 @@ def run_check(path: Path, console: Console) -> ExitCode:
 def run_scan(request: ScanRequest, console: Console) -> None:
     """Print rows in key order."""
     with (
-        console.step(f"reading {request.path}", left="the table as it was", again=_after_damage(request.path)),
+        console.step(f"reading {request.path}", left="the table as it was", repair=_after_damage(request.path)),
         Table.open(request.path) as table,
     ):
         key = [table.schema.field(name) for name in table.key]
@@ -138,7 +138,7 @@ def run_scan(request: ScanRequest, console: Console) -> None:
 
 
 def _after_damage(path: Path) -> str:
-    return f"headrace table check {path}"
+    return f"see what is damaged with: headrace table check {path}"
 
 
 def _bound(text: str | None, key: list[pa.Field]) -> tuple[Any, ...] | None:

@@ -66,9 +66,9 @@ def test_a_failure_names_step_cause_state_and_the_way_on(capsys):
     ]
 
 
-def test_a_step_may_know_a_better_way_on(capsys):
+def test_damage_has_a_way_on_of_its_own(capsys):
     console = Console()
-    guarded(raising(CorruptPageError("page 7"), console, again="headrace table check b"), console, COMMAND)
+    guarded(raising(CorruptPageError("page 7"), console, repair="headrace table check b"), console, COMMAND)
     assert capsys.readouterr().err.endswith("  go on  headrace table check b\n")
 
 
