@@ -6,13 +6,15 @@ width of the value, so arrays that they meet carry `SLACK` bytes after their las
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["SLACK", "bswap_u64", "compare_bytes", "copy_bytes", "load_u16", "load_u64", "store_u64", "xxh64"]
 
@@ -109,9 +111,8 @@ def compare_bytes(
             return -1 if bswap_u64(a) < bswap_u64(b) else 1
         at += 8
     while at < common:
-        difference = np.int64(left[left_start + at]) - np.int64(right[right_start + at])
-        if difference != 0:
-            return difference
+        if left[left_start + at] != right[right_start + at]:
+            return -1 if left[left_start + at] < right[right_start + at] else 1
         at += 1
     return left_length - right_length
 

@@ -10,11 +10,15 @@ says for each entry of the directory where it is found:
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from storage._byte_kernels import copy_bytes, store_u64, xxh64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["plan_leaves", "seal_pages", "write_leaves"]
 
@@ -52,10 +56,12 @@ def plan_leaves(
     rows: int,
     limit: int,
     page_size: int,
+    breaks: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], int]:
     """Return where each page ends when rows are packed greedily, and the first row that fits in no page, or -1.
 
-    A page takes rows while it needs at most `limit` bytes, and at least one row if that fits in `page_size`.
+    A page takes rows while it needs at most `limit` bytes, and at least one row if that fits in `page_size`. At the
+    rows `breaks`, in ascending order, a page ends in any case.
     """
     columns = len(places)
     ends = np.empty(rows, dtype=np.int64)
@@ -70,7 +76,14 @@ def plan_leaves(
     seen = np.full((len(codes), cardinality), -1, dtype=np.int64)
     start = 0
     row = 0
+    upcoming = 0
     while row < rows:
+        while upcoming < len(breaks) and breaks[upcoming] <= start:
+            upcoming += 1
+        if upcoming < len(breaks) and breaks[upcoming] == row:
+            ends[pages] = row
+            pages += 1
+            start = row
         if row == start:
             low[:] = _MAX
             high[:] = _MIN

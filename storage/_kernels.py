@@ -6,11 +6,15 @@ lies, -1 for nowhere. A directory entry is a base and one packed word (see FORMA
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from storage._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64, xxh64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "count_rows",
@@ -28,6 +32,7 @@ _ENTRY = 16
 _TEXT_DICTIONARY = np.uint64(2)
 _U16 = np.uint64(0xFFFF)
 _ALL = ~np.uint64(0)
+_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -63,12 +68,12 @@ def search_u64(
             continue
         if frame[i] != last:
             last = frame[i]
-            page = np.int64(last) * page_size
-            rows = np.int64(load_u64(frames, page + 16) >> np.uint64(32))
+            page = _I64(last) * page_size
+            rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
             base = load_u64(frames, page + _HEADER)
             packed = load_u64(frames, page + _HEADER + 8)
-            data = page + np.int64(packed & _U16)
-            width = np.int64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            data = page + _I64(packed & _U16)
+            width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
             mask = _mask(np.uint64(width))
             top = load_u64(frames, data + (rows - 1) * width) & mask
             scale = (rows - 1) / np.float64(top) if top > 0 else 0.0
@@ -80,7 +85,7 @@ def search_u64(
         if width == 0:
             count[i] = rows
             continue
-        at = min(np.int64(np.float64(target) * scale), rows - 1)
+        at = min(_I64(np.float64(target) * scale), rows - 1)
         value = load_u64(frames, data + at * width) & mask
         if unique and value == target:
             row[i] = at
@@ -130,21 +135,21 @@ def search_u64(
 @njit(cache=True, nogil=True)
 def _text_span(frames: NDArray[np.uint8], page: int, base: np.uint64, packed: np.uint64, row: int) -> tuple[int, int]:
     """Return where in `frames` a text value begins and ends."""
-    data = page + np.int64(packed & _U16)
-    aux = page + np.int64((packed >> np.uint64(16)) & _U16)
+    data = page + _I64(packed & _U16)
+    aux = page + _I64((packed >> np.uint64(16)) & _U16)
     width = (packed >> np.uint64(48)) & np.uint64(0xFF)
     mask = _mask(width)
-    step = np.int64(width)
+    step = _I64(width)
     if packed >> np.uint64(56) == _TEXT_DICTIONARY:
-        code = np.int64(load_u64(frames, data + row * step) & mask)
+        code = _I64(load_u64(frames, data + row * step) & mask)
         text = aux + 2 + 2 * load_u16(frames, aux)
         start = load_u16(frames, aux + 2 * code) if code > 0 else 0
         return text + start, text + load_u16(frames, aux + 2 + 2 * code)
-    shortest = np.int64(base)
-    end = (row + 1) * shortest + np.int64(load_u64(frames, data + row * step) & mask)
+    shortest = _I64(base)
+    end = (row + 1) * shortest + _I64(load_u64(frames, data + row * step) & mask)
     start = 0
     if row > 0:
-        start = row * shortest + np.int64(load_u64(frames, data + (row - 1) * step) & mask)
+        start = row * shortest + _I64(load_u64(frames, data + (row - 1) * step) & mask)
     return aux + start, aux + end
 
 
@@ -181,8 +186,8 @@ def search_bytes(
         count[i] = 0
         if frame[i] < 0:
             continue
-        page = np.int64(frame[i]) * page_size
-        rows = np.int64(load_u64(frames, page + 16) >> np.uint64(32))
+        page = _I64(frame[i]) * page_size
+        rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
         base = load_u64(frames, page + _HEADER)
         packed = load_u64(frames, page + _HEADER + 8)
         low = 0
@@ -244,14 +249,14 @@ def gather_words(
     for i in range(len(frame)):
         if frame[i] != last and frame[i] >= 0:
             last = frame[i]
-            page = np.int64(last) * page_size
+            page = _I64(last) * page_size
             at = page + _HEADER + _ENTRY * entry
             base = load_u64(frames, at)
             packed = load_u64(frames, at + 8)
-            data = page + np.int64(packed & _U16)
-            width = np.int64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            data = page + _I64(packed & _U16)
+            width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
             mask = _mask(np.uint64(width))
-            bitmap = np.int64((packed >> np.uint64(32)) & _U16)
+            bitmap = _I64((packed >> np.uint64(32)) & _U16)
             if bitmap > 0:
                 bitmap += page
         present = np.uint8(frame[i] >= 0)
@@ -259,7 +264,7 @@ def gather_words(
             present = np.uint8(((frames[bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1) ^ 1)
         valid[i] = present
         if present != 0:
-            store_u64(out, i * size, base + (load_u64(frames, data + np.int64(row[i]) * width) & mask))
+            store_u64(out, i * size, base + (load_u64(frames, data + _I64(row[i]) * width) & mask))
         else:
             missing += 1
             store_u64(out, i * size, np.uint64(0))
@@ -283,13 +288,13 @@ def gather_spans(
         length = 0
         valid[i] = 0
         if frame[i] >= 0:
-            page = np.int64(frame[i]) * page_size
+            page = _I64(frame[i]) * page_size
             at = page + _HEADER + _ENTRY * entry
             packed = load_u64(frames, at + 8)
-            bitmap = np.int64((packed >> np.uint64(32)) & _U16)
+            bitmap = _I64((packed >> np.uint64(32)) & _U16)
             if bitmap == 0 or (frames[page + bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1 == 0:
                 valid[i] = 1
-                start, end = _text_span(frames, page, load_u64(frames, at), packed, np.int64(row[i]))
+                start, end = _text_span(frames, page, load_u64(frames, at), packed, _I64(row[i]))
                 length = end - start
         missing += 1 - valid[i]
         offsets[i + 1] = offsets[i] + length
@@ -310,9 +315,9 @@ def gather_text(
     for i in range(len(frame)):
         length = offsets[i + 1] - offsets[i]
         if length > 0:
-            page = np.int64(frame[i]) * page_size
+            page = _I64(frame[i]) * page_size
             at = page + _HEADER + _ENTRY * entry
-            start, _ = _text_span(frames, page, load_u64(frames, at), load_u64(frames, at + 8), np.int64(row[i]))
+            start, _ = _text_span(frames, page, load_u64(frames, at), load_u64(frames, at + 8), _I64(row[i]))
             copy_bytes(frames, start, out, offsets[i], length)
 
 
@@ -321,7 +326,7 @@ def count_rows(frames: NDArray[np.uint8], page_size: int, frame: NDArray[np.int3
     """Return how many rows each page holds."""
     result = np.empty(len(frame), dtype=np.int64)
     for i in range(len(frame)):
-        result[i] = np.int64(load_u64(frames, np.int64(frame[i]) * page_size + 16) >> np.uint64(32))
+        result[i] = _I64(load_u64(frames, _I64(frame[i]) * page_size + 16) >> np.uint64(32))
     return result
 
 

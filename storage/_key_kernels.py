@@ -7,11 +7,15 @@ begins; kernels that write or read a piece move it on.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from storage._byte_kernels import bswap_u64, compare_bytes, copy_bytes, load_u64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "append_bytes",

@@ -6,11 +6,15 @@ flags u8[n], and the separators: u64[n], or for byte keys end offsets u16[n] and
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
 
 from storage._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["locate", "plan_inner", "read_inner", "read_separators", "write_inner"]
 

@@ -12,10 +12,10 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from storage.backend import FileBackend, StorageBackend, sync_folder
 from storage.errors import InputError, StorageIOError, TableExistsError, UniqueViolationError
@@ -26,6 +26,9 @@ from storage.metadata import encode_metadata
 from storage.sources import SortedRows, Source, sorted_rows
 from storage.superblock import Superblock, check_page_size, write_superblock
 from storage.tree import Entries, build_levels, seal_pages, separators_between
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["BuildOptions", "TableWriter", "build_table", "leaf_limit"]
 

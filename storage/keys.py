@@ -9,22 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from storage import _key_kernels as kernels
 from storage.coerce import coerce
 from storage.columns import FixedType, bytes_of, fixed_to_array, fixed_type, fixed_values, is_bytes, text_to_array
 from storage.errors import KeyInputError, SchemaError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 __all__ = ["KeyCodec", "Keys", "Kind"]
 
 Kind = Literal["u64", "bytes"]
-KeySource = pa.RecordBatch | pa.Table | Sequence[pa.Array | pa.ChunkedArray]
+KeySource: TypeAlias = pa.RecordBatch | pa.Table | Sequence[pa.Array | pa.ChunkedArray]
 
 _WORD = 8
 _SIGN = np.uint64(1 << 63)

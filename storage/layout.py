@@ -5,14 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from storage.columns import fixed_type
 from storage.errors import SchemaError
 from storage.keys import KeyCodec
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = [
     "DIRECTORY_ENTRY",

@@ -5,24 +5,30 @@ All work on rows happens in compiled kernels; this module prepares their arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from storage import _encode_kernels, _kernels
 from storage._byte_kernels import SLACK
 from storage.columns import bytes_of, fixed_to_array, fixed_type, fixed_values, null_mask, text_to_array
 from storage.errors import InputError
 from storage.keys import Keys
-from storage.layout import LeafLayout, PhysicalColumn
 from storage.tree import aligned_pages, key_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from storage.layout import LeafLayout, PhysicalColumn
 
 __all__ = [
     "EncodedLeaves",
+    "LeafEncoder",
     "decode_pages",
     "encode_leaves",
     "expand_matches",
@@ -32,9 +38,12 @@ __all__ = [
     "verify",
 ]
 
+Scalar = TypeVar("Scalar", bound=np.generic)
+
 _SIGN = np.uint64(1 << 63)
 _SAMPLE = 1024
 _NO_CHECKSUMS = np.zeros(0, dtype=np.uint64)
+_NO_BREAKS = np.zeros(0, dtype=np.int64)
 _TEXT, _SLOT, _NULLS, _CODES = range(4)
 
 
@@ -117,27 +126,93 @@ class _Physical:
 
     @property
     def words(self) -> NDArray[np.int64]:
-        return _matrix(self._words, self.rows, np.dtype(np.int64))
+        return _matrix(self._words, self.rows, np.int64)
 
     @property
     def spans(self) -> NDArray[np.int64]:
-        return _matrix(self._spans, self.rows + 1, np.dtype(np.int64))
+        return _matrix(self._spans, self.rows + 1, np.int64)
 
     @property
     def nulls(self) -> NDArray[np.uint8]:
-        return _matrix(self._nulls, self.rows, np.dtype(np.uint8))
+        return _matrix(self._nulls, self.rows, np.uint8)
 
     @property
     def codes(self) -> NDArray[np.int32]:
-        return _matrix(self._codes, self.rows, np.dtype(np.int32))
+        return _matrix(self._codes, self.rows, np.int32)
 
     @property
     def heap(self) -> NDArray[np.uint8]:
         return np.concatenate([np.zeros(0, dtype=np.uint8), *self._heaps])
 
 
-def _matrix(rows: Sequence[NDArray[np.generic]], columns: int, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+def _matrix(rows: Sequence[NDArray[Scalar]], columns: int, dtype: type[Scalar]) -> NDArray[Scalar]:
     return np.stack(rows) if rows else np.zeros((0, columns), dtype=dtype)
+
+
+class LeafEncoder:
+    """Packs rows in key order into leaves: first where pages end is planned, then they are written.
+
+    Parameters
+    ----------
+    layout
+        Of the table.
+    keys
+        In ascending order.
+    payload
+        One array for each payload column, in stored types.
+    first_row
+        Number of the first row, for messages.
+
+    Raises
+    ------
+    InputError
+        If a key is too large for a page.
+    """
+
+    def __init__(self, layout: LeafLayout, keys: Keys, payload: Sequence[pa.Array], *, first_row: int = 0) -> None:
+        _check_key_lengths(layout, keys, first_row)
+        self._layout = layout
+        self._keys = keys
+        self._first_row = first_row
+        physical = _Physical(layout, keys, payload)
+        self._rows, self._cardinality = physical.rows, physical.cardinality
+        self._places, self._words, self._spans = physical.places, physical.words, physical.spans
+        self._heap, self._nulls, self._codes = physical.heap, physical.nulls, physical.codes
+
+    def plan(self, limit: int, breaks: NDArray[np.int64] = _NO_BREAKS) -> NDArray[np.int64]:
+        """Return the rows at which pages end when they are packed greedily.
+
+        Parameters
+        ----------
+        limit
+            Bytes of a page to fill; a row that needs more has a page of its own.
+        breaks
+            Rows, in ascending order, at which a page ends in any case.
+
+        Raises
+        ------
+        InputError
+            If a row is too large for a page.
+        """
+        ends, too_long = _encode_kernels.plan_leaves(
+            self._places, self._words, self._spans, self._nulls, self._codes, self._cardinality,
+            self._rows, limit, self._layout.page_size, breaks,
+        )  # fmt: skip
+        if too_long >= 0:
+            raise InputError(
+                f"row {self._first_row + too_long} (key {self._layout.codec.describe(self._keys, too_long)}) does not "
+                f"fit in a page of {self._layout.page_size} bytes; shorten it or use larger pages"
+            )
+        return ends
+
+    def write(self, ends: NDArray[np.int64]) -> EncodedLeaves:
+        """Return the pages that end at these rows; what follows the last of them is left out."""
+        pages = aligned_pages(len(ends), self._layout.page_size)
+        _encode_kernels.write_leaves(
+            self._places, self._words, self._spans, self._heap, self._nulls, self._codes, self._cardinality,
+            ends, self._layout.page_size, not self._keys.wide, pages,
+        )  # fmt: skip
+        return EncodedLeaves(pages, np.concatenate([np.zeros(1, dtype=np.int64), ends]))
 
 
 def encode_leaves(
@@ -149,47 +224,18 @@ def encode_leaves(
     first_row: int = 0,
     keep_open: bool = False,
 ) -> EncodedLeaves:
-    """Pack rows in key order greedily into leaves.
+    """Pack rows in key order greedily into leaves. See `LeafEncoder` for the parameters and what is raised.
 
     Parameters
     ----------
-    layout
-        Of the table.
-    keys
-        In ascending order.
-    payload
-        One array for each payload column, in stored types.
     limit
-        Bytes of a page to fill; a row that needs more has a page of its own.
-    first_row
-        Number of the first row, for messages.
+        Bytes of a page to fill.
     keep_open
         Leave the last page out if rows that follow might still go there; `first[-1]` says where it begins.
-
-    Raises
-    ------
-    InputError
-        If a key or a row is too large for a page.
     """
-    _check_key_lengths(layout, keys, first_row)
-    physical = _Physical(layout, keys, payload)
-    arrays = (physical.places, words := physical.words, spans := physical.spans)
-    nulls, codes = physical.nulls, physical.codes
-    ends, too_long = _encode_kernels.plan_leaves(
-        *arrays, nulls, codes, physical.cardinality, physical.rows, limit, layout.page_size
-    )
-    if too_long >= 0:
-        raise InputError(
-            f"row {first_row + too_long} (key {layout.codec.describe(keys, too_long)}) does not fit in a page of "
-            f"{layout.page_size} bytes; shorten it or use larger pages"
-        )
-    ends = ends[:-1] if keep_open else ends
-    pages = aligned_pages(len(ends), layout.page_size)
-    _encode_kernels.write_leaves(
-        physical.places, words, spans, physical.heap, nulls, codes, physical.cardinality,
-        ends, layout.page_size, not keys.wide, pages,
-    )  # fmt: skip
-    return EncodedLeaves(pages, np.concatenate([np.zeros(1, dtype=np.int64), ends]))
+    encoder = LeafEncoder(layout, keys, payload, first_row=first_row)
+    ends = encoder.plan(limit)
+    return encoder.write(ends[:-1] if keep_open else ends)
 
 
 def _check_key_lengths(layout: LeafLayout, keys: Keys, first_row: int) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
-from typing import Any
+import itertools
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from storage import _kernels
 from storage.cache import page_buffer
 from storage.errors import KeyInputError
-from storage.keys import Keys
 from storage.leaves import decode_pages, expand_matches, gather, gather_keys, search
-from storage.reader import PageReader
-from storage.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from storage.keys import Keys
+    from storage.reader import PageReader
+    from storage.snapshot import Snapshot
 
 __all__ = ["lookup", "read_leaves", "scan"]
 
@@ -92,7 +97,7 @@ def _windows(leaf: NDArray[np.int64], snapshot: Snapshot) -> Iterator[slice]:
     rank = np.cumsum(np.diff(leaf, prepend=leaf[0]) != 0) // max(_WINDOW_BYTES // snapshot.page_size, 1)
     cuts = np.flatnonzero(np.diff(rank)) + 1
     bounds = [0, *cuts.tolist(), len(leaf)]
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in itertools.pairwise(bounds):
         yield slice(start, stop)
 
 

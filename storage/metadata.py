@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from storage._byte_kernels import xxh64
-from storage.backend import StorageBackend
 from storage.errors import CorruptPageError
 from storage.layout import HEADER, METADATA_PAGE
 from storage.tree import aligned_pages, read_pages, seal_pages
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from storage.backend import StorageBackend
 
 __all__ = ["Metadata", "decode_schema", "encode_metadata", "metadata_pages", "read_metadata"]
 

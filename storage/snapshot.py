@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from storage import _tree_kernels as kernels
-from storage.backend import StorageBackend
 from storage.errors import CorruptionError, CorruptPageError
 from storage.keys import KeyCodec, Keys
 from storage.layout import LeafLayout
 from storage.metadata import read_metadata
 from storage.superblock import Superblock, read_superblock
 from storage.tree import Entries, InnerLevel, read_tree
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from storage.backend import StorageBackend
 
 __all__ = ["Snapshot", "open_snapshot"]
 

@@ -7,19 +7,21 @@ are passed on as they come. Nothing here knows pages.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 import pyarrow as pa
 
 from storage.columns import plain, stored_schema
-from storage.errors import InputError, KeyInputError, SchemaError
+from storage.errors import InputError
 from storage.keys import KeyCodec, Keys
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
 
 __all__ = ["SortedRows", "Source", "sorted_rows"]
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
-import pyarrow as pa
 
 from storage.backend import FileBackend, StorageBackend
 from storage.build import BuildOptions, build_table
@@ -18,9 +14,17 @@ from storage.device import load_device
 from storage.lookup import lookup, scan
 from storage.reader import PageReader
 from storage.snapshot import Snapshot, open_snapshot
-from storage.sources import Source
 from storage.superblock import read_superblock
 from storage.units import parse_memory
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Sequence
+    from types import TracebackType
+
+    import pyarrow as pa
+
+    from storage.sources import Source
 
 __all__ = ["Table", "TableStats"]
 

@@ -6,19 +6,25 @@ per leaf, in key order.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from storage import _encode_kernels, _kernels, _key_kernels
 from storage import _tree_kernels as kernels
 from storage._byte_kernels import SLACK
-from storage.backend import StorageBackend
 from storage.errors import CorruptPageError
 from storage.keys import Keys, Kind
 from storage.layout import HEADER, INNER_PAGE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from storage.backend import StorageBackend
 
 __all__ = [
     "Entries",
@@ -201,7 +207,7 @@ def read_pages(
     frames = aligned_pages(len(numbers), page_size)
     cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
     bounds = [0, *cuts.tolist(), len(numbers)]
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in itertools.pairwise(bounds):
         if stop > start:
             backend.pread_into(int(numbers[start]) * page_size, [frames[start * page_size : stop * page_size]])
     expected = _NO_CHECKSUMS if checksums is None else checksums
