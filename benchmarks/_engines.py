@@ -1,0 +1,141 @@
+"""Keyed tables of two int64 columns in Headrace, DuckDB, SQLite and LMDB, each made durable at every commit."""
+
+import sqlite3
+
+import duckdb
+import lmdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage import Table
+
+__all__ = ["ENGINES", "DuckDBEngine", "HeadraceEngine", "LMDBEngine", "SQLiteEngine"]
+
+MAP_SIZE = 16 << 30
+
+
+class HeadraceEngine:
+    """A clustered table; a commit is one `apply`."""
+
+    name = "Headrace"
+
+    def __init__(self, folder):
+        self._path = folder / "table.hdr"
+        self._table = None
+
+    def load(self, parquet):
+        self._table = Table.build(self._path, parquet, key=["k"], unique=True)
+
+    def open_for_changes(self):
+        self._table.close()
+        self._table = Table.open(self._path, mode="w")
+
+    def prepare(self, keys, values):
+        return pa.record_batch({"k": keys, "v": values})
+
+    def upsert(self, rows):
+        self._table.apply(upserts=rows)
+
+    def close(self):
+        self._table.close()
+
+
+class DuckDBEngine:
+    """A DuckDB file with a primary key where rows are to be changed."""
+
+    name = "DuckDB"
+
+    def __init__(self, folder):
+        self._connection = duckdb.connect(str(folder / "table.duckdb"))
+
+    def load(self, parquet, *, index=False):
+        self._connection.execute("CREATE OR REPLACE TABLE t AS SELECT * FROM read_parquet(?)", [str(parquet)])
+        if index:
+            self._connection.execute("CREATE UNIQUE INDEX by_k ON t (k)")
+        self._connection.execute("CHECKPOINT")
+
+    def open_for_changes(self):
+        self._connection.execute("CREATE UNIQUE INDEX IF NOT EXISTS by_k ON t (k)")
+
+    def prepare(self, keys, values):
+        return pa.table({"k": keys, "v": values})
+
+    def upsert(self, rows):
+        self._connection.register("given", rows)
+        self._connection.execute("INSERT INTO t SELECT * FROM given ON CONFLICT (k) DO UPDATE SET v = excluded.v")
+
+    def close(self):
+        self._connection.close()
+
+
+class SQLiteEngine:
+    """SQLite WITHOUT ROWID, write-ahead log, synchronous FULL."""
+
+    name = "SQLite"
+
+    def __init__(self, folder):
+        self._connection = sqlite3.connect(folder / "table.sqlite", isolation_level=None)
+        self._connection.executescript(
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -262144;"
+        )
+        self._connection.execute("CREATE TABLE t (k INTEGER PRIMARY KEY, v INTEGER) WITHOUT ROWID")
+
+    def load(self, parquet):
+        table = pq.read_table(parquet)
+        self.upsert(self.prepare(table["k"].to_numpy(), table["v"].to_numpy()))
+
+    def open_for_changes(self):
+        """Nothing to do: the key is there from the start."""
+
+    def prepare(self, keys, values):
+        return list(zip(keys.tolist(), values.tolist(), strict=True))
+
+    def upsert(self, rows):
+        self._connection.execute("BEGIN")
+        self._connection.executemany("INSERT INTO t VALUES (?, ?) ON CONFLICT (k) DO UPDATE SET v = excluded.v", rows)
+        self._connection.execute("COMMIT")
+
+    def close(self):
+        self._connection.close()
+
+
+class LMDBEngine:
+    """LMDB with big-endian keys, synced at each commit; rows go in by `putmulti`, its fastest way in Python."""
+
+    name = "LMDB"
+
+    def __init__(self, folder):
+        self._environment = lmdb.open(str(folder / "table.lmdb"), map_size=MAP_SIZE)
+
+    def load(self, parquet):
+        table = pq.read_table(parquet)
+        self.upsert(self.prepare(table["k"].to_numpy(), table["v"].to_numpy()))
+
+    def open_for_changes(self):
+        """Nothing to do: the key is there from the start."""
+
+    def prepare(self, keys, values):
+        ordered = keys.astype(">i8").view("V8").tolist()
+        return list(zip(ordered, values.astype("<i8").view("V8").tolist(), strict=True))
+
+    def upsert(self, rows):
+        with self._environment.begin(write=True) as transaction:
+            transaction.cursor().putmulti(rows)
+
+    def close(self):
+        self._environment.close()
+
+
+ENGINES = (HeadraceEngine, DuckDBEngine, SQLiteEngine, LMDBEngine)
+
+
+def scattered(rng, rows, count):
+    """Return that many different keys of a table whose keys are the even numbers below 2 * rows."""
+    return np.sort(rng.choice(rows, count, replace=False)).astype(np.int64) * 2
+
+
+def local(rng, rows, count):
+    """Return neighbouring keys from a random place."""
+    start = rng.integers(0, rows - count + 1)
+    return np.arange(start, start + count, dtype=np.int64) * 2

@@ -1,0 +1,159 @@
+"""The clustered table beside DuckDB, SQLite (WITHOUT ROWID) and LMDB: load, upsert and commit, equally durable.
+
+Loads: the same Parquet file, keys sorted and in random order; DuckDB without and with its index. Upserts: batches of
+present keys, scattered and neighbouring, one commit a batch, engines in turns; preparing a batch in the form an engine
+takes is not counted. Prints medians and ratios, writes `storage.csv` and `storage.png`.
+"""
+
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks._engines import ENGINES, DuckDBEngine, HeadraceEngine, local, scattered
+from benchmarks._measure import machine, print_table, write_csv
+from benchmarks._plot import plot_bars
+
+__all__ = ["QUICK", "Settings", "run"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Rows of the loads, rows of the table that is changed, batch sizes, rounds, and one-row commits a round."""
+
+    load_rows: int = 20_000_000
+    base_rows: int = 4_000_000
+    batches: tuple = (1_000, 100_000, 1_000_000)
+    rounds: int = 3
+    commits: int = 50
+
+
+QUICK = Settings(load_rows=100_000, base_rows=50_000, batches=(100, 2_000), rounds=2, commits=3)
+
+
+def run(settings, results):
+    print(f"machine: {machine()}")
+    print(
+        f"load: {settings.load_rows:,} rows (int64, int64) from Parquet; changes: into {settings.base_rows:,} rows, "
+        f"{settings.rounds} rounds in turns; every commit synced to the disk"
+    )
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=results) as folder:
+        rows += _loads(Path(folder), settings)
+        rows += _changes(Path(folder), settings)
+    write_csv(results / "storage.csv", rows)
+    medians = _medians(rows)
+    _print_medians(medians)
+    groups = {test: rates for test, rates in medians.items() if "commit" not in test}
+    plot_bars(
+        results / "storage.png",
+        groups,
+        "rows per second",
+        f"{settings.base_rows:,} rows; loads of {settings.load_rows:,}",
+    )
+    return rows
+
+
+def _loads(folder, settings):
+    rng = np.random.default_rng(3)
+    keys = np.arange(settings.load_rows, dtype=np.int64) * 2
+    sources = {"sorted": keys, "unsorted": rng.permutation(keys)}
+    rows = []
+    for order, column in sources.items():
+        parquet = folder / f"{order}.parquet"
+        pq.write_table(pa.table({"k": column, "v": column + 1}), parquet)
+        for number in range(settings.rounds):
+            rows.append(_load(HeadraceEngine, folder, parquet, f"load {order}", number, settings, index=False))
+            rows.append(
+                _load(DuckDBEngine, folder, parquet, f"load {order}", number, settings, index=order == "unsorted")
+            )
+    return rows
+
+
+def _load(engine_class, folder, parquet, test, number, settings, *, index):
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        engine = engine_class(Path(place))
+        began = time.perf_counter()
+        engine.load(parquet, **({"index": True} if index else {}))
+        seconds = time.perf_counter() - began
+        engine.close()
+    return _row(test, engine_class.name, number, settings.load_rows, seconds)
+
+
+def _changes(folder, settings):
+    keys = np.arange(settings.base_rows, dtype=np.int64) * 2
+    parquet = folder / "base.parquet"
+    pq.write_table(pa.table({"k": keys, "v": keys + 1}), parquet)
+    engines = []
+    for engine_class in ENGINES:
+        place = folder / engine_class.name
+        place.mkdir()
+        engines.append(engine_class(place))
+        engines[-1].load(parquet)
+        engines[-1].open_for_changes()
+    rng = np.random.default_rng(4)
+    rows = []
+    for number in range(settings.rounds):
+        for name, choose in (("scattered", scattered), ("local", local)):
+            for count in settings.batches:
+                chosen = choose(rng, settings.base_rows, count)
+                rows += [_upsert(engine, chosen, f"upsert {count:,} {name}", number) for engine in engines]
+        rows += [_commits(engine, rng, number, settings) for engine in engines]
+    for engine in engines:
+        engine.close()
+    return rows
+
+
+def _upsert(engine, keys, test, number):
+    prepared = engine.prepare(keys, keys + 2 + number)
+    began = time.perf_counter()
+    engine.upsert(prepared)
+    return _row(test, engine.name, number, len(keys), time.perf_counter() - began)
+
+
+def _commits(engine, rng, number, settings):
+    keys = rng.integers(0, settings.base_rows, settings.commits) * 2
+    prepared = [engine.prepare(keys[i : i + 1], keys[i : i + 1]) for i in range(len(keys))]
+    began = time.perf_counter()
+    for rows in prepared:
+        engine.upsert(rows)
+    return _row("commit of one row", engine.name, number, len(keys), time.perf_counter() - began)
+
+
+def _row(test, engine, number, rows, seconds):
+    return {
+        "test": test,
+        "engine": engine,
+        "round": number,
+        "rows": rows,
+        "seconds": round(seconds, 5),
+        "rows_per_second": round(rows / seconds),
+    }
+
+
+def _medians(rows):
+    medians = {}
+    for test in dict.fromkeys(row["test"] for row in rows):
+        engines = dict.fromkeys(row["engine"] for row in rows if row["test"] == test)
+        medians[test] = {
+            engine: statistics.median(r["rows_per_second"] for r in rows if (r["test"], r["engine"]) == (test, engine))
+            for engine in engines
+        }
+    return medians
+
+
+def _print_medians(medians):
+    names = [engine.name for engine in ENGINES]
+    others = names[1:]
+    table = []
+    for test, rates in medians.items():
+        shown = [f"{rates[name]:,.0f}" if name in rates else "-" for name in names]
+        ratios = [f"{rates['Headrace'] / rates[name]:.1f}" if name in rates else "-" for name in others]
+        table.append([test, *shown, *ratios])
+    print("\nrows per second (medians), and how many times faster Headrace was")
+    print_table(["test", *names, *(f"x {name}" for name in others)], table)
