@@ -6,8 +6,10 @@ a CSV come from its first block unless the caller knows better: key columns take
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,7 +20,6 @@ from cli.errors import InputFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 __all__ = ["CsvFormat", "FileStream", "open_stream", "text_columns"]
 
@@ -120,10 +121,20 @@ def _files_at(path: Path) -> tuple[Path, ...]:
         raise InputFileError(f"there is no file or folder {path}")
     if not path.is_dir():
         return (path,)
-    files = sorted(file for file in path.rglob("*") if file.is_file() and not _hidden(file.relative_to(path)))
+    files = sorted(file for file in _walk(path) if not _hidden(file.relative_to(path)))
     if not files:
         raise InputFileError(f"the folder {path} holds no files; put CSV or Parquet files there")
     return tuple(files)
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield all files below a folder; one that cannot be listed is an error, not an empty folder."""
+
+    def refuse(error: OSError) -> None:
+        raise InputFileError(f"cannot list the folder {error.filename}: {error.strerror}") from error
+
+    for base, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(base) / name for name in names)
 
 
 def _hidden(file: Path) -> bool:

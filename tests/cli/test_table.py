@@ -1,0 +1,134 @@
+"""`headrace table`: what is built can be looked at, checked, scanned and dumped."""
+
+import csv
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROWS = pa.table(
+    {
+        "k": pa.array([3, 1, 2], pa.int64()),
+        "name": ["c", None, 'say "b", please'],
+        "day": pa.array([2, 0, 1], pa.date32()),
+        "raw": [b"\xff", b"", None],
+    }
+)
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(ROWS, path)
+    return path
+
+
+@pytest.fixture
+def table(tmp_path, source, invoke):
+    path = tmp_path / "rows.tbl"
+    outcome = invoke("table", "build", source, "--key", "k", "--unique", "-o", path)
+    assert outcome.code == 0, outcome
+    return path
+
+
+def test_build_reports_what_the_table_became(tmp_path, source, invoke):
+    document = invoke(
+        "table", "build", source, "--key", "k", "--page-size", "4KiB", "-o", tmp_path / "t", "--json"
+    ).document
+    assert document["key"] == ["k"]
+    assert document["stats"]["rows"] == 3
+    assert document["stats"]["page_size"] == 4096
+    assert document["columns"] == {"k": "int64", "name": "string", "day": "date32[day]", "raw": "binary"}
+
+
+def test_info_shows_schema_and_size(table, invoke):
+    outcome = invoke("table", "info", table)
+    assert outcome.code == 0
+    assert "rows per leaf" in outcome.out
+    assert invoke("table", "info", table, "--json").document["stats"]["unique"] is True
+
+
+def test_a_sound_table_checks_with_zero(table, invoke):
+    outcome = invoke("table", "check", table, "--json")
+    assert outcome.code == 0
+    assert outcome.document == {"table": str(table), "ok": True, "violations": []}
+
+
+def test_a_flipped_bit_checks_with_three(table, invoke):
+    content = bytearray(table.read_bytes())
+    content[2 * 8192 + 100] ^= 1
+    table.write_bytes(content)
+    outcome = invoke("table", "check", table)
+    assert outcome.code == 3
+    assert "2" in outcome.out + outcome.err
+
+
+def test_a_truncated_table_checks_with_three(table, invoke):
+    table.write_bytes(table.read_bytes()[: 2 * 8192 + 10])
+    assert invoke("table", "check", table).code == 3
+
+
+def test_scan_prints_csv_in_key_order(table, invoke):
+    outcome = invoke("table", "scan", table)
+    assert list(csv.reader(io.StringIO(outcome.out))) == [
+        ["k", "name", "day", "raw"],
+        ["1", "", "1970-01-01", ""],
+        ["2", 'say "b", please', "1970-01-02", ""],
+        ["3", "c", "1970-01-03", "ff"],
+    ]
+
+
+def test_scan_prints_one_json_object_a_line(table, invoke):
+    outcome = invoke("table", "scan", table, "--json", "--low", "2", "--high", "2", "--columns", "k,day")
+    assert outcome.document == {"k": 2, "day": "1970-01-02"}
+
+
+def test_scan_stops_at_the_limit(table, invoke):
+    assert len(invoke("table", "scan", table, "--limit", "2").out.splitlines()) == 3
+
+
+def test_a_bound_that_is_no_key_is_named(table, invoke):
+    outcome = invoke("table", "scan", table, "--low", "x")
+    assert outcome.code == 1
+    assert "'x' is not a int64, the type of key column 'k'" in outcome.err
+
+
+def test_dump_lists_the_pages(table, invoke):
+    document = invoke("table", "dump", table, "--json").document
+    assert {page["type"] for page in document["pages"]} >= {"leaf"}
+    assert all(page["sound"] for page in document["pages"])
+    assert "Pages" in invoke("table", "dump", table).out
+
+
+def test_dump_shows_the_directory_of_a_leaf(table, invoke):
+    pages = invoke("table", "dump", table, "--json").document["pages"]
+    leaf = next(page["page"] for page in pages if page["type"] == "leaf")
+    document = invoke("table", "dump", table, "--page", leaf, "--json").document
+    assert document["count"] == 3
+    assert len(document["directory"]) == 4
+
+
+def test_dump_shows_a_damaged_page(table, invoke):
+    pages = invoke("table", "dump", table, "--json").document["pages"]
+    leaf = next(page["page"] for page in pages if page["type"] == "leaf")
+    content = bytearray(table.read_bytes())
+    content[leaf * 8192 + 100] ^= 1
+    table.write_bytes(content)
+    pages = invoke("table", "dump", table, "--json").document["pages"]
+    assert [page["page"] for page in pages if not page["sound"]] == [leaf]
+
+
+def test_a_table_that_is_there_is_replaced_only_when_asked(table, source, invoke):
+    before = table.read_bytes()
+    assert invoke("table", "build", source, "--key", "k", "-o", table).code == 1
+    assert table.read_bytes() == before
+    assert invoke("table", "build", source, "--key", "k", "-o", table, "--overwrite").code == 0
+
+
+def test_two_rows_with_one_key_in_a_unique_table(tmp_path, invoke):
+    (tmp_path / "a.csv").write_text("k,v\n1,a\n1,b\n")
+    outcome = invoke("table", "build", tmp_path / "a.csv", "--key", "k", "--unique", "-o", tmp_path / "t")
+    assert outcome.code == 1
+    assert "nothing;" in outcome.err
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
