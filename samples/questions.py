@@ -1,0 +1,63 @@
+"""Three questions that a person asks a warehouse of flights, with the names joined back, answered without Spark."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+__all__ = ["QUESTIONS", "TABLES", "Answer", "ask"]
+
+TABLES = ("fact_flights", "dim_plane", "dim_airport", "dim_carrier")
+
+QUESTIONS = {
+    "Which airlines arrived latest, on average?": """
+        SELECT c.name AS airline, count(*) AS flights, round(avg(f.arr_delay), 1) AS "minutes late"
+        FROM fact_flights f JOIN dim_carrier c USING (carrier_key)
+        WHERE f.arr_delay IS NOT NULL
+        GROUP BY ALL HAVING count(*) >= 1000 ORDER BY 3 DESC, 1 LIMIT 5
+    """,
+    "Which routes were flown most?": """
+        SELECT o.name AS "from", coalesce(d.name, d.faa || ' (not in airports)') AS "to", count(*) AS flights,
+               round(avg(f.air_time)) AS "minutes in the air"
+        FROM fact_flights f
+        JOIN dim_airport o ON o.airport_key = f.origin_key
+        JOIN dim_airport d ON d.airport_key = f.dest_key
+        GROUP BY ALL ORDER BY flights DESC, 1, 2 LIMIT 5
+    """,
+    "What do we know of the aircraft?": """
+        SELECT CASE WHEN p.plane_key = -1 THEN '(no tail number)' WHEN p.is_inferred THEN '(not in planes: inferred)'
+                    ELSE p.manufacturer END AS maker,
+               count(DISTINCT p.tailnum) AS aircraft, count(*) AS flights
+        FROM fact_flights f JOIN dim_plane p USING (plane_key)
+        GROUP BY ALL ORDER BY flights DESC, 1 LIMIT 8
+    """,
+}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a question, as rows."""
+
+    question: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+def ask(warehouse: Path) -> list[Answer]:
+    """Return the answers from the Delta tables in a folder."""
+    import duckdb  # noqa: PLC0415 - heavy, and needed here alone
+    from deltalake import DeltaTable  # noqa: PLC0415 - as above
+
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        for name in TABLES:
+            connection.register(name, DeltaTable(warehouse / name).to_pyarrow_dataset())
+        answers = []
+        for question, sql in QUESTIONS.items():
+            found = connection.execute(sql)
+            columns = tuple(column[0] for column in found.description)
+            answers.append(Answer(question, columns, tuple(map(tuple, found.fetchall()))))
+    return answers
