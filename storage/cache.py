@@ -191,6 +191,11 @@ class PageCache:
         return frames * self.page_size + SLACK_BYTES + sum(array.nbytes for array in maps)
 
     @property
+    def resident_frames(self) -> NDArray[np.int64]:
+        """Frames of the resident pages, ascending."""
+        return np.flatnonzero(self._leaf_of >= 0)
+
+    @property
     def frame_map(self) -> NDArray[np.int32]:
         """int32[leaves], the frame of each leaf ordinal, -1 where it is not resident. Read it only."""
         return self._frame_of

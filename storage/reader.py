@@ -92,7 +92,11 @@ class PageReader:
     @property
     def nbytes(self) -> int:
         """Most bytes that reading takes beside the frames and the plan: the bounce page and the vectors in flight."""
-        return self.page_size + self.threads * self.max_scan * _BYTES_PER_VECTOR
+        return self.nbytes_at(self.max_scan)
+
+    def nbytes_at(self, max_scan: int) -> int:
+        """Return what `nbytes` would be if no read had more pages than this."""
+        return self.page_size + self.threads * max_scan * _BYTES_PER_VECTOR
 
     def close(self) -> None:
         """Stop the threads. The backend is the caller's."""
