@@ -1,1 +1,51 @@
-"""joins."""
+"""Joins of a stream with a stored relation: SSIJ, and MeshJoin and index nested loops to compare it with.
+
+Names are loaded when they are first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from joins.inlj import IndexNestedLoops
+    from joins.meshjoin import MeshJoin
+    from joins.predicates import Equality
+    from joins.protocol import JoinStats, MemoryUse, Operator, Output, SSIJStats
+    from joins.ssij import SSIJ
+    from storage.units import parse_duration, parse_memory
+
+__all__ = [
+    "SSIJ",
+    "Equality",
+    "IndexNestedLoops",
+    "JoinStats",
+    "MemoryUse",
+    "MeshJoin",
+    "Operator",
+    "Output",
+    "SSIJStats",
+    "parse_duration",
+    "parse_memory",
+]
+
+_HOMES = {
+    "SSIJ": "joins.ssij",
+    "Equality": "joins.predicates",
+    "IndexNestedLoops": "joins.inlj",
+    "JoinStats": "joins.protocol",
+    "MemoryUse": "joins.protocol",
+    "MeshJoin": "joins.meshjoin",
+    "Operator": "joins.protocol",
+    "Output": "joins.protocol",
+    "SSIJStats": "joins.protocol",
+    "parse_duration": "storage.units",
+    "parse_memory": "storage.units",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,162 @@
+"""From matches to result batches: which stream rows to repeat, which relation rows to gather, how many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from joins import _kernels as kernels
+from joins.errors import JoinInputError
+from storage.columns import fixed_type
+from storage.leaves import gather
+from storage.snapshot import Snapshot
+
+__all__ = ["Emitter", "How", "Matches", "check_how", "output_schema"]
+
+How = Literal["inner", "left"]
+_SUFFIX = "_right"
+
+
+def check_how(how: str) -> How:
+    """Return the join type, or refuse an unknown one."""
+    if how == "inner":
+        return "inner"
+    if how == "left":
+        return "left"
+    raise JoinInputError(f"`how` is 'inner' or 'left', not {how!r}")
+
+
+def output_schema(stream: pa.Schema, relation: pa.Schema, columns: Sequence[str], how: How) -> pa.Schema:
+    """Return the schema of the results: the stream's columns, then those of the relation.
+
+    A relation column whose name is taken gets the suffix ``_right``, more than once if need be.
+    """
+    fields, taken = list(stream), set(stream.names)
+    for column in columns:
+        field, name = relation.field(column), column
+        while name in taken:
+            name += _SUFFIX
+        taken.add(name)
+        fields.append(field.with_name(name).with_nullable(field.nullable or how == "left"))
+    return pa.schema(fields, metadata=stream.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """For stream row `i`: `count[i]` relation rows from `row[i]` on in frame `frame[i]`; frame -1 is a row of nulls.
+
+    Attributes
+    ----------
+    frame, row, count : int32[n]
+    source : int32[n] or None
+        Which stream row `i` is among those of the batch; None if it is row `i` itself.
+    """
+
+    frame: NDArray[np.int32]
+    row: NDArray[np.int32]
+    count: NDArray[np.int32]
+    source: NDArray[np.int32] | None = None
+
+    @classmethod
+    def none(cls, rows: int) -> Matches:
+        """Return no match for any of so many rows, to be filled in."""
+        return cls(np.full(rows, -1, np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32))
+
+
+class Emitter:
+    """Makes result batches of a bounded size.
+
+    Parameters
+    ----------
+    snapshot
+        Where relation rows come from.
+    columns
+        Of the relation, to be in the result.
+    schema
+        Of the result.
+    nbytes
+        Most bytes that a batch should have.
+    """
+
+    def __init__(self, snapshot: Snapshot, columns: Sequence[str], schema: pa.Schema, nbytes: int) -> None:
+        self.snapshot = snapshot
+        self.schema = schema
+        self._columns = list(columns)
+        self._nbytes = nbytes
+        self._row_bytes = _relation_row_bytes(snapshot, columns)
+        self._stream_bytes = 0.0
+
+    def row_bytes(self, stream_row_bytes: float) -> float:
+        """Return what a result row takes, judged by those made so far."""
+        self._stream_bytes = max(self._stream_bytes, stream_row_bytes)
+        return self._row_bytes + self._stream_bytes
+
+    @property
+    def _limit(self) -> int:
+        return max(1, int(self._nbytes / (self._row_bytes + self._stream_bytes)))
+
+    def emit(self, rows: pa.RecordBatch, matches: Matches, frames: NDArray[np.uint8]) -> Iterator[pa.RecordBatch]:
+        """Yield the result rows, in the order of the matches."""
+        ends = np.cumsum(matches.count, dtype=np.int64)
+        total = int(ends[-1]) if len(ends) else 0
+        if total == 0:
+            return
+        if matches.source is None and total == len(ends) and int(matches.count.max()) == 1:
+            yield from self._emit_all(rows, matches, frames)
+            return
+        start = 0
+        while start < total:
+            stop = min(start + self._limit, total)
+            match = np.empty(stop - start, dtype=np.int32)
+            row = np.empty(stop - start, dtype=np.int32)
+            begin = int(np.searchsorted(ends, start, side="right"))
+            kernels.expand_matches(ends, matches.row, begin, start, match, row)
+            source = match if matches.source is None else matches.source[match]
+            yield self._batch(_take(rows, source), matches.frame[match], row, frames)
+            start = stop
+
+    def nulls(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield the stream rows with nulls for the relation."""
+        start = 0
+        while start < len(rows):
+            part = rows.slice(start, self._limit)
+            start += len(part)
+            nulls = [pa.nulls(len(part), field.type) for field in list(self.schema)[rows.num_columns :]]
+            yield pa.RecordBatch.from_arrays([*part.columns, *nulls], schema=self.schema)
+
+    def _emit_all(self, rows: pa.RecordBatch, matches: Matches, frames: NDArray[np.uint8]) -> Iterator[pa.RecordBatch]:
+        """Every stream row gives one result row, so the stream's columns pass through as they are."""
+        start = 0
+        while start < len(rows):
+            stop = min(start + self._limit, len(rows))
+            part = rows.slice(start, stop - start)
+            yield self._batch(part, matches.frame[start:stop], matches.row[start:stop], frames)
+            start = stop
+
+    def _batch(
+        self, rows: pa.RecordBatch, frame: NDArray[np.int32], row: NDArray[np.int32], frames: NDArray[np.uint8]
+    ) -> pa.RecordBatch:
+        gathered = gather(self.snapshot.layout, frames, frame, row, self._columns)
+        if gathered:
+            self._row_bytes = max(self._row_bytes, sum(array.nbytes for array in gathered) / len(rows))
+        return pa.RecordBatch.from_arrays([*rows.columns, *gathered], schema=self.schema)
+
+
+def _take(rows: pa.RecordBatch, index: NDArray[np.int32]) -> pa.RecordBatch:
+    return rows.take(pa.array(index)) if rows.num_columns else rows
+
+
+def _relation_row_bytes(snapshot: Snapshot, columns: Sequence[str]) -> float:
+    """Return a first guess: fixed widths, and for text an even share of what a row takes on its page."""
+    rows_per_page = max(1.0, snapshot.rows / max(1, len(snapshot.leaf_pages)))
+    text = snapshot.page_size / rows_per_page / max(1, len(snapshot.schema))
+    total = 1.0
+    for column in columns:
+        fixed = fixed_type(snapshot.schema.field(column).type)
+        total += 4 + text if fixed is None else fixed.width
+    return total

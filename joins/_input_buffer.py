@@ -1,0 +1,92 @@
+"""Stream tuples that have arrived and wait for an online phase (the paper's IB), oldest first."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+__all__ = ["Arrivals", "InputBuffer", "Piece", "compact"]
+
+Arrivals = float | NDArray[np.float64]
+"""When tuples arrived, in seconds: one time for all of them, or one each."""
+
+_SHARED = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Stream tuples and when they arrived."""
+
+    rows: pa.RecordBatch
+    arrival: Arrivals
+
+    def halves(self) -> tuple[Piece, Piece]:
+        """Return two pieces of about equal numbers of tuples."""
+        middle = len(self.rows) // 2
+        before, after = self.arrival, self.arrival
+        if isinstance(self.arrival, np.ndarray):
+            before, after = self.arrival[:middle], self.arrival[middle:]
+        return Piece(self.rows.slice(0, middle), before), Piece(self.rows.slice(middle), after)
+
+
+class InputBuffer:
+    """A queue of stream tuples. Counts what it holds; charging the account is for the operator."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[tuple[pa.RecordBatch, float]] = deque()
+        self.rows = 0
+        self.nbytes = 0
+
+    @property
+    def oldest(self) -> float | None:
+        """Arrival of the tuple that has waited longest, None if there is none."""
+        return self._pieces[0][1] if self._pieces else None
+
+    def add(self, rows: pa.RecordBatch, arrival: float) -> None:
+        """Append tuples, which must not have arrived before those already here."""
+        if len(rows):
+            self._pieces.append((rows, arrival))
+            self.rows += len(rows)
+            self.nbytes += rows.nbytes
+
+    def arrived_by(self, time: float) -> int:
+        """Return how many tuples arrived no later than `time`."""
+        return sum(len(rows) for rows, arrival in self._pieces if arrival <= time)
+
+    def take(self, count: int) -> Piece:
+        """Remove the oldest `count` tuples, or all if there are fewer, and return them as one batch."""
+        taken: list[tuple[pa.RecordBatch, float]] = []
+        wanted = min(count, self.rows)
+        while wanted > 0:
+            rows, arrival = self._pieces.popleft()
+            self.nbytes -= rows.nbytes
+            if len(rows) > wanted:
+                rest = rows.slice(wanted)
+                self._pieces.appendleft((rest, arrival))
+                self.nbytes += rest.nbytes
+                rows = rows.slice(0, wanted)
+            taken.append((rows, arrival))
+            wanted -= len(rows)
+            self.rows -= len(rows)
+        return _joined(taken)
+
+
+def compact(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows without the rest of the buffers that they are a part of."""
+    if rows.num_columns == 0 or rows.get_total_buffer_size() <= _SHARED * rows.nbytes:
+        return rows
+    return rows.take(pa.array(np.arange(len(rows), dtype=np.int32)))
+
+
+def _joined(taken: list[tuple[pa.RecordBatch, float]]) -> Piece:
+    if len(taken) == 1:
+        return Piece(*taken[0])
+    rows = pa.concat_batches([rows for rows, _ in taken])
+    first = taken[0][1]
+    if all(arrival == first for _, arrival in taken):
+        return Piece(rows, first)
+    return Piece(rows, np.repeat([arrival for _, arrival in taken], [len(rows) for rows, _ in taken]))

@@ -1,0 +1,81 @@
+"""The stored side of a join: a table, or one snapshot of it with a reader of its pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from joins.errors import JoinInputError, JoinStateError
+from storage.reader import PageReader
+from storage.snapshot import Snapshot
+
+__all__ = ["Relation", "TableLike", "open_relation"]
+
+
+@runtime_checkable
+class TableLike(Protocol):
+    """What a join needs of `storage.Table`."""
+
+    def snapshot(self) -> Snapshot:
+        """Return the relation as it is now."""
+        ...
+
+    def reader(self) -> PageReader:
+        """Return a reader of the table's pages."""
+        ...
+
+    def refresh(self) -> Any:
+        """Move on to the newest commit."""
+        ...
+
+    def apply(self, upserts: Any = None, deletes: Any = None, **options: Any) -> Any:
+        """Commit changes."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A snapshot, a reader of its pages, and the table that both come from, if it is known."""
+
+    snapshot: Snapshot
+    reader: PageReader
+    table: TableLike | None = None
+
+    def newest(self) -> Relation:
+        """Return the relation at its newest commit.
+
+        Raises
+        ------
+        JoinStateError
+            If the operator was given a snapshot, which never changes.
+        """
+        table = self.changeable()
+        table.refresh()
+        return Relation(table.snapshot(), self.reader, table)
+
+    def changeable(self) -> TableLike:
+        """Return the table.
+
+        Raises
+        ------
+        JoinStateError
+            If the operator was given a snapshot, which never changes.
+        """
+        if self.table is None:
+            raise JoinStateError("the join was made over a snapshot, which never changes; make it over the table")
+        return self.table
+
+
+def open_relation(source: TableLike | Snapshot, reader: PageReader | None) -> Relation:
+    """Return the relation that an operator was given.
+
+    Raises
+    ------
+    JoinInputError
+        If a snapshot comes without a reader.
+    """
+    if isinstance(source, Snapshot):
+        if reader is None:
+            raise JoinInputError("a join over a snapshot needs `reader`, which reads its pages; or give it the table")
+        return Relation(source, reader)
+    return Relation(source.snapshot(), source.reader() if reader is None else reader, source)

@@ -1,0 +1,61 @@
+"""What SSIJ's phases share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from joins._counters import Counters
+from joins._deadlines import PhaseEstimate
+from joins._emit import Emitter
+from joins._input_buffer import Arrivals
+from joins._store import Store
+from joins.predicates import BoundEquality
+from storage.reader import PageReader
+from storage.snapshot import Snapshot
+
+__all__ = ["SSIJState", "arrivals_at"]
+
+
+@dataclass(frozen=True, slots=True)
+class SSIJState:
+    """One stream and one snapshot, in one memory.
+
+    Attributes
+    ----------
+    snapshot, reader
+        The relation.
+    store
+        Cache, buffers and their account.
+    bound, emitter
+        From tuples to keys, and from matches to results.
+    outer
+        Whether tuples without a match give a row of nulls.
+    estimate
+        How long a join phase takes.
+    counters
+        To be kept up to date.
+    completed
+        To be told of tuples that are complete.
+    busy
+        Returns the seconds that the operator has worked.
+    """
+
+    snapshot: Snapshot
+    reader: PageReader
+    store: Store
+    bound: BoundEquality
+    emitter: Emitter
+    outer: bool
+    estimate: PhaseEstimate
+    counters: Counters
+    completed: Callable[[Arrivals, int], None]
+    busy: Callable[[], float]
+
+
+def arrivals_at(arrival: Arrivals, rows: NDArray[np.integer]) -> Arrivals:
+    """Return when these rows arrived."""
+    return arrival[rows] if isinstance(arrival, np.ndarray) else arrival

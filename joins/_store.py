@@ -1,0 +1,286 @@
+"""SSIJ's memory: the account, the page cache that fills what the others leave, and the stream buffer.
+
+The split is dynamic (the paper's section IV-A): stream tuples that need room take the frame of the page with the
+smallest utility; a join phase takes back for pages whatever is free.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from joins import _kernels as kernels
+from joins._counters import Counters
+from joins._deadlines import PhaseEstimate
+from joins._input_buffer import InputBuffer
+from joins._stream_buffer import Chunk, StreamBuffer
+from joins.errors import JoinInputError
+from joins.memory import Component, MemoryBudget
+from storage.cache import LRU, PageCache, UtilityCounter
+from storage.errors import MemoryBudgetError
+from storage.reader import PageReader
+from storage.snapshot import Snapshot
+from storage.units import format_size
+
+__all__ = ["CachePolicyName", "Store"]
+
+CachePolicyName = Literal["utility", "lru"]
+
+_POLICIES = {"utility": UtilityCounter, "lru": LRU}
+_FRAME_MAPS = 16 + 12 + 17  # of the page cache, of `Store.touch`, and of settling what stays
+_LEAF_MAPS = 4 + 4 + 4 + 1  # of each leaf: frame, demand, place in the list of wanted leaves, whether it is to stay
+_BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
+_FRAMES_TO_GROW = 1024
+_VECTOR_SHARE = 16
+_WORKSPACE_PAGES = 2
+_WORKSPACE_SHARE = 8
+_WORKSPACE_MOST = 48 * 2**20
+_SCRATCH_NBYTES = 96  # positions, keys twice, leaves, frames, rows and counts of a tuple
+
+
+class Store:
+    """The account and everything in it.
+
+    Parameters
+    ----------
+    snapshot
+        The relation.
+    reader
+        Of its pages.
+    max_scan
+        Most disk pages in a read.
+    budget
+        An account of which nothing is charged yet.
+    policy
+        ``"utility"`` or ``"lru"``.
+    counters
+        Where evictions are counted.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If the limit is below the least that works; the message says how much that is.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        reader: PageReader,
+        max_scan: int,
+        budget: MemoryBudget,
+        policy: str,
+        counters: Counters,
+    ) -> None:
+        if policy not in _POLICIES:
+            raise JoinInputError(f"`cache_policy` is {' or '.join(map(repr, _POLICIES))}, not {policy!r}")
+        self.snapshot = snapshot
+        self.budget = budget
+        self.newest_first = policy == "lru"
+        self.input = InputBuffer()
+        self.stream = StreamBuffer(len(snapshot.leaf_pages))
+        self._counters = counters
+        self._pins = 0
+        self._page = snapshot.page_size
+        self.disk_order = _disk_order(snapshot)
+        self.max_scan, self.workspace = self._reserve(reader, max_scan)
+        self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), _POLICIES[policy]())
+        self.cache.resize(0)
+        self._weight = np.zeros(self.cache.frames_max, dtype=np.int64)
+        self._touched = np.zeros(self.cache.frames_max, dtype=np.int32)
+
+    def wanted(self) -> NDArray[np.int32]:
+        """Return the leaves that tuples wait for, in the order of the disk (the paper's P_u)."""
+        leaves = np.empty(self.stream.pages, dtype=np.int32)
+        size = kernels.wanted_leaves(self.stream.demand, self.disk_order, leaves)
+        assert size == len(leaves)
+        return leaves
+
+    @staticmethod
+    def needed(snapshot: Snapshot, reader: PageReader) -> int:
+        """Return the least memory that works: the index, a page for each buffer, one frame, and scratch."""
+        pages = len(_BUFFERS) + 1 + _WORKSPACE_PAGES
+        return (
+            snapshot.index_nbytes
+            + _leaf_maps_nbytes(snapshot)
+            + PageCache.map_nbytes(0, 0)
+            + _FRAME_MAPS
+            + reader.nbytes_at(1)
+            + PhaseEstimate.nbytes
+            + pages * snapshot.page_size
+        )
+
+    def fits(self, tuples: int, index: int) -> bool:
+        """Return whether the stream buffer could take so many bytes more, if all cached pages but one gave way."""
+        return self._growth(tuples, index) <= self.budget.available + self._removable() * self._page
+
+    def rows_at_once(self, row_nbytes: float) -> int:
+        """Return for how many tuples of this size the workspace has scratch arrays, beside an output batch."""
+        return max(1, int(self.workspace // 2 / (_SCRATCH_NBYTES + row_nbytes)))
+
+    def make_room(self, nbytes: int) -> None:
+        """Give frames back until so many bytes are available; the pages with the smallest utility leave.
+
+        Raises
+        ------
+        MemoryBudgetError
+            If they cannot be had.
+        """
+        missing = nbytes - self.budget.available
+        if missing <= 0:
+            return
+        frames = -(-missing // self._page)
+        if frames > self._removable():
+            raise MemoryBudgetError(
+                f"the join needs {format_size(self.budget.limit + (frames - self._removable()) * self._page)} to go on "
+                f"with tuples as large as these, and has {format_size(self.budget.limit)}"
+            )
+        self._shrink(frames)
+
+    def yield_to(self, nbytes: int) -> None:
+        """Make as much of this room as can be had now; pages being joined stay."""
+        if self._pins:
+            return
+        missing = nbytes - self.budget.available
+        frames = min(-(-missing // self._page), self._removable())
+        if frames > 0:
+            self._shrink(frames)
+
+    def grow(self) -> None:
+        """Give the cache all that is available."""
+        frames = min(self.cache.frames_max, self.cache.capacity + self.budget.available // self._page)
+        if frames > self.cache.capacity:
+            self.budget.resize("cache", frames * self._page)
+            self.cache.resize(frames)
+
+    def pin(self, *, on: bool) -> None:
+        """Forbid or allow that resident pages leave while their rows are being gathered."""
+        self._pins += 1 if on else -1
+
+    def touch(self, frame: NDArray[np.int32]) -> None:
+        """Count the stream tuples that met each frame; -1 is none."""
+        if len(frame) > len(self._touched):
+            half = len(frame) // 2
+            self.touch(frame[:half])
+            self.touch(frame[half:])
+            return
+        size = kernels.tally(frame, self._weight, self._touched)
+        frames = self._touched[:size]
+        self.cache.touch(frames, self._weight[frames])
+        self._weight[frames] = 0
+
+    def hold(self, chunk: Chunk) -> None:
+        """Put tuples into the stream buffer."""
+        self.make_room(self._growth(chunk.tuple_nbytes, chunk.index_nbytes))
+        self.stream.add(chunk)
+        few = self.stream.mergeable(self.workspace // 2)
+        if few:
+            self.stream.merge(few)
+        self.account()
+
+    def accept(self, rows: pa.RecordBatch, arrival: float) -> bool:
+        """Put tuples into the input buffer, if there is room for them."""
+        growth = max(self._page, self.input.nbytes + rows.nbytes) - self.budget.held("input_buffer")
+        if growth > self.budget.available + self._removable() * self._page:
+            return False
+        self.make_room(growth)
+        self.input.add(rows, arrival)
+        self.account()
+        return True
+
+    def release_stream(self) -> None:
+        """Empty the stream buffer."""
+        self.stream.clear()
+        self.account()
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Go on with another snapshot; cached pages that it has unchanged stay. The stream buffer must be empty.
+
+        Raises
+        ------
+        MemoryBudgetError
+            If its index is too large.
+        """
+        old, self.snapshot = self.snapshot, snapshot
+        before = old.index_nbytes + _leaf_maps_nbytes(old)
+        after = snapshot.index_nbytes + _leaf_maps_nbytes(snapshot)
+        was, now = _unchanged(old, snapshot)
+        self.cache.remap(len(snapshot.leaf_pages), was, now)
+        self.make_room(after - before)
+        self.budget.resize("index", self.budget.held("index") + after - before)
+        self.disk_order = _disk_order(snapshot)
+        self.stream = StreamBuffer(len(snapshot.leaf_pages))
+
+    def account(self) -> None:
+        """Bring the account of the buffers up to date. A page each is theirs even when they hold less."""
+        self.budget.resize("stream_buffer", max(self._page, self.stream.tuple_nbytes))
+        self.budget.resize("inverted_index", max(self._page, self.stream.index_nbytes))
+        self.budget.resize("input_buffer", max(self._page, self.input.nbytes))
+
+    def _reserve(self, reader: PageReader, max_scan: int) -> tuple[int, int]:
+        """Charge what never changes; return how long a read may be, and the bytes for scratch arrays and output."""
+        needed, limit = self.needed(self.snapshot, reader), self.budget.limit
+        if needed > limit:
+            raise MemoryBudgetError(
+                f"the join needs at least {format_size(needed)} ({needed} bytes) for the index and a page for each "
+                f"buffer, and has {format_size(limit)}"
+            )
+        spare = limit - needed
+        per_page = reader.nbytes_at(1) - reader.nbytes_at(0)
+        scan = min(max_scan, 1 + spare // _VECTOR_SHARE // per_page)
+        workspace = _WORKSPACE_PAGES * self._page + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
+        self.budget.charge("index", self.snapshot.index_nbytes + _leaf_maps_nbytes(self.snapshot))
+        self.budget.charge("bounce_pages", reader.nbytes_at(scan))
+        self.budget.charge("statistics", PhaseEstimate.nbytes)
+        self.budget.charge("workspace", workspace)
+        for component in _BUFFERS:
+            self.budget.charge(component, self._page)
+        return scan, workspace
+
+    def _frames_max(self) -> int:
+        """Charge the cache's maps and return how many frames there can ever be: the table may grow."""
+        spare = self.budget.available - PageCache.map_nbytes(0, 0)
+        most = 2 * len(self.snapshot.leaf_pages) + _FRAMES_TO_GROW
+        frames = max(1, min(spare // (self._page + _FRAME_MAPS), most))
+        self.budget.charge("index", PageCache.map_nbytes(0, 0) + _FRAME_MAPS * frames)
+        return frames
+
+    def _removable(self) -> int:
+        """Frames that could be given back: all but those in use by a read, and always one that stays."""
+        held = self.cache.used - len(self.cache.resident)
+        return max(0, self.cache.capacity - max(1, held))
+
+    def _growth(self, tuples: int, index: int) -> int:
+        """Return what the account must grow by for so many bytes more in the stream buffer and its index."""
+        stream = max(self._page, self.stream.tuple_nbytes + tuples) - self.budget.held("stream_buffer")
+        lists = max(self._page, self.stream.index_nbytes + index) - self.budget.held("inverted_index")
+        return stream + lists
+
+    def _shrink(self, frames: int) -> None:
+        evicted = self.cache.resize(self.cache.capacity - frames)
+        self._counters.pages_evicted += len(evicted)
+        self.budget.resize("cache", self.cache.capacity * self._page)
+
+
+def _in_key_order(snapshot: Snapshot) -> bool:
+    return bool((snapshot.leaf_pages[1:] > snapshot.leaf_pages[:-1]).all())
+
+
+def _disk_order(snapshot: Snapshot) -> NDArray[np.int32]:
+    """Return the leaves in the order of the disk, or nothing if that is their own order."""
+    if _in_key_order(snapshot):
+        return np.empty(0, dtype=np.int32)
+    return np.argsort(snapshot.leaf_pages).astype(np.int32)
+
+
+def _leaf_maps_nbytes(snapshot: Snapshot) -> int:
+    return len(snapshot.leaf_pages) * (_LEAF_MAPS + (0 if _in_key_order(snapshot) else 4))
+
+
+def _unchanged(old: Snapshot, new: Snapshot) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the ordinals, in both snapshots, of the leaves whose page and checksum are the same."""
+    _, was, now = np.intersect1d(old.leaf_pages, new.leaf_pages, assume_unique=True, return_indices=True)
+    same = old.leaf_checksums[was] == new.leaf_checksums[now]
+    return was[same], now[same]

@@ -1,0 +1,163 @@
+"""Stream tuples that wait for relation pages (the paper's SB) and which pages they wait for (II).
+
+Tuples are kept in chunks, copied compactly and sorted by key, so the inverted index needs no lists: the leaves that the
+tuples of a chunk wait for ascend, and those that wait for a page are found by binary search. Most tuples wait for one
+leaf. A tuple whose key may lie in several has one *piece* for each run of leaves that were not cached when it came, and
+in a left join a mark that says whether it has matched.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from joins import _kernels as kernels
+from joins._input_buffer import Arrivals
+
+__all__ = ["Chunk", "StreamBuffer", "ascending", "merge_simple"]
+
+_FAN_IN = 8
+_TIER = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Stream tuples that came into the stream buffer together.
+
+    Attributes
+    ----------
+    rows
+        The tuples.
+    arrival
+        When they arrived.
+    first, last : int32[pieces]
+        Leaves that each piece waits for, both ascending. The same array if each piece is one leaf.
+    tuples : int32[pieces] or None
+        Row of each piece; None if there is one piece to a row, in order.
+    matched : bool[rows] or None
+        Whether the tuple has had a match; None if a tuple waits for one leaf only, so that the answer is final at once.
+    """
+
+    rows: pa.RecordBatch
+    arrival: Arrivals
+    first: NDArray[np.int32]
+    last: NDArray[np.int32]
+    tuples: NDArray[np.int32] | None = None
+    matched: NDArray[np.bool_] | None = None
+
+    @property
+    def tuple_nbytes(self) -> int:
+        """Bytes of the tuples: the stream buffer's share."""
+        arrival = self.arrival.nbytes if isinstance(self.arrival, np.ndarray) else 0
+        return self.rows.nbytes + arrival + (0 if self.matched is None else self.matched.nbytes)
+
+    @property
+    def index_nbytes(self) -> int:
+        """Bytes of the pieces: the inverted index's share."""
+        last = 0 if self.last is self.first else self.last.nbytes
+        return self.first.nbytes + last + (0 if self.tuples is None else self.tuples.nbytes)
+
+    def oldest(self) -> float:
+        """Return when the tuple that has waited longest arrived."""
+        return float(np.min(self.arrival))
+
+    @property
+    def simple(self) -> bool:
+        """Whether each tuple waits for one leaf."""
+        return self.matched is None
+
+
+class StreamBuffer:
+    """Chunks of waiting tuples, and how many pieces wait for each leaf.
+
+    Parameters
+    ----------
+    leaves
+        Of the relation.
+
+    Attributes
+    ----------
+    chunks
+        Of tuples.
+    demand : int32[leaves]
+        How many pieces wait for each leaf: the lengths of the inverted index's lists, hence the leaves' utility.
+    pages
+        Leaves that somebody waits for (the size of the paper's P_u).
+    rows
+        Tuples that wait.
+    tuple_nbytes, index_nbytes
+        Bytes of the tuples, and of the pieces (the map `demand` not included).
+    oldest
+        When the tuple that has waited longest arrived.
+    """
+
+    def __init__(self, leaves: int) -> None:
+        self.chunks: list[Chunk] = []
+        self.demand: NDArray[np.int32] = np.zeros(leaves, dtype=np.int32)
+        self.rows = 0
+        self.pages = 0
+        self.tuple_nbytes = 0
+        self.index_nbytes = 0
+        self.oldest: float | None = None
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk."""
+        self._append(chunk)
+        self.rows += len(chunk.rows)
+        self.pages += kernels.add_demand(chunk.first, chunk.last, self.demand)
+        oldest = chunk.oldest()
+        self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
+
+    def mergeable(self, nbytes: int) -> list[Chunk]:
+        """Return the latest chunks if they are many, of similar size, and together no larger than `nbytes`."""
+        last = self.chunks[-_FAN_IN:]
+        sizes = [len(chunk.rows) for chunk in last]
+        alike = len(last) == _FAN_IN and max(sizes) <= _TIER * min(sizes) and all(chunk.simple for chunk in last)
+        return last if alike and sum(chunk.tuple_nbytes for chunk in last) <= nbytes else []
+
+    def merge(self, last: list[Chunk]) -> None:
+        """Put one chunk in the place of the latest ones, which `mergeable` returned."""
+        del self.chunks[-len(last) :]
+        self.tuple_nbytes -= sum(chunk.tuple_nbytes for chunk in last)
+        self.index_nbytes -= sum(chunk.index_nbytes for chunk in last)
+        self._append(merge_simple(last))
+
+    def clear(self) -> None:
+        """Forget everything: the join phase is over."""
+        self.demand[:] = 0
+        self.chunks.clear()
+        self.rows = self.pages = self.tuple_nbytes = self.index_nbytes = 0
+        self.oldest = None
+
+    def _append(self, chunk: Chunk) -> None:
+        self.chunks.append(chunk)
+        self.tuple_nbytes += chunk.tuple_nbytes
+        self.index_nbytes += chunk.index_nbytes
+
+
+def merge_simple(chunks: list[Chunk]) -> Chunk:
+    """Return chunks of one-leaf tuples as one chunk, sorted by leaf."""
+    first = np.concatenate([chunk.first for chunk in chunks])
+    rows = pa.concat_batches([chunk.rows for chunk in chunks])
+    order = ascending(first)
+    first = first[order]
+    return Chunk(rows.take(pa.array(order)), _merged_arrivals(chunks, order), first, first)
+
+
+def ascending(values: NDArray[np.integer]) -> NDArray[np.int32]:
+    """Return an order in which the values ascend, stable."""
+    packed = (values.astype(np.int64) << np.int64(31)) | np.arange(len(values), dtype=np.int64)
+    packed.sort()
+    return (packed & np.int64(2**31 - 1)).astype(np.int32)
+
+
+def _merged_arrivals(chunks: list[Chunk], order: NDArray[np.int32]) -> Arrivals:
+    if len({chunk.arrival for chunk in chunks if isinstance(chunk.arrival, float)}) == 1 and all(
+        isinstance(chunk.arrival, float) for chunk in chunks
+    ):
+        return chunks[0].arrival
+    parts = [np.broadcast_to(np.asarray(chunk.arrival), len(chunk.rows)) for chunk in chunks]
+    return np.concatenate(parts)[order]

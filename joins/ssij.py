@@ -1,0 +1,326 @@
+"""SSIJ, the semi-streaming index join: a fast stream joined with a relation on disk, within a memory and a deadline.
+
+Phases (Bornea, Deligiannakis, Kotidis and Vassalos, "Semi-Streamed Index Join for Near-Real Time Execution of ETL
+Transformations", ICDE 2011, section IV)::
+
+    push --> input buffer --(input_threshold tuples, or a deadline)--> online phase
+                                                                         |      |
+                   pages cached: result at once  <-----------------------+      v
+                                                                           stream buffer
+                   result  <-- join phase <--(stream_threshold tuples, a deadline, or no room)
+                               reads the wanted pages by the cheapest plan, keeps the most useful ones
+
+Memory bound::
+
+    limit >= index (inner nodes, maps from leaf to frame and demand)
+           + cached pages           all that the others leave; a tuple that needs room takes a page's frame
+           + input buffer           \
+           + stream buffer           } a page each at least
+           + inverted index         /
+           + workspace              an eighth of what is left, two pages at least, 48 MiB at most
+           + bounce pages and read vectors + the cost model's statistics
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from joins._base import StreamJoin
+from joins._deadlines import PhaseEstimate
+from joins._input_buffer import Piece, compact
+from joins._join_phase import JoinPhase
+from joins._online import OnlinePhase
+from joins._relation import TableLike
+from joins._state import SSIJState
+from joins._store import Store
+from joins.errors import JoinInputError, MemoryBudgetError
+from joins.predicates import On
+from joins.protocol import Output
+from joins.stats import SSIJStats
+from storage.reader import PageReader
+from storage.snapshot import Snapshot
+
+__all__ = ["SSIJ"]
+
+_INPUT_THRESHOLD = 250_000
+_STREAM_THRESHOLD = 1_000_000
+_STREAM_THRESHOLD_TIGHT = 400_000
+_TIGHT = 0.02
+_INPUT_SHARE = 8
+_STREAM_SHARE = 3
+_PIECE_NBYTES = 12
+
+
+class SSIJ(StreamJoin):
+    """Joins a stream with a clustered table.
+
+    Parameters
+    ----------
+    table
+        A `storage.Table`, or a snapshot of one (then `reader` is needed too).
+    on
+        ``[("stream column", "key column"), ...]``, a name that both sides share, or a predicate.
+    how
+        ``"inner"``, or ``"left"`` to keep stream tuples without a match, with nulls.
+    memory
+        Hard limit on all that the operator holds, in bytes or as text (``"32MiB"``).
+    deadline
+        How long a tuple may wait, in seconds or as text (``"500ms"``); None for no limit. Call `tick` at the time
+        that `due` names.
+    max_scan
+        Most disk pages in a read, gaps included (the paper's maxScan).
+    input_threshold, stream_threshold
+        Tuples that start an online phase and a join phase (the paper's IB_thresh and SB_thresh). By default those of
+        the paper's table II, or what an eighth and a third of the memory hold.
+    columns
+        Of the table, to be in the result; by default all that are not in its key.
+    cache_policy
+        Which page leaves first: ``"utility"`` (the paper's), or ``"lru"`` for comparison.
+    reader
+        Reads pages; the table's by default.
+    clock
+        Returns the time in seconds; `time.monotonic` by default.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If the memory is too small; the message says how much is needed.
+    JoinInputError
+        If a parameter cannot be used.
+
+    Examples
+    --------
+    >>> join = SSIJ(table, on=[("tailnum", "plane")], how="left", memory="32MiB")  # doctest: +SKIP
+    >>> for batch in stream:  # doctest: +SKIP
+    ...     for result in join.push(batch):
+    ...         load(result)
+    >>> for result in join.finish():  # doctest: +SKIP
+    ...     load(result)
+    """
+
+    def __init__(
+        self,
+        table: TableLike | Snapshot,
+        on: On,
+        how: str = "inner",
+        memory: int | str = "32MiB",
+        *,
+        deadline: float | str | None = None,
+        max_scan: int = 200,
+        input_threshold: int | None = None,
+        stream_threshold: int | None = None,
+        columns: Sequence[str] | None = None,
+        cache_policy: str = "utility",
+        reader: PageReader | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        super().__init__(table, on, how, memory, columns=columns, deadline=deadline, reader=reader, clock=clock)
+        for name, value in (
+            ("max_scan", max_scan), ("input_threshold", input_threshold), ("stream_threshold", stream_threshold)
+        ):  # fmt: skip
+            if value is not None and value < 1:
+                raise JoinInputError(f"`{name}` must be at least 1, not {value}")
+        self._thresholds = (input_threshold, stream_threshold)
+        self._policy = cache_policy
+        device = self.relation.reader.device
+        self._estimate = PhaseEstimate(device.seek, device.transfer)
+        self.store = Store(self.snapshot, self.relation.reader, max_scan, self.budget, cache_policy, self.counters)
+        self._row_nbytes = 1.0
+        self._state: SSIJState | None = None
+
+    def refresh(self) -> Output:
+        """Complete what was pushed so far with the present snapshot, then go on with the newest one."""
+        self._open()
+        return self._work.start(self._counted(self._install(lambda: None)))
+
+    def apply(self, upserts: Any = None, deletes: Any = None, **options: Any) -> Output:
+        """Change the table (the paper's section IV-E).
+
+        What was pushed before is completed first, with the relation as it was: consume the output, for the changes are
+        committed after its last batch. What is pushed afterwards sees the changes.
+
+        Parameters
+        ----------
+        upserts, deletes, options
+            As of `storage.Table.apply`.
+        """
+        self._open()
+        table = self.relation.changeable()
+        return self._work.start(self._counted(self._install(lambda: table.apply(upserts, deletes, **options))))
+
+    def push(self, batch: pa.RecordBatch, *, side: str = "stream", at: float | None = None) -> Output:
+        """Take a batch of the stream; see `StreamJoin.push`."""
+        if not self._work.idle:
+            # Tuples that arrive during a join phase take room from the cache.
+            self.store.yield_to(batch.nbytes)
+        return super().push(batch, side=side, at=at)
+
+    @property
+    def due(self) -> float | None:
+        """Time at which `tick` is to be called at the latest to meet the deadlines; None if nothing waits for one."""
+        times = [time for time in (self._online_due(), self._join_due()) if time is not None]
+        return min(times) if times else None
+
+    @property
+    def stats(self) -> SSIJStats:
+        """What was counted so far."""
+        counters = self.counters
+        return SSIJStats(
+            **self._base_stats(),
+            online_phases=counters.online_phases,
+            join_phases=counters.join_phases,
+            online_seconds=counters.online_seconds,
+            join_seconds=counters.join_seconds,
+            pages_kept=counters.pages_kept,
+            pages_evicted=counters.pages_evicted,
+            pages_cached=len(self.store.cache.resident_frames),
+        )
+
+    # Pending phase
+
+    def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+        if len(batch):
+            self._row_nbytes = max(batch.nbytes / len(batch), 1.0)
+        waiting = self.store.input
+        if waiting.rows + len(batch) < self._input_threshold and self.store.accept(compact(batch), arrival):
+            yield from self._due_work()
+            return
+        yield from self._online(waiting.rows)
+        start = 0
+        while start < len(batch):
+            part = batch.slice(start, self._rows_at_once())
+            yield from self._join_online(Piece(part, arrival))
+            start += len(part)
+        yield from self._due_work()
+
+    @property
+    def _input_threshold(self) -> int:
+        if self._thresholds[0] is not None:
+            return self._thresholds[0]
+        return max(1, min(_INPUT_THRESHOLD, int(self._free // _INPUT_SHARE / self._row_nbytes)))
+
+    @property
+    def _stream_threshold(self) -> int:
+        if self._thresholds[1] is not None:
+            return self._thresholds[1]
+        relation = len(self.snapshot.leaf_pages) * self.snapshot.page_size
+        most = _STREAM_THRESHOLD_TIGHT if self.budget.limit < _TIGHT * relation else _STREAM_THRESHOLD
+        return max(1, min(most, int(self._free // _STREAM_SHARE / (self._row_nbytes + _PIECE_NBYTES))))
+
+    @property
+    def _free(self) -> int:
+        """Bytes of the memory that are not index, workspace or the like."""
+        fixed = ("index", "workspace", "bounce_pages", "statistics")
+        return self.budget.limit - sum(self.budget.held(component) for component in fixed)  # type: ignore[misc] # literals
+
+    # Online and join phases
+
+    def _rows_at_once(self) -> int:
+        return self.store.rows_at_once(self._row_nbytes + self.emitter.row_bytes(self._row_nbytes))
+
+    def _online(self, count: int) -> Iterator[pa.RecordBatch]:
+        """Run online phases over the oldest tuples of the input buffer."""
+        while count > 0:
+            piece = self.store.input.take(min(count, self._rows_at_once()))
+            count -= len(piece.rows)
+            yield from self._join_online(piece)
+            self.store.account()
+
+    def _join_online(self, piece: Piece) -> Iterator[pa.RecordBatch]:
+        """Run an online phase; a join phase first if there would be no room for what has to wait, or afterwards."""
+        online = OnlinePhase(self.state)
+        probe = online.probe(piece)
+        if not self.store.fits(*probe.waiting_nbytes):
+            if self.store.stream.rows:
+                yield from self._join_phase()
+                yield from self._join_online(piece)
+                return
+            if len(piece.rows) > 1:
+                for half in piece.halves():
+                    yield from self._join_online(half)
+                return
+            raise MemoryBudgetError(
+                f"one stream tuple of {piece.rows.nbytes} bytes does not fit beside the index and a page; give the "
+                f"join more than {self.budget.limit} bytes"
+            )
+        yield from online.run(probe)
+        if self.store.stream.rows >= self._stream_threshold:
+            yield from self._join_phase()
+
+    def _join_phase(self) -> Iterator[pa.RecordBatch]:
+        yield from JoinPhase(self.state).run()
+
+    def _drain(self) -> Iterator[pa.RecordBatch]:
+        yield from self._online(self.store.input.rows)
+        if self.store.stream.rows:
+            yield from self._join_phase()
+
+    # Deadlines
+
+    def _due_work(self) -> Iterator[pa.RecordBatch]:
+        """Run the phases that have to start now for the deadlines to hold."""
+        if self.deadline is None:
+            return
+        while True:
+            now = self.time.now()
+            online, join = self._online_due(), self._join_due()
+            if online is not None and online <= now:
+                yield from self._online(self.store.input.rows)
+            elif join is not None and join <= now:
+                # Tuples that would expire during the join phase are to be part of it.
+                phase = self._estimate.seconds(self.store.stream.pages)
+                yield from self._online(self.store.input.arrived_by(now + phase - self.deadline))
+                yield from self._join_phase()
+            else:
+                return
+
+    def _online_due(self) -> float | None:
+        """Latest start of an online phase, were each waiting tuple to want one more page."""
+        oldest = self.store.input.oldest
+        if oldest is None or self.deadline is None:
+            return None
+        pages = min(self.store.stream.pages + self.store.input.rows, len(self.snapshot.leaf_pages))
+        return oldest + self.deadline - self._estimate.seconds(pages)
+
+    def _join_due(self) -> float | None:
+        oldest = self.store.stream.oldest
+        if oldest is None or self.deadline is None:
+            return None
+        return oldest + self.deadline - self._estimate.seconds(self.store.stream.pages)
+
+    # The relation changes
+
+    def _install(self, change: Callable[[], Any]) -> Iterator[pa.RecordBatch]:
+        yield from self._drain()
+        change()
+        self.relation = self.relation.newest()
+        self.store.install(self.snapshot)
+        self._rebind()
+
+    # Bindings
+
+    @property
+    def state(self) -> SSIJState:
+        """What the phases share, once the stream's schema is known."""
+        assert self._state is not None
+        return self._state
+
+    def _rebound(self) -> None:
+        self._state = SSIJState(
+            snapshot=self.snapshot,
+            reader=self.relation.reader,
+            store=self.store,
+            bound=self.bound,
+            emitter=self.emitter,
+            outer=self.how == "left",
+            estimate=self._estimate,
+            counters=self.counters,
+            completed=self.completed,
+            busy=lambda: self._work.busy_seconds,
+        )
+
+    def _output_nbytes(self) -> int:
+        return self.store.workspace // 2
