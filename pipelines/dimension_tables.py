@@ -1,0 +1,236 @@
+"""Dimensions as Delta tables, without Spark: made from source rows, described, checked, looked up by natural key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from etl.dimension import UNKNOWN_KEY, Dimension, number_members
+from etl.equality import KeyRule
+from pipelines.errors import DeltaTableError
+from pipelines.types import arrow_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deltalake import DeltaTable
+
+    from pipelines.config import DimensionConfig, PipelineConfig
+
+__all__ = [
+    "DimensionSummary",
+    "Finding",
+    "check_dimension",
+    "create_dimension",
+    "declared_dimension",
+    "describe_dimension",
+    "find_members",
+]
+
+CONFIGURATION = {"delta.enableChangeDataFeed": "true"}
+
+
+@dataclass(frozen=True)
+class DimensionSummary:
+    """What a dimension is.
+
+    Attributes
+    ----------
+    name, path, natural_key, surrogate_key
+        As declared in the pipeline file.
+    exists
+        Whether the Delta table is there; if not, the rest is empty.
+    version, members, inferred, greatest_key
+        Version of the Delta table, members without the unknown one, how many of them were inferred, and the greatest
+        surrogate key given so far.
+    columns
+        Name and type of each column.
+    """
+
+    name: str
+    path: str
+    natural_key: tuple[str, ...]
+    surrogate_key: str
+    exists: bool
+    version: int | None = None
+    members: int | None = None
+    inferred: int | None = None
+    greatest_key: int | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that a dimension breaks, and how often."""
+
+    rule: str
+    rows: int
+
+
+def declared_dimension(config: PipelineConfig, name: str, schema: pa.Schema | None = None) -> Dimension:
+    """Return a dimension of a pipeline file.
+
+    Parameters
+    ----------
+    config, name
+        The pipeline and the dimension's name in it.
+    schema
+        Columns and types, unless the pipeline file declares them.
+
+    Raises
+    ------
+    DeltaTableError
+        If the pipeline declares no such dimension, or neither columns nor a table tell its types.
+    """
+    declared = _declared(config, name)
+    if declared.columns is not None:
+        schema = arrow_schema(declared.columns)
+    if schema is None:
+        schema = _types_of(_open(name, declared))
+    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
+    return Dimension(name, tuple(declared.natural_key), config.surrogate_key(name), schema, rules)
+
+
+def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> DimensionSummary:
+    """Make the Delta table of a dimension: members 1, 2, ... in key order, and the unknown member.
+
+    Parameters
+    ----------
+    rows
+        Natural key and attributes, one row a member, in any order.
+
+    Raises
+    ------
+    DeltaTableError
+        If the table is already there.
+    DimensionError
+        If a natural key is null or occurs twice.
+    """
+    from deltalake import DeltaTable, write_deltalake  # noqa: PLC0415 - heavy, and not needed to read a pipeline file
+
+    path = _declared(config, name).path
+    if DeltaTable.is_deltatable(path):
+        raise DeltaTableError(f"dimension {name!r} is already at {path}; remove the table to make it anew")
+    dimension = declared_dimension(config, name, rows.schema)
+    members = pa.concat_tables([dimension.unknown_member(), number_members(dimension, rows)])
+    write_deltalake(path, members, configuration=CONFIGURATION)
+    return describe_dimension(config, name)
+
+
+def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
+    """Return what a dimension is; it need not be there yet."""
+    from deltalake import DeltaTable  # noqa: PLC0415 - as above
+
+    declared = _declared(config, name)
+    identity = (name, declared.path, tuple(declared.natural_key), config.surrogate_key(name))
+    if not DeltaTable.is_deltatable(declared.path):
+        return DimensionSummary(*identity, exists=False)
+    table = _open(name, declared)
+    key = config.surrogate_key(name)
+    flag = "is_inferred" if "is_inferred" in _types_of(table).names else "false"
+    members, inferred, greatest = _query(
+        table,
+        f"SELECT count(*), count(*) FILTER ({flag}), coalesce(max({_quoted(key)}), 0) FROM members "  # noqa: S608 - quoted
+        f"WHERE {_quoted(key)} <> {UNKNOWN_KEY}",
+    )[0]
+    columns = tuple((column.name, str(column.type)) for column in _types_of(table))
+    return DimensionSummary(
+        *identity,
+        exists=True,
+        version=table.version(),
+        members=members,
+        inferred=inferred,
+        greatest_key=greatest,
+        columns=columns,
+    )
+
+
+def check_dimension(config: PipelineConfig, name: str) -> list[Finding]:
+    """Return the rules that a dimension breaks; none for a sound one."""
+    declared = _declared(config, name)
+    table = _open(name, declared)
+    key, natural = _quoted(config.surrogate_key(name)), [_quoted(column) for column in declared.natural_key]
+    together = ", ".join(natural)
+    some_null = " OR ".join(f"{column} IS NULL" for column in natural)
+    known = f"{key} <> {UNKNOWN_KEY}"
+    rules = {
+        "every member has a surrogate key": f"count(*) FILTER ({key} IS NULL)",
+        "surrogate keys are unique": f"count({key}) - count(DISTINCT {key})",
+        "surrogate keys are positive, or -1 for the unknown member": f"count(*) FILTER ({key} < 1 AND {known})",
+        "there is one unknown member": f"abs(count(*) FILTER ({key} = {UNKNOWN_KEY}) - 1)",
+        "natural keys are not null": f"count(*) FILTER ({known} AND ({some_null}))",
+        "natural keys are unique": f"count(*) FILTER ({known}) - count(DISTINCT ({together})) FILTER ({known})",
+    }
+    counts = _query(table, f"SELECT {', '.join(rules.values())} FROM members")[0]  # noqa: S608 - columns are quoted
+    findings = [Finding(rule, rows) for rule, rows in zip(rules, counts, strict=True) if rows]
+    if table.metadata().configuration.get("delta.enableChangeDataFeed") != "true":
+        findings.append(Finding("the change data feed is on, so that replicas can follow", 1))
+    return findings
+
+
+def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]]) -> pa.Table:
+    """Return the members with the given natural keys, compared as the pipeline compares them.
+
+    Parameters
+    ----------
+    keys
+        Natural keys as text, a value for each column.
+    """
+    table = _open(name, _declared(config, name))
+    dimension = declared_dimension(config, name)
+    texts = [pa.array([key[at] for key in keys], pa.string()) for at in range(len(dimension.natural_key))]
+    kinds = [dimension.schema.field(column).type for column in dimension.natural_key]
+    try:
+        values = [text.cast(kind) for text, kind in zip(texts, kinds, strict=True)]
+    except pa.ArrowException as error:
+        raise DeltaTableError(f"dimension {name!r}: not a natural key: {error}") from error
+    wanted = pa.table(
+        {column: key.values for column, key in zip(dimension.natural_key, dimension.conform_key(values), strict=True)}
+    )
+    return _semi_join(table, wanted)
+
+
+def _semi_join(table: DeltaTable, wanted: pa.Table) -> pa.Table:
+    import duckdb  # noqa: PLC0415 - as above
+
+    using = ", ".join(_quoted(column) for column in wanted.column_names)
+    with duckdb.connect() as connection:
+        connection.register("members", table.to_pyarrow_dataset())
+        connection.register("wanted", wanted)
+        return connection.sql(f"FROM members SEMI JOIN wanted USING ({using}) ORDER BY ALL").to_arrow_table()
+
+
+def _declared(config: PipelineConfig, name: str) -> DimensionConfig:
+    if name not in config.dimensions:
+        known = ", ".join(config.dimensions) or "none"
+        raise DeltaTableError(f"pipeline {config.name!r} has no dimension {name!r}; its dimensions are {known}")
+    return config.dimensions[name]
+
+
+def _open(name: str, declared: DimensionConfig) -> DeltaTable:
+    from deltalake import DeltaTable  # noqa: PLC0415 - as above
+
+    if not DeltaTable.is_deltatable(declared.path):
+        raise DeltaTableError(
+            f"dimension {name!r} is not there yet: {declared.path} is no Delta table; make it with "
+            f"`headrace dimension create {name} SOURCE`"
+        )
+    return DeltaTable(declared.path)
+
+
+def _types_of(table: DeltaTable) -> pa.Schema:
+    return pa.schema(table.schema())
+
+
+def _query(table: DeltaTable, sql: str) -> list[tuple[Any, ...]]:
+    import duckdb  # noqa: PLC0415 - as above
+
+    with duckdb.connect() as connection:
+        connection.register("members", table.to_pyarrow_dataset())
+        return connection.execute(sql).fetchall()
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

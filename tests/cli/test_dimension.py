@@ -1,0 +1,84 @@
+"""`headrace dimension`: what the pipeline file declares can be made, seen, checked and looked up."""
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+
+@pytest.fixture
+def shop(invoke, tmp_path, monkeypatch):
+    invoke("init", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def customers(invoke, shop):
+    outcome = invoke("dimension", "create", "customer", "customers.csv")
+    assert outcome.code == 0, outcome
+    return shop / "warehouse" / "dim_customer"
+
+
+def test_members_are_numbered_in_key_order_beside_the_unknown_member(customers):
+    rows = sorted(DeltaTable(customers).to_pyarrow_table().to_pylist(), key=lambda row: row["customer_key"])
+    assert [(row["customer_key"], row["customer"], row["name"]) for row in rows] == [
+        (-1, None, None),
+        (1, "c1", "Ada"),
+        (2, "c2", "Grace"),
+    ]
+
+
+def test_create_reports_what_it_made(invoke, shop):
+    document = invoke("dimension", "create", "customer", shop / "customers.csv", "--json").document
+    assert (document["members"], document["greatest_key"], document["inferred"]) == (2, 2, 0)
+
+
+def test_a_dimension_is_not_made_twice(invoke, customers):
+    outcome = invoke("dimension", "create", "customer", "customers.csv")
+    assert outcome.code == 1
+    assert "already" in outcome.err
+    assert DeltaTable(customers).version() == 0
+
+
+def test_list_shows_dimensions_that_are_not_there_yet(invoke, customers):
+    documents = {found["name"]: found for found in invoke("dimension", "list", "--json").document}
+    assert customers.exists()
+    assert documents["customer"]["members"] == 2
+    assert documents["product"]["exists"] is False
+
+
+def test_lookup_compares_keys_as_the_pipeline_does(invoke, customers):
+    (found,) = invoke("dimension", "lookup", "customer", " C1 ", "c9", "--json").document
+    assert customers.exists()
+    assert found["name"] == "Ada"
+
+
+@pytest.mark.usefixtures("customers")
+def test_a_sound_dimension_checks_with_zero(invoke):
+    assert invoke("dimension", "check", "customer").code == 0
+
+
+def test_broken_keys_check_with_three(invoke, customers):
+    again = DeltaTable(customers).to_pyarrow_table().filter(pa.compute.field("customer_key") == 1)
+    write_deltalake(customers, again, mode="append")
+    outcome = invoke("dimension", "check", "customer", "--json")
+    assert outcome.code == 3
+    assert {finding["rule"] for finding in outcome.document["findings"]} == {
+        "surrogate keys are unique",
+        "natural keys are unique",
+    }
+
+
+@pytest.mark.usefixtures("shop")
+def test_an_unknown_dimension_lists_the_valid_ones(invoke):
+    outcome = invoke("dimension", "info", "costumer")
+    assert outcome.code == 1
+    assert "its dimensions are customer, product" in outcome.err
+
+
+def test_a_repeated_natural_key_is_named_and_no_table_is_left(invoke, shop):
+    (shop / "customers.csv").write_text("customer,name,country\nc1,Ada,UK\nC1 ,Eve,US\n")
+    outcome = invoke("dimension", "create", "customer", "customers.csv")
+    assert outcome.code == 1
+    assert "c1" in outcome.err
+    assert not (shop / "warehouse").exists()
