@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from etl.dimension import UNKNOWN_KEY, Dimension, number_members
-from etl.equality import KeyRule
+from etl import UNKNOWN_KEY, Dimension, KeyRule
+from pipelines.delta import create_dimension as write_dimension
+from pipelines.delta import has_table, open_table
 from pipelines.errors import DeltaTableError
 from pipelines.types import arrow_schema
 
@@ -28,8 +29,6 @@ __all__ = [
     "describe_dimension",
     "find_members",
 ]
-
-CONFIGURATION = {"delta.enableChangeDataFeed": "true"}
 
 
 @dataclass(frozen=True)
@@ -108,24 +107,18 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
     DimensionError
         If a natural key is null or occurs twice.
     """
-    from deltalake import DeltaTable, write_deltalake  # noqa: PLC0415 - heavy, and not needed to read a pipeline file
-
     path = _declared(config, name).path
-    if DeltaTable.is_deltatable(path):
+    if has_table(path):
         raise DeltaTableError(f"dimension {name!r} is already at {path}; remove the table to make it anew")
-    dimension = declared_dimension(config, name, rows.schema)
-    members = pa.concat_tables([dimension.unknown_member(), number_members(dimension, rows)])
-    write_deltalake(path, members, configuration=CONFIGURATION)
+    write_dimension(path, declared_dimension(config, name, rows.schema), rows)
     return describe_dimension(config, name)
 
 
 def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
     """Return what a dimension is; it need not be there yet."""
-    from deltalake import DeltaTable  # noqa: PLC0415 - as above
-
     declared = _declared(config, name)
     identity = (name, declared.path, tuple(declared.natural_key), config.surrogate_key(name))
-    if not DeltaTable.is_deltatable(declared.path):
+    if not has_table(declared.path):
         return DimensionSummary(*identity, exists=False)
     table = _open(name, declared)
     key = config.surrogate_key(name)
@@ -193,7 +186,7 @@ def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]
 
 
 def _semi_join(table: DeltaTable, wanted: pa.Table) -> pa.Table:
-    import duckdb  # noqa: PLC0415 - as above
+    import duckdb  # noqa: PLC0415 - heavy, and not needed to read a pipeline file
 
     using = ", ".join(_quoted(column) for column in wanted.column_names)
     with duckdb.connect() as connection:
@@ -210,18 +203,16 @@ def _declared(config: PipelineConfig, name: str) -> DimensionConfig:
 
 
 def _open(name: str, declared: DimensionConfig) -> DeltaTable:
-    from deltalake import DeltaTable  # noqa: PLC0415 - as above
-
-    if not DeltaTable.is_deltatable(declared.path):
+    if not has_table(declared.path):
         raise DeltaTableError(
             f"dimension {name!r} is not there yet: {declared.path} is no Delta table; make it with "
             f"`headrace dimension create {name} SOURCE`"
         )
-    return DeltaTable(declared.path)
+    return open_table(declared.path)
 
 
 def _types_of(table: DeltaTable) -> pa.Schema:
-    return pa.schema(table.schema())
+    return pa.schema(table.schema().to_arrow())
 
 
 def _query(table: DeltaTable, sql: str) -> list[tuple[Any, ...]]:
