@@ -282,7 +282,7 @@ def _number_entries(
     local: NDArray[np.int32],
     first: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """Number the distinct codes of a page in order of appearance; return how many, their bytes, and all bytes."""
+    """Assign numbers to the codes of a page as they appear; return how many, and bytes with and without dictionary."""
     distinct = 0
     heap = 0
     total = 0

@@ -219,6 +219,8 @@ def build_table(
 ) -> Superblock:
     """Write a table file from any source. A build that fails leaves nothing behind. See `Table.build`."""
     target = Path(path)
+    if not target.parent.is_dir():
+        raise InputError(f"cannot build {target}: the folder {target.parent} does not exist; create it")
     if target.exists() and not overwrite:
         raise TableExistsError(f"{target} exists already; name another file or ask to overwrite it")
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}-{threading.get_ident()}")
@@ -236,11 +238,13 @@ def build_table(
 
 
 def _write_file(path: Path, rows: SortedRows, options: BuildOptions) -> Superblock:
-    with contextlib.closing(FileBackend(path, "x", direct=False)) as backend:
-        with contextlib.closing(TableWriter(backend, rows.schema, options)) as writer:
-            for batch, keys in rows.batches:
-                writer.write(batch, keys)
-            return writer.finish()
+    with (
+        contextlib.closing(FileBackend(path, "x", direct=False)) as backend,
+        contextlib.closing(TableWriter(backend, rows.schema, options)) as writer,
+    ):
+        for batch, keys in rows.batches:
+            writer.write(batch, keys)
+        return writer.finish()
 
 
 def _minus_infinity(like: Keys) -> Keys:

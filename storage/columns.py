@@ -24,6 +24,7 @@ __all__ = [
     "FixedType",
     "as_array",
     "bytes_of",
+    "conform",
     "fixed_to_array",
     "fixed_type",
     "fixed_values",
@@ -146,7 +147,35 @@ def plain(column: pa.Array | pa.ChunkedArray, dtype: pa.DataType) -> pa.Array:
     array = as_array(column)
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
-    return array if array.type == dtype else array.cast(dtype)
+    if array.type == dtype:
+        return array
+    kept = stored_type(array.type)
+    if kept is not None and is_bytes(kept) != is_bytes(dtype):
+        raise pa.ArrowInvalid(f"{array.type} is not {dtype}")  # Arrow would parse or print the values
+    return array.cast(dtype)
+
+
+def conform(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows in the stored schema.
+
+    Raises
+    ------
+    SchemaError
+        If a column is missing or a value does not fit its type.
+    """
+    if rows.schema.equals(schema) and isinstance(rows, pa.RecordBatch):
+        return rows
+    arrays = []
+    for field in schema:
+        if field.name not in rows.schema.names:
+            raise SchemaError(
+                f"column {field.name!r} is missing; the columns are {', '.join(map(repr, rows.schema.names))}"
+            )
+        try:
+            arrays.append(plain(rows.column(field.name), field.type))
+        except pa.ArrowException as error:
+            raise SchemaError(f"column {field.name!r} does not fit the type {field.type}: {error}") from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def null_mask(array: pa.Array) -> NDArray[np.bool_] | None:

@@ -29,6 +29,7 @@ Kind = Literal["u64", "bytes"]
 KeySource: TypeAlias = pa.RecordBatch | pa.Table | Sequence[pa.Array | pa.ChunkedArray]
 
 _WORD = 8
+_SHOWN = 60
 _SIGN = np.uint64(1 << 63)
 _NO_OFFSETS = np.zeros(1, dtype=np.int64)
 _NO_DATA = np.zeros(1, dtype=np.uint8)
@@ -233,6 +234,7 @@ class KeyCodec:
     def describe(self, keys: Keys, row: int) -> str:
         """Return one key as people read it, for messages."""
         values = [str(array[0]) for array in self.decode(keys.slice(row, row + 1))]
+        values = [value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..." for value in values]
         return ", ".join(f"{name}={value}" for name, value in zip(self.columns, values, strict=True))
 
     def _columns_of(self, source: KeySource) -> list[pa.Array | pa.ChunkedArray]:

@@ -115,7 +115,7 @@ class _Physical:
         self._heap_size += end - start
 
     def _add_codes(self, array: pa.Array) -> int:
-        """Number the distinct values of a text column that looks repetitive; return its row in `codes`, or -1."""
+        """Assign codes to the values of a text column that looks repetitive; return its row in `codes`, or -1."""
         sample = array.slice(len(array) // 2, _SAMPLE) if len(array) > 2 * _SAMPLE else array
         if len(sample) == 0 or 2 * pc.count_distinct(sample).as_py() > len(sample):
             return -1

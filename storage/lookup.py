@@ -1,4 +1,7 @@
-"""Rows of a snapshot by key or by key range, read window by window in bounded memory. Joins have their own operators."""
+"""Rows of a snapshot by key or by key range, read window by window in bounded memory.
+
+Joins have operators of their own.
+"""
 
 from __future__ import annotations
 

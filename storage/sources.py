@@ -1,33 +1,36 @@
-"""Any source of rows as batches in key order: Arrow in memory, streams, and Parquet or CSV files.
+"""Any source of rows as batches in key order: Arrow in memory, streams, Parquet and CSV files.
 
-Small sources are sorted in memory; larger ones by DuckDB, which spills to disk. Sources that are in order already
-are passed on as they come. Nothing here knows pages.
+What fits in memory is sorted there; what does not is sorted by DuckDB (`storage.external_sort`). Files that are in
+order already are passed on as they come. Nothing here knows pages.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from storage.columns import plain, stored_schema
+from storage.columns import conform, stored_schema
 from storage.errors import InputError
+from storage.files import Rows, open_files
 from storage.keys import KeyCodec, Keys
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["SortedRows", "Source", "sorted_rows"]
 
-Paths: TypeAlias = str | os.PathLike[str]
+Paths: TypeAlias = "str | os.PathLike[str]"
 Source: TypeAlias = (
-    pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch] | Paths | Sequence[Paths]
+    "pa.Table | pa.RecordBatch | pa.RecordBatchReader | Iterable[pa.RecordBatch] | Paths | Sequence[Paths]"
 )
 
 _BATCH_ROWS = 1 << 17
@@ -70,37 +73,84 @@ def sorted_rows(source: Source, key: Sequence[str], memory: int, spill: Path) ->
     InputError
         If the source cannot be read, has no key column of that name, or a key is null.
     """
+    from storage.external_sort import sort_externally  # noqa: PLC0415 - DuckDB is loaded only for large sources
+
+    rows = _rows_of(source)
+    schema = stored_schema(rows.schema, key)
+    codec = KeyCodec(schema, key)
+    batches = rows.read(None)
+    table, rest = _collect(batches, schema, memory)
+    if rest is None:
+        yield SortedRows(schema, _sorted_in_memory(table, codec))
+        return
+    if not rows.again:
+        batches = itertools.chain(table.to_batches(), rest)
+    elif _is_sorted(rows, schema, codec):
+        yield SortedRows(schema, ((conform(batch, schema), None) for batch in rows.read(None)))
+        return
+    del table
+    with sort_externally(rows, batches if not rows.again else rows.read(None), schema, codec, memory, spill) as ordered:
+        yield SortedRows(schema, ((batch, None) for batch in ordered))
+
+
+def _rows_of(source: Source) -> Rows:
     if isinstance(source, pa.RecordBatch):
         source = pa.Table.from_batches([source])
-    if isinstance(source, pa.Table) and _SORT_COPIES * source.nbytes <= memory:
-        yield _sorted_in_memory(source, key)
-        return
-    raise InputError("not yet")
+    if isinstance(source, pa.Table):
+        table = source
+        return Rows("the table", table.schema, lambda _: iter(table.to_batches(_BATCH_ROWS)))
+    if isinstance(source, pa.RecordBatchReader):
+        return Rows("the stream", source.schema, lambda _: iter(source), again=False)
+    if isinstance(source, str | os.PathLike):
+        return open_files([Path(source)])
+    items = iter(source)
+    first = next(items, None)
+    if first is None:
+        raise InputError("the source has no batch, so its columns are unknown; give a table or a reader with a schema")
+    if isinstance(first, str | os.PathLike):
+        return open_files([Path(first), *(Path(path) for path in items)])
+    if not isinstance(first, pa.RecordBatch):
+        raise InputError(f"a source is made of record batches or of paths, not of {type(first).__name__}")
+    return Rows("the stream", first.schema, lambda _: itertools.chain([first], items), again=False)
 
 
-def _sorted_in_memory(table: pa.Table, key: Sequence[str]) -> SortedRows:
-    schema = stored_schema(table.schema, key)
-    codec = KeyCodec(schema, key)
+def _collect(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, memory: int
+) -> tuple[pa.Table, Iterator[pa.RecordBatch] | None]:
+    """Return what can be sorted in memory, and the rest, or None if that was all."""
+    held, size = [], 0
+    for batch in batches:
+        held.append(conform(batch, schema))
+        size += batch.nbytes
+        if _SORT_COPIES * size > memory:
+            return pa.Table.from_batches(held, schema=schema), batches
+    return pa.Table.from_batches(held, schema=schema), None
+
+
+def _sorted_in_memory(table: pa.Table, codec: KeyCodec) -> Iterator[tuple[pa.RecordBatch, Keys]]:
     keys = codec.encode(table)
-    rows = _conform(table, schema)
-    if keys.first_descent() >= 0:
-        order = keys.argsort()
-        return SortedRows(schema, _in_order(rows, keys, order))
-    return SortedRows(schema, _slices(rows, keys))
-
-
-def _conform(table: pa.Table, schema: pa.Schema) -> pa.RecordBatch:
-    arrays = [plain(table.column(field.name), field.type) for field in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
-
-
-def _slices(rows: pa.RecordBatch, keys: Keys) -> Iterator[tuple[pa.RecordBatch, Keys]]:
+    rows = conform(table, table.schema)
+    order = keys.argsort() if keys.first_descent() >= 0 else None
     for start in range(0, len(keys), _BATCH_ROWS):
         stop = min(start + _BATCH_ROWS, len(keys))
-        yield rows.slice(start, stop - start), keys.slice(start, stop)
+        yield _part(rows, keys, order, start, stop)
 
 
-def _in_order(rows: pa.RecordBatch, keys: Keys, order: np.ndarray) -> Iterator[tuple[pa.RecordBatch, Keys]]:
-    for start in range(0, len(keys), _BATCH_ROWS):
-        part = order[start : start + _BATCH_ROWS]
-        yield rows.take(pa.array(part)), keys.take(part)
+def _part(
+    rows: pa.RecordBatch, keys: Keys, order: NDArray[np.int64] | None, start: int, stop: int
+) -> tuple[pa.RecordBatch, Keys]:
+    if order is None:
+        return rows.slice(start, stop - start), keys.slice(start, stop)
+    return rows.take(pa.array(order[start:stop])), keys.take(order[start:stop])
+
+
+def _is_sorted(rows: Rows, schema: pa.Schema, codec: KeyCodec) -> bool:
+    """Whether a source that can be read again is in key order; reads its key columns up to the first descent."""
+    narrow = pa.schema([schema.field(name) for name in codec.columns])
+    last = Keys.empty(codec.kind)
+    for batch in rows.read(codec.columns):
+        keys = Keys.concat([last, codec.encode(conform(batch.select(list(codec.columns)), narrow))])
+        if keys.first_descent() >= 0:
+            return False
+        last = keys.slice(max(len(keys) - 1, 0), len(keys))
+    return True

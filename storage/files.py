@@ -1,0 +1,173 @@
+"""Parquet and CSV files, alone or by the folder, as rows to load."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from storage.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["Rows", "open_files"]
+
+_PARQUET = (".parquet", ".pq")
+_CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst")
+_BATCH_ROWS = 1 << 17
+_HEADER_BYTES = 1 << 20
+_CAUSE_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows as they come.
+
+    Attributes
+    ----------
+    name
+        What to call them in messages.
+    schema
+        Of the source.
+    read
+        Gives all batches; can be called again only if `again`.
+    again
+        Whether the source can be read more than once.
+    query
+        What DuckDB calls the rows, if it can read them by itself.
+    """
+
+    name: str
+    schema: pa.Schema
+    read: Callable[[Sequence[str] | None], Iterator[pa.RecordBatch]]
+    again: bool = True
+    query: str | None = None
+
+
+def open_files(paths: Sequence[Path]) -> Rows:
+    """Return the rows of files and folders.
+
+    Parameters
+    ----------
+    paths
+        Parquet or CSV files (by their suffix), or folders that hold such files at any depth; names that begin with
+        a dot or an underscore are passed over in folders.
+
+    Raises
+    ------
+    InputError
+        If a path is missing or cannot be read, a folder holds no such file, or both formats occur.
+    """
+    files = [file for path in paths for file in _files_of(path)]
+    formats = {_format_of(file) for file in files}
+    if len(formats) > 1:
+        raise InputError(f"{paths[0]} holds both Parquet and CSV files; load one format at a time")
+    return _parquet(files) if formats == {"parquet"} else _csv(files)
+
+
+def _files_of(path: Path) -> list[Path]:
+    try:
+        if path.is_file():
+            with path.open("rb"):
+                return [path]
+        if not path.is_dir():
+            raise InputError(f"there is no file or folder {path}; correct the path")
+        found = sorted(file for file in path.rglob("*") if _wanted(file, path))
+        for folder in (path, *(file.parent for file in found)):
+            next(iter(folder.iterdir()), None)
+    except OSError as error:
+        raise InputError(f"cannot read {error.filename or path}: {error.strerror}; check the permissions") from error
+    if not found:
+        raise InputError(f"the folder {path} holds no Parquet or CSV file")
+    return found
+
+
+def _wanted(file: Path, folder: Path) -> bool:
+    hidden = any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
+    return not hidden and file.name.lower().endswith(_PARQUET + _CSV) and file.is_file()
+
+
+def _format_of(file: Path) -> str:
+    name = file.name.lower()
+    if name.endswith(_PARQUET):
+        return "parquet"
+    if name.endswith(_CSV):
+        return "csv"
+    raise InputError(f"{file} is neither Parquet nor CSV by its name ({', '.join(_PARQUET + _CSV)})")
+
+
+def _quoted(files: Sequence[Path]) -> str:
+    names = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
+    return f"[{names}]"
+
+
+def _name(files: Sequence[Path]) -> str:
+    return str(files[0]) if len(files) == 1 else f"{files[0]} and {len(files) - 1} more"
+
+
+def _parquet(files: Sequence[Path]) -> Rows:
+    import pyarrow.dataset as ds  # noqa: PLC0415 - loaded only for files
+    import pyarrow.parquet as pq  # noqa: PLC0415 - as above
+
+    schemas = []
+    for file in files:
+        try:
+            schemas.append(pq.read_schema(file).remove_metadata())
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"cannot read {file} as Parquet: {error}") from error
+    try:
+        schema = pa.unify_schemas(schemas)
+    except pa.ArrowException as error:
+        raise InputError(f"the files of {files[0].parent} do not have the same columns: {error}") from error
+    dataset = ds.dataset([str(file) for file in files], schema=schema, format="parquet")
+
+    def read(columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from dataset.to_batches(columns=None if columns is None else list(columns), batch_size=_BATCH_ROWS)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"cannot read {_name(files)}: {error}") from error
+
+    return Rows(_name(files), schema, read, query=f"read_parquet({_quoted(files)}, union_by_name=true)")
+
+
+def _csv(files: Sequence[Path]) -> Rows:
+    import duckdb  # noqa: PLC0415 - loaded only for CSV
+
+    query = f"read_csv({_quoted(files)}, {_csv_options(files[0])})"
+
+    def read(columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+        chosen = "*" if columns is None else ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
+        with duckdb.connect(":memory:") as connection:
+            try:
+                yield from connection.sql(f"SELECT {chosen} FROM {query}").to_arrow_reader(_BATCH_ROWS)  # noqa: S608 - quoted above
+            except duckdb.Error as error:
+                raise InputError(f"cannot read {_name(files)} as CSV: {_csv_cause(error)}") from error
+
+    with duckdb.connect(":memory:") as connection:
+        try:
+            schema = connection.sql(f"FROM {query} LIMIT 0").to_arrow_table().schema
+        except duckdb.Error as error:
+            raise InputError(f"cannot read {_name(files)} as CSV: {_csv_cause(error)}") from error
+    return Rows(_name(files), schema, read, query=query)
+
+
+def _csv_options(file: Path) -> str:
+    """Return how to read a CSV file: a header, and the delimiter that occurs most in it.
+
+    DuckDB could guess both, but then takes a file with one ragged row for a file of one column.
+    """
+    opened = gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
+    with opened as stream:
+        header = b"" if file.suffix == ".zst" else stream.readline(_HEADER_BYTES)
+    if not header.strip() and file.suffix != ".zst":
+        raise InputError(f"{file} is empty; a CSV file begins with a line of column names")
+    delimiter = max((b",", b";", b"\t", b"|"), key=header.count).decode()
+    return f"delim='{delimiter}', header=true, quote='\"', escape='\"', sample_size=-1, union_by_name=true"
+
+
+def _csv_cause(error: Exception) -> str:
+    return "; ".join(line.strip() for line in str(error).splitlines()[:_CAUSE_LINES] if line.strip())
