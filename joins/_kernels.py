@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "add_demand",
+    "all_pairs",
     "cached_pairs",
     "collect_pairs",
     "count_pieces",
@@ -164,6 +165,33 @@ def cached_pairs(
                 out_tuple[size] = i
                 out_frame[size] = frame_of[leaf]
                 size += 1
+            leaf += 1
+        if leaf > last[i]:
+            i += 1
+            leaf = 0
+    cursor[0] = i
+    cursor[1] = leaf
+    return size
+
+
+@njit(cache=True, nogil=True)
+def all_pairs(
+    first: NDArray[np.int32],
+    last: NDArray[np.int32],
+    cursor: NDArray[np.int64],
+    out_tuple: NDArray[np.int32],
+    out_leaf: NDArray[np.int32],
+) -> int:
+    """Fill the outputs with (tuple, leaf) from `cursor` (tuple, leaf) on; return how many, 0 if there are no more."""
+    size = 0
+    i = cursor[0]
+    leaf = cursor[1]
+    while i < len(first) and size < len(out_tuple):
+        leaf = max(leaf, np.int64(first[i]))
+        while leaf <= last[i] and size < len(out_tuple):
+            out_tuple[size] = i
+            out_leaf[size] = leaf
+            size += 1
             leaf += 1
         if leaf > last[i]:
             i += 1

@@ -9,7 +9,9 @@ from joins.errors import JoinInputError, JoinStateError
 from storage.reader import PageReader
 from storage.snapshot import Snapshot
 
-__all__ = ["Relation", "TableLike", "open_relation"]
+__all__ = ["Relation", "TableLike", "affordable_scan", "open_relation"]
+
+_VECTOR_SHARE = 16
 
 
 @runtime_checkable
@@ -79,3 +81,9 @@ def open_relation(source: TableLike | Snapshot, reader: PageReader | None) -> Re
             raise JoinInputError("a join over a snapshot needs `reader`, which reads its pages; or give it the table")
         return Relation(source, reader)
     return Relation(source.snapshot(), source.reader() if reader is None else reader, source)
+
+
+def affordable_scan(reader: PageReader, max_scan: int, spare: int) -> int:
+    """Return the most pages in a read, up to `max_scan`, whose bookkeeping fits in a share of the spare memory."""
+    per_page = reader.nbytes_at(1) - reader.nbytes_at(0)
+    return min(max_scan, 1 + spare // _VECTOR_SHARE // per_page)

@@ -16,6 +16,7 @@ from joins import _kernels as kernels
 from joins._counters import Counters
 from joins._deadlines import PhaseEstimate
 from joins._input_buffer import InputBuffer
+from joins._relation import affordable_scan
 from joins._stream_buffer import Chunk, StreamBuffer
 from joins.errors import JoinInputError
 from joins.memory import Component, MemoryBudget
@@ -34,7 +35,6 @@ _FRAME_MAPS = 16 + 12 + 17  # of the page cache, of `Store.touch`, and of settli
 _LEAF_MAPS = 4 + 4 + 4 + 1  # of each leaf: frame, demand, place in the list of wanted leaves, whether it is to stay
 _BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
 _FRAMES_TO_GROW = 1024
-_VECTOR_SHARE = 16
 _WORKSPACE_PAGES = 2
 _WORKSPACE_SHARE = 8
 _WORKSPACE_MOST = 48 * 2**20
@@ -228,8 +228,7 @@ class Store:
                 f"buffer, and has {format_size(limit)}"
             )
         spare = limit - needed
-        per_page = reader.nbytes_at(1) - reader.nbytes_at(0)
-        scan = min(max_scan, 1 + spare // _VECTOR_SHARE // per_page)
+        scan = affordable_scan(reader, max_scan, spare)
         workspace = _WORKSPACE_PAGES * self._page + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
         self.budget.charge("index", self.snapshot.index_nbytes + _leaf_maps_nbytes(self.snapshot))
         self.budget.charge("bounce_pages", reader.nbytes_at(scan))

@@ -1,0 +1,74 @@
+"""How MeshJoin divides its memory: pages of the relation per read against stream tuples per read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from joins.errors import MemoryBudgetError
+from storage.device import DeviceModel
+from storage.units import format_size
+
+__all__ = ["MeshSplit", "split_memory"]
+
+_ROW_SECONDS = 1e-8  # to probe the multimap with one relation tuple
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSplit:
+    """The choice.
+
+    Attributes
+    ----------
+    pages
+        In a chunk (the b of the MeshJoin paper).
+    tuples
+        Of the stream that enter with each chunk (its w).
+    chunks
+        In the relation: how many of them each tuple meets.
+    """
+
+    pages: int
+    tuples: int
+    chunks: int
+
+
+def split_memory(
+    memory: int, leaves: int, rows_per_page: float, tuple_nbytes: float, device: DeviceModel
+) -> MeshSplit:
+    """Return the split with the highest rate, as the authors of MeshJoin compute it.
+
+    A step reads b pages and admits w tuples, so ``w / cost(b)`` is the rate. Tuples stay until they have met all
+    ``k = leaves / b`` chunks, so ``b * page + (k + 1) * w * tuple`` has to fit in the memory, one part of the tuples
+    being those that arrive. For each b there is a greatest w; the best pair is found by trying every b. (Polyzotis
+    and others, "Meshing Streaming Updates with Persistent Data in an Active Data Warehouse", TKDE 2008, section 4.)
+
+    Parameters
+    ----------
+    memory
+        Bytes for pages and tuples.
+    leaves, rows_per_page
+        Of the relation.
+    tuple_nbytes
+        Bytes of a stream tuple in memory, with its entry in the multimap.
+    device
+        Its read costs and its page size.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If there is no split with one tuple at least.
+    """
+    pages = np.arange(1, max(1, min(leaves, memory // device.page_size)) + 1)
+    chunks = -(-max(leaves, 1) // pages)
+    needed = pages * device.page_size + (chunks + 1) * tuple_nbytes
+    tuples = np.floor((memory - pages * device.page_size) / ((chunks + 1) * tuple_nbytes))
+    if tuples.max() < 1:
+        raise MemoryBudgetError(
+            f"MeshJoin holds every stream tuple until it has met the whole relation; it needs at least "
+            f"{format_size(int(needed.min()))} for pages and tuples, and has {format_size(max(memory, 0))}"
+        )
+    reading = np.where(chunks > 1, device.seek + device.transfer * pages, 0.0)
+    best = int(np.argmax(tuples / (reading + _ROW_SECONDS * pages * max(rows_per_page, 1.0))))
+    return MeshSplit(int(pages[best]), int(min(tuples[best], 2**30 // chunks[best])), int(chunks[best]))

@@ -1,0 +1,74 @@
+"""The buffer pool of index nested loops: frames with least recently used replacement, one read at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from joins import _lru_kernels as kernels
+from storage.cache import page_buffer
+from storage.reader import PageReader, ReadReport
+from storage.snapshot import Snapshot
+
+__all__ = ["BufferPool"]
+
+
+class BufferPool:
+    """Frames for leaf pages.
+
+    Parameters
+    ----------
+    snapshot, reader
+        The relation.
+    frames
+        How many.
+    """
+
+    def __init__(self, snapshot: Snapshot, reader: PageReader, frames: int) -> None:
+        self._snapshot = snapshot
+        self._reader = reader
+        self.buffer = page_buffer(frames, snapshot.page_size)
+        self._frame_of = np.full(len(snapshot.leaf_pages), -1, dtype=np.int32)
+        self._leaf_of = np.full(frames, -1, dtype=np.int32)
+        ring = np.arange(frames + 1, dtype=np.int32)
+        self._before, self._after = np.roll(ring, 1), np.roll(ring, -1)
+        self._used = np.zeros(frames, dtype=np.int64)
+        self._missed = np.empty(frames, dtype=np.int32)
+        self._walk = 0
+
+    @staticmethod
+    def nbytes(frames: int, leaves: int, page_size: int) -> int:
+        """Return what a pool of so many frames holds."""
+        return frames * (page_size + 24) + 4 * leaves + 16
+
+    @property
+    def used(self) -> int:
+        """Frames that hold a page."""
+        return int((self._leaf_of >= 0).sum())
+
+    def fetch(
+        self, leaves: NDArray[np.int32], start: int, frames: NDArray[np.int32]
+    ) -> tuple[int, NDArray[np.bool_], ReadReport]:
+        """Bring in leaves, from `start` on and in this order, until the pool would lose one of them again.
+
+        Returns
+        -------
+        stop, missed, report
+            Leaves from `start` to `stop` are in `frames`; which of them were the first to want a page that had to be
+            read; and what was read, one page at a time.
+        """
+        self._walk += 1
+        stop, misses = kernels.walk_pool(
+            leaves, start, self._walk, self._frame_of, self._leaf_of, self._before, self._after, self._used, frames,
+            self._missed,
+        )  # fmt: skip
+        report = ReadReport()
+        for frame in self._missed[:misses]:
+            leaf = self._leaf_of[frame : frame + 1]
+            report += self._reader.read(
+                self._snapshot.leaf_pages[leaf], self.buffer, np.array([frame]), self._snapshot.leaf_checksums[leaf]
+            )
+        first = np.zeros(stop - start, dtype=np.bool_)
+        _, where = np.unique(frames[start:stop], return_index=True)
+        first[where] = np.isin(frames[start:stop][where], self._missed[:misses])
+        return stop, first, report

@@ -1,0 +1,210 @@
+"""MeshJoin: a stream meshed with a cyclic scan of the relation, for comparison (section V of the SSIJ paper).
+
+Phases: the relation is read in chunks of b pages, over and over. With each chunk, w stream tuples enter a window that is
+a multimap by key; all relation tuples of the chunk probe it; the tuples that have now met every chunk leave. So every
+tuple stays for exactly one cycle, whatever it looks for. At the end of the stream (and on `flush`) the scan goes on for
+one cycle without new tuples. It uses no index and cannot meet deadlines.
+
+Memory bound: list of the leaves + chunk of b pages + (k + 1) * w tuples with keys and multimap entries, for k chunks in
+the relation + workspace (a sixteenth, two pages at least, 16 MiB at most) + bounce page and read vectors. b and w are
+chosen for the highest rate (`joins._mesh_split`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from joins._base import StreamJoin
+from joins._emit import Matches
+from joins._input_buffer import InputBuffer, Piece, compact
+from joins._mesh_kernels import enumerate_rows
+from joins._mesh_split import MeshSplit, split_memory
+from joins._mesh_window import MeshWindow, WindowBatch
+from joins._relation import TableLike, affordable_scan
+from joins.errors import JoinInputError, MemoryBudgetError
+from joins.predicates import On
+from joins.stats import JoinStats
+from storage.cache import page_buffer
+from storage.leaves import gather_keys
+from storage.reader import PageReader
+from storage.snapshot import Snapshot
+from storage.units import format_size
+
+__all__ = ["MeshJoin"]
+
+_WORKSPACE_PAGES = 2
+_WORKSPACE_SHARE = 16
+_WORKSPACE_MOST = 16 * 2**20
+_SCRATCH_NBYTES = 64
+_KEY_COPIES = 2
+_TUPLE_OVERHEAD = 8 + 8 + 4 + 1  # key, arrival, place, mark
+
+
+class MeshJoin(StreamJoin):
+    """Joins a stream with a clustered table by scanning the table over and over.
+
+    Parameters
+    ----------
+    table, on, how, memory, columns, reader, clock
+        As of `joins.SSIJ`.
+    deadline
+        Refused: MeshJoin has no way to meet one.
+    """
+
+    def __init__(
+        self,
+        table: TableLike | Snapshot,
+        on: On,
+        how: str = "inner",
+        memory: int | str = "32MiB",
+        *,
+        deadline: float | str | None = None,
+        columns: Sequence[str] | None = None,
+        reader: PageReader | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        if deadline is not None:
+            raise JoinInputError("MeshJoin cannot meet deadlines: each tuple waits for a whole scan; use SSIJ")
+        super().__init__(table, on, how, memory, columns=columns, deadline=None, reader=reader, clock=clock)
+        snapshot = self.snapshot
+        fixed = snapshot.index_nbytes + 4 * len(snapshot.leaf_pages)
+        needed = fixed + self.relation.reader.nbytes_at(1) + (_WORKSPACE_PAGES + 2) * snapshot.page_size
+        if needed > self.budget.limit:
+            raise MemoryBudgetError(
+                f"MeshJoin needs at least {format_size(needed)} ({needed} bytes) for the list of leaves, a page and "
+                f"stream tuples, and has {format_size(self.budget.limit)}"
+            )
+        spare = self.budget.limit - needed
+        self._scan = affordable_scan(self.relation.reader, self.relation.reader.max_scan, spare)
+        self._workspace = _WORKSPACE_PAGES * snapshot.page_size + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
+        self.budget.charge("index", fixed)
+        self.budget.charge("bounce_pages", self.relation.reader.nbytes_at(self._scan))
+        self.budget.charge("workspace", self._workspace)
+        self._order = np.argsort(snapshot.leaf_pages).astype(np.int32)
+        self._input = InputBuffer()
+        self._step_number = 0
+        self._in_frames = -1
+        self._split: MeshSplit | None = None
+
+    @property
+    def split(self) -> MeshSplit | None:
+        """How the memory is divided; None before the first tuple, whose size it depends on."""
+        return self._split
+
+    @property
+    def stats(self) -> JoinStats:
+        """What was counted so far."""
+        return JoinStats(**self._base_stats())
+
+    def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+        if len(batch) == 0:
+            return
+        if self._split is None:
+            self._allocate(batch)
+        assert self._split is not None
+        start = 0
+        while start < len(batch):
+            part = batch.slice(start, self._split.tuples - self._input.rows)
+            start += len(part)
+            part = compact(part) if start == len(batch) else part
+            if not self._room_for(part.nbytes):
+                yield from self._step(self._input.take(self._input.rows))
+            self._account(part.nbytes)
+            self._input.add(part, arrival)
+            if self._input.rows >= self._split.tuples:
+                yield from self._step(self._input.take(self._input.rows))
+
+    def _drain(self) -> Iterator[pa.RecordBatch]:
+        if self._split is None:
+            return
+        if self._input.rows:
+            yield from self._step(self._input.take(self._input.rows))
+        while not self._window.empty:
+            yield from self._step(None)
+
+    def _allocate(self, batch: pa.RecordBatch) -> None:
+        """Divide the memory, now that the size of a tuple is known."""
+        keys, _ = self.bound.encode(batch)
+        size = (batch.nbytes + _KEY_COPIES * keys.nbytes) / len(batch) + _TUPLE_OVERHEAD + MeshWindow.slot_nbytes()
+        leaves, snapshot = len(self.snapshot.leaf_pages), self.snapshot
+        self._split = split_memory(
+            self.budget.available, leaves, snapshot.rows / max(1, leaves), size, self.relation.reader.device
+        )
+        self.budget.charge("cache", self._split.pages * snapshot.page_size)
+        self._frames = page_buffer(self._split.pages, snapshot.page_size)
+        self._window = MeshWindow(self._split.chunks, self._split.tuples)
+        self.budget.charge("inverted_index", self._window.map_nbytes)
+
+    def _room_for(self, nbytes: int) -> bool:
+        return nbytes <= self.budget.available or self._input.rows == 0
+
+    def _account(self, arriving: int = 0) -> None:
+        self.budget.resize("input_buffer", self._input.nbytes + arriving)
+        self.budget.resize("stream_buffer", self._window.nbytes)
+
+    def _step(self, piece: Piece | None) -> Iterator[pa.RecordBatch]:
+        """Let tuples enter, join the window with the next chunk, and let those leave that have met every chunk."""
+        assert self._split is not None
+        chunk = self._step_number % self._split.chunks
+        if piece is not None and len(piece.rows):
+            self._window.enter(chunk, self._as_batch(piece))
+            self._account()
+        yield from self._join_chunk(chunk)
+        self._step_number += 1
+        leaving = self._window.leave(self._step_number % self._split.chunks)
+        self._account()
+        if leaving is not None:
+            yield from self._complete(leaving)
+
+    def _as_batch(self, piece: Piece) -> WindowBatch:
+        keys, valid = self.bound.encode(piece.rows)
+        place = None if valid is None else np.flatnonzero(valid).astype(np.int32)
+        matched = np.zeros(len(piece.rows), dtype=np.bool_)
+        return WindowBatch(piece.rows, piece.arrival, keys if place is None else keys.take(place), place, matched)
+
+    def _join_chunk(self, chunk: int) -> Iterator[pa.RecordBatch]:
+        assert self._split is not None
+        leaves = self._order[chunk * self._split.pages : (chunk + 1) * self._split.pages]
+        if len(leaves) == 0 or self._window.empty:
+            return
+        if self._in_frames != chunk:
+            self._read(leaves)
+            self._in_frames = chunk
+        rows = self.snapshot.leaf_rows[leaves]
+        at_once = self._pairs_at_once()
+        start = 0
+        while start < len(leaves):
+            stop = max(start + 1, int(np.searchsorted(np.cumsum(rows[start:]), at_once, side="right")) + start)
+            yield from self._join_rows(*enumerate_rows(rows[start:stop], start), at_once)
+            start = stop
+
+    def _read(self, leaves: np.ndarray) -> None:
+        reader, pages = self.relation.reader, self.snapshot.leaf_pages[leaves]
+        plan = reader.plan(pages, self._scan)
+        frames, checksums = np.arange(len(leaves)), self.snapshot.leaf_checksums[leaves]
+        self.counters.add_read(reader.read_plan(plan, slice(None), pages, self._frames, frames, checksums))
+
+    def _join_rows(self, frame: np.ndarray, row: np.ndarray, at_once: int) -> Iterator[pa.RecordBatch]:
+        keys = gather_keys(self.snapshot.layout, self._frames, frame, row)
+        for batch, tuples, found in self._window.matches(keys, at_once):
+            batch.matched[tuples] = True
+            matches = Matches(frame[found], row[found], np.ones(len(found), dtype=np.int32))
+            yield from self.emitter.emit(batch.rows.take(pa.array(tuples)), matches, self._frames)
+
+    def _complete(self, batch: WindowBatch) -> Iterator[pa.RecordBatch]:
+        self.completed(batch.arrival, len(batch.rows))
+        lonely = np.flatnonzero(~batch.matched)
+        if self.how == "left" and len(lonely):
+            yield from self.emitter.nulls(batch.rows.take(pa.array(lonely)))
+
+    def _pairs_at_once(self) -> int:
+        return max(1, int(self._workspace // 2 / (_SCRATCH_NBYTES + self.emitter.row_bytes(0.0))))
+
+    def _rebound(self) -> None:
+        """Depend on nothing but the emitter."""
+
+    def _output_nbytes(self) -> int:
+        return self._workspace // 2
