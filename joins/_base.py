@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from joins._counters import Counters
 from joins._deadlines import OperatorTime, WaitRecord
 from joins._emit import Emitter, check_how, output_schema
-from joins._input_buffer import Arrivals
-from joins._relation import Relation, TableLike, open_relation
+from joins._relation import TableLike, open_relation
 from joins.errors import FinishedError, JoinInputError, StreamSchemaError
 from joins.memory import MemoryBudget
 from joins.predicates import BoundEquality, Equality, On, as_predicate
 from joins.protocol import Output, Work
-from joins.stats import JoinStats
-from storage.reader import PageReader
-from storage.snapshot import Snapshot
 from storage.units import parse_duration, parse_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from joins._input_buffer import Arrivals
+    from joins.stats import JoinStats
+    from storage.reader import PageReader
+    from storage.snapshot import Snapshot
 
 __all__ = ["StreamJoin"]
 

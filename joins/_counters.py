@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from storage.reader import ReadReport
+if TYPE_CHECKING:
+    from storage.reader import ReadReport
 
 __all__ = ["Counters"]
 

@@ -6,11 +6,14 @@ join phases with a similar number of pages have cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins._input_buffer import Arrivals
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from joins._input_buffer import Arrivals
 
 __all__ = ["OperatorTime", "PhaseEstimate", "WaitRecord"]
 

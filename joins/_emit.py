@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from joins import _kernels as kernels
 from joins.errors import JoinInputError
 from storage.columns import fixed_type
 from storage.leaves import gather
-from storage.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from storage.snapshot import Snapshot
 
 __all__ = ["Emitter", "How", "Matches", "check_how", "output_schema"]
 

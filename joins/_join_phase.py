@@ -7,18 +7,23 @@ arrive may take frames away; then what has not been read yet is settled again fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from joins import _kernels as kernels
 from joins._emit import Matches
 from joins._state import SSIJState, arrivals_at
-from joins._stream_buffer import Chunk
 from storage.leaves import search
 from storage.plan import ReadPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from joins._stream_buffer import Chunk
 
 __all__ = ["JoinPhase"]
 

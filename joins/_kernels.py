@@ -6,9 +6,13 @@ pieces here both ends ascend, because tuples are sorted by key.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numba import njit
-from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = [
     "add_demand",
@@ -107,7 +111,12 @@ def scatter_matches(
 
 @njit(cache=True, nogil=True)
 def expand_matches(
-    ends: NDArray[np.int64], row: NDArray[np.int32], begin: int, start: int, out_match: NDArray[np.int32], out_row: NDArray[np.int32]
+    ends: NDArray[np.int64],
+    row: NDArray[np.int32],
+    begin: int,
+    start: int,
+    out_match: NDArray[np.int32],
+    out_row: NDArray[np.int32],
 ) -> None:
     """Write match and row of the result rows from `start` on; `ends` are the cumulated counts.
 

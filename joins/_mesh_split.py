@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from joins.errors import MemoryBudgetError
-from storage.device import DeviceModel
 from storage.units import format_size
+
+if TYPE_CHECKING:
+    from storage.device import DeviceModel
 
 __all__ = ["MeshSplit", "split_memory"]
 
@@ -34,9 +37,7 @@ class MeshSplit:
     chunks: int
 
 
-def split_memory(
-    memory: int, leaves: int, rows_per_page: float, tuple_nbytes: float, device: DeviceModel
-) -> MeshSplit:
+def split_memory(memory: int, leaves: int, rows_per_page: float, tuple_nbytes: float, device: DeviceModel) -> MeshSplit:
     """Return the split with the highest rate, as the authors of MeshJoin compute it.
 
     A step reads b pages and admits w tuples, so ``w / cost(b)`` is the rate. Tuples stay until they have met all

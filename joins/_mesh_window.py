@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from joins import _mesh_kernels as kernels
-from joins._input_buffer import Arrivals
-from storage.keys import Keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from joins._input_buffer import Arrivals
+    from storage.keys import Keys
 
 __all__ = ["MeshWindow", "WindowBatch"]
 
@@ -89,18 +94,14 @@ class MeshWindow:
         assert self._batches[place] is None
         self._batches[place] = batch
         self.nbytes += batch.nbytes
-        kernels.insert(
-            _hashes(batch.keys), place * self._tuples, self._slot_hash, self._follow, self._head, self._tail
-        )
+        kernels.insert(_hashes(batch.keys), place * self._tuples, self._slot_hash, self._follow, self._head, self._tail)
 
     def leave(self, place: int) -> WindowBatch | None:
         """Take out the oldest batch, which is here if it had any tuples."""
         batch, self._batches[place] = self._batches[place], None
         if batch is not None:
             self.nbytes -= batch.nbytes
-            kernels.expire(
-                place * self._tuples, len(batch.keys), self._slot_hash, self._follow, self._head, self._tail
-            )
+            kernels.expire(place * self._tuples, len(batch.keys), self._slot_hash, self._follow, self._head, self._tail)
         return batch
 
     def matches(self, keys: Keys, most: int) -> Iterator[tuple[WindowBatch, NDArray[np.int32], NDArray[np.int32]]]:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from joins import _kernels as kernels
 from joins._emit import Matches
-from joins._input_buffer import Arrivals, Piece
 from joins._state import SSIJState, arrivals_at
 from joins._stream_buffer import Chunk, ascending
-from storage.keys import Keys
 from storage.leaves import search
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+    from numpy.typing import NDArray
+
+    from joins._input_buffer import Piece
+    from storage.keys import Keys
 
 __all__ = ["OnlinePhase", "Probe", "sorted_positions"]
 
@@ -153,9 +158,7 @@ class OnlinePhase:
         row, count = search(self._snapshot.layout, buffer, probe.frame, single.keys, unique=self._snapshot.unique)
         self._store.touch(probe.frame)
         found = Matches.none(len(rows))
-        kernels.scatter_matches(
-            single.order, probe.frame, row, count, state.outer, found.frame, found.row, found.count
-        )
+        kernels.scatter_matches(single.order, probe.frame, row, count, state.outer, found.frame, found.row, found.count)
         done = np.flatnonzero(probe.frame >= 0)
         state.counters.rows_cached += len(done) + probe.impossible
         state.completed(arrivals_at(probe.piece.arrival, single.order[done]), len(done))
@@ -181,7 +184,7 @@ class OnlinePhase:
         rows = probe.piece.rows.take(pa.array(order))
         self._store.hold(Chunk(rows, arrivals_at(probe.piece.arrival, order), first, first))
 
-    def _join_spanning(self, probe: Probe) -> Iterator[pa.RecordBatch]:
+    def _join_spanning(self, probe: Probe) -> Generator[pa.RecordBatch, None, Chunk | None]:
         """Join the tuples that may match in several leaves with those that are cached; return the rest as a chunk."""
         spanning = probe.spanning
         if len(spanning.order) == 0:
@@ -201,9 +204,7 @@ class OnlinePhase:
         most = self._store.rows_at_once(probe.row_nbytes)
         tuples, frames = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
         cursor = np.zeros(2, dtype=np.int64)
-        while size := kernels.cached_pairs(
-            spanning.first, spanning.last, cache.frame_map, cursor, tuples, frames
-        ):
+        while size := kernels.cached_pairs(spanning.first, spanning.last, cache.frame_map, cursor, tuples, frames):
             pair, frame = tuples[:size], frames[:size]
             row, count = search(self._snapshot.layout, cache.buffer, frame, spanning.keys.take(pair))
             self._store.touch(frame)
@@ -218,9 +219,7 @@ class OnlinePhase:
         size = int(probe.pieces.sum())
         first, last, tuples = (np.empty(size, dtype=np.int32) for _ in range(3))
         spanning = probe.spanning
-        kernels.split_pieces(
-            spanning.first, spanning.last, self._store.cache.frame_map, waiting, first, last, tuples
-        )
+        kernels.split_pieces(spanning.first, spanning.last, self._store.cache.frame_map, waiting, first, last, tuples)
         order = spanning.order[waiting]
         rows = probe.piece.rows.take(pa.array(order))
         return Chunk(rows, arrivals_at(probe.piece.arrival, order), first, last, tuples, matched[waiting])

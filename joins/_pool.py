@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-from numpy.typing import NDArray
 
 from joins import _lru_kernels as kernels
 from storage.cache import page_buffer
 from storage.reader import PageReader, ReadReport
-from storage.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from storage.snapshot import Snapshot
 
 __all__ = ["BufferPool"]
 

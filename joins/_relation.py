@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from joins.errors import JoinInputError, JoinStateError
-from storage.reader import PageReader
 from storage.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from storage.reader import PageReader
 
 __all__ = ["Relation", "TableLike", "affordable_scan", "open_relation"]
 

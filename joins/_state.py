@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
-from joins._counters import Counters
-from joins._deadlines import PhaseEstimate
-from joins._emit import Emitter
-from joins._input_buffer import Arrivals
-from joins._store import Store
-from joins.predicates import BoundEquality
-from storage.reader import PageReader
-from storage.snapshot import Snapshot
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from joins._counters import Counters
+    from joins._deadlines import PhaseEstimate
+    from joins._emit import Emitter
+    from joins._input_buffer import Arrivals
+    from joins._store import Store
+    from joins.predicates import BoundEquality
+    from storage.reader import PageReader
+    from storage.snapshot import Snapshot
 
 __all__ = ["SSIJState", "arrivals_at"]
 

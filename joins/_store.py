@@ -6,31 +6,34 @@ smallest utility; a join phase takes back for pages whatever is free.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
-from numpy.typing import NDArray
 
 from joins import _kernels as kernels
-from joins._counters import Counters
 from joins._deadlines import PhaseEstimate
 from joins._input_buffer import InputBuffer
 from joins._relation import affordable_scan
 from joins._stream_buffer import Chunk, StreamBuffer
 from joins.errors import JoinInputError
-from joins.memory import Component, MemoryBudget
-from storage.cache import LRU, PageCache, UtilityCounter
+from storage.cache import LRU, CachePolicy, PageCache, UtilityCounter
 from storage.errors import MemoryBudgetError
-from storage.reader import PageReader
-from storage.snapshot import Snapshot
 from storage.units import format_size
 
-__all__ = ["CachePolicyName", "Store"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-CachePolicyName = Literal["utility", "lru"]
+    import pyarrow as pa
+    from numpy.typing import NDArray
 
-_POLICIES = {"utility": UtilityCounter, "lru": LRU}
+    from joins._counters import Counters
+    from joins.memory import Component, MemoryBudget
+    from storage.reader import PageReader
+    from storage.snapshot import Snapshot
+
+__all__ = ["Store"]
+
+_POLICIES: dict[str, Callable[[], CachePolicy]] = {"utility": UtilityCounter, "lru": LRU}
 _FRAME_MAPS = 16 + 12 + 17  # of the page cache, of `Store.touch`, and of settling what stays
 _LEAF_MAPS = 4 + 4 + 4 + 1  # of each leaf: frame, demand, place in the list of wanted leaves, whether it is to stay
 _BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")

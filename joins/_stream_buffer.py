@@ -9,13 +9,17 @@ in a left join a mark that says whether it has matched.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from joins import _kernels as kernels
-from joins._input_buffer import Arrivals
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from joins._input_buffer import Arrivals
 
 __all__ = ["Chunk", "StreamBuffer", "ascending", "merge_simple"]
 

@@ -4,31 +4,36 @@ Phases: each tuple, in the order of arrival, is looked up in the index; each lea
 through a buffer pool, by a single synchronous read if it is not there; the matches are output. Nothing is batched but
 the work that costs no read: tuples wait for no others, and no two pages share a read.
 
-Memory bound: index (inner nodes, a map from leaf to frame) + workspace (a sixteenth, two pages at least, 16 MiB at most)
-+ a bounce page + the buffer pool, which has all the rest.
+Memory bound: index (inner nodes, a map from leaf to frame) + workspace (a sixteenth, two pages at least, 16 MiB at
+most) + a bounce page + the buffer pool, which has all the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from joins import _kernels as kernels
 from joins._base import StreamJoin
 from joins._emit import Matches
 from joins._pool import BufferPool
-from joins._relation import TableLike
 from joins.errors import MemoryBudgetError
-from joins.predicates import On
 from joins.stats import JoinStats
-from storage.keys import Keys
 from storage.leaves import search
-from storage.reader import PageReader
-from storage.snapshot import Snapshot
 from storage.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from joins._relation import TableLike
+    from joins.predicates import On
+    from storage.keys import Keys
+    from storage.reader import PageReader
+    from storage.snapshot import Snapshot
 
 __all__ = ["IndexNestedLoops"]
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from joins.stats import MemoryUse
 from storage.errors import MemoryBudgetError
 from storage.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Component", "MemoryBudget"]
 

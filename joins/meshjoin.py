@@ -1,9 +1,9 @@
 """MeshJoin: a stream meshed with a cyclic scan of the relation, for comparison (section V of the SSIJ paper).
 
-Phases: the relation is read in chunks of b pages, over and over. With each chunk, w stream tuples enter a window that is
-a multimap by key; all relation tuples of the chunk probe it; the tuples that have now met every chunk leave. So every
-tuple stays for exactly one cycle, whatever it looks for. At the end of the stream (and on `flush`) the scan goes on for
-one cycle without new tuples. It uses no index and cannot meet deadlines.
+Phases: the relation is read in chunks of b pages, over and over. With each chunk, w stream tuples enter a window that
+is a multimap by key; all relation tuples of the chunk probe it; the tuples that have now met every chunk leave. So
+every tuple stays for exactly one cycle, whatever it looks for. At the end of the stream (and on `flush`) the scan goes
+on for one cycle without new tuples. It uses no index and cannot meet deadlines.
 
 Memory bound: list of the leaves + chunk of b pages + (k + 1) * w tuples with keys and multimap entries, for k chunks in
 the relation + workspace (a sixteenth, two pages at least, 16 MiB at most) + bounce page and read vectors. b and w are
@@ -12,7 +12,7 @@ chosen for the highest rate (`joins._mesh_split`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -25,13 +25,17 @@ from joins._mesh_split import MeshSplit, split_memory
 from joins._mesh_window import MeshWindow, WindowBatch
 from joins._relation import TableLike, affordable_scan
 from joins.errors import JoinInputError, MemoryBudgetError
-from joins.predicates import On
 from joins.stats import JoinStats
 from storage.cache import page_buffer
 from storage.leaves import gather_keys
-from storage.reader import PageReader
-from storage.snapshot import Snapshot
 from storage.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from joins.predicates import On
+    from storage.reader import PageReader
+    from storage.snapshot import Snapshot
 
 __all__ = ["MeshJoin"]
 
@@ -178,7 +182,8 @@ class MeshJoin(StreamJoin):
         start = 0
         while start < len(leaves):
             stop = max(start + 1, int(np.searchsorted(np.cumsum(rows[start:]), at_once, side="right")) + start)
-            yield from self._join_rows(*enumerate_rows(rows[start:stop], start), at_once)
+            frame, row = enumerate_rows(rows[start:stop], start)
+            yield from self._join_rows(frame, row, at_once)
             start = stop
 
     def _read(self, leaves: np.ndarray) -> None:

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from joins.errors import JoinInputError, StreamSchemaError
-from storage.keys import KeyCodec, Keys
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from storage.keys import KeyCodec, Keys
 
 __all__ = ["BoundEquality", "Equality", "On", "Predicate", "as_predicate"]
 

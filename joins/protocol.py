@@ -118,7 +118,7 @@ class Work:
         """
         if self._failure is not None:
             raise JoinStateError(
-                f"the join failed before ({self._failure}); its results are incomplete, so begin again with a new operator"
+                f"the join failed before ({self._failure}); its results are incomplete, so begin with a new operator"
             ) from self._failure
 
     def _advance(self) -> pa.RecordBatch | None:

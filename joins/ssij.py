@@ -23,25 +23,28 @@ Memory bound::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from joins._base import StreamJoin
 from joins._deadlines import PhaseEstimate
 from joins._input_buffer import Piece, compact
 from joins._join_phase import JoinPhase
 from joins._online import OnlinePhase
-from joins._relation import TableLike
 from joins._state import SSIJState
 from joins._store import Store
 from joins.errors import JoinInputError, MemoryBudgetError
-from joins.predicates import On
-from joins.protocol import Output
 from joins.stats import SSIJStats
-from storage.reader import PageReader
-from storage.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from joins._relation import TableLike
+    from joins.predicates import On
+    from joins.protocol import Output
+    from storage.reader import PageReader
+    from storage.snapshot import Snapshot
 
 __all__ = ["SSIJ"]
 
@@ -213,8 +216,8 @@ class SSIJ(StreamJoin):
     @property
     def _free(self) -> int:
         """Bytes of the memory that are not index, workspace or the like."""
-        fixed = ("index", "workspace", "bounce_pages", "statistics")
-        return self.budget.limit - sum(self.budget.held(component) for component in fixed)  # type: ignore[misc] # literals
+        held = self.budget.held
+        return self.budget.limit - held("index") - held("workspace") - held("bounce_pages") - held("statistics")
 
     # Online and join phases
 

@@ -6,14 +6,12 @@ Counters subtract; gauges (a maximum, a current amount) keep the later reading's
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Self
+from typing import Self
 
-__all__ = ["JoinStats", "MemoryUse", "SSIJStats", "gauge"]
+__all__ = ["JoinStats", "MemoryUse", "SSIJStats"]
 
 
-def gauge(default: Any) -> Any:
-    """Return a dataclass field whose value a subtraction keeps."""
-    return field(default=default, metadata={"gauge": True})
+_GAUGE = {"gauge": True}  # a field whose value a subtraction keeps
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +56,17 @@ class MemoryUse(_Reading):
         Of the cost model.
     """
 
-    limit: int = gauge(0)
-    used: int = gauge(0)
-    peak: int = gauge(0)
-    index: int = gauge(0)
-    cache: int = gauge(0)
-    input_buffer: int = gauge(0)
-    stream_buffer: int = gauge(0)
-    inverted_index: int = gauge(0)
-    workspace: int = gauge(0)
-    bounce_pages: int = gauge(0)
-    statistics: int = gauge(0)
+    limit: int = field(default=0, metadata=_GAUGE)
+    used: int = field(default=0, metadata=_GAUGE)
+    peak: int = field(default=0, metadata=_GAUGE)
+    index: int = field(default=0, metadata=_GAUGE)
+    cache: int = field(default=0, metadata=_GAUGE)
+    input_buffer: int = field(default=0, metadata=_GAUGE)
+    stream_buffer: int = field(default=0, metadata=_GAUGE)
+    inverted_index: int = field(default=0, metadata=_GAUGE)
+    workspace: int = field(default=0, metadata=_GAUGE)
+    bounce_pages: int = field(default=0, metadata=_GAUGE)
+    statistics: int = field(default=0, metadata=_GAUGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,10 +108,10 @@ class JoinStats(_Reading):
     seeks: int = 0
     read_seconds: float = 0.0
     busy_seconds: float = 0.0
-    rows_held: int = gauge(0)
-    longest_wait: float = gauge(0.0)
+    rows_held: int = field(default=0, metadata=_GAUGE)
+    longest_wait: float = field(default=0.0, metadata=_GAUGE)
     deadline_misses: int = 0
-    memory: MemoryUse = gauge(MemoryUse())
+    memory: MemoryUse = field(default_factory=MemoryUse, metadata=_GAUGE)
 
     @property
     def hit_ratio(self) -> float:
@@ -148,4 +146,4 @@ class SSIJStats(JoinStats):
     join_seconds: float = 0.0
     pages_kept: int = 0
     pages_evicted: int = 0
-    pages_cached: int = gauge(0)
+    pages_cached: int = field(default=0, metadata=_GAUGE)
