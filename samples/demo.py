@@ -1,4 +1,4 @@
-"""The demo's warehouse: a folder with a copy of the sample's pipeline file and the dimensions, ready for the flights."""
+"""The demo's folder: a copy of the sample's pipeline file and the dimensions, ready for the flights."""
 
 from __future__ import annotations
 
