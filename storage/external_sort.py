@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import duckdb
+
     from storage.files import Rows
     from storage.keys import KeyCodec
 
@@ -89,13 +91,22 @@ def sort_externally(
                 relation = "source"
             order = ", ".join(f"{_quote(name)} NULLS FIRST" for name in codec.columns)
             query = f"SELECT * FROM {relation} ORDER BY {order}"  # noqa: S608 - names are quoted
-            try:
-                ordered = connection.sql(query).to_arrow_reader(_BATCH_ROWS)
-                yield (_restored(batch, schema, codec) for batch in ordered)
-            except duckdb.Error as error:
-                if source.error is not None:
-                    raise source.error from None
-                raise InputError(f"cannot sort {rows.name}: {error}") from error
+            yield _ordered(connection, query, rows.name, source, schema, codec)
+
+
+def _ordered(
+    connection: duckdb.DuckDBPyConnection, query: str, name: str, source: _Source, schema: pa.Schema, codec: KeyCodec
+) -> Iterator[pa.RecordBatch]:
+    import duckdb  # noqa: PLC0415 - loaded only for large sources
+
+    try:
+        reader = connection.sql(query).to_arrow_reader(_BATCH_ROWS)
+        while (batch := next(reader, None)) is not None:
+            yield _restored(batch, schema, codec)
+    except (duckdb.Error, pa.ArrowException, OSError) as error:  # what DuckDB finds late comes through Arrow
+        if source.error is not None:
+            raise source.error from None
+        raise InputError(f"cannot sort {name}: {str(error).splitlines()[0]}") from error
 
 
 def _relation(rows: Rows, schema: pa.Schema) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import gzip
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,6 +15,8 @@ from storage.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
+
+    import duckdb
 
 __all__ = ["Rows", "open_files"]
 
@@ -137,37 +141,69 @@ def _parquet(files: Sequence[Path]) -> Rows:
 def _csv(files: Sequence[Path]) -> Rows:
     import duckdb  # noqa: PLC0415 - loaded only for CSV
 
-    query = f"read_csv({_quoted(files)}, {_csv_options(files[0])})"
+    headers = [_header(file) for file in files]
+    options = f"{_dialect(headers[0])}, header=true, sample_size=-1, union_by_name=true"
+    query = f"read_csv({_quoted(files)}, {options})"
+    refused = (duckdb.Error, pa.ArrowException, OSError)  # what DuckDB finds late comes through Arrow
 
     def read(columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        chosen = "*" if columns is None else ", ".join('"' + name.replace('"', '""') + '"' for name in columns)
+        chosen = "*" if columns is None else ", ".join(_name_in_sql(name) for name in columns)
         with duckdb.connect(":memory:") as connection:
             try:
-                yield from connection.sql(f"SELECT {chosen} FROM {query}").to_arrow_reader(_BATCH_ROWS)  # noqa: S608 - quoted above
-            except duckdb.Error as error:
-                raise InputError(f"cannot read {_name(files)} as CSV: {_csv_cause(error)}") from error
+                yield from connection.sql(f"SELECT {chosen} FROM {query}").to_arrow_reader(_BATCH_ROWS)  # noqa: S608 - quoted
+            except refused as error:
+                raise InputError(f"cannot read {_name(files)} as CSV: {_cause(error)}") from error
 
     with duckdb.connect(":memory:") as connection:
         try:
             schema = connection.sql(f"FROM {query} LIMIT 0").to_arrow_table().schema
         except duckdb.Error as error:
-            raise InputError(f"cannot read {_name(files)} as CSV: {_csv_cause(error)}") from error
+            found = (_ragged_line(connection, file, header) for file, header in zip(files, headers, strict=True))
+            cause = next((text for text in found if text), _cause(error))
+            raise InputError(f"cannot read {_name(files)} as CSV: {cause}") from error
     return Rows(_name(files), schema, read, query=query)
 
 
-def _csv_options(file: Path) -> str:
-    """Return how to read a CSV file: a header, and the delimiter that occurs most in it.
+def _header(file: Path) -> str:
+    with contextlib.ExitStack() as stack:
+        if file.suffix == ".gz":
+            line = stack.enter_context(gzip.open(file)).readline(_HEADER_BYTES)
+        elif file.suffix == ".zst":
+            line = stack.enter_context(pa.input_stream(str(file), compression="zstd")).read(_HEADER_BYTES)
+        else:
+            line = stack.enter_context(file.open("rb")).readline(_HEADER_BYTES)
+    header = line.split(b"\n")[0].decode("utf-8", errors="replace").strip()
+    if not header:
+        raise InputError(f"{file} does not begin with a line of column names")
+    return header
 
-    DuckDB could guess both, but then takes a file with one ragged row for a file of one column.
-    """
-    opened = gzip.open(file, "rb") if file.suffix == ".gz" else file.open("rb")
-    with opened as stream:
-        header = b"" if file.suffix == ".zst" else stream.readline(_HEADER_BYTES)
-    if not header.strip() and file.suffix != ".zst":
-        raise InputError(f"{file} is empty; a CSV file begins with a line of column names")
-    delimiter = max((b",", b";", b"\t", b"|"), key=header.count).decode()
-    return f"delim='{delimiter}', header=true, quote='\"', escape='\"', sample_size=-1, union_by_name=true"
+
+def _delimiter(header: str) -> str:
+    """Return the delimiter that occurs most in a header; a guess from the rows would be led astray by ragged ones."""
+    return max((",", ";", "\t", "|"), key=header.count)
 
 
-def _csv_cause(error: Exception) -> str:
+def _dialect(header: str) -> str:
+    return f"delim='{_delimiter(header)}', quote='\"', escape='\"'"
+
+
+def _ragged_line(connection: duckdb.DuckDBPyConnection, file: Path, header: str) -> str | None:
+    """Return what is wrong with the first line that does not fit the header; DuckDB's guess of types names no line."""
+    import duckdb  # noqa: PLC0415 - loaded only for CSV
+
+    names = next(csv.reader([header], delimiter=_delimiter(header)))
+    columns = ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(names)))
+    options = f"{_dialect(header)}, header=true, auto_detect=false, columns={{{columns}}}"
+    try:
+        connection.sql(f"SELECT count(*) FROM read_csv({_quoted([file])}, {options})").fetchall()  # noqa: S608 - quoted
+    except duckdb.Error as error:
+        return _cause(error)
+    return None
+
+
+def _name_in_sql(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _cause(error: Exception) -> str:
     return "; ".join(line.strip() for line in str(error).splitlines()[:_CAUSE_LINES] if line.strip())
