@@ -70,7 +70,14 @@ def _blocks(path: Path, superblock: Superblock, damaged: list[tuple[int, int]], 
         "Pages", ("page", "type", "level", "count", "txid", "sound"), [tuple(asdict(h).values()) for h in shown]
     )
     more = [Text(f"... and {len(heads) - SHOWN:,} more; --json shows all")] if len(heads) > SHOWN else []
-    return [Pairs(str(path), {**asdict(superblock), **whole}), grid, *more]
+    return [Pairs(str(path), {**_readable(superblock), **whole}), grid, *more]
+
+
+def _readable(superblock: Superblock) -> dict[str, Any]:
+    return {
+        name.replace("_", " "): f"{value:016x}" if name.endswith("checksum") else value
+        for name, value in asdict(superblock).items()
+    }
 
 
 def _chunks(path: Path, page_size: int) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:

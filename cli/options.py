@@ -25,8 +25,8 @@ __all__ = [
     "pass_console",
 ]
 
-PATH = click.Path(path_type=Path)
-NEW_FILE = click.Path(path_type=Path, dir_okay=False)
+PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is a failure of its step, not of usage
+NEW_FILE = click.Path(path_type=Path, dir_okay=False, readable=False)
 
 pass_console = click.make_pass_decorator(Console)
 
