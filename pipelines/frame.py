@@ -1,0 +1,129 @@
+"""The rows that travel between the stages of a batch: which columns they have, and what state a row is in.
+
+Beside rows of the stream, a frame carries rows of its own: new members of dimensions, and notes of what a task counted.
+They come from the same persisted frame as the data, hence they can neither be counted twice nor get lost, and no extra
+pass is needed for them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from etl import shard_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from etl import KeyRule
+
+__all__ = [
+    "FILE",
+    "MALFORMED",
+    "NOTE",
+    "SHARD",
+    "STATE",
+    "ShardRule",
+    "State",
+    "channel_row",
+    "conform",
+    "member_column",
+    "source_schema",
+]
+
+FILE = "_file"
+MALFORMED = "_malformed"
+STATE = "_state"
+NOTE = "_note"
+SHARD = "_shard"
+
+
+class State(IntEnum):
+    """What a row of a frame is; the last stage leaves facts `OPEN`."""
+
+    OPEN = 0
+    MALFORMED = 1
+    REJECTED = 2
+    DUPLICATE = 3
+    MEMBER = 10
+    NOTE = 11
+
+
+def source_schema(stream: pa.Schema) -> pa.Schema:
+    """Return the first frame's columns: the stream's, the source file, the text of a malformed record, state, note."""
+    own = [(FILE, pa.string()), (MALFORMED, pa.string()), (STATE, pa.int8()), (NOTE, pa.string())]
+    return pa.schema([*stream, *(pa.field(name, kind) for name, kind in own)])
+
+
+def member_column(role: str) -> str:
+    """Return the column in which new members of a role travel."""
+    return f"_member_{role}"
+
+
+@dataclass(frozen=True)
+class ShardRule:
+    """Which shard a row goes to before a stage.
+
+    Parameters
+    ----------
+    columns
+        Columns of the frame, in the order of the key.
+    key
+        The key's columns and types.
+    shards
+        How many there are.
+    rules
+        Normalisation by key column.
+    """
+
+    columns: tuple[str, ...]
+    key: pa.Schema
+    shards: int
+    rules: Mapping[str, KeyRule]
+
+    def of(self, columns: list[pa.Array], open_rows: NDArray[np.bool_] | None = None) -> pa.Array:
+        """Return the shard of each row; rows that meet nothing, for want of a key or of interest, are spread evenly."""
+        rows = len(columns[0])
+        keyed = np.logical_and.reduce([np.asarray(column.is_valid()) for column in columns])
+        if open_rows is not None:
+            keyed &= open_rows
+        shard = np.arange(rows, dtype=np.int32) % self.shards
+        if keyed.any():
+            wanted = [column if keyed.all() else column.filter(pa.array(keyed)) for column in columns]
+            shard[keyed] = shard_of(wanted, self.key, self.shards, self.rules)
+        return pa.array(shard, pa.int32())
+
+    def append_to(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the batch with the column `_shard`."""
+        is_open = np.asarray(pc.equal(batch.column(STATE), State.OPEN))
+        shard = self.of([batch.column(name) for name in self.columns], is_open)
+        return batch.append_column(pa.field(SHARD, pa.int32()), shard)
+
+
+def channel_row(schema: pa.Schema, state: State, values: Mapping[str, pa.Array]) -> pa.RecordBatch:
+    """Return rows of a frame that are not rows of the stream: all columns null but the given ones and the state."""
+    rows = len(next(iter(values.values())))
+    given = {STATE: pa.repeat(pa.scalar(int(state), pa.int8()), rows), **values}
+    columns = [given.get(field.name, pa.nulls(rows, field.type)) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return a batch with exactly the columns of a schema, those that it lacks null."""
+    there = set(batch.schema.names)
+    columns = [
+        _as(batch.column(field.name), field.type) if field.name in there else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return column if column.type == kind else column.cast(kind)
