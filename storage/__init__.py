@@ -9,20 +9,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from storage.check import CheckReport, Violation
     from storage.keys import KeyCodec, Keys
     from storage.layout import LeafLayout
     from storage.snapshot import Snapshot
     from storage.table import Table, TableStats
 
-__all__ = ["KeyCodec", "Keys", "LeafLayout", "Snapshot", "Table", "TableStats"]
+__all__ = ["CheckReport", "KeyCodec", "Keys", "LeafLayout", "Snapshot", "Table", "TableStats", "Violation"]
 
 _HOMES = {
+    "CheckReport": "storage.check",
     "KeyCodec": "storage.keys",
     "Keys": "storage.keys",
     "LeafLayout": "storage.layout",
     "Snapshot": "storage.snapshot",
     "Table": "storage.table",
     "TableStats": "storage.table",
+    "Violation": "storage.check",
 }
 
 

@@ -167,7 +167,7 @@ class TableWriter:
     def _separators(self, heads: Keys, tails: Keys) -> tuple[Keys, NDArray[np.uint8]]:
         if self._last is None:
             separators, continued = separators_between(tails.slice(0, len(tails) - 1), heads.slice(1, len(heads)))
-            separators = Keys.concat([_minus_infinity(heads), separators])
+            separators = Keys.concat([Keys.lowest(heads.kind), separators])
             continued = np.concatenate([np.zeros(1, dtype=np.uint8), continued])
         else:
             before = Keys.concat([self._last, tails.slice(0, len(tails) - 1)])
@@ -245,9 +245,3 @@ def _write_file(path: Path, rows: SortedRows, options: BuildOptions) -> Superblo
         for batch, keys in rows.batches:
             writer.write(batch, keys)
         return writer.finish()
-
-
-def _minus_infinity(like: Keys) -> Keys:
-    if not like.wide:
-        return Keys("u64", np.zeros(1, dtype=np.uint64))
-    return Keys.from_bytes(np.zeros(2, dtype=np.int64), np.zeros(0, dtype=np.uint8))

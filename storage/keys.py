@@ -90,6 +90,13 @@ class Keys:
         return cls("bytes", np.zeros(0, dtype=np.uint64), np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint8))
 
     @classmethod
+    def lowest(cls, kind: Kind) -> Keys:
+        """Return one key that no other is below."""
+        if kind == "u64":
+            return cls("u64", np.zeros(1, dtype=np.uint64))
+        return cls.from_bytes(np.zeros(2, dtype=np.int64), np.zeros(0, dtype=np.uint8))
+
+    @classmethod
     def concat(cls, parts: Sequence[Keys]) -> Keys:
         """Return the keys of all parts, in order. There must be at least one part."""
         prefix = np.concatenate([part.prefix for part in parts])

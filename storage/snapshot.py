@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
     from storage.backend import StorageBackend
 
-__all__ = ["Snapshot", "open_snapshot"]
+__all__ = ["Snapshot", "open_snapshot", "root_entries"]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
     """The relation at one transaction.
 
@@ -172,7 +172,7 @@ def open_snapshot(backend: StorageBackend, superblock: Superblock | None = None)
         backend, head.page_size, head.metadata_page, head.metadata_bytes, head.metadata_checksum
     )
     layout = LeafLayout(schema, key, head.page_size)
-    entries, levels = read_tree(backend, head.page_size, layout.codec.kind, _root(head, layout), head.height)
+    entries, levels = read_tree(backend, head.page_size, layout.codec.kind, root_entries(head, layout), head.height)
     if len(entries) != head.leaves or int(entries.rows.sum()) != head.rows:
         raise CorruptPageError(
             f"{backend.path}: the tree has {len(entries)} leaves and {int(entries.rows.sum())} rows, "
@@ -181,17 +181,14 @@ def open_snapshot(backend: StorageBackend, superblock: Superblock | None = None)
     return Snapshot(backend.path, head, layout, entries, tuple(levels), entries.rows.astype(np.int32))
 
 
-def _root(head: Superblock, layout: LeafLayout) -> Entries:
+def root_entries(head: Superblock, layout: LeafLayout) -> Entries:
+    """Return what a superblock says of the root, as the one entry of a level above it; none for an empty table."""
     if head.height == 0:
         return Entries.empty(layout.codec.kind)
-    if layout.codec.kind == "u64":
-        separator = Keys("u64", np.zeros(1, dtype=np.uint64))
-    else:
-        separator = Keys.from_bytes(np.zeros(2, dtype=np.int64), np.zeros(0, dtype=np.uint8))
     return Entries(
         np.array([head.root_page], dtype=np.int64),
         np.array([head.root_checksum], dtype=np.uint64),
         np.array([head.rows], dtype=np.int64),
         np.zeros(1, dtype=np.uint8),
-        separator,
+        Keys.lowest(layout.codec.kind),
     )

@@ -32,6 +32,8 @@ __all__ = [
     "aligned_pages",
     "build_levels",
     "key_limit",
+    "read_entries",
+    "read_heads",
     "read_pages",
     "read_tree",
     "seal_pages",
@@ -69,6 +71,17 @@ class Entries:
     def __len__(self) -> int:
         return len(self.pages)
 
+    def slice(self, start: int, stop: int) -> Entries:
+        """Return the entries from `start` up to `stop`."""
+        part = slice(start, stop)
+        return Entries(
+            self.pages[part],
+            self.checksums[part],
+            self.rows[part],
+            self.continued[part],
+            self.separators.slice(start, stop),
+        )
+
     @classmethod
     def empty(cls, kind: Kind) -> Entries:
         """Return the entries of an empty table."""
@@ -84,6 +97,16 @@ class Entries:
             np.concatenate([part.rows for part in parts]),
             np.concatenate([part.continued for part in parts]),
             Keys.concat([part.separators for part in parts]),
+        )
+
+    def take(self, index: NDArray[np.int64]) -> Entries:
+        """Return the entries at these positions."""
+        return Entries(
+            self.pages[index],
+            self.checksums[index],
+            self.rows[index],
+            self.continued[index],
+            self.separators.take(index),
         )
 
 
@@ -245,33 +268,27 @@ def read_tree(
     for level in range(height - 1, 0, -1):
         frames = read_pages(backend, page_size, entries.pages, entries.checksums)
         counts = _inner_counts(backend, frames, page_size, entries.pages, level)
-        first = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
-        levels.append(InnerLevel(entries.pages, entries.checksums, first))
-        entries = _read_level(backend, frames, page_size, kind, entries.pages, first)
+        below = read_entries(frames, page_size, kind, counts)
+        if isinstance(below, int):
+            raise CorruptPageError(f"{backend.path}: the entries of inner page {int(entries.pages[below])} overrun it")
+        levels.append(InnerLevel(entries.pages, entries.checksums, _starts(counts)))
+        entries = below
     return entries, levels
 
 
-def _inner_counts(
-    backend: StorageBackend, frames: NDArray[np.uint8], page_size: int, numbers: NDArray[np.int64], level: int
-) -> NDArray[np.int64]:
-    heads = frames[: len(numbers) * page_size].reshape(-1, page_size)[:, :HEADER]
-    counts = np.ascontiguousarray(heads[:, 20:24]).view(np.uint32)[:, 0].astype(np.int64)
+def read_heads(
+    frames: NDArray[np.uint8], page_size: int, pages: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint16], NDArray[np.int64]]:
+    """Return page type, level and number of entries of each page."""
+    heads = frames[: pages * page_size].reshape(-1, page_size)[:, :HEADER]
     levels = np.ascontiguousarray(heads[:, 18:20]).view(np.uint16)[:, 0]
-    wrong = (heads[:, 16] != INNER_PAGE) | (levels != level) | (counts < 1) | (counts > page_size)
-    if wrong.any():
-        page = int(numbers[int(np.argmax(wrong))])
-        raise CorruptPageError(f"{backend.path}: page {page} should be an inner node of level {level}, but is not")
-    return counts
+    counts = np.ascontiguousarray(heads[:, 20:24]).view(np.uint32)[:, 0].astype(np.int64)
+    return heads[:, 16], levels, counts
 
 
-def _read_level(
-    backend: StorageBackend,
-    frames: NDArray[np.uint8],
-    page_size: int,
-    kind: Kind,
-    numbers: NDArray[np.int64],
-    first: NDArray[np.int64],
-) -> Entries:
+def read_entries(frames: NDArray[np.uint8], page_size: int, kind: Kind, counts: NDArray[np.int64]) -> Entries | int:
+    """Return the entries of inner pages, one page after the other, or the first page whose entries overrun it."""
+    first = _starts(counts)
     count = int(first[-1])
     pages, checksums = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.uint64)
     rows, flags = np.empty(count, dtype=np.int64), np.empty(count, dtype=np.uint8)
@@ -279,9 +296,24 @@ def _read_level(
     wide = kind == "bytes"
     bad = kernels.read_inner(frames, page_size, wide, first, pages, checksums, rows, flags, prefix, offsets)
     if bad >= 0:
-        raise CorruptPageError(f"{backend.path}: the entries of inner page {int(numbers[bad])} overrun it")
+        return int(bad)
     if wide:
         separators = Keys.from_bytes(offsets, kernels.read_separators(frames, page_size, first, offsets))
     else:
         separators = Keys("u64", prefix)
     return Entries(pages, checksums, rows, flags, separators)
+
+
+def _starts(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(counts)])
+
+
+def _inner_counts(
+    backend: StorageBackend, frames: NDArray[np.uint8], page_size: int, numbers: NDArray[np.int64], level: int
+) -> NDArray[np.int64]:
+    kinds, levels, counts = read_heads(frames, page_size, len(numbers))
+    wrong = (kinds != INNER_PAGE) | (levels != level) | (counts < 1) | (counts > page_size)
+    if wrong.any():
+        page = int(numbers[int(np.argmax(wrong))])
+        raise CorruptPageError(f"{backend.path}: page {page} should be an inner node of level {level}, but is not")
+    return counts

@@ -1,0 +1,125 @@
+"""Compiled structure check of leaves that may be damaged. Reads nothing outside the page, whatever it holds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+from storage._byte_kernels import load_u16, load_u64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["leaf_faults"]
+
+_HEADER = 24
+_ENTRY = 16
+_LEAF = 1
+_WORD = 8
+_TEXT_WIDTH = 2
+_DICTIONARY = 2
+_U16 = np.uint64(0xFFFF)
+_I64: Any = np.int64
+
+NOT_A_LEAF, BAD_COUNT, BAD_ENTRY, BAD_BLOCK, BAD_TEXT = 1, 2, 3, 4, 5
+
+
+@njit(cache=True, nogil=True)
+def _plain_fault(frames: NDArray[np.uint8], rows: int, base: int, ends: int, width: int, room: int) -> bool:
+    """Whether the texts of a column run backwards, or take more than the room that is left in the page."""
+    mask = (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)
+    end = 0
+    for row in range(rows):
+        reached = (row + 1) * base + _I64(load_u64(frames, ends + row * width) & mask)
+        if reached < end or reached > room:
+            return True
+        end = reached
+    return False
+
+
+@njit(cache=True, nogil=True)
+def _dictionary_fault(frames: NDArray[np.uint8], block: int, room: int) -> bool:
+    """Whether the texts of a dictionary run backwards, or take more than the room that is left in the page."""
+    distinct = load_u16(frames, block)
+    end = 0
+    for number in range(distinct):
+        at = 2 + 2 * number
+        if at + 2 > room:
+            return True
+        reached = load_u16(frames, block + at)
+        if reached < end:
+            return True
+        end = reached
+    return 2 + 2 * distinct + end > room
+
+
+@njit(cache=True, nogil=True)
+def _text_fault(
+    frames: NDArray[np.uint8], page: int, page_size: int, rows: int, base: int, packed: np.uint64, nulls: int
+) -> bool:
+    """Whether a text block of sound offsets reaches outside the page or runs backwards."""
+    data = page + _I64(packed & _U16)
+    aux = _I64((packed >> np.uint64(16)) & _U16)
+    width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+    if packed >> np.uint64(56) != np.uint64(_DICTIONARY):
+        return _plain_fault(frames, rows, base, data, width, page_size - aux)
+    if aux + 2 > page_size or _dictionary_fault(frames, page + aux, page_size - aux):
+        return True
+    distinct = load_u16(frames, page + aux)
+    mask = (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)
+    for row in range(rows):
+        absent = nulls > 0 and (frames[page + nulls + (row >> 3)] >> (row & 7)) & 1 != 0
+        if not absent and _I64(load_u64(frames, data + row * width) & mask) >= distinct:
+            return True
+    return False
+
+
+@njit(cache=True, nogil=True)
+def leaf_faults(
+    frames: NDArray[np.uint8], page_size: int, pages: int, text: NDArray[np.uint8], faults: NDArray[np.int64]
+) -> None:
+    """Write for each page what is wrong with its structure, as 256 * entry + kind, or 0.
+
+    Parameters
+    ----------
+    text : uint8[entries]
+        Whether each entry of the directory is text.
+    faults : int64[pages]
+    """
+    start = _HEADER + _ENTRY * len(text)
+    for number in range(pages):
+        page = number * page_size
+        head = load_u64(frames, page + 16)
+        rows = _I64(head >> np.uint64(32))
+        faults[number] = 0
+        if head & np.uint64(0xFF) != np.uint64(_LEAF):
+            faults[number] = NOT_A_LEAF
+            continue
+        if rows < 1 or rows > page_size:
+            faults[number] = BAD_COUNT
+            continue
+        for entry in range(len(text)):
+            base = _I64(load_u64(frames, page + _HEADER + _ENTRY * entry))
+            packed = load_u64(frames, page + _HEADER + _ENTRY * entry + 8)
+            data = _I64(packed & _U16)
+            nulls = _I64((packed >> np.uint64(32)) & _U16)
+            width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            encoding = _I64(packed >> np.uint64(56))
+            is_text = text[entry] != 0
+            kind = 0
+            sound = (
+                is_text == (encoding != 0) and encoding <= _DICTIONARY and width <= (_TEXT_WIDTH if is_text else _WORD)
+            )
+            if not sound or (is_text and (base < 0 or base > page_size)):
+                kind = BAD_ENTRY
+            elif (width > 0 and (data < start or data + rows * width > page_size)) or (
+                nulls > 0 and (nulls < start or nulls + ((rows + 7) >> 3) > page_size)
+            ):
+                kind = BAD_BLOCK
+            elif is_text and _text_fault(frames, page, page_size, rows, base, packed, nulls):
+                kind = BAD_TEXT
+            if kind != 0:
+                faults[number] = 256 * entry + kind
+                break
