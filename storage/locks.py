@@ -22,7 +22,9 @@ import errno
 import fcntl
 import os
 import struct
+import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 from storage.errors import LockedError, StorageIOError
@@ -32,9 +34,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from storage.backend import StorageBackend
+    from storage.snapshot import Snapshot
     from storage.superblock import Superblock
 
-__all__ = ["FileLocks", "Locks", "NoLocks", "claim_newest"]
+__all__ = ["Claims", "FileLocks", "Locks", "NoLocks", "claim_newest"]
 
 _WRITER = 1 << 62
 _CLAIMS = _WRITER + 1
@@ -180,3 +183,44 @@ def claim_newest(backend: StorageBackend, locks: Locks) -> Superblock:
             return newest
         locks.release(superblock.txid)
         superblock = newest
+
+
+class Claims:
+    """The claims of one handle: each lasts as long as a snapshot of its transaction is in use anywhere.
+
+    Parameters
+    ----------
+    locks
+        Of the handle's file.
+    """
+
+    def __init__(self, locks: Locks) -> None:
+        self._locks = locks
+        self._count: dict[int, int] = {}
+        self._guard = threading.RLock()  # a snapshot may be collected while this very thread holds it
+        self._closed = False
+
+    def keep(self, snapshot: Snapshot) -> None:
+        """Claim a snapshot until it is collected."""
+        with self._guard:
+            self._locks.claim(snapshot.txid)
+            self._count[snapshot.txid] = self._count.get(snapshot.txid, 0) + 1
+        weakref.finalize(snapshot, self._drop, snapshot.txid).atexit = False
+
+    def give_up(self, txid: int) -> None:
+        """Release a claim that no snapshot came of."""
+        with self._guard:
+            if not self._closed and txid not in self._count:
+                self._locks.release(txid)
+
+    def close(self) -> None:
+        """Forget all claims; the locks go with the file."""
+        with self._guard:
+            self._closed = True
+
+    def _drop(self, txid: int) -> None:
+        with self._guard:
+            self._count[txid] -= 1
+            if self._count[txid] == 0:
+                del self._count[txid]
+                self.give_up(txid)

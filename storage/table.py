@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 
-from storage.backend import FileBackend, StorageBackend
 from storage.build import BuildOptions, build_table
-from storage.device import load_device
+from storage.check import CheckReport, check_backend
+from storage.handle import TableHandle
 from storage.lookup import lookup, scan
-from storage.reader import PageReader
-from storage.snapshot import Snapshot, open_snapshot
-from storage.superblock import read_superblock
 from storage.units import parse_memory
 
 if TYPE_CHECKING:
@@ -24,6 +22,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from storage.changes import Batch
+    from storage.commit import CommitResult, Transaction
+    from storage.reader import PageReader
+    from storage.snapshot import Snapshot
     from storage.sources import Source
 
 __all__ = ["Table", "TableStats"]
@@ -82,10 +84,8 @@ class Table:
     >>> folder.cleanup()
     """
 
-    def __init__(self, backend: StorageBackend, snapshot: Snapshot) -> None:
-        self._backend = backend
-        self._snapshot = snapshot
-        self._reader: PageReader | None = None
+    def __init__(self, handle: TableHandle) -> None:
+        self._handle = handle
 
     @classmethod
     def build(
@@ -156,7 +156,9 @@ class Table:
         return cls.open(path)
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], *, mode: Literal["r", "w"] = "r", direct: bool = True) -> Self:
+    def open(
+        cls, path: str | os.PathLike[str], *, mode: Literal["r", "w"] = "r", wait: float = 0.0, direct: bool = True
+    ) -> Self:
         """Open a table at its newest commit.
 
         Parameters
@@ -164,7 +166,10 @@ class Table:
         path
             Of the table.
         mode
-            ``"r"`` to read, ``"w"`` to change it too.
+            ``"r"``: read, and be the table's one writer while a change is made. ``"w"``: be it until the table is
+            closed.
+        wait
+            Seconds to wait for another writer, with mode ``"w"``.
         direct
             Whether reads bypass the page cache of the operating system where they can.
 
@@ -176,20 +181,21 @@ class Table:
             If the file is not a table.
         CorruptionError
             If it is damaged.
+        LockedError
+            If another handle is the writer and still is after `wait` seconds, with mode ``"w"``.
         """
-        backend = FileBackend(path, mode, direct=direct)
-        try:
-            return cls(backend, open_snapshot(backend))
-        except BaseException:
-            backend.close()
-            raise
+        handle = TableHandle(path, direct=direct)
+        if mode == "w":
+            try:
+                handle.stay_writer(wait)
+            except BaseException:
+                handle.close()
+                raise
+        return cls(handle)
 
     def close(self) -> None:
-        """Give the file back; closing twice is allowed."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-        self._backend.close()
+        """Give the file and its locks back; closing twice is allowed."""
+        self._handle.close()
 
     def __enter__(self) -> Self:
         return self
@@ -202,35 +208,96 @@ class Table:
     @property
     def path(self) -> Path:
         """The file."""
-        return Path(self._backend.path)
+        return Path(self._handle.backend.path)
 
     @property
     def schema(self) -> pa.Schema:
         """Schema of the relation, key columns included."""
-        return self._snapshot.schema
+        return self._handle.snapshot.schema
 
     @property
     def key(self) -> tuple[str, ...]:
         """Names of the key columns."""
-        return self._snapshot.key
+        return self._handle.snapshot.key
 
     def snapshot(self) -> Snapshot:
-        """Return the commit that the table stands at."""
-        return self._snapshot
+        """Return the commit that the table stands at. Its pages stay as they are for as long as it is used."""
+        return self._handle.snapshot
 
     def refresh(self) -> Snapshot:
         """Go to the newest commit and return it."""
-        newest = read_superblock(self._backend)
-        if newest.txid != self._snapshot.txid:
-            self._snapshot = open_snapshot(self._backend, newest)
-        return self._snapshot
+        return self._handle.refresh()
 
     def reader(self) -> PageReader:
         """Return what reads the table's pages, by the costs measured for its disk."""
-        if self._reader is None:
-            page_size = self._snapshot.page_size
-            self._reader = PageReader(self._backend, page_size, load_device(self.path, page_size))
-        return self._reader
+        return self._handle.reader()
+
+    def apply(
+        self,
+        upserts: Batch | None = None,
+        deletes: Batch | None = None,
+        *,
+        inserts: Batch | None = None,
+        app: tuple[str, int] | None = None,
+        wait: float = 0.0,
+    ) -> CommitResult:
+        """Change rows in one atomic, durable commit, and go to it.
+
+        Parameters
+        ----------
+        upserts
+            Rows with all columns of the table. They take the place of all rows that have their keys.
+        deletes
+            Key columns; all rows with these keys go. A key that is upserted too is upserted.
+        inserts
+            Rows that are added to those with the same key; in a unique table there must be none.
+        app
+            Name and version of an application whose state the table holds. If the table has reached that version,
+            nothing is done and the result says `skipped`.
+        wait
+            Seconds to wait for another writer.
+
+        Raises
+        ------
+        SchemaError
+            If a column is missing, unknown or of a type that cannot be stored.
+        KeyInputError
+            If a key is null.
+        UniqueViolationError
+            If the table is unique and a key would be there twice; nothing is changed.
+        LockedError
+            If another handle is the writer and still is after `wait` seconds.
+        StorageIOError
+            If a write fails. The handle then refuses all further changes with `PoisonedHandleError`; opened again, the
+            table stands at its last commit.
+        """
+        with self._handle.writing(wait) as writer:
+            return writer.apply(upserts, deletes, inserts=inserts, app=app)
+
+    @contextlib.contextmanager
+    def transaction(self, *, app: tuple[str, int] | None = None, wait: float = 0.0) -> Iterator[Transaction]:
+        """Make several changes one commit: it happens when the ``with`` block ends, unless by an exception.
+
+        Yields
+        ------
+        Transaction
+            Its `apply` takes `upserts`, `deletes` and `inserts`; its `result` is known after the block.
+
+        Examples
+        --------
+        >>> import pyarrow as pa, tempfile
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> table = Table.build(f"{folder.name}/t", pa.table({"id": [1, 2]}), key=["id"], unique=True)
+        >>> with table.transaction() as change:
+        ...     change.apply(inserts=pa.table({"id": [3]}))
+        ...     change.apply(deletes=pa.table({"id": [1]}))
+        >>> change.result.inserted, change.result.deleted, table.stats.rows
+        (1, 1, 2)
+        >>> table.close()
+        >>> folder.cleanup()
+        """
+        with self._handle.writing(wait) as writer, writer.transaction(app=app) as change:
+            yield change
 
     def lookup(self, keys: pa.RecordBatch | pa.Table) -> pa.Table:
         """Return the rows that have the given keys.
@@ -245,7 +312,7 @@ class Table:
         pyarrow.Table
             All columns, in the order of the given keys; several rows for a key that the table has several times.
         """
-        return lookup(self._snapshot, self.reader(), keys)
+        return lookup(self._handle.snapshot, self.reader(), keys)
 
     def scan(
         self, low: object = None, high: object = None, columns: Sequence[str] | None = None
@@ -266,23 +333,27 @@ class Table:
         SchemaError
             If there is no such column.
         """
-        return scan(self._snapshot, self.reader(), low, high, columns)
+        return scan(self._handle.snapshot, self.reader(), low, high, columns)
+
+    def check(self) -> CheckReport:
+        """Verify every invariant of the newest commit in the file, and report all that do not hold."""
+        return check_backend(self._handle.backend)
 
     def app_version(self, app_id: str) -> int | None:
         """Return the version that an application's state in this table has reached, or None if it never wrote."""
-        return self._snapshot.superblock.apps.get(app_id)
+        return self._handle.snapshot.superblock.apps.get(app_id)
 
     @property
     def stats(self) -> TableStats:
         """What the table is and how it lies on disk."""
-        snapshot = self._snapshot
+        snapshot = self._handle.snapshot
         head, leaves = snapshot.superblock, len(snapshot.entries)
         jumps = int((np.diff(snapshot.leaf_pages) != 1).sum())
         return TableStats(
             rows=head.rows,
             leaves=leaves,
             pages=head.pages,
-            bytes=self._backend.size(),
+            bytes=self._handle.backend.size(),
             height=head.height,
             page_size=head.page_size,
             fill=head.fill,

@@ -1,0 +1,159 @@
+"""What a caller wants changed, in key order and in stored types: the rows to store, and the keys whose rows go.
+
+Checks the input as far as that is possible without the table's rows. Merging is for `storage.merge`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from storage import _commit_kernels as kernels
+from storage.columns import plain
+from storage.errors import KeyInputError, SchemaError, UniqueViolationError
+from storage.keys import Keys
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from storage.layout import LeafLayout
+
+__all__ = ["Batch", "Changes", "find_keys", "prepare"]
+
+Batch: TypeAlias = pa.Table | pa.RecordBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Changes of one commit.
+
+    Attributes
+    ----------
+    keys
+        Of the rows to store, ascending.
+    payload
+        One array for each payload column, in the order of `keys`.
+    fresh : bool[n]
+        Whether a row is an insert, whose key's rows stay.
+    touched
+        Keys whose present rows go, ascending, each once.
+    upserted : bool[m]
+        Which of `touched` are keys of upserts; the others are deletes.
+    """
+
+    keys: Keys
+    payload: list[pa.Array]
+    fresh: NDArray[np.bool_]
+    touched: Keys
+    upserted: NDArray[np.bool_]
+
+    def __bool__(self) -> bool:
+        return len(self.keys) > 0 or len(self.touched) > 0
+
+
+def find_keys(keys: Keys, among: Keys) -> NDArray[np.int64]:
+    """Return where each key is among others, or -1; both ascend, among the others each is there once."""
+    return kernels.find_sorted(*keys.parts, *among.parts, keys.wide)
+
+
+def prepare(
+    layout: LeafLayout,
+    *,
+    upserts: Batch | None = None,
+    deletes: Batch | None = None,
+    inserts: Batch | None = None,
+    unique: bool = False,
+) -> Changes:
+    """Return changes in key order.
+
+    Parameters
+    ----------
+    upserts, inserts
+        Batches with all columns of the table, by name. Upserts replace all rows of their keys.
+    deletes
+        A batch with the key columns; other columns are ignored. A key that is also upserted is upserted.
+    unique
+        Whether a key may be stored only once.
+
+    Raises
+    ------
+    SchemaError
+        If a column is missing, unknown, or of a type that cannot be stored in the table's.
+    KeyInputError
+        If a key is null.
+    UniqueViolationError
+        If a key is to be stored twice in a unique table.
+    """
+    parts = [_rows(layout, batch) for batch in (upserts, inserts)]
+    keys = Keys.concat([part[0] for part in parts])
+    payload = [pa.concat_arrays(list(arrays)) for arrays in zip(*(part[1] for part in parts), strict=True)]
+    fresh = np.arange(len(keys)) >= len(parts[0][0])
+    if keys.first_descent() >= 0:
+        order = keys.argsort()
+        keys, fresh = keys.take(order), fresh[order]
+        payload = [array.take(pa.array(order)) for array in payload]
+    if unique:
+        _refuse_twice(layout, keys)
+    replaced = _distinct(keys.take(np.flatnonzero(~fresh)))
+    gone = _distinct(_deleted(layout, deletes))
+    touched = _distinct(Keys.concat([replaced, gone]))
+    return Changes(keys, payload, fresh, touched, find_keys(touched, replaced) >= 0)
+
+
+def _rows(layout: LeafLayout, batch: Batch | None) -> tuple[Keys, list[pa.Array]]:
+    if batch is None:
+        return Keys.empty(layout.codec.kind), [pa.nulls(0, field.type) for field in layout.payload]
+    _check_columns(batch.schema, layout.schema)
+    return layout.codec.encode(batch), [_stored(batch, field) for field in layout.payload]
+
+
+def _check_columns(given: pa.Schema, wanted: pa.Schema) -> None:
+    missing = [name for name in wanted.names if name not in given.names]
+    unknown = [name for name in given.names if name not in wanted.names]
+    if missing or unknown or len(given) != len(wanted):
+        what = f"column {missing[0]!r} is missing" if missing else f"column {(unknown or given.names)[0]!r} is unknown"
+        raise SchemaError(f"{what}; rows to store have the columns {', '.join(map(repr, wanted.names))}, each once")
+
+
+def _stored(batch: Batch, field: pa.Field) -> pa.Array:
+    column = batch.column(field.name)
+    try:
+        array = plain(column, field.type)
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"column {field.name!r} of type {column.type} cannot be stored as {field.type}: {error}"
+        ) from error
+    if not field.nullable and array.null_count:
+        raise SchemaError(f"column {field.name!r} holds {array.null_count} nulls, but the table declares it not null")
+    return array
+
+
+def _deleted(layout: LeafLayout, batch: Batch | None) -> Keys:
+    if batch is None:
+        return Keys.empty(layout.codec.kind)
+    keys, valid = layout.codec.encode_stream(batch)
+    for name in layout.key:
+        if batch.column(name).null_count:
+            raise KeyInputError(f"key column {name!r} of the rows to delete holds nulls, but a key never is null")
+    return keys if valid is None else keys.take(np.flatnonzero(valid))
+
+
+def _distinct(keys: Keys) -> Keys:
+    if keys.first_descent() >= 0:
+        keys = keys.take(keys.argsort())
+    if len(keys) < 2:  # noqa: PLR2004 - one key is distinct
+        return keys
+    same = keys.same_as_next()
+    return keys.take(np.flatnonzero(np.concatenate([[True], ~same]))) if same.any() else keys
+
+
+def _refuse_twice(layout: LeafLayout, keys: Keys) -> None:
+    if len(keys) < 2:  # noqa: PLR2004 - one key is there once
+        return
+    same = keys.same_as_next()
+    if same.any():
+        key = layout.codec.describe(keys, int(np.argmax(same)))
+        raise UniqueViolationError(f"the changes store key {key} twice, but the table is unique; nothing was changed")

@@ -1,0 +1,333 @@
+"""A commit in the making: changed leaves are read, merged, written to free pages and put in place in memory.
+
+Nothing that a draft does can be seen by a reader: it writes only to pages that are free. `storage.commit` decides
+whether it becomes the table's next state.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from storage import _kernels
+from storage import _tree_kernels as tree_kernels
+from storage.cache import page_buffer
+from storage.inner import NewTree, Placed, rewrite_inner
+from storage.keys import Keys
+from storage.leaves import gather, gather_keys
+from storage.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
+from storage.tree import Entries, seal_pages, separators_between
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from storage.changes import Changes
+    from storage.reader import PageReader
+    from storage.snapshot import Snapshot
+    from storage.space import FreeSpace
+
+__all__ = ["Draft"]
+
+_CHUNK_BYTES = 8 << 20
+_UNDERFULL = 4
+_NONE = np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Leaves that are changed together in memory.
+
+    Attributes
+    ----------
+    leaves : int64[m]
+        Ordinals, ascending.
+    joined : bool[m]
+        Whether a leaf shares its rows with the next one.
+    low, high
+        Leaves from `low` on and before `high` may be drawn in as neighbours.
+    changes, leaf
+        What changes in them, and the leaf of each row to store.
+    """
+
+    leaves: NDArray[np.int64]
+    joined: NDArray[np.bool_]
+    low: int
+    high: int
+    changes: Changes
+    leaf: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    """Leaves that go, the entries that come, and for each of these the first leaf that it replaces."""
+
+    leaves: NDArray[np.int64]
+    entries: Entries
+    at: NDArray[np.int64]
+
+
+class Draft:
+    """The next state of a table, as far as it is made.
+
+    Parameters
+    ----------
+    base
+        The state that it begins from.
+    reader
+        Reads the table's pages.
+    space
+        Where new pages go.
+    txid
+        Transaction that it becomes.
+    """
+
+    def __init__(self, base: Snapshot, reader: PageReader, space: FreeSpace, txid: int) -> None:
+        self._base = base
+        self._reader = reader
+        self._space = space
+        self._layout = base.layout
+        self._leaves = Placed(base.entries, np.arange(len(base.entries)), np.ones(len(base.entries), dtype=np.bool_))
+        self._rows = base.rows
+        self._written: list[NDArray[np.int64]] = []
+        self._freed: list[NDArray[np.int64]] = []
+        self.page_size = base.page_size
+        self.txid = txid
+        self.changed = False
+
+    def apply(self, changes: Changes) -> Counts:
+        """Change rows.
+
+        Raises
+        ------
+        UniqueViolationError
+            If an insert's key is in a unique table already.
+        InputError
+            If a row or a key does not fit in a page.
+        """
+        counts = Counts()
+        done: list[_Replacement] = []
+        for part in self._parts(changes):
+            replacement, counted = self._change(part)
+            counts += counted
+            if len(replacement.leaves):
+                done.append(replacement)
+        if done:
+            self._install(done)
+            self.changed = True
+        return counts
+
+    def finish(self, fill: float) -> tuple[Placed, NewTree]:
+        """Write the inner nodes and return the leaves' entries and the tree above them."""
+        tree = rewrite_inner(self._leaves, self._base.levels, fill, self)
+        self._freed.append(tree.freed)
+        return self._leaves, tree
+
+    @property
+    def freed(self) -> NDArray[np.int64]:
+        """Pages of the base that this state no longer has."""
+        return np.concatenate([_NONE, *self._freed])
+
+    def roll_back(self) -> None:
+        """Give back all pages that were taken."""
+        for pages in self._written:
+            self._space.give(pages)
+        self._written = []
+
+    def place(self, hints: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Take a page near each hint."""
+        pages = self._space.take(hints)
+        self._written.append(pages)
+        return pages
+
+    def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
+        """Write sealed pages, those that follow one another on disk and in memory with one call."""
+        size = self.page_size
+        cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
+        bounds = [0, *cuts.tolist(), len(numbers)]
+        for start, stop in itertools.pairwise(bounds):
+            self._reader.backend.pwrite(int(numbers[start]) * size, pages[start * size : stop * size])
+
+    def _parts(self, changes: Changes) -> Iterator[_Part]:
+        """Cut changes into parts that touch few leaves each, never within a run of leaves that one key spans."""
+        first, last = self._locate(changes.touched)
+        row_first, row_last = self._locate(changes.keys)
+        leaf = np.where(changes.fresh, row_last, row_first)
+        count = max(len(self._leaves), 1)
+        leaves = np.flatnonzero(_covered(first, last + 1, count) | _covered(leaf, leaf + 1, count))
+        joined = _covered(first, last, count)[leaves]
+        step = max(_CHUNK_BYTES // self.page_size, 1)
+        start = 0
+        while start < len(leaves):
+            stop = min(start + step, len(leaves))
+            stop += int(np.argmin(joined[stop - 1 :]))
+            bounds = [int(leaves[start]), int(leaves[stop - 1]) + 1]
+            rows, touched = slice(*np.searchsorted(leaf, bounds)), slice(*np.searchsorted(first, bounds))
+            yield _Part(
+                leaves[start:stop],
+                joined[start:stop],
+                int(leaves[start]) if start else 0,
+                int(leaves[stop]) if stop < len(leaves) else count,
+                _slice(changes, rows, touched),
+                leaf[rows],
+            )
+            start = stop
+
+    def _locate(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the first and last leaf that may hold each key; a table without leaves counts as one empty leaf."""
+        first, last = np.zeros(len(keys), dtype=np.int32), np.zeros(len(keys), dtype=np.int32)
+        entries = self._leaves.entries
+        if len(entries):
+            separators = entries.separators
+            tree_kernels.locate(*separators.parts, entries.continued, *keys.parts, separators.wide, first, last)
+        return first.astype(np.int64), last.astype(np.int64)
+
+    def _change(self, part: _Part) -> tuple[_Replacement, Counts]:
+        rows, dirty, counts = apply_changes(
+            self._layout, self._load(part.leaves), part.changes, part.leaf, unique=self._base.unique
+        )
+        changed = np.isin(part.leaves, dirty)
+        leaves, joined = self._draw_in(
+            part, np.bincount(_positions(part.leaves, rows.leaf), minlength=len(changed)), changed
+        )
+        extra = np.setdiff1d(leaves, part.leaves, assume_unique=True)
+        if len(extra):
+            rows = rows.then(self._load(extra)).in_leaf_order()
+        group = np.concatenate([[0], np.cumsum(~joined[:-1])])
+        alive = (np.bincount(group, weights=np.isin(leaves, dirty)) > 0)[group]
+        kept = alive[_positions(leaves, rows.leaf)]
+        rows = rows if kept.all() else rows.take(np.flatnonzero(kept))
+        return self._write(rows, leaves[alive], group[alive]), counts
+
+    def _draw_in(
+        self, part: _Part, rows: NDArray[np.int64], changed: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Join groups that got too small with a neighbour; return the leaves, and which share rows with the next."""
+        group = np.concatenate([[0], np.cumsum(~part.joined[:-1])])
+        count = np.bincount(group, weights=rows)
+        average = self._rows / max(len(self._leaves), 1)
+        small = (np.bincount(group, weights=changed) > 0) & (count > 0) & (_UNDERFULL * count < average)
+        first = part.leaves[np.flatnonzero(np.diff(group, prepend=-1))][small]
+        last = part.leaves[np.flatnonzero(np.diff(group, append=group[-1] + 1))][small]
+        right = last + 1 < part.high
+        left = ~right & (first > part.low)
+        joins = np.concatenate([part.leaves[part.joined], last[right], first[left] - 1])
+        leaves = np.union1d(part.leaves, np.concatenate([last[right] + 1, first[left] - 1]))
+        return leaves, np.isin(leaves, joins)
+
+    def _load(self, leaves: NDArray[np.int64]) -> LeafRows:
+        """Read the rows of leaves."""
+        entries, layout = self._leaves.entries, self._layout
+        if not len(entries):
+            leaves = _NONE
+        frames = page_buffer(len(leaves), self.page_size)
+        order = np.argsort(entries.pages[leaves])
+        self._reader.read(entries.pages[leaves][order], frames, order, entries.checksums[leaves][order])
+        frame = np.arange(len(leaves), dtype=np.int32)
+        counts = _kernels.count_rows(frames, self.page_size, frame)
+        places, rows, _ = _kernels.expand_rows(frame, np.zeros(len(leaves), dtype=np.int32), counts)
+        keys = gather_keys(layout, frames, places, rows)
+        return LeafRows(keys, gather(layout, frames, places, rows), leaves[places])
+
+    def _write(self, rows: LeafRows, leaves: NDArray[np.int64], group: NDArray[np.int64]) -> _Replacement:
+        """Write the pages that replace groups of leaves."""
+        heads = np.flatnonzero(np.diff(group, prepend=-1))
+        group = np.cumsum(np.diff(group, prepend=group[:1]) != 0)
+        size = np.bincount(group[_positions(leaves, rows.leaf)], minlength=len(heads))
+        filled = np.flatnonzero(size)
+        if not len(filled):
+            return _Replacement(leaves, Entries.empty(self._layout.codec.kind), _NONE)
+        last = bool(filled[-1] == len(heads) - 1 and leaves[-1] >= len(self._leaves) - 1)
+        packed = pack_groups(self._layout, rows, np.cumsum(size[filled]), self._base.fill, last=last)
+        packed = packed.with_groups(filled)
+        numbers = self.place(self._hints(packed.group, leaves[heads], np.bincount(group)))
+        checksums = seal_pages(packed.pages, self.page_size, numbers, self.txid)
+        self.put(packed.pages, numbers)
+        at = leaves[heads][packed.group]
+        separators, continued = self._separators(packed, at)
+        return _Replacement(leaves, Entries(numbers, checksums, packed.rows, continued, separators), at)
+
+    def _hints(
+        self, group: NDArray[np.int64], first: NDArray[np.int64], leaves: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Return where new pages should go: where the leaf is that they replace, or its neighbours if it strayed."""
+        if not len(self._leaves):
+            return np.zeros(len(group), dtype=np.int64)
+        count = np.bincount(group, minlength=len(first))
+        rank = np.arange(len(group)) - (np.cumsum(count) - count)[group]
+        leaf = first[group] + rank * leaves[group] // count[group]
+        pages, end = self._leaves.entries.pages, len(self._leaves) - 1
+        around = np.stack([pages[np.maximum(leaf - 1, 0)], pages[leaf], pages[np.minimum(leaf + 1, end)]])
+        hints: NDArray[np.int64] = np.median(around, axis=0).astype(np.int64)
+        return hints
+
+    def _separators(self, packed: Packed, at: NDArray[np.int64]) -> tuple[Keys, NDArray[np.uint8]]:
+        """Return the separators of new pages: a group's first page keeps that of the first leaf it replaces."""
+        entries = self._leaves.entries
+        first = packed.first_of_group
+        heads, rest = np.flatnonzero(first), np.flatnonzero(~first)
+        if len(entries):
+            outer, outer_flags = entries.separators.take(at[heads]), entries.continued[at[heads]]
+        else:
+            outer, outer_flags = Keys.lowest(self._layout.codec.kind), np.zeros(1, dtype=np.uint8)
+        inner, inner_flags = separators_between(packed.tails.take(rest - 1), packed.heads.take(rest))
+        order = np.argsort(np.concatenate([heads, rest]))
+        return Keys.concat([outer, inner]).take(order), np.concatenate([outer_flags, inner_flags])[order]
+
+    def _install(self, done: list[_Replacement]) -> None:
+        """Put new leaves in the place of old ones."""
+        old = self._leaves
+        gone = np.zeros(len(old), dtype=np.bool_)
+        if len(old):
+            gone[np.concatenate([part.leaves for part in done])] = True
+        self._freed.append(old.entries.pages[gone & old.kept])
+        self._space.give(old.entries.pages[gone & ~old.kept])
+        stay = np.flatnonzero(~gone)
+        at = np.concatenate([part.at for part in done])
+        position = old.position[at] if len(old) else at
+        order = np.argsort(np.concatenate([stay, at]), kind="stable")
+        entries = Entries.concat([old.entries, *(part.entries for part in done)])
+        index = np.concatenate([stay, len(old) + np.arange(len(at))])[order]
+        self._leaves = Placed(
+            _with_open_left(entries.take(index)),
+            np.concatenate([old.position[stay], position])[order],
+            np.concatenate([old.kept[stay], np.zeros(len(at), dtype=np.bool_)])[order],
+        )
+        self._rows = int(self._leaves.entries.rows.sum())
+
+
+def _covered(first: NDArray[np.int64], stop: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
+    """Return which of `count` places lie in one of the ranges."""
+    begins = np.bincount(first, minlength=count + 1)
+    ends = np.bincount(stop, minlength=count + 1)
+    covered: NDArray[np.bool_] = np.cumsum(begins - ends)[:count] > 0
+    return covered
+
+
+def _positions(leaves: NDArray[np.int64], leaf: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.searchsorted(leaves, leaf)
+
+
+def _slice(changes: Changes, rows: slice, touched: slice) -> Changes:
+    return replace(
+        changes,
+        keys=changes.keys.slice(rows.start, rows.stop),
+        payload=[array.slice(rows.start, rows.stop - rows.start) for array in changes.payload],
+        fresh=changes.fresh[rows],
+        touched=changes.touched.slice(touched.start, touched.stop),
+        upserted=changes.upserted[touched],
+    )
+
+
+def _with_open_left(entries: Entries) -> Entries:
+    """Return the entries with minus infinity as the first separator, which a dropped first leaf takes away."""
+    if not len(entries):
+        return entries
+    separators = Keys.concat([Keys.lowest(entries.separators.kind), entries.separators.slice(1, len(entries))])
+    continued = entries.continued.copy()
+    continued[0] = 0
+    return replace(entries, separators=separators, continued=continued)
