@@ -273,6 +273,13 @@ class Catalog:
         with self.transaction() as connection:
             return [BatchRecord(**row) for row in connection.execute(wanted).mappings().all()]
 
+    def has_batches(self, pipeline: str) -> bool:
+        """Return whether any run of a pipeline has recorded a batch."""
+        wanted = select(_BATCHES.c.batch).join(_RUNS, _RUNS.c.id == _BATCHES.c.run)
+        with self.transaction() as connection:
+            found = connection.execute(wanted.where(_RUNS.c.pipeline == pipeline).limit(1)).first()
+        return found is not None
+
     def _with_sums(self, run: RunRecord) -> RunRecord:
         batches = self.batches(run.id)
         sums = {name: sum(getattr(batch, name) for batch in batches) for name in _SUMS}

@@ -16,9 +16,9 @@ from zoneinfo import ZoneInfo
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pipelines.column_types import canonical
 from pipelines.config_errors import describe
 from pipelines.errors import PipelineFileError
-from pipelines.types import canonical
 from storage.errors import HeadraceError
 from storage.units import parse_duration, parse_memory
 

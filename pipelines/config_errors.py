@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from pipelines.types import nearest
+from pipelines.column_types import nearest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from etl import UNKNOWN_KEY, Dimension, KeyRule
-from pipelines.delta import create_dimension as write_dimension
-from pipelines.delta import has_table, open_table
+from pipelines.column_types import arrow_schema
+from pipelines.delta_tables import create_dimension as write_dimension
+from pipelines.delta_tables import has_table, open_table
 from pipelines.errors import DeltaTableError
-from pipelines.types import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

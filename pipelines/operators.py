@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from joins import SSIJ
     from storage import Table
 
-__all__ = ["Joiner", "Serving", "forget", "serve"]
+__all__ = ["Joiner", "Serving", "close", "serve"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -108,13 +108,14 @@ def serve(joiner: Joiner, shard: int, owner: str, fingerprint: str) -> Serving:
     )
 
 
-def forget(joiner: Joiner, shard: int) -> None:
-    """Discard a damaged replica and every operator over it."""
+def close(joiner: Joiner, shard: int, *, damaged: bool = False) -> None:
+    """Close every operator over a replica, since one was left in the middle of a batch; discard a damaged replica."""
     place = joiner.replica.place(shard)
     for key in [key for key in _KEPT if key[1] == place]:
         kept = _KEPT.pop(key)
         kept.table.close()
-        discard(joiner.replica, shard, kept.inode)
+        if damaged:
+            discard(joiner.replica, shard, kept.inode)
 
 
 def _open(joiner: Joiner, key: tuple[Any, ...], kept: _Kept | None, reached: Reached) -> Serving:
@@ -152,7 +153,7 @@ def _new(joiner: Joiner, reached: Reached, inode: int) -> _Kept:
 
 
 def _make_room(owner: str) -> None:
-    if _OWNER != [owner]:
+    if owner not in _OWNER:
         for kept in _KEPT.values():
             kept.table.close()
         _KEPT.clear()

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from pipelines.delta import open_table, read_changes, read_rows
+from pipelines.delta_tables import open_table, read_changes, read_rows
 from pipelines.errors import DeltaTableError
 from pipelines.jars import cache_folder
 from pipelines.replica_rows import of_shard, repeated_members

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from etl import UNKNOWN_KEY, Dimension, Duplicates, member_rows, shard_of
 from etl.ranking import key_text, rank_rows
-from pipelines.delta import CHANGE_TYPE, COMMIT_VERSION
+from pipelines.delta_tables import CHANGE_TYPE, COMMIT_VERSION
 from pipelines.errors import DeltaTableError
 
 if TYPE_CHECKING:

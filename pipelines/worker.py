@@ -14,7 +14,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,7 @@ from etl import (
 )
 from pipelines.errors import BatchError, ReplicaDamagedError
 from pipelines.frame import NOTE, SHARD, STATE, ShardRule, State, channel_row, conform, member_column
-from pipelines.operators import Joiner, Serving, forget, serve
+from pipelines.operators import Joiner, Serving, close, serve
 from storage.errors import CorruptionError, StorageIOError
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Task:
 
 @dataclass(frozen=True)
 class LookupStep:
-    """One lookup, and the replicas it joins with. A lookup that infers runs over one shard, others over whole replicas."""
+    """One lookup, and the replicas it joins with: one shard for a lookup that infers, else the whole dimension."""
 
     lookup: Lookup
     joiner: Joiner
@@ -287,7 +287,7 @@ class _Join:
         self._outcomes: dict[str, int] = {}
         self.note: dict[str, Any] = {"role": joiner.role, "shard": shard}
 
-    def __enter__(self) -> _Join:
+    def __enter__(self) -> Self:
         self.serving = self._task.serving(self._joiner, self._shard, self._schema)
         self._before = self.serving.operator.stats
         reached = self.serving.reached
@@ -298,8 +298,11 @@ class _Join:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, CorruptionError | StorageIOError):
-            forget(self._joiner, self._shard)
+            close(self._joiner, self._shard, damaged=True)
             raise ReplicaDamagedError(f"{error}; the replica has been discarded, and the task begins again") from error
+        if error is not None and not isinstance(error, MissingMembersError):
+            close(self._joiner, self._shard)
+            return
         interval = self.serving.operator.stats - self._before
         self.note |= {name: getattr(interval, name) for name in _STATISTICS}
         self.note["outcomes"] = self._outcomes

@@ -1,0 +1,60 @@
+"""Failures of Spark in words: the cause that matters, without the stack traces around it."""
+
+from __future__ import annotations
+
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from pipelines.errors import BatchError
+from storage.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["cause_of", "explained"]
+
+_PYTHON_ERROR = re.compile(r"^(?:\w+\.)+(\w*(?:Error|Exception|Interrupt)): (.+)$", re.MULTILINE)
+_CLASS = re.compile(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ")
+_LONGEST = 1000
+
+
+@contextmanager
+def explained(step: str) -> Iterator[None]:
+    """Turn errors of Spark within into one `BatchError` that names the step and the cause.
+
+    Raises
+    ------
+    BatchError
+        If Spark failed. Errors of Headrace pass as they are.
+    """
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:
+        raise BatchError(
+            f"{step} failed: {cause_of(error)}; nothing is lost, the next run does this batch again"
+        ) from error
+
+
+def cause_of(error: BaseException) -> str:
+    """Return what caused an error of Spark: the innermost cause of Java, or the error of a Python worker."""
+    text = _innermost(error)
+    raised = _PYTHON_ERROR.findall(text) or _PYTHON_ERROR.findall(str(error))
+    if raised:
+        name, message = raised[-1]
+        return f"{message} ({name})"[:_LONGEST]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    first = lines[0] if lines else type(error).__name__
+    return _CLASS.sub("", first)[:_LONGEST]
+
+
+def _innermost(error: BaseException) -> str:
+    """Return the message of the last exception in Java's chain of causes; Python's own where there is none."""
+    exception: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    if exception is None or not hasattr(exception, "getCause"):
+        return str(error)
+    while exception.getCause() is not None:
+        exception = exception.getCause()
+    return str(exception.toString())

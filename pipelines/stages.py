@@ -1,0 +1,357 @@
+"""A pipeline made ready to run: its dimensions and lookups checked against the Delta tables, and its stages planned.
+
+Order of a batch: lookups that cannot infer members (over whole replicas, no shuffle); the search for duplicates; then
+each lookup that infers, on rows shuffled by its key. Rows that were rejected, or that are duplicates to be left out,
+pass the later stages by, so that they add no members. Lookups that infer members of different dimensions share a round,
+which is computed once; a second role of one dimension waits for the members of the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from etl import (
+    CAUSES_COLUMN,
+    DUPLICATE_COLUMN,
+    OUTCOME_COLUMN,
+    Dimension,
+    Duplicates,
+    KeyRule,
+    Lookup,
+)
+from etl.lookup import Policy
+from etl.settlement import CAUSES_TYPE
+from pipelines.column_types import arrow_schema, arrow_type
+from pipelines.delta_tables import DeltaHandle, create_dimension, has_table
+from pipelines.errors import DeltaTableError, PipelineFileError
+from pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, ShardRule, member_column, source_schema
+from pipelines.operators import Joiner
+from pipelines.replica import ReplicaSpec
+from pipelines.replica_rows import LoadedKeyRows, MemberRows
+from pipelines.worker import DuplicateStep, LookupStep, Stage
+from storage.units import parse_duration, parse_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pipelines.config import DimensionConfig, PipelineConfig
+    from pipelines.replica_rows import ReplicaRows
+
+__all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "Target", "prepare"]
+
+DUPLICATES_ROLE = "(duplicates)"
+_INFERRED_FLAG = "is_inferred"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The Delta version that a join is planned at, kept in the catalog until the batch is done.
+
+    Parameters
+    ----------
+    version, base
+        The version V and the greatest surrogate key at V.
+    shards
+        Into how many parts the keys are divided.
+    table_id
+        The table's identity.
+    """
+
+    version: int
+    base: int
+    shards: int
+    table_id: str
+
+
+@dataclass(frozen=True)
+class Group:
+    """Lookups that one stage does: its roles, and whether rows must be shuffled to it."""
+
+    roles: tuple[str, ...]
+    shuffled: bool
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A pipeline checked against its Delta tables.
+
+    Parameters
+    ----------
+    config
+        The pipeline file.
+    stream
+        The stream's columns.
+    lookups
+        By role, in the file's order.
+    duplicates
+        The declared key, or None.
+    shards
+        For each role that needs a shuffle, its number of shards.
+    """
+
+    config: PipelineConfig
+    stream: pa.Schema
+    lookups: Mapping[str, Lookup]
+    duplicates: Duplicates | None
+    shards: Mapping[str, int]
+
+    @property
+    def fact_schema(self) -> pa.Schema:
+        """The fact table: stream, surrogate keys and carried attributes, outcome."""
+        own = {name for look in self.lookups.values() for name in (look.outcome_column, look.reason_column)}
+        added = [field for look in self.lookups.values() for field in look.added_schema() if field.name not in own]
+        return pa.schema([*self.stream, *added, pa.field(OUTCOME_COLUMN, pa.string())])
+
+    @property
+    def duplicate_schema(self) -> pa.Schema:
+        """The table of routed duplicates."""
+        return pa.schema([*self.stream, pa.field(DUPLICATE_COLUMN, pa.string()), pa.field(FILE, pa.string())])
+
+    def rounds(self) -> list[list[Group]]:
+        """Return the stages of a batch, in rounds that are each computed once."""
+        calm = tuple(role for role, look in self.lookups.items() if look.policy is not Policy.INFER)
+        current = [Group(calm, shuffled=False)] if calm else []
+        if self.duplicates is not None:
+            current.append(Group((DUPLICATES_ROLE,), shuffled=True))
+        rounds = [current]
+        met: set[str] = set()
+        for role, lookup in self.lookups.items():
+            if lookup.policy is not Policy.INFER:
+                continue
+            if lookup.dimension.name in met:
+                rounds.append([])
+                met.clear()
+            met.add(lookup.dimension.name)
+            rounds[-1].append(Group((role,), shuffled=True))
+        return rounds
+
+    def path(self, role: str) -> str:
+        """Return the Delta table that a role joins with."""
+        if role == DUPLICATES_ROLE:
+            return self.config.sink.path
+        return self.config.dimensions[self.lookups[role].dimension.name].path
+
+    def shard_rule(self, role: str, shards: int) -> ShardRule:
+        """Return how rows are divided for a role."""
+        if role == DUPLICATES_ROLE:
+            assert self.duplicates is not None
+            key = self.duplicates.key
+            return ShardRule(tuple(key.names), key, shards, self.duplicates.rules)
+        lookup = self.lookups[role]
+        dimension = lookup.dimension
+        return ShardRule(lookup.stream_columns, dimension.key_schema, shards, dimension.rules)
+
+    def stages(
+        self,
+        rounds: list[list[Group]],
+        number: int,
+        targets: Mapping[str, Target],
+        shards: Mapping[str, int],
+        owner: str,
+    ) -> list[Stage]:
+        """Return the stages of one round.
+
+        Parameters
+        ----------
+        rounds
+            All rounds.
+        number
+            Which one.
+        targets
+            The planned version of each of its roles.
+        shards
+            For each role of any round that needs a shuffle, the number of shards of this batch.
+        owner
+            The run, for the operators that workers keep.
+        """
+        before = sum(len(groups) for groups in rounds[:number])
+        flat = [group for groups in rounds for group in groups]
+        return [self._stage(flat, before, before + i, targets, shards, owner) for i in range(len(rounds[number]))]
+
+    def _stage(
+        self,
+        groups: list[Group],
+        first: int,
+        number: int,
+        targets: Mapping[str, Target],
+        shards: Mapping[str, int],
+        owner: str,
+    ) -> Stage:
+        """Return a stage; `first` is the stage that its round begins with."""
+        last = number == len(groups) - 1
+        members = self._member_fields(groups[first : number + 1])
+        following = None if last else groups[number + 1]
+        return Stage(
+            number=number,
+            owner=owner,
+            steps=tuple(self._step(role, targets[role]) for role in groups[number].roles),
+            next_shard=None if following is None else self.shard_rule(following.roles[0], shards[following.roles[0]]),
+            settles=(tuple(self.lookups.values()), self.duplicates) if last else None,
+            schema=pa.schema([*(self._settled_fields() if last else self._fields(groups[: number + 1])), *members]),
+        )
+
+    def _fields(self, groups: list[Group]) -> list[pa.Field]:
+        """Return the columns after some stages of which more follow."""
+        roles = [role for group in groups for role in group.roles]
+        fields = list(source_schema(self.stream))
+        for role in roles:
+            if role == DUPLICATES_ROLE:
+                fields.append(pa.field(DUPLICATE_COLUMN, pa.string()))
+            else:
+                fields.extend(self.lookups[role].added_schema())
+        return [*fields, pa.field(SHARD, pa.int32())]
+
+    def _settled_fields(self) -> list[pa.Field]:
+        own = [(FILE, pa.string()), (MALFORMED, pa.string()), (DUPLICATE_COLUMN, pa.string())]
+        own += [(CAUSES_COLUMN, CAUSES_TYPE), (STATE, pa.int8()), (NOTE, pa.string())]
+        return [*self.fact_schema, *(pa.field(*pair) for pair in own)]
+
+    def _member_fields(self, groups: list[Group]) -> list[pa.Field]:
+        inferring = [
+            self.lookups[role] for group in groups for role in group.roles if group.shuffled and role != DUPLICATES_ROLE
+        ]
+        return [pa.field(member_column(look.role), pa.struct(look.dimension.table_schema)) for look in inferring]
+
+    def _step(self, role: str, target: Target) -> LookupStep | DuplicateStep:
+        if role == DUPLICATES_ROLE:
+            assert self.duplicates is not None
+            rows: ReplicaRows = LoadedKeyRows(Duplicates(self.duplicates.key, rules=self.duplicates.rules))
+            joiner = self._joiner(role, target, rows, self.duplicates.operator_on, self.duplicates.operator_columns)
+            return DuplicateStep(self.duplicates, joiner)
+        lookup = self.lookups[role]
+        rows = MemberRows(self._narrow(lookup.dimension))
+        return LookupStep(lookup, self._joiner(role, target, rows, lookup.operator_on, lookup.operator_columns))
+
+    def _narrow(self, dimension: Dimension) -> Dimension:
+        """Return the dimension with the attributes that some fact carries, which is all that a replica holds."""
+        carried = {
+            name for look in self.lookups.values() if look.dimension.name == dimension.name for name in look.carry
+        }
+        kept = [field for field in dimension.schema if field.name in carried or field.name in dimension.natural_key]
+        return Dimension(
+            dimension.name,
+            dimension.natural_key,
+            dimension.surrogate_key,
+            pa.schema(kept),
+            dimension.rules,
+            inferred_flag=None,
+        )
+
+    def _joiner(
+        self, role: str, target: Target, rows: ReplicaRows, on: list[tuple[str, str]], columns: list[str]
+    ) -> Joiner:
+        config = self.config
+        replica = ReplicaSpec(
+            rows, self.path(role), target.table_id, target.shards, config.replicas, parse_memory(config.replica_memory)
+        )
+        replicas = sum(self.shards.get(each, 1) for each in (*self.lookups, *self._duplicate_roles()))
+        return Joiner(
+            role,
+            replica,
+            target.version,
+            target.base,
+            tuple(on),
+            tuple(columns),
+            memory=parse_memory(config.memory) // replicas,
+            deadline=None if config.deadline is None else parse_duration(config.deadline),
+        )
+
+    def _duplicate_roles(self) -> tuple[str, ...]:
+        return () if self.duplicates is None else (DUPLICATES_ROLE,)
+
+
+def prepare(config: PipelineConfig, parallelism: int) -> Prepared:
+    """Check a pipeline against its Delta tables, and create dimensions whose columns it gives.
+
+    Parameters
+    ----------
+    config
+        The pipeline file.
+    parallelism
+        The number of shards where the file names none.
+
+    Raises
+    ------
+    DeltaTableError
+        If a dimension is missing or lacks a column.
+    DeclarationError, KeyInputError, PipelineFileError
+        If a lookup or the duplicates cannot work on these columns.
+    """
+    stream = arrow_schema(config.source.columns)
+    dimensions = {name: _dimension(config, name) for name in config.dimensions}
+    lookups = {
+        item.role: Lookup(dimensions[item.dimension], item.role, dict(item.on), item.policy, tuple(item.carry))
+        for item in config.lookups
+    }
+    for lookup in lookups.values():
+        lookup.check(stream)
+    duplicates = _duplicates(config, stream)
+    shards = {
+        item.role: config.dimensions[item.dimension].shards or parallelism
+        for item in config.lookups
+        if item.policy == "infer"
+    }
+    if config.duplicates is not None:
+        shards[DUPLICATES_ROLE] = config.duplicates.shards or parallelism
+    prepared = Prepared(config, stream, lookups, duplicates, shards)
+    _check_names(prepared)
+    return prepared
+
+
+def _dimension(config: PipelineConfig, name: str) -> Dimension:
+    """Return a dimension as its Delta table has it."""
+    declared = config.dimensions[name]
+    surrogate = config.surrogate_key(name)
+    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
+    if not has_table(declared.path):
+        _create(declared, name, surrogate, rules)
+    schema = DeltaHandle(declared.path).schema()
+    for column in (*declared.natural_key, surrogate):
+        if column not in schema.names:
+            raise DeltaTableError(
+                f"dimension {name!r}: the Delta table {declared.path} has no column {column!r}; "
+                f"it has {', '.join(schema.names)}"
+            )
+    if schema.field(surrogate).type != pa.int64():
+        raise DeltaTableError(
+            f"dimension {name!r}: the surrogate key {surrogate!r} is {schema.field(surrogate).type}; it must be bigint"
+        )
+    flag = _INFERRED_FLAG if _INFERRED_FLAG in schema.names else None
+    columns = pa.schema([field for field in schema if field.name not in {surrogate, flag}])
+    return Dimension(name, tuple(declared.natural_key), surrogate, columns, rules, inferred_flag=flag)
+
+
+def _create(declared: DimensionConfig, name: str, surrogate: str, rules: Mapping[str, KeyRule]) -> None:
+    if declared.columns is None:
+        raise DeltaTableError(
+            f"dimension {name!r}: there is no Delta table at {declared.path}; create it with `headrace dimension "
+            f"create`, or give dimensions.{name}.columns to begin with an empty one"
+        )
+    columns = pa.schema([pa.field(column, arrow_type(kind)) for column, kind in declared.columns.items()])
+    create_dimension(declared.path, Dimension(name, tuple(declared.natural_key), surrogate, columns, rules))
+
+
+def _duplicates(config: PipelineConfig, stream: pa.Schema) -> Duplicates | None:
+    declared = config.duplicates
+    if declared is None:
+        return None
+    key = pa.schema([stream.field(name) for name in declared.key])
+    duplicates = Duplicates(key, declared.action, tuple(declared.order_by))
+    duplicates.check(stream)
+    return duplicates
+
+
+def _check_names(prepared: Prepared) -> None:
+    """Refuse two columns of one name in the facts, and partition columns that facts do not have."""
+    names: list[Any] = prepared.fact_schema.names
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise PipelineFileError(f"the facts would have two columns {repeated[0]!r}; give the lookup another role")
+    for name in prepared.config.sink.partition_by:
+        if name not in names:
+            raise PipelineFileError(
+                f"sink.partition_by names {name!r}, which the facts do not have; they have {', '.join(names)}"
+            )
