@@ -11,9 +11,9 @@ import pyarrow as pa
 from cli.blocks import Grid, Pairs, Text
 from cli.exits import ExitCode
 from cli.streams import CsvFormat, open_stream
+from pipelines.column_types import arrow_schema
 from pipelines.config import PipelineConfig, load_pipeline
 from pipelines.dimension_tables import check_dimension, create_dimension, describe_dimension, find_members
-from pipelines.types import arrow_schema
 from storage.errors import InputError
 
 if TYPE_CHECKING:

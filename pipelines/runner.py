@@ -26,7 +26,7 @@ from pipelines.delta_tables import DeltaHandle, create_table, has_table
 from pipelines.errors import BatchError, DeltaTableError, PipelineFileError
 from pipelines.failures import cause_of
 from pipelines.lease import Leases
-from pipelines.source import open_stream
+from pipelines.source import open_stream, option_text
 from pipelines.spark import SparkSettings, session
 from pipelines.stages import Prepared, prepare
 from storage.errors import HeadraceError
@@ -285,9 +285,7 @@ class _Run:
 
 
 def _spark_settings(config: PipelineConfig) -> SparkSettings:
-    conf = {
-        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in config.spark.conf.items()
-    }
+    conf = {name: option_text(value) for name, value in config.spark.conf.items()}
     return SparkSettings(master=config.spark.master, app_name=f"headrace {config.name}", conf=conf)
 
 

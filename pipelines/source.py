@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from pipelines.config import SourceConfig, TriggerConfig
 
-__all__ = ["open_stream"]
+__all__ = ["open_stream", "option_text"]
 
 _TEXT_FORMATS = ("csv", "json")
 _OWN_OPTIONS = (
@@ -69,7 +69,7 @@ def _check(source: SourceConfig) -> None:
 
 
 def _options(source: SourceConfig, trigger: TriggerConfig) -> dict[str, str]:
-    options = {name: _text(value) for name, value in source.options.items()}
+    options = {name: option_text(value) for name, value in source.options.items()}
     options["maxFilesPerTrigger"] = str(trigger.max_files)
     if source.files is not None:
         options["pathGlobFilter"] = source.files
@@ -80,7 +80,8 @@ def _options(source: SourceConfig, trigger: TriggerConfig) -> dict[str, str]:
     return options
 
 
-def _text(value: str | float) -> str:
+def option_text(value: str | float) -> str:
+    """Return an option as Spark writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
