@@ -1,0 +1,204 @@
+"""Outputs are lazy, begin their work at once and lose nothing; statistics subtract; misuse is refused."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from joins import SSIJ, Equality, IndexNestedLoops, MeshJoin, Operator
+from joins.errors import FinishedError, JoinInputError, JoinStateError, StreamSchemaError
+from joins.protocol import Work
+from joins.stats import JoinStats, MemoryUse, SSIJStats
+from storage.errors import CorruptPageError, KeyInputError, SchemaError
+
+
+def batch(*numbers):
+    return pa.record_batch({"k": pa.array(numbers, pa.int64())})
+
+
+def numbers(output):
+    return [value for result in output for value in result["k"].to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def table(build):
+    with build(pa.table({"k": np.arange(100), "v": np.arange(100)}), ["k"], unique=True) as table:
+        yield table
+
+
+def test_every_operator_has_the_protocol(table, operator):
+    assert isinstance(operator(table, on="k"), Operator)
+
+
+def test_work_starts_with_the_call_and_goes_on_with_each_result():
+    done = []
+
+    def task():
+        for number in range(3):
+            done.append(number)
+            yield batch(number)
+
+    output = Work().start(task())
+    assert done == [0]
+    next(output)
+    assert done == [0]
+    next(output)
+    assert done == [0, 1]
+
+
+def test_work_without_results_is_done_when_the_call_returns():
+    done = []
+
+    def task():
+        done.append(True)
+        yield from ()
+
+    Work().start(task())
+    assert done == [True]
+
+
+def test_what_an_output_had_left_comes_first_in_the_next_one():
+    work = Work()
+    first = work.start(iter([batch(1), batch(2)]))
+    next(first)
+    second = work.start(iter([batch(3)]))
+    assert numbers(first) == []
+    assert numbers(second) == [2, 3]
+
+
+def test_after_a_failure_the_work_refuses_to_go_on():
+    def task():
+        yield batch(1)
+        raise CorruptPageError("page 7")
+
+    work = Work()
+    output = work.start(task())
+    next(output)
+    with pytest.raises(CorruptPageError):
+        next(output)
+    with pytest.raises(JoinStateError, match="page 7"):
+        work.start(iter([batch(2)]))
+
+
+def test_time_between_results_is_not_counted_as_work():
+    now = [0.0]
+
+    def task():
+        now[0] += 1
+        yield batch(1)
+        now[0] += 2
+        yield batch(2)
+
+    work = Work(lambda: now[0])
+    output = work.start(task())
+    now[0] += 100
+    assert numbers(output) == [1, 2]
+    assert work.busy_seconds == 3
+
+
+def test_to_table_needs_a_schema_only_without_results():
+    assert Work().start(iter([batch(1)])).to_table().num_rows == 1
+    assert Work().start(iter([])).to_table(batch().schema).num_rows == 0
+
+
+def test_a_dropped_output_loses_nothing(table, operator):
+    join = operator(table, on="k", memory="1MiB")
+    join.push(batch(*range(50)))
+    join.flush()
+    join.push(batch(*range(50, 100)))
+    assert sorted(numbers(join.finish())) == list(range(100))
+
+
+def test_flush_lets_everything_out_and_the_operator_goes_on(table, operator):
+    join = operator(table, on="k")
+    first = numbers(join.push(batch(1, 2))) + numbers(join.flush())
+    assert sorted(first) == [1, 2]
+    assert numbers(join.flush()) == []
+    assert sorted(numbers(join.push(batch(3))) + numbers(join.finish())) == [3]
+
+
+def test_after_finish_every_call_is_refused(table, operator):
+    join = operator(table, on="k")
+    join.finish()
+    for call in (lambda: join.push(batch(1)), join.tick, join.flush, join.finish):
+        with pytest.raises(FinishedError):
+            call()
+
+
+def test_the_stream_keeps_its_schema(table, operator):
+    join = operator(table, on="k")
+    join.push(batch(1)).drain()
+    with pytest.raises(StreamSchemaError, match="one schema"):
+        join.push(pa.record_batch({"k": ["1"]}))
+    assert join.push(batch(2)).drain() + join.finish().drain() <= 2
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"on": [("k", "v")]}, JoinInputError, "the key is 'k'"),
+        ({"on": []}, JoinInputError, "names none"),
+        ({"on": [("a", "b", "c")]}, JoinInputError, "pairs"),
+        ({"on": "k", "how": "outer"}, JoinInputError, "'inner' or 'left'"),
+        ({"on": "k", "columns": ["x"]}, SchemaError, "'x'"),
+        ({"on": "k", "memory": "lots"}, ValueError, "not a size"),
+    ],
+)
+def test_parameters_are_checked(table, operator, given, error, message):
+    with pytest.raises(error, match=message):
+        operator(table, **given)
+
+
+def test_a_missing_join_column_is_named(table, operator):
+    with pytest.raises(StreamSchemaError, match="'x'.*'k'"):
+        operator(table, on=[("x", "k")]).push(batch(1))
+
+
+def test_types_that_cannot_match_are_an_error_before_the_first_row(table, operator):
+    with pytest.raises(KeyInputError, match="never equal"):
+        operator(table, on="k").push(pa.record_batch({"k": pa.array([], pa.string())}))
+
+
+def test_there_is_one_streaming_side(table, operator):
+    with pytest.raises(JoinInputError, match="side"):
+        operator(table, on="k").push(batch(1), side="relation")
+
+
+def test_a_snapshot_needs_a_reader(table, operator):
+    with pytest.raises(JoinInputError, match="reader"):
+        operator(table.snapshot(), on="k")
+    join = operator(table.snapshot(), on="k", reader=table.reader())
+    assert numbers(join.push(batch(1))) + numbers(join.finish()) == [1]
+
+
+def test_a_join_over_a_snapshot_does_not_change(table):
+    with pytest.raises(JoinStateError, match="snapshot"):
+        SSIJ(table.snapshot(), on="k", reader=table.reader()).refresh()
+
+
+def test_meshjoin_refuses_a_deadline(table):
+    with pytest.raises(JoinInputError, match="SSIJ"):
+        MeshJoin(table, on="k", deadline="1s")
+    assert IndexNestedLoops(table, on="k", deadline="1s").deadline == 1.0
+
+
+def test_counters_subtract_and_gauges_stay():
+    earlier = SSIJStats(rows_in=5, join_phases=1, longest_wait=2.0, memory=MemoryUse(limit=9, used=4))
+    later = SSIJStats(rows_in=12, join_phases=3, longest_wait=1.0, memory=MemoryUse(limit=9, used=3))
+    interval = later - earlier
+    assert (interval.rows_in, interval.join_phases, interval.longest_wait) == (7, 2, 1.0)
+    assert interval.memory.used == 3
+
+
+def test_unlike_statistics_do_not_subtract():
+    with pytest.raises(TypeError):
+        SSIJStats() - JoinStats()
+
+
+def test_ratios_of_nothing_are_zero():
+    assert (JoinStats().hit_ratio, JoinStats().rate) == (0.0, 0.0)
+    assert JoinStats(rows_done=4, rows_cached=1, busy_seconds=2.0).hit_ratio == 0.25
+
+
+def test_an_equality_names_each_key_column_once():
+    with pytest.raises(JoinInputError):
+        Equality((("a", "k"), ("b", "k"))).check(["k"])
