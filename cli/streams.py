@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["CsvFormat", "FileStream", "open_stream", "text_columns"]
 
 BLOCK_BYTES = 1 << 20
+READ_BYTES = 1 << 16
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".txt": "csv", ".tsv": "csv"}
 PARQUET_MAGIC = b"PAR1"
 
@@ -88,7 +89,7 @@ class FileStream:
                     yield _fitted(batch, self.schema, file)
 
 
-def open_stream(path: Path, *, batch_rows: int = 1 << 16, csv: CsvFormat | None = None) -> FileStream:
+def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None = None) -> FileStream:
     """Look at the files and read their schema, not yet their rows.
 
     Parameters
@@ -170,8 +171,9 @@ def _parquet_head(files: Sequence[Path]) -> tuple[pa.Schema, int]:
 
 
 def _parquet_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    with pq.ParquetFile(file) as source:
-        yield from source.iter_batches(batch_rows)
+    """Yield a file's rows; without these settings Arrow would hold all of a file that is being read."""
+    with pq.ParquetFile(file, pre_buffer=False, buffer_size=READ_BYTES) as source:
+        yield from source.iter_batches(batch_rows, use_threads=False)
 
 
 def _csv_schema(file: Path, form: CsvFormat) -> pa.Schema:
