@@ -1,0 +1,113 @@
+import decimal
+from fractions import Fraction
+
+import pyarrow as pa
+import pytest
+from arrow_strategies import INT_RANGES, array_of, values_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.coerce import coerce
+from storage.columns import fixed_values
+from storage.errors import KeyInputError
+
+DECIMALS = (pa.decimal128(4, 1), pa.decimal128(18, 6), pa.decimal128(38, 0), pa.decimal128(38, 38))
+EXACT = (*INT_RANGES, *DECIMALS)
+TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def holds(value, target):
+    """Whether a type can hold an exact value."""
+    if target in INT_RANGES:
+        low, high = INT_RANGES[target]
+        return value.denominator == 1 and low <= value <= high
+    scaled = value * 10**target.scale
+    return scaled.denominator == 1 and abs(scaled) < 10**target.precision
+
+
+def expected_flags(values, flags):
+    return [True] * len(values) if flags is None else flags.tolist()
+
+
+@given(st.sampled_from(EXACT), st.sampled_from(EXACT), st.data())
+def test_numbers_match_by_value(source, target, data):
+    values = data.draw(st.lists(st.none() | values_of(source), max_size=8))
+    array, flags = coerce(pa.array(values, source), target, "k")
+    exact = [None if value is None else Fraction(value) for value in values]
+    assert expected_flags(values, flags) == [value is not None and holds(value, target) for value in exact]
+    assert array.type == target
+    kept = [
+        (got.as_py(), value)
+        for got, value in zip(array, exact, strict=True)
+        if value is not None and holds(value, target)
+    ]
+    assert [Fraction(got) for got, _ in kept] == [value for _, value in kept]
+
+
+@given(st.sampled_from(list(TICKS)), st.sampled_from(list(TICKS)), st.data())
+def test_instants_match_by_the_time_they_mean(source, target, data):
+    values = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3000, 3000), max_size=8))
+    array, flags = coerce(array_of(values, pa.timestamp(source, "UTC")), pa.timestamp(target, "Asia/Tokyo"), "k")
+    exact = [Fraction(value * TICKS[target], TICKS[source]) for value in values]
+    fits = [value.denominator == 1 and -(2**63) <= value < 2**63 for value in exact]
+    # A value whose conversion would overflow by less than one unit may be given up, but never matched wrongly.
+    assert all(fit or not flag for fit, flag in zip(fits, expected_flags(values, flags), strict=True))
+    got = fixed_values(array)[0].tolist() if values else []
+    for value, flag, result in zip(exact, expected_flags(values, flags), got, strict=True):
+        assert not flag or result == value
+
+
+def test_every_instant_that_fits_is_matched():
+    array, flags = coerce(pa.array([-5, 0, 7], pa.timestamp("s")), pa.timestamp("ns"), "k")
+    assert flags is None
+    assert fixed_values(array)[0].tolist() == [-5 * 10**9, 0, 7 * 10**9]
+
+
+def test_dates_of_both_widths_match():
+    array, flags = coerce(array_of([86_400_000 * 3, 5], pa.date64()), pa.date32(), "k")
+    assert flags.tolist() == [True, False]
+    assert array[0].as_py().isoformat() == "1970-01-04"
+
+
+@pytest.mark.parametrize("dtype", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())], ids=str)
+def test_text_of_any_layout_matches(dtype):
+    array, flags = coerce(pa.array(["a", None, "b"]).cast(dtype), pa.string(), "k")
+    assert flags.tolist() == [True, False, True]
+    assert array.take(pa.array([0, 2])).to_pylist() == ["a", "b"]
+
+
+def test_a_column_of_nulls_matches_nothing():
+    _, flags = coerce(pa.nulls(2), pa.decimal128(38, 2), "k")
+    assert flags.tolist() == [False, False]
+
+
+def test_chunked_columns_are_taken_whole():
+    array, flags = coerce(pa.chunked_array([[1], [2, 3]]), pa.int16(), "k")
+    assert flags is None
+    assert array.to_pylist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (pa.string(), pa.int64()),
+        (pa.int64(), pa.string()),
+        (pa.string(), pa.binary()),
+        (pa.float64(), pa.int64()),
+        (pa.bool_(), pa.int8()),
+        (pa.timestamp("s"), pa.timestamp("s", "UTC")),
+        (pa.date32(), pa.timestamp("s")),
+        (pa.list_(pa.int8()), pa.int8()),
+    ],
+    ids=str,
+)
+def test_types_that_can_never_be_equal_are_refused(source, target):
+    with pytest.raises(KeyInputError, match=r"'k' has type .* can never equal a key of type"):
+        coerce(pa.array([], source), target, "k")
+
+
+def test_the_largest_decimals_are_compared_exactly():
+    top = decimal.Decimal(10**38 - 1)
+    array, flags = coerce(pa.array([top, top.copy_negate()], pa.decimal128(38, 0)), pa.decimal128(38, 1), "k")
+    assert flags.tolist() == [False, False]
+    assert array.type == pa.decimal128(38, 1)
