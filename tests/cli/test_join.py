@@ -93,3 +93,32 @@ def test_a_result_inside_the_streams_folder_is_refused(invoke, planes, tmp_path)
     outcome = invoke("join", planes, tmp_path, "--on", "tailnum", "-o", tmp_path / "out.parquet")
     assert outcome.code == 1
     assert "would be read as part of it" in outcome.err
+
+
+def peak_of_join(table, stream, out):
+    """Return the greatest resident size in bytes of a join in a process of its own."""
+    script = (
+        "import resource, sys\nfrom cli.main import headrace\n"
+        "try:\n    headrace(sys.argv[1:])\n"
+        "except SystemExit as stop:\n    assert stop.code == 0, stop.code\n"
+        "print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"
+    )
+    command = ["join", table, stream, "--on", "s=k", "--memory", "32MiB", "-o", out]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, command)], check=True, capture_output=True, text=True
+    )
+    return int(done.stdout.rsplit("PEAK", 1)[1])
+
+
+@pytest.mark.slow
+def test_the_process_stays_within_its_budget_over_a_table_six_times_as_large(invoke, tmp_path, rng):
+    rows, stream_rows = 6_000_000, 3_000_000
+    columns = {name: rng.random(rows) for name in "abcd"}
+    pq.write_table(pa.table({"k": pa.array(range(rows), pa.int64()), **columns}), tmp_path / "t.parquet")
+    stream = pa.table({"s": rng.zipf(1.3, stream_rows) % rows, "x": rng.random(stream_rows)})
+    pq.write_table(stream, tmp_path / "s.parquet", row_group_size=100_000)
+    pq.write_table(stream.slice(0, 100), tmp_path / "few.parquet")
+    assert invoke("table", "build", tmp_path / "t.parquet", "--key", "k", "-o", tmp_path / "t").code == 0
+    assert (tmp_path / "t").stat().st_size > 6 * 32 * 2**20
+    least, most = (peak_of_join(tmp_path / "t", tmp_path / f"{name}.parquet", tmp_path / "o") for name in ("few", "s"))
+    assert most <= least + 64 * 2**20, (least, most)
