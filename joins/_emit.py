@@ -66,11 +66,6 @@ class Matches:
     count: NDArray[np.int32]
     source: NDArray[np.int32] | None = None
 
-    @classmethod
-    def none(cls, rows: int) -> Matches:
-        """Return no match for any of so many rows, to be filled in."""
-        return cls(np.full(rows, -1, np.int32), np.zeros(rows, np.int32), np.zeros(rows, np.int32))
-
 
 class Emitter:
     """Makes result batches of a bounded size.
@@ -124,6 +119,46 @@ class Emitter:
             yield self._batch(_take(rows, source), matches.frame[match], row, frames)
             start = stop
 
+    def emit_placed(
+        self,
+        rows: pa.RecordBatch,
+        place: NDArray[np.int32],
+        frame: NDArray[np.int32],
+        row: NDArray[np.int32],
+        frames: NDArray[np.uint8],
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the results of stream rows with at most one match each, in the order of the stream rows.
+
+        The relation's rows are gathered in key order and then put in place. Where every stream row gives a result
+        the stream's columns pass through as they are.
+
+        Parameters
+        ----------
+        rows
+            Stream rows.
+        place : int32[len(rows)]
+            Of each stream row: which match it has, -1 for no result, -2 for nulls.
+        frame, row : int32[n]
+            Where the matches are, in key order.
+        frames
+            Pages.
+        """
+        target = np.full(len(frame), -1, dtype=np.int32)
+        limit = self._limit
+        for start in range(0, len(rows), limit):
+            part = place[start : start + limit]
+            near, at = np.empty(len(part) + 1, dtype=np.int32), np.empty(len(part) + 1, dtype=np.int32)
+            index = np.empty(len(part), dtype=np.int32)
+            gathered, results = kernels.in_key_order(part, frame, row, target, near, at, index)
+            if results == 0:
+                continue
+            stream = rows.slice(start, len(part))
+            if results < len(part):
+                stream = _take(stream, np.flatnonzero(part != -1).astype(np.int32))
+            columns = gather(self.snapshot.layout, frames, near[:gathered], at[:gathered], self._columns)
+            places = pa.array(index[:results])
+            yield self._finished(stream, [column.take(places) for column in columns])
+
     def nulls(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the stream rows with nulls for the relation."""
         start = 0
@@ -145,7 +180,9 @@ class Emitter:
     def _batch(
         self, rows: pa.RecordBatch, frame: NDArray[np.int32], row: NDArray[np.int32], frames: NDArray[np.uint8]
     ) -> pa.RecordBatch:
-        gathered = gather(self.snapshot.layout, frames, frame, row, self._columns)
+        return self._finished(rows, gather(self.snapshot.layout, frames, frame, row, self._columns))
+
+    def _finished(self, rows: pa.RecordBatch, gathered: list[pa.Array]) -> pa.RecordBatch:
         if gathered:
             self._row_bytes = max(self._row_bytes, sum(array.nbytes for array in gathered) / len(rows))
         return pa.RecordBatch.from_arrays([*rows.columns, *gathered], schema=self.schema)

@@ -21,8 +21,10 @@ __all__ = [
     "collect_pairs",
     "count_pieces",
     "expand_matches",
+    "in_key_order",
+    "outer_matches",
     "pack_positions",
-    "scatter_matches",
+    "place_matches",
     "settle_pages",
     "split_pieces",
     "tally",
@@ -79,34 +81,91 @@ def tally(frame: NDArray[np.int32], weight: NDArray[np.int64], touched: NDArray[
 
 
 @njit(cache=True, nogil=True)
-def scatter_matches(
+def place_matches(
     order: NDArray[np.int32],
     frame: NDArray[np.int32],
-    row: NDArray[np.int32],
     count: NDArray[np.int32],
     outer: bool,
+    place: NDArray[np.int32],
+) -> None:
+    """Write for each tuple of a batch which of the probes, which are in key order, gave its one match.
+
+    Tuples that get no row now keep the -1 they have; with `outer` those whose page has no match get -2.
+    """
+    for i in range(len(order)):
+        if frame[i] >= 0:
+            if count[i] > 0:
+                place[order[i]] = i
+            elif outer:
+                place[order[i]] = -2
+
+
+@njit(cache=True, nogil=True)
+def in_key_order(
+    place: NDArray[np.int32],
+    frame: NDArray[np.int32],
+    row: NDArray[np.int32],
+    target: NDArray[np.int32],
     out_frame: NDArray[np.int32],
     out_row: NDArray[np.int32],
-    out_count: NDArray[np.int32],
-) -> int:
-    """Move the matches of tuples whose page was there back to the tuples' own positions; return the rows they give.
+    out_index: NDArray[np.int32],
+) -> tuple[int, int]:
+    """List the relation rows of some tuples in key order, so that gathering them goes through memory once.
 
-    With `outer` a tuple without a match gives one row, from frame -1.
+    Parameters
+    ----------
+    place : int32[m]
+        Of `place_matches`.
+    frame, row : int32[n]
+        Of the probes.
+    target : int32[n]
+        Scratch, all -1; is so again afterwards.
+    out_frame, out_row : int32[m + 1]
+        The rows to gather; one from frame -1 comes last if any tuple needs nulls.
+    out_index : int32[m]
+        For each tuple that gives a result, the gathered row it needs.
+
+    Returns
+    -------
+    gathered, results
     """
-    total = 0
-    for i in range(len(order)):
-        at = order[i]
+    results = 0
+    nulls = 0
+    for i in range(len(place)):
+        if place[i] >= 0:
+            target[place[i]] = results
+            results += 1
+        elif place[i] == -2:  # noqa: PLR2004 - a row of nulls
+            out_index[results] = -1
+            results += 1
+            nulls += 1
+    gathered = 0
+    for i in range(len(target)):
+        if target[i] >= 0:
+            out_frame[gathered] = frame[i]
+            out_row[gathered] = row[i]
+            out_index[target[i]] = gathered
+            gathered += 1
+            target[i] = -1
+    if nulls > 0:
+        out_frame[gathered] = -1
+        out_row[gathered] = 0
+        for i in range(results):
+            if out_index[i] < 0:
+                out_index[i] = gathered
+        gathered += 1
+    return gathered, results
+
+
+@njit(cache=True, nogil=True)
+def outer_matches(frame: NDArray[np.int32], count: NDArray[np.int32], outer: bool) -> None:
+    """Drop the matches of pages that are not there; with `outer` give tuples without a match a row of nulls."""
+    for i in range(len(frame)):
         if frame[i] < 0:
-            continue
-        found = count[i]
-        if found > 0:
-            out_frame[at] = frame[i]
-            out_row[at] = row[i]
-        elif outer:
-            found = 1
-        out_count[at] = found
-        total += found
-    return total
+            count[i] = 0
+        elif outer and count[i] == 0:
+            count[i] = 1
+            frame[i] = -1
 
 
 @njit(cache=True, nogil=True)

@@ -152,29 +152,39 @@ class OnlinePhase:
         return Located(order, keys, first, last)
 
     def _join_single(self, probe: Probe) -> Iterator[pa.RecordBatch]:
-        """Join the tuples that may match in one leaf, in the order in which they came."""
-        state, single, rows = self._state, probe.single, probe.piece.rows
-        buffer = self._store.cache.buffer
-        row, count = search(self._snapshot.layout, buffer, probe.frame, single.keys, unique=self._snapshot.unique)
+        """Join the tuples that may match in one leaf."""
+        state, single = self._state, probe.single
+        buffer, unique = self._store.cache.buffer, self._snapshot.unique
+        row, count = search(self._snapshot.layout, buffer, probe.frame, single.keys, unique=unique)
         self._store.touch(probe.frame)
-        found = Matches.none(len(rows))
-        kernels.scatter_matches(single.order, probe.frame, row, count, state.outer, found.frame, found.row, found.count)
         done = np.flatnonzero(probe.frame >= 0)
-        state.counters.rows_cached += len(done) + probe.impossible
+        state.counters.rows_cached += len(done)
         state.completed(arrivals_at(probe.piece.arrival, single.order[done]), len(done))
-        if probe.impossible:
-            self._give_up(probe, found)
-        yield from state.emitter.emit(rows, found, buffer)
+        impossible = self._give_up(probe)
+        if unique:
+            place = np.full(len(probe.piece.rows), -1, dtype=np.int32)
+            kernels.place_matches(single.order, probe.frame, count, state.outer, place)
+            if state.outer:
+                place[impossible] = -2
+            yield from state.emitter.emit_placed(probe.piece.rows, place, probe.frame, row, buffer)
+            return
+        frame = probe.frame.copy()
+        kernels.outer_matches(frame, count, state.outer)
+        yield from state.emitter.emit(probe.piece.rows, Matches(frame, row, count, single.order), buffer)
+        if state.outer and len(impossible):
+            yield from state.emitter.nulls(probe.piece.rows.take(pa.array(impossible)))
 
-    def _give_up(self, probe: Probe, found: Matches) -> None:
-        """Complete the tuples that can match nothing."""
+    def _give_up(self, probe: Probe) -> NDArray[np.intp]:
+        """Complete the tuples that can match nothing and return which they are."""
+        if probe.impossible == 0:
+            return np.empty(0, dtype=np.intp)
         possible = np.zeros(len(probe.piece.rows), dtype=np.bool_)
         possible[probe.single.order] = True
         possible[probe.spanning.order] = True
         impossible = np.flatnonzero(~possible)
-        if self._state.outer:
-            found.count[impossible] = 1
+        self._state.counters.rows_cached += len(impossible)
         self._state.completed(arrivals_at(probe.piece.arrival, impossible), len(impossible))
+        return impossible
 
     def _hold_single(self, probe: Probe) -> None:
         waiting = np.flatnonzero(probe.frame < 0)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Chunk", "StreamBuffer", "ascending", "merge_simple"]
 
+_ARRIVAL_NBYTES = 8
 _FAN_IN = 8
 _TIER = 4
 
@@ -55,8 +56,9 @@ class Chunk:
     @property
     def tuple_nbytes(self) -> int:
         """Bytes of the tuples: the stream buffer's share."""
-        arrival = self.arrival.nbytes if isinstance(self.arrival, np.ndarray) else 0
-        return self.rows.nbytes + arrival + (0 if self.matched is None else self.matched.nbytes)
+        # Merging chunks may give each tuple an arrival of its own and each column a bitmap: both are counted at once.
+        merged = len(self.rows) * _ARRIVAL_NBYTES + self.rows.num_columns * (len(self.rows) // 8 + 1)
+        return self.rows.nbytes + merged + (0 if self.matched is None else self.matched.nbytes)
 
     @property
     def index_nbytes(self) -> int:
