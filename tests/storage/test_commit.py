@@ -1,0 +1,260 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+from simulated import Model, build, rows_at, rows_of, writer_of
+
+from storage.errors import InputError, KeyInputError, SchemaError, UniqueViolationError
+from storage.locks import NoLocks
+from storage.snapshot import open_snapshot
+
+SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
+
+
+def table_of(rows):
+    return pa.Table.from_pylist(rows, schema=SCHEMA)
+
+
+def rows(keys, text="v"):
+    return [{"k": int(k), "v": f"{text}{k}" + 100 * "."} for k in keys]
+
+
+def keys(*values):
+    return pa.table({"k": pa.array(values, pa.int64())})
+
+
+@pytest.fixture
+def disk():
+    return build(table_of(rows(range(0, 2000, 2))), ["k"], unique=True)
+
+
+@pytest.fixture
+def writer(disk):
+    return writer_of(disk)
+
+
+def test_a_commit_tells_what_it_did(writer, disk):
+    before = writer.snapshot.txid
+    result = writer.apply(table_of(rows([2, 3, 5], "new")), keys(4, 5, 7, 2000))
+    assert (result.txid, result.inserted, result.updated, result.deleted) == (before + 1, 2, 1, 1)
+    assert not result.skipped
+    found = {row["k"]: row["v"] for row in rows_of(disk)}
+    assert len(found) == 1001
+    assert found[3].startswith("new")
+    assert 4 not in found
+
+
+def test_nothing_to_change_is_no_commit(writer, disk):
+    result = writer.apply()
+    assert result.txid == writer.apply(deletes=keys(1, 3)).txid == open_snapshot(disk).txid
+    assert disk.log == []
+
+
+def test_an_application_version_is_kept_even_without_changes(writer, disk):
+    writer.apply(app=("p", 7))
+    assert open_snapshot(disk).superblock.apps == {"p": 7}
+
+
+@pytest.mark.parametrize("version", [3, 2, -(2**63)])
+def test_a_repeated_commit_is_skipped(writer, disk, version):
+    writer.apply(table_of(rows([1])), app=("p", 3))
+    txid = open_snapshot(disk).txid
+    result = writer.apply(table_of(rows([1, 3], "again")), app=("p", version))
+    assert result.skipped
+    assert result.txid == txid == open_snapshot(disk).txid
+    assert not writer.apply(table_of(rows([1])), app=("q", version)).skipped
+    assert open_snapshot(disk).superblock.apps == {"p": 3, "q": version}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"upserts": table_of(rows([7, 7]))}, "k=7 twice"),
+        ({"inserts": table_of(rows([1, 6]))}, "k=6 is in the table"),
+        ({"inserts": table_of(rows([1])), "upserts": table_of(rows([1]))}, "k=1 twice"),
+    ],
+)
+def test_a_unique_violation_names_the_key_and_changes_nothing(writer, disk, changes, message):
+    before = rows_of(disk)
+    with pytest.raises(UniqueViolationError, match=message):
+        writer.apply(**changes, app=("p", 1))
+    assert rows_of(disk) == before
+    assert not writer.apply(table_of(rows([1])), app=("p", 1)).skipped
+    assert len(rows_of(disk)) == len(before) + 1
+
+
+def test_an_insert_of_a_deleted_key_is_no_violation(writer, disk):
+    writer.apply(deletes=keys(6), inserts=table_of(rows([6], "again")))
+    assert [row["v"][:6] for row in rows_of(disk) if row["k"] == 6] == ["again6"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"upserts": pa.table({"k": [1]})}, SchemaError, "'v' is missing"),
+        ({"upserts": pa.table({"k": [1], "v": ["a"], "w": [1]})}, SchemaError, "'w' is unknown"),
+        ({"upserts": pa.table({"k": [1], "v": [[1]]})}, SchemaError, "'v' of type .*cannot be stored"),
+        ({"upserts": pa.table({"k": [None], "v": ["a"]})}, KeyInputError, "'k' has type null|'k' is null"),
+        ({"deletes": keys(1, None)}, KeyInputError, "'k' .*null"),
+        ({"deletes": pa.table({"v": ["a"]})}, SchemaError, "'k' is missing"),
+        ({"deletes": pa.table({"k": ["a"]})}, KeyInputError, "string"),
+        ({"upserts": table_of([{"k": 1, "v": "x" * 5000}])}, InputError, "does not fit in a page"),
+        ({"upserts": table_of(rows([1])), "app": ("p", 2**63)}, InputError, "64-bit"),
+        ({"upserts": table_of(rows([1])), "app": ("p" * 3000, 1)}, InputError, "application"),
+    ],
+)
+def test_bad_input_changes_nothing(writer, disk, changes, error, message):
+    before = rows_of(disk)
+    with pytest.raises(error, match=message):
+        writer.apply(**changes)
+    assert rows_of(disk) == before
+    writer.apply(table_of(rows([1])))
+    assert len(rows_of(disk)) == len(before) + 1
+
+
+def test_columns_are_matched_by_name_and_cast(writer, disk):
+    writer.apply(pa.table({"v": pa.array(["x"]).dictionary_encode(), "k": pa.array([1], pa.int16())}))
+    assert {"k": 1, "v": "x"} in rows_of(disk)
+
+
+def test_a_transaction_is_one_commit_and_sees_itself(writer, disk):
+    txid = writer.snapshot.txid
+    with writer.transaction(app=("p", 1)) as change:
+        change.apply(inserts=table_of(rows([1, 3])))
+        change.apply(deletes=keys(1))
+        change.apply(table_of(rows([3, 9], "late")))
+        with pytest.raises(InputError, match="not committed"):
+            _ = change.result
+    assert (change.result.inserted, change.result.updated, change.result.deleted) == (3, 1, 1)
+    assert open_snapshot(disk).txid == txid + 1 == change.result.txid
+    found = {row["k"]: row["v"] for row in rows_of(disk)}
+    assert 1 not in found
+    assert found[3].startswith("late")
+
+
+def test_a_transaction_that_fails_leaves_nothing(writer, disk):
+    before = rows_of(disk)
+    with pytest.raises(ZeroDivisionError), writer.transaction() as change:  # noqa: PT012 - the block is what fails
+        change.apply(table_of(rows([1])))
+        raise ZeroDivisionError
+    assert rows_of(disk) == before
+    earlier = "earlier change of this transaction failed"
+    with pytest.raises(InputError, match=earlier), writer.transaction() as change:  # noqa: PT012 - as above
+        change.apply(table_of(rows([1])))
+        with pytest.raises(UniqueViolationError):
+            change.apply(inserts=table_of(rows([1])))
+        with pytest.raises(InputError, match="has ended"):
+            change.apply(table_of(rows([5])))
+    assert rows_of(disk) == before
+    with pytest.raises(InputError, match="has ended"):
+        change.apply(table_of(rows([5])))
+
+
+def test_two_transactions_at_once_are_refused(writer):
+    with writer.transaction(), pytest.raises(InputError, match="open already"):
+        writer.acquire()
+    writer.acquire()
+
+
+def test_pages_of_a_failed_transaction_are_used_again(writer, disk):
+    for _ in range(5):
+        with pytest.raises(UniqueViolationError):
+            writer.apply(inserts=table_of(rows([*range(1, 1000, 2), 1000])))
+    writer.apply(table_of(rows([1])))
+    assert writer.snapshot.superblock.pages <= len(disk.image) // 4096
+    assert len(disk.image) // 4096 <= 3 * writer.snapshot.superblock.leaves
+
+
+@pytest.mark.parametrize("fill", [0.5, 0.8, 1.0])
+def test_a_table_grows_from_nothing_and_shrinks_to_nothing(fill):
+    disk = build(table_of([]), ["k"], unique=True, fill=fill)
+    writer = writer_of(disk)
+    order = np.random.default_rng(1).permutation(6000)
+    for part in np.split(order, 6):
+        writer.apply(table_of(rows(part)))
+    assert writer.snapshot.superblock.height >= 3
+    assert [row["k"] for row in rows_of(disk)] == list(range(6000))
+    most = writer.snapshot.superblock.leaves
+    for part in np.split(order, 6):
+        writer.apply(deletes=keys(*part.tolist()))
+        leaves = writer.snapshot.superblock.leaves
+        assert leaves <= most
+    assert rows_of(disk) == []
+    assert writer.snapshot.superblock.height == 0
+    writer.apply(table_of(rows([5])))
+    assert [row["k"] for row in rows_of(disk)] == [5]
+
+
+def test_keys_that_only_grow_fill_their_pages():
+    disk = build(table_of([]), ["k"], unique=True)
+    writer = writer_of(disk)
+    for start in range(0, 12000, 300):
+        writer.apply(table_of(rows(range(start, start + 300))))
+    loaded = build(table_of(rows(range(12000))), ["k"], unique=True)
+    assert writer.snapshot.superblock.leaves <= 1.2 * open_snapshot(loaded).superblock.leaves
+
+
+def test_underfull_leaves_are_merged(writer, disk):
+    leaves = writer.snapshot.superblock.leaves
+    writer.apply(deletes=keys(*[k for k in range(2000) if k % 20]))
+    assert writer.snapshot.superblock.leaves <= leaves // 5
+    assert [row["k"] for row in rows_of(disk)] == list(range(0, 2000, 20))
+
+
+def test_only_the_paths_to_changes_are_written():
+    disk = build(table_of(rows(range(20000))), ["k"], unique=True)
+    writer = writer_of(disk)
+    height, leaves = writer.snapshot.superblock.height, writer.snapshot.superblock.leaves
+    assert leaves > 200
+    writer.apply(table_of(rows([10000], "w")))
+    written = sum(len(operation.data) for operation in disk.log if hasattr(operation, "data"))
+    assert written == (height + 1) * 4096
+
+
+@pytest.mark.parametrize("run", [1, 50, 3000])
+def test_a_key_may_span_many_leaves(run):
+    start = [{"k": k, "v": f"{k}-{i:05}" + 30 * "."} for k in (1, 5, 9) for i in range(run if k == 5 else 3)]
+    disk = build(table_of(start), ["k"], unique=False)
+    writer = writer_of(disk)
+    model = Model(["k"], start)
+    more = [{"k": 5, "v": f"more-{i}"} for i in range(run)]
+    for changes in (
+        {"inserts": more},
+        {"inserts": [{"k": 4, "v": "x"}, {"k": 6, "v": "y"}]},
+        {"upserts": [{"k": 5, "v": f"replaced-{i:05}" + 40 * "."} for i in range(run)]},
+        {"upserts": [{"k": 5, "v": "one"}], "inserts": [{"k": 5, "v": "two"}]},
+        {"deletes": [{"k": 5}]},
+    ):
+        batches = {name: keys(5) if name == "deletes" else table_of(part) for name, part in changes.items()}
+        result = writer.apply(**batches)
+        assert (result.inserted, result.updated, result.deleted) == model.apply(**changes)
+        assert sorted(rows_of(disk), key=str) == sorted(model.sorted(), key=str)
+
+
+def test_pages_that_a_reader_needs_are_left_alone(disk):
+    class Claimed(NoLocks):
+        claims = frozenset()
+
+        def oldest_claim(self, before):
+            return min((txid for txid in self.claims if txid < before), default=None)
+
+    locks = Claimed()
+    writer = writer_of(disk, locks=locks)
+    rng = np.random.default_rng(2)
+    held = []
+    for turn in range(30):
+        snapshot = open_snapshot(disk)
+        held.append((snapshot, rows_at(disk, snapshot)))
+        locks.claims = frozenset(snapshot.txid for snapshot, _ in held)
+        if turn == 15:
+            writer = writer_of(disk, locks=locks)
+        writer.apply(
+            table_of(rows(np.unique(rng.integers(0, 3000, 40)), f"t{turn}-")), keys(*rng.integers(0, 3000, 30))
+        )
+        held = held[-3:] + held[:2]
+    for snapshot, content in held:
+        assert rows_at(disk, snapshot) == content
+    locks.claims = frozenset()
+    before = len(disk.image)
+    for turn in range(30):
+        writer.apply(table_of(rows(np.unique(rng.integers(0, 3000, 40)), f"u{turn}-")))
+    assert len(disk.image) <= 1.2 * before
