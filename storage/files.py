@@ -142,7 +142,7 @@ def _csv(files: Sequence[Path]) -> Rows:
     import duckdb  # noqa: PLC0415 - loaded only for CSV
 
     headers = [_header(file) for file in files]
-    options = f"{_dialect(headers[0])}, header=true, sample_size=-1, union_by_name=true"
+    options = f"{_dialect(headers[0])}, header=true, skip=0, sample_size=-1, union_by_name=true"
     query = f"read_csv({_quoted(files)}, {options})"
     refused = (duckdb.Error, pa.ArrowException, OSError)  # what DuckDB finds late comes through Arrow
 

@@ -1,0 +1,201 @@
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from storage import Table
+from storage.errors import InputError, KeyInputError, UniqueViolationError
+
+TINY = "1KiB"  # less than any source here, so that it is sorted on disk
+ROWS = 30_000
+
+
+@pytest.fixture(scope="module")
+def rows():
+    rng = np.random.default_rng(5)
+    ticks = rng.integers(-(10**12), 10**12, ROWS)
+    return pa.table(
+        {
+            "k": rng.permutation(ROWS),
+            "text": pa.array([None if n % 7 == 0 else f"text {n}" for n in range(ROWS)]),
+            "real": pa.array(rng.random(ROWS)),
+            "half": pa.array(rng.random(ROWS).astype(np.float16)),
+            "instant": pa.array(ticks, pa.timestamp("ns", tz="Europe/Berlin")),
+            "local": pa.array(ticks, pa.timestamp("us")),
+            "span": pa.array(ticks, pa.duration("s")),
+            "time": pa.array(np.abs(ticks), pa.time64("ns")),
+            "wide": pa.array(ticks).cast(pa.decimal128(19, 0)).cast(pa.decimal128(38, 10)),
+            "raw": pa.array([b"\0\xff" * (n % 3) for n in range(ROWS)]),
+        }
+    )
+
+
+def expected(rows, key="k"):
+    return rows.sort_by(key).combine_chunks()
+
+
+def built(tmp_path, source, memory, **options):
+    with Table.build(tmp_path / "t", source, ["k"], memory=memory, page_size=4096, **options) as table:
+        assert table.check().ok
+        return pa.Table.from_batches(list(table.scan()), schema=table.schema)
+
+
+def assert_same(found, rows):
+    wanted = expected(rows)
+    assert found.equals(wanted.cast(found.schema))
+
+
+@pytest.mark.parametrize("memory", ["1GiB", TINY])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda table: table,
+        lambda table: table.combine_chunks().to_batches()[0],
+        lambda table: table.to_reader(1000),
+        lambda table: iter(table.to_batches(1000)),
+        lambda table: table.to_batches(1000),
+    ],
+    ids=["table", "batch", "reader", "iterator", "list"],
+)
+def test_arrow_sources_of_any_size_and_order(tmp_path, rows, make, memory):
+    assert_same(built(tmp_path, make(rows), memory), rows)
+
+
+@pytest.mark.parametrize("memory", ["1GiB", TINY])
+@pytest.mark.parametrize("columns", [["k", "text", "real", "wide", "local"], None], ids=["plain types", "all types"])
+def test_parquet_files_and_folders(tmp_path, rows, columns, memory):
+    part = rows if columns is None else rows.select(columns)
+    folder = tmp_path / "parts" / "deep"
+    folder.mkdir(parents=True)
+    for start in (0, 10_000, 20_000):
+        pq.write_table(part.slice(start, 10_000), folder / f"{start}.parquet")
+    (folder / "_SUCCESS").touch()
+    (folder / ".hidden.parquet").touch()
+    assert_same(built(tmp_path, tmp_path / "parts", memory), part)
+    files = sorted(str(path) for path in folder.glob("[0-9]*"))
+    assert_same(built(tmp_path, files, memory, overwrite=True), part)
+
+
+@pytest.mark.parametrize("memory", ["1GiB", TINY])
+def test_parquet_in_key_order_is_passed_on(tmp_path, rows, memory, monkeypatch):
+    monkeypatch.setattr("duckdb.connect", lambda *_args, **_options: pytest.fail("was sorted again"))
+    pq.write_table(expected(rows), tmp_path / "r.parquet", row_group_size=5000)
+    assert_same(built(tmp_path, tmp_path / "r.parquet", memory), rows)
+
+
+@pytest.mark.parametrize("memory", ["1GiB", TINY])
+@pytest.mark.parametrize("name", ["r.csv", "r.csv.gz"])
+def test_csv_files(tmp_path, rows, name, memory):
+    part = rows.select(["k", "real", "local"])
+    with pa.output_stream(tmp_path / name, compression="detect") as file:
+        pa_csv.write_csv(part, file)
+    assert_same(built(tmp_path, tmp_path / name, memory), part)
+
+
+@pytest.mark.parametrize("delimiter", [";", "|", "\t"])
+def test_csv_of_other_delimiters(tmp_path, delimiter):
+    text = 'k,v\n2,"a b"\n1,\n'.replace(",", delimiter)
+    (tmp_path / "r.csv").write_text(text)
+    assert built(tmp_path, tmp_path / "r.csv", "1GiB").to_pylist() == [{"k": 1, "v": None}, {"k": 2, "v": "a b"}]
+
+
+def test_types_of_csv_columns_come_from_all_rows(tmp_path):
+    lines = ["k,v", *(f"{n},{n}" for n in range(50_000)), "50000,text"]
+    (tmp_path / "r.csv").write_text("\n".join(lines))
+    assert built(tmp_path, tmp_path / "r.csv", "1GiB").schema.field("v").type == pa.string()
+
+
+@pytest.mark.parametrize("memory", ["1GiB", TINY])
+@pytest.mark.parametrize("form", ["table", "stream", "parquet", "csv"])
+def test_a_null_key_is_refused_in_any_form(tmp_path, form, memory):
+    rows = pa.table({"k": [3, None, 2], "v": [1, 2, 3]})
+    source = rows
+    if form == "stream":
+        source = rows.to_reader()
+    elif form == "parquet":
+        source = tmp_path / "r.parquet"
+        pq.write_table(rows, source)
+    elif form == "csv":
+        source = tmp_path / "r.csv"
+        pa_csv.write_csv(rows, source)
+    with pytest.raises(KeyInputError, match="key column 'k' is null"):
+        Table.build(tmp_path / "t", source, ["k"], memory=memory)
+    assert not (tmp_path / "t").exists()
+
+
+def test_a_key_that_occurs_twice_is_named_after_sorting_on_disk(tmp_path, rows):
+    twice = pa.concat_tables([rows, rows.slice(77, 1)])
+    key = rows["k"][77].as_py()
+    with pytest.raises(UniqueViolationError, match=f"key k={key} occurs more than once"):
+        Table.build(tmp_path / "t", twice, ["k"], unique=True, memory=TINY)
+
+
+@pytest.mark.parametrize("memory", ["1GiB", TINY])
+def test_errors_of_a_stream_reach_the_caller(tmp_path, rows, memory):
+    def broken():
+        yield from rows.to_batches(1000)
+        raise RuntimeError("the queue is gone")
+
+    with pytest.raises(RuntimeError, match="the queue is gone"):
+        Table.build(tmp_path / "t", broken(), ["k"], memory=memory)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_keys_sort_alike_in_memory_and_on_disk(tmp_path):
+    words = ["", "a", "B", "é", "z", "a\0b", "\U0001f600", "\uffff"]
+    rows = pa.table({"k": words[::-1], "v": range(len(words))})
+    in_memory = built(tmp_path, rows, "1GiB")
+    assert built(tmp_path, rows, TINY, overwrite=True).equals(in_memory)
+    assert in_memory["k"].to_pylist() == sorted(words, key=str.encode)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("k,v\n1,2\n3,4,5\n", r"r.csv as CSV: .*Line: 3; Original Line: 3,4,5"),
+        ("k,v\n" + "1,2\n" * 50_000 + "3,4,5\n", r"Line: 50002; Original Line: 3,4,5"),
+        ("k,v\n1\n", r"Line: 2; Original Line: 1"),
+        ("", "does not begin with a line of column names"),
+        ("k,v\n1,\xff\n", "Invalid unicode"),
+        ('k,v\n1,"open\n', "r.csv as CSV"),
+    ],
+)
+def test_bad_csv_is_refused_with_its_line(tmp_path, content, message):
+    (tmp_path / "r.csv").write_bytes(content.encode("latin-1"))
+    with pytest.raises(InputError, match=message):
+        Table.build(tmp_path / "t", tmp_path / "r.csv", ["k"])
+    assert not (tmp_path / "t").exists()
+
+
+def test_damaged_parquet_is_refused(tmp_path, rows):
+    path = tmp_path / "r.parquet"
+    pq.write_table(rows.select(["k"]), path)
+    path.write_bytes(path.read_bytes()[:4] + bytes(1000) + path.read_bytes()[1004:])
+    with pytest.raises(InputError, match=r"cannot read .*r.parquet"):
+        Table.build(tmp_path / "t", path, ["k"])
+    path.write_text("not parquet at all")
+    with pytest.raises(InputError, match=r"cannot read .*r.parquet as Parquet"):
+        Table.build(tmp_path / "t", path, ["k"])
+
+
+def test_files_with_different_columns_are_refused(tmp_path):
+    pq.write_table(pa.table({"k": [1]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"k": ["x"]}), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match="do not have the same columns"):
+        Table.build(tmp_path / "t", tmp_path, ["k"])
+
+
+def test_missing_empty_and_mixed_places_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"no file or folder .*nowhere"):
+        Table.build(tmp_path / "t", tmp_path / "nowhere", ["k"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="holds no Parquet or CSV file"):
+        Table.build(tmp_path / "t", tmp_path / "empty", ["k"])
+    (tmp_path / "x.txt").touch()
+    with pytest.raises(InputError, match="neither Parquet nor CSV by its name"):
+        Table.build(tmp_path / "t", tmp_path / "x.txt", ["k"])
+    (tmp_path / "a.csv").write_text("k\n1\n")
+    pq.write_table(pa.table({"k": [1]}), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match="both Parquet and CSV"):
+        Table.build(tmp_path / "t", [tmp_path / "a.csv", tmp_path / "b.parquet"], ["k"])
