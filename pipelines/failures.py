@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["cause_of", "explained"]
 
-_PYTHON_ERROR = re.compile(r"^(?:\w+\.)+(\w*(?:Error|Exception|Interrupt)): (.+)$", re.MULTILINE)
+_TRACEBACK = "Traceback (most recent call last)"
+_PYTHON_ERROR = re.compile(r"^(?:\w+\.)*([A-Z]\w*): (.+)$", re.MULTILINE)
 _CLASS = re.compile(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ")
 _LONGEST = 1000
 
@@ -41,7 +42,8 @@ def explained(step: str) -> Iterator[None]:
 def cause_of(error: BaseException) -> str:
     """Return what caused an error of Spark: the innermost cause of Java, or the error of a Python worker."""
     text = _innermost(error)
-    raised = _PYTHON_ERROR.findall(text) or _PYTHON_ERROR.findall(str(error))
+    traced = next((each for each in (text, str(error)) if _TRACEBACK in each), "")
+    raised = _PYTHON_ERROR.findall(traced.rpartition(_TRACEBACK)[2])
     if raised:
         name, message = raised[-1]
         return f"{message} ({name})"[:_LONGEST]

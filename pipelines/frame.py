@@ -101,7 +101,8 @@ class ShardRule:
         return pa.array(shard, pa.int32())
 
     def append_to(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch with the column `_shard`."""
+        """Return the batch with the column `_shard`, in place of one that is there."""
+        batch = batch.drop_columns([SHARD]) if SHARD in batch.schema.names else batch
         is_open = np.asarray(pc.equal(batch.column(STATE), State.OPEN))
         shard = self.of([batch.column(name) for name in self.columns], is_open)
         return batch.append_column(pa.field(SHARD, pa.int32()), shard)

@@ -204,7 +204,7 @@ class _Run:
         """Run until there is nothing left or a signal comes; record how it ended."""
         began = time.monotonic()
         try:
-            with self._signals():
+            with self._signals(), self._quiet_py4j():
                 self._stream(follow=follow)
         except BaseException as error:
             self._catalog.finish_run(self._number, "failed", str(error) or type(error).__name__)
@@ -262,6 +262,17 @@ class _Run:
         if cause is not None:
             return BatchError(f"a batch failed: {cause_of(cause)}; nothing is lost, the next run does this batch again")
         return BatchError(f"the stream failed: {cause_of(error)}; correct the cause and run again")
+
+    @contextmanager
+    def _quiet_py4j(self) -> Iterator[None]:
+        """Keep py4j from logging the errors of a batch with their stack: they are raised to the caller."""
+        logger = logging.getLogger("py4j.clientserver")
+        before = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logger.setLevel(before)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -337,6 +348,6 @@ def _check_checkpoint(prepared: Prepared, catalog: Catalog) -> None:
         return
     if DeltaHandle(config.sink.path).latest().version > 0 and catalog.has_batches(config.name):
         raise PipelineFileError(
-            f"the checkpoint {checkpoint} is gone, but {config.sink.path} holds facts of this pipeline: a run would load "
-            "every file again; restore the checkpoint, or remove the fact table too, or declare `duplicates`"
+            f"the checkpoint {checkpoint} is gone, but {config.sink.path} holds facts of this pipeline: a run would "
+            "load every file again; restore the checkpoint, or remove the fact table too, or declare `duplicates`"
         )
