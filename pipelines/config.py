@@ -37,6 +37,7 @@ __all__ = [
 
 _NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_PASSWORD = re.compile(r"^[^:/]+://[^:/@]*:([^@]*)@")
 _LINK = re.compile(r"^[a-z][a-z0-9+.-]*://")
 
 
@@ -240,7 +241,9 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
         If the file cannot be read, is not YAML, or says something that is not valid; the message names every place.
     """
     file = Path(path).absolute()
-    document = _substituted(_parsed(file), file)
+    parsed = _parsed(file)
+    _refuse_plain_secret(parsed.get("catalog"), file)
+    document = _substituted(parsed, file)
     try:
         config = PipelineConfig.model_validate(document)
     except ValidationError as error:
@@ -287,6 +290,15 @@ _UniqueKeys.yaml_implicit_resolvers = {
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _UniqueKeys.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tTfF"))
+
+
+def _refuse_plain_secret(url: Any, file: Path) -> None:
+    """Raise if the catalog's URL holds a password as text."""
+    match = _PASSWORD.match(url) if isinstance(url, str) else None
+    if match is not None and _ENVIRONMENT.fullmatch(match[1]) is None:
+        raise PipelineFileError(
+            f"{file}: catalog: the URL holds a password; put it into an environment variable and write ${{VARIABLE}} here"
+        )
 
 
 def _substituted(value: Any, file: Path) -> Any:

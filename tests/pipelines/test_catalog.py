@@ -1,0 +1,158 @@
+"""The run catalog and its leases, over SQLite."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from sqlalchemy import text, update
+
+from pipelines.catalog import LEASES, BatchRecord, Catalog
+from pipelines.errors import CatalogError, LeaseHeldError
+from pipelines.lease import Leases
+
+
+class Clock:
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def catalog(tmp_path, clock):
+    with Catalog(f"sqlite:///{tmp_path}/state/catalog.db", clock) as catalog:
+        yield catalog
+
+
+def record(run, batch, **counts):
+    zeros = dict.fromkeys(
+        ("rows_in", "loaded", "dropped", "routed", "rejected", "new_members", "pages_wanted", "pages_read", "seeks"), 0
+    )
+    given = {**zeros, "deadline_misses": 0, "hit_ratio": 0.5, **counts}
+    return BatchRecord(run=run, stream="s", batch=batch, started=1.0, seconds=2.0, detail={"phases": {}}, **given)
+
+
+def test_a_run_and_its_batches_come_back(catalog, clock):
+    run = catalog.start_run("flights", "once")
+    catalog.record_batch(record(run, 0, rows_in=10, loaded=9, rejected=1))
+    catalog.record_batch(record(run, 1, rows_in=5, loaded=5, new_members=2))
+    clock.now = 1060.0
+    catalog.finish_run(run, "done")
+    (found,) = catalog.runs("flights")
+    assert (found.state, found.started, found.ended, found.batches) == ("done", 1000.0, 1060.0, 2)
+    assert (found.rows_in, found.loaded, found.rejected, found.new_members) == (15, 14, 1, 2)
+    assert [batch.batch for batch in catalog.batches(run)] == [0, 1]
+    assert catalog.batches(run)[0].detail == {"phases": {}}
+
+
+def test_a_batch_that_is_done_again_replaces_its_record(catalog):
+    first, second = catalog.start_run("flights", "once"), catalog.start_run("flights", "once")
+    catalog.record_batch(record(first, 0, loaded=1))
+    catalog.record_batch(record(second, 0, loaded=2))
+    assert catalog.batches(first) == []
+    assert catalog.batches(second)[0].loaded == 2
+
+
+def test_a_plan_is_kept_until_a_later_batch_has_one(catalog):
+    catalog.save_plan("s", 4, {"plane": {"version": 7}})
+    assert catalog.plan("s", 4) == {"plane": {"version": 7}}
+    catalog.save_plan("s", 5, {})
+    assert catalog.plan("s", 4) is None
+    assert catalog.plan("other", 5) is None
+
+
+def test_runs_are_listed_newest_first(catalog, clock):
+    names = []
+    for name in ("a", "b", "a"):
+        clock.now += 1
+        names.append(catalog.start_run(name, "once"))
+    assert [run.id for run in catalog.runs()] == names[::-1]
+    assert [run.id for run in catalog.runs("a", limit=1)] == [names[2]]
+
+
+def test_a_url_that_is_none_is_refused_without_its_password():
+    with pytest.raises(CatalogError) as caught:
+        Catalog("nosuch://user:s3cret@host/db")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_file_that_is_no_database_is_refused(tmp_path):
+    (tmp_path / "c.db").write_text("not a database, but long enough to look at" * 50)
+    with pytest.raises(CatalogError, match="not a database"):
+        Catalog(f"sqlite:///{tmp_path}/c.db")
+
+
+def test_a_newer_catalog_is_refused(tmp_path):
+    url = f"sqlite:///{tmp_path}/c.db"
+    with Catalog(url) as catalog, catalog.transaction() as connection:
+        connection.execute(text("UPDATE headrace_meta SET version = 99"))
+    with pytest.raises(CatalogError, match="newer release"):
+        Catalog(url)
+
+
+def test_a_lease_is_held_by_one(catalog, clock):
+    with Leases(catalog, ["dimension:plane", "pipeline:a"], clock=clock):
+        with pytest.raises(LeaseHeldError, match=f"dimension:plane is in use by process {os.getpid()}"):
+            Leases(catalog, ["pipeline:b", "dimension:plane"], clock=clock).__enter__()
+        with Leases(catalog, ["pipeline:b"], clock=clock):
+            pass
+    with Leases(catalog, ["dimension:plane"], clock=clock):
+        pass
+
+
+def test_a_lease_whose_time_is_up_is_taken_over_and_its_holder_is_told(catalog, clock):
+    with Leases(catalog, ["d"], seconds=60, clock=clock) as first:
+        clock.now += 61
+        with Leases(catalog, ["d"], seconds=60, clock=clock) as second:
+            with pytest.raises(LeaseHeldError, match="taken over"):
+                first.check()
+            second.check()
+
+
+def test_a_lease_that_is_renewed_lasts(catalog, clock):
+    with Leases(catalog, ["d"], seconds=60, clock=clock) as first:
+        clock.now += 59
+        first.check()
+        clock.now += 59
+        with pytest.raises(LeaseHeldError):
+            Leases(catalog, ["d"], clock=clock).__enter__()
+
+
+def test_the_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_path):
+    url = f"sqlite:///{tmp_path}/c.db"
+    script = (
+        "import os, signal, sys\n"
+        "from pipelines.catalog import Catalog\n"
+        "from pipelines.lease import Leases\n"
+        f"leases = Leases(Catalog({url!r}), ['d']).__enter__()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    with Catalog(url) as catalog, Leases(catalog, ["d"]) as leases:
+        leases.check()
+
+
+def test_a_process_id_that_was_given_again_is_not_taken_for_the_holder(catalog, clock):
+    Leases(catalog, ["d"], clock=clock)._take("d")
+    with catalog.transaction() as connection:
+        connection.execute(update(LEASES).values(process="1"))
+    with Leases(catalog, ["d"], clock=clock):
+        pass
+
+
+def test_a_holder_on_another_machine_is_believed_until_its_time_is_up(catalog, clock):
+    Leases(catalog, ["d"], seconds=60, clock=clock)._take("d")
+    with catalog.transaction() as connection:
+        connection.execute(update(LEASES).values(machine="elsewhere x y", pid=1, process="1"))
+    with pytest.raises(LeaseHeldError, match="on elsewhere"):
+        Leases(catalog, ["d"], clock=clock).__enter__()
+    clock.now += 60
+    with Leases(catalog, ["d"], clock=clock):
+        pass

@@ -1,0 +1,144 @@
+"""The pipeline file: strict, helpful, with paths and secrets in their places."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+import pipelines
+from pipelines.config import json_schema, load_pipeline
+from pipelines.errors import PipelineFileError
+
+GOOD = """
+name: flights
+source:
+  format: csv
+  path: in
+  schema: {id: bigint, tail: string, at: timestamp}
+dimensions:
+  plane: {path: w/dim_plane, natural_key: [tailnum]}
+lookups:
+  - {dimension: plane, role: plane, on: {tail: tailnum}, policy: infer}
+sink: {path: w/facts}
+"""
+
+
+def write(folder, text):
+    file = folder / "pipeline.yml"
+    file.write_text(text)
+    return file
+
+
+def changed(folder, change):
+    document = yaml.load(GOOD, Loader=yaml.BaseLoader)
+    change(document)
+    return write(folder, yaml.safe_dump(document, sort_keys=False))
+
+
+def refused(folder, change):
+    with pytest.raises(PipelineFileError) as caught:
+        load_pipeline(changed(folder, change))
+    return str(caught.value)
+
+
+def test_paths_are_relative_to_the_file(tmp_path):
+    config = load_pipeline(write(tmp_path, GOOD))
+    assert config.source.path == str(tmp_path / "in")
+    assert config.dimensions["plane"].path == str(tmp_path / "w/dim_plane")
+    assert config.errors_path == str(tmp_path / "w/facts_errors")
+    assert config.checkpoint == str(tmp_path / ".headrace/flights/checkpoint")
+    assert config.catalog == f"sqlite:///{tmp_path}/.headrace/catalog.db"
+
+
+def test_a_link_to_another_file_system_stays(tmp_path):
+    config = load_pipeline(changed(tmp_path, lambda d: d["sink"].update(path="s3a://bucket/facts")))
+    assert config.sink.path == "s3a://bucket/facts"
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda d: d.update(memmory="1MiB"), ("memmory", "did you mean 'memory'?", "deadline")),
+        (lambda d: d["source"].update(fromat="csv"), ("source.fromat", "'format'", "schema")),
+        (lambda d: d["dimensions"]["plane"].update(ruls={}), ("dimensions.plane.ruls", "'rules'", "shards")),
+        (lambda d: d["lookups"][0].update(polcy="infer"), ("lookups.0.polcy", "'policy'", "carry")),
+        (lambda d: d["source"].pop("path"), ("source.path", "missing")),
+        (lambda d: d["lookups"][0].update(policy="guess"), ("lookups.0.policy", "'guess'", "'unknown'")),
+        (lambda d: d["source"]["schema"].update(at="timestmp"), ("source.schema.at", "did you mean 'timestamp'?")),
+        (lambda d: d["source"].update(time_zone="Mars/Olympus"), ("source.time_zone", "Mars/Olympus")),
+        (lambda d: d.update(deadline="5 parsecs"), ("deadline", "parsecs", "ms")),
+        (lambda d: d.update(memory="lots"), ("memory", "'lots'", "MiB")),
+        (lambda d: d["lookups"][0].update(dimension="plan"), ("'plan'", "plane")),
+        (lambda d: d["lookups"][0].update(on={"tale": "tailnum"}), ("'tale'", "id, tail, at")),
+        (lambda d: d.update(duplicates={"key": ["nope"]}), ("duplicates", "'nope'")),
+        (lambda d: d["lookups"].append(d["lookups"][0]), ("two lookups", "'plane'")),
+        (lambda d: d.update(lookups=[]), ("at least one lookup",)),
+        (lambda d: d["source"]["schema"].update(_state="int"), ("'_state'", "begins with '_'")),
+        (lambda d: d.update(name="a b"), ("name",)),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_place(tmp_path, change, words):
+    message = refused(tmp_path, change)
+    assert str(tmp_path / "pipeline.yml") in message
+    for word in words:
+        assert word in message
+
+
+def test_every_problem_is_named_at_once(tmp_path):
+    message = refused(tmp_path, lambda d: (d.update(memmory=1), d["sink"].update(eror="x")))
+    assert "memmory" in message
+    assert "sink.eror" in message
+
+
+def test_a_field_given_twice_is_refused(tmp_path):
+    with pytest.raises(PipelineFileError, match="'name' is given twice"):
+        load_pipeline(write(tmp_path, GOOD + "name: other\n"))
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "", "a: [", "!!python/object/apply:os.system [ls]"])
+def test_a_file_that_holds_no_pipeline_is_refused(tmp_path, text):
+    with pytest.raises(PipelineFileError):
+        load_pipeline(write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(PipelineFileError, match="nowhere.yml cannot be read"):
+        load_pipeline(tmp_path / "nowhere.yml")
+
+
+def test_secrets_come_from_the_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("CATALOG_PASSWORD", "s3cret")
+    url = "postgresql://loader:${CATALOG_PASSWORD}@db/headrace"
+    assert load_pipeline(changed(tmp_path, lambda d: d.update(catalog=url))).catalog.endswith(":s3cret@db/headrace")
+
+
+def test_a_secret_that_is_not_set_is_named(tmp_path, monkeypatch):
+    monkeypatch.delenv("CATALOG_PASSWORD", raising=False)
+    assert "CATALOG_PASSWORD" in refused(tmp_path, lambda d: d.update(catalog="x://u:${CATALOG_PASSWORD}@db/h"))
+
+
+def test_a_password_in_the_file_is_refused_and_not_repeated(tmp_path):
+    message = refused(tmp_path, lambda d: d.update(catalog="postgresql://loader:s3cret@db/headrace"))
+    assert "environment variable" in message
+    assert "s3cret" not in message
+
+
+def test_yes_and_no_are_names_not_booleans(tmp_path):
+    config = load_pipeline(write(tmp_path, GOOD.replace("tail: string", "no: string").replace("{tail:", "{no:")))
+    assert "no" in config.source.columns
+
+
+def test_the_json_schema_in_the_package_is_current():
+    kept = Path(pipelines.__file__).with_name("pipeline.schema.json").read_text()
+    assert kept == json_schema(), "write json_schema() to pipelines/pipeline.schema.json"
+
+
+def test_the_json_schema_takes_what_the_reader_takes():
+    jsonschema.validate(yaml.safe_load(GOOD.replace(" on:", " 'on':")), json.loads(json_schema()))
+
+
+def test_the_json_schema_refuses_an_unknown_field():
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**yaml.safe_load(GOOD.replace(" on:", " 'on':")), "memmory": 1}, json.loads(json_schema()))
