@@ -1,0 +1,28 @@
+"""`headrace demo`: a year of flights becomes a warehouse, and the warehouse is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from cli.options import PATH, ReportingCommand, pass_console
+
+if TYPE_CHECKING:
+    from cli.console import Console
+
+__all__ = ["demo"]
+
+
+@click.command("demo", cls=ReportingCommand)
+@click.option("--dir", "folder", type=PATH, default=Path("demo"), show_default=True, help="Where the warehouse goes.")
+@pass_console
+def demo(console: Console, /, folder: Path) -> None:
+    """Load the flights of New York in 2013 into Delta tables and ask three questions.
+
+    An earlier demo in the folder is replaced.
+    """
+    from cli.demonstration import run_demo
+
+    run_demo(folder, console)

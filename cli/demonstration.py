@@ -1,0 +1,79 @@
+"""What `headrace demo` does: dimensions, flights, questions, report."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from cli.blocks import Grid, Pairs, Text
+from cli.running import load, outcome_pairs
+from pipelines.config import load_pipeline
+from pipelines.dimension_tables import describe_dimension
+from samples.demo import DIMENSIONS, make_dimensions, prepare
+from samples.questions import TABLES, ask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.blocks import Block
+    from cli.console import Console
+    from pipelines.dimension_tables import DimensionSummary
+    from pipelines.runner import RunResult
+    from samples.questions import Answer
+
+__all__ = ["run_demo"]
+
+
+def run_demo(folder: Path, console: Console) -> None:
+    """Make the warehouse in a folder, ask it, and print what came of it."""
+    left = f"an unfinished demo in {folder}; the next one replaces it"
+    with console.step(f"making the dimensions in {folder}", left=left):
+        pipeline = prepare(folder)
+        before = make_dimensions(pipeline)
+        console.note(f"dimensions: {', '.join(f'{s.name} {s.members:,}' for s in before)} members")
+    result = load(pipeline, console, follow=False)
+    with console.step("asking the warehouse", left=f"the loaded warehouse in {folder / 'warehouse'}"):
+        answers = ask(folder / "warehouse")
+        config = load_pipeline(pipeline)
+        dimensions = [describe_dimension(config, name) for name in DIMENSIONS]
+    console.result(_document(folder, result, dimensions, answers), *_blocks(folder, result, dimensions, answers))
+
+
+def _document(
+    folder: Path, result: RunResult, dimensions: list[DimensionSummary], answers: list[Answer]
+) -> dict[str, Any]:
+    return {
+        "run": result.as_dict(),
+        "dimensions": [asdict(dimension) for dimension in dimensions],
+        "answers": [asdict(answer) for answer in answers],
+        "tables": {name: str(folder / "warehouse" / name) for name in TABLES},
+        "pipeline": str(folder / "pipeline.yml"),
+    }
+
+
+def _blocks(folder: Path, result: RunResult, dimensions: list[DimensionSummary], answers: list[Answer]) -> list[Block]:
+    members = [(d.name, (d.members or 0) - (d.inferred or 0), d.inferred, d.version) for d in dimensions]
+    return [
+        *(Grid(answer.question, answer.columns, answer.rows) for answer in answers),
+        Pairs("Flights of New York, 2013", outcome_pairs(result)),
+        Grid("Outcomes by lookup", *_lookups(result)),
+        Grid("Members", ("dimension", "known before", "inferred", "Delta version"), members),
+        Text(
+            f"The Delta tables are in {folder / 'warehouse'}: {', '.join(TABLES)}.\n"
+            f"Run `headrace run {folder / 'pipeline.yml'} --once` again: nothing is loaded twice."
+        ),
+    ]
+
+
+def _lookups(result: RunResult) -> tuple[list[str], list[list[Any]]]:
+    """Return a table of how often each lookup ended how."""
+    tallies: dict[str, dict[str, int]] = {}
+    for batch in result.batches:
+        for role, counts in batch.detail.get("outcomes", {}).get("lookups", {}).items():
+            tally = tallies.setdefault(role, {})
+            for outcome, count in counts.items():
+                tally[outcome] = tally.get(outcome, 0) + count
+    outcomes = list(dict.fromkeys(outcome for tally in tallies.values() for outcome in tally))
+    return ["lookup", *outcomes], [
+        [role, *(tally.get(name, 0) for name in outcomes)] for role, tally in tallies.items()
+    ]

@@ -1,0 +1,77 @@
+"""What `headrace run` does: runs a pipeline, tells of each batch as it is done, and reports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cli.blocks import Pairs
+from cli.exits import ExitCode
+from pipelines.runner import run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cli.blocks import Block
+    from cli.console import Console
+    from pipelines.catalog import BatchRecord
+    from pipelines.runner import RunResult
+
+__all__ = ["load", "outcome_pairs", "run_pipeline"]
+
+LEFT = "batches that are in stay; what the failed one left undone, the next run does"
+
+
+def run_pipeline(pipeline: Path, console: Console, *, follow: bool) -> ExitCode:
+    """Run, print the report, and return the exit code."""
+    result = load(pipeline, console, follow=follow)
+    console.result(result.as_dict(), *_blocks(result))
+    return ExitCode.OK if result.signal is None else ExitCode.INTERRUPTED
+
+
+def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
+    """Run a pipeline, telling of each batch."""
+
+    def tell(batch: BatchRecord) -> None:
+        console.note(_batch_line(batch))
+
+    with console.step(f"running {pipeline}", left=LEFT):
+        console.note("starting Spark; the first time, Delta's jars are fetched")
+        return run(pipeline, follow=follow, on_batch=tell)
+
+
+def outcome_pairs(result: RunResult) -> dict[str, Any]:
+    """Return what became of the rows, as names and numbers to show."""
+    document = result.as_dict()
+    joins = sum(batch.pages_wanted for batch in result.batches), sum(batch.pages_read for batch in result.batches)
+    rate = document["rows_in"] / result.seconds if result.seconds else 0.0
+    return {
+        "rows in": document["rows_in"],
+        **{f"  {outcome}": count for outcome, count in document["outcomes"].items()},
+        "loaded": document["loaded"],
+        "duplicates dropped": document["dropped"],
+        "duplicates routed": document["routed"],
+        "rejected": document["rejected"],
+        "new members": document["new_members"],
+        "rate": f"{rate:,.0f} rows/s, {result.seconds:.1f} s in {len(result.batches)} batches",
+        "hit ratio": f"{_hit_ratio(result):.1%} of lookups needed no read",
+        "pages": f"{joins[0]:,} wanted, {joins[1]:,} read in {sum(batch.seeks for batch in result.batches):,} reads",
+        "deadline misses": document["deadline_misses"],
+    }
+
+
+def _blocks(result: RunResult) -> list[Block]:
+    places = {"facts": result.facts, "rejected rows": result.errors, "run": result.run}
+    return [Pairs(f"{result.pipeline}: {result.state}", {**outcome_pairs(result), **places})]
+
+
+def _hit_ratio(result: RunResult) -> float:
+    """Return the batches' hit ratios, weighted by their rows."""
+    rows = result.total("rows_in")
+    return sum(batch.hit_ratio * batch.rows_in for batch in result.batches) / rows if rows else 0.0
+
+
+def _batch_line(batch: BatchRecord) -> str:
+    return (
+        f"batch {batch.batch}: {batch.rows_in:,} rows in, {batch.loaded:,} loaded, {batch.rejected:,} rejected, "
+        f"{batch.new_members:,} new members, {batch.seconds:.1f} s"
+    )
