@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
-import decimal
 import enum
 import math
+import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -125,5 +125,5 @@ def _grid_lines(block: Grid) -> list[str]:
 
 
 def _is_numeric(values: Iterable[Any]) -> bool:
-    kinds = [isinstance(value, int | float | decimal.Decimal) for value in values if value is not None]
+    kinds = [isinstance(value, numbers.Number) for value in values if value is not None]
     return bool(kinds) and all(kinds)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 
-@click.command("demo", cls=ReportingCommand)
+@click.command("demo", cls=ReportingCommand, short_help="Load a year of real flights and query the warehouse.")
 @click.option("--dir", "folder", type=PATH, default=Path("demo"), show_default=True, help="Where the warehouse goes.")
 @pass_console
 def demo(console: Console, /, folder: Path) -> None:

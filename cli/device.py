@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["device"]
 
 
-@click.command("device", cls=ReportingCommand)
+@click.command("device", cls=ReportingCommand, short_help="Measure what reads cost on a disk.")
 @click.argument("path", type=PATH)
 @click.option("--page-size", type=SIZE, help="Bytes in a page; by default the table's, or 8KiB.")
 @click.option("--queue-depth", type=click.IntRange(1, 256), default=16, show_default=True, help="Reads in flight.")

@@ -30,7 +30,7 @@ def pipeline_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return option(function)
 
 
-@click.group("dimension")
+@click.group("dimension", short_help="Make, inspect and check dimensions.")
 def dimension() -> None:
     """Make, inspect and check the dimensions that a pipeline file declares."""
 

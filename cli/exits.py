@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import enum
 import os
-import platform
 import shlex
 import sys
-import tempfile
-import traceback
 from contextlib import suppress
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -115,6 +111,11 @@ def _cause(error: BaseException) -> str:
 
 
 def _report_bug(error: BaseException, console: Console, command: list[str]) -> None:
+    import platform
+    import tempfile
+    import traceback
+    from importlib import metadata
+
     details = "".join(
         [
             f"headrace {metadata.version('headrace')}, Python {platform.python_version()}, {platform.platform()}\n",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["init"]
 
 
-@click.command("init", cls=ReportingCommand)
+@click.command("init", cls=ReportingCommand, short_help="Write a pipeline file and example rows.")
 @click.argument("folder", type=PATH, default=".")
 @pass_console
 def init(console: Console, /, folder: Path) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["join"]
 
 
-@click.command("join", cls=ReportingCommand)
+@click.command("join", cls=ReportingCommand, short_help="Join a stream of files with a table.")
 @click.argument("table", type=PATH)
 @click.argument("stream", type=PATH)
 @click.option("--on", type=PAIRING, required=True, help="STREAM_COL=KEY_COL[,...]: what is to be equal.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 
-@click.command("run", cls=ReportingCommand)
+@click.command("run", cls=ReportingCommand, short_help="Load a stream, once or following it.")
 @click.argument("pipeline", type=PATH)
 @click.option("--once", "mode", flag_value="once", help="Load what is there, then end.")
 @click.option("--follow", "mode", flag_value="follow", help="Go on with what arrives until interrupted.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["runs"]
 
 
-@click.command("runs", cls=ReportingCommand)
+@click.command("runs", cls=ReportingCommand, short_help="Show what ran, and its batches.")
 @click.argument("pipeline", type=PATH, default="pipeline.yml")
 @click.option("--run", "wanted", metavar="ID", help="Show the batches of this run; the first letters of its id do.")
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Show the latest so many.")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["table"]
 
 
-@click.group("table")
+@click.group("table", short_help="Build, inspect, check and read a table.")
 def table() -> None:
     """Build, inspect, check and read a clustered table."""
 
