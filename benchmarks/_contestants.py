@@ -1,5 +1,6 @@
-"""The join operators under test and DuckDB, behind one small interface: `step` joins some more of the stream."""
+"""The join operators and DuckDB behind one interface: `step` takes in some of the stream, `complete` ends."""
 
+import time
 from itertools import cycle
 
 import duckdb
@@ -10,6 +11,8 @@ from joins import SSIJ, IndexNestedLoops, MeshJoin
 __all__ = ["DuckDBJoin", "OperatorJoin", "operators"]
 
 ON = [("key", "id")]
+FIRST_PIECE = 1_024
+PIECE_SECONDS = 0.05
 
 
 def operators():
@@ -18,38 +21,50 @@ def operators():
 
 
 class OperatorJoin:
-    """One operator fed with a stream without end; counts the tuples whose join is complete."""
+    """One operator fed with a stream without end, in pieces that grow until one takes `PIECE_SECONDS`."""
 
-    def __init__(self, name, table, batches, memory, step_rows):
+    def __init__(self, name, table, batches, memory):
         self.name = name
         self._operator = operators()[name](table, on=ON, how="inner", memory=memory)
-        self._pieces = cycle(piece for batch in batches for piece in _cut(batch, step_rows))
+        self._stream = cycle(batches)
+        self._batch = next(self._stream)
+        self._most = self._batch.num_rows
+        self._rows = FIRST_PIECE
         self._read = self._operator.stats
 
     def first(self):
         """Return the next piece of the stream and its join."""
-        piece = next(self._pieces)
+        piece = self._next()
         results = [*self._operator.push(piece), *self._operator.flush()]
         return piece, pa.Table.from_batches(results)
 
-    def warm_up(self, tuples):
-        """Join until the cache has seen that many tuples."""
-        before = self._operator.stats.rows_in
-        while self._operator.stats.rows_in - before < tuples:
-            self._operator.push(next(self._pieces)).drain()
+    def warm_up(self, tuples, seconds):
+        """Fill the cache with that many tuples or for that long, and find the size of a piece."""
+        done, began = 0, time.perf_counter()
+        while done < tuples and time.perf_counter() - began < seconds:
+            started = time.perf_counter()
+            done += self.step()
+            if time.perf_counter() - started < PIECE_SECONDS:
+                self._rows *= 2
+        self.complete()
         self._read = self._operator.stats
 
     def step(self):
-        """Push some of the stream and return how many tuples got complete, those of earlier pushes included."""
-        before = self._operator.stats.rows_done
-        self._operator.push(next(self._pieces)).drain()
-        return self._operator.stats.rows_done - before
+        """Push some of the stream and return how many tuples that was."""
+        piece = self._next()
+        self._operator.push(piece).drain()
+        return piece.num_rows
+
+    def complete(self):
+        """Bring out all that waits."""
+        self._operator.flush().drain()
 
     def details(self):
         """Return what the operator counted since it was asked last."""
         now = self._operator.stats
         interval, self._read = now - self._read, now
         return {
+            "piece_rows": min(self._rows, self._most),
             "hit_ratio": round(interval.hit_ratio, 4),
             "pages_wanted": interval.pages_wanted,
             "pages_read": interval.pages_read,
@@ -59,6 +74,14 @@ class OperatorJoin:
 
     def close(self):
         self._operator.finish().drain()
+
+    def _next(self):
+        """Return the next piece of the stream; pieces end with their batch."""
+        if not self._batch.num_rows:
+            self._batch = next(self._stream)
+        piece = self._batch.slice(0, self._rows)
+        self._batch = self._batch.slice(len(piece))
+        return piece
 
 
 class DuckDBJoin:
@@ -86,7 +109,10 @@ class DuckDBJoin:
     def step(self):
         return self._join(next(self._batches)).num_rows
 
-    def warm_up(self, _tuples):
+    def complete(self):
+        """Nothing waits: each batch is joined at once."""
+
+    def warm_up(self, _tuples, _seconds):
         self.step()
         self.step()
 
@@ -100,7 +126,3 @@ class DuckDBJoin:
         self._connection.register("stream", pa.Table.from_batches([batch]))
         query = "SELECT stream.*, wide, narrow FROM stream JOIN dimension ON key = id"
         return self._connection.sql(query).to_arrow_table()
-
-
-def _cut(batch, rows):
-    return [batch.slice(start, rows) for start in range(0, batch.num_rows, rows)]

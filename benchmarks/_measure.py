@@ -28,7 +28,7 @@ class Sample:
 
 
 def interleave(contestants, rounds, seconds):
-    """Give each contestant `seconds` in each round, in rotating order; one that is under way finishes its batch."""
+    """Give each contestant `seconds` in each round, in rotating order, and the time to complete what it took in."""
     samples = []
     for number in range(rounds):
         first = number % len(contestants)
@@ -38,6 +38,8 @@ def interleave(contestants, rounds, seconds):
             while spent < seconds:
                 tuples += contestant.step()
                 spent = time.perf_counter() - started
+            contestant.complete()
+            spent = time.perf_counter() - started
             samples.append(Sample(contestant.name, number, tuples, spent, contestant.details()))
     return samples
 

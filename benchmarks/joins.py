@@ -1,7 +1,7 @@
 """SSIJ beside MeshJoin, index nested loops and DuckDB: one table, three memories, three skews.
 
-Prints medians and ratios, writes `joins.csv` and `joins.png`. Contestants take turns within one run; operators that are
-slow get smaller pieces of the same stream, and all rates are per tuple.
+Prints medians and ratios, writes `joins.csv` and `joins.png`. Contestants take turns within one run; slow ones get
+fewer tuples of the same stream, and all rates are per tuple.
 """
 
 import statistics
@@ -14,7 +14,7 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 
-from benchmarks._contestants import DuckDBJoin, OperatorJoin
+from benchmarks._contestants import PIECE_SECONDS, DuckDBJoin, OperatorJoin, operators
 from benchmarks._data import dimension, stream
 from benchmarks._measure import interleave, machine, median_rate, median_ratio, print_table, write_csv
 from benchmarks._plot import plot_rates
@@ -39,15 +39,24 @@ class Settings:
     skews: tuple = (0.0, 0.5, 1.0)
     batch_rows: int = 250_000
     batches: int = 24
-    slow_rows: int = 4_096
     rounds: int = 3
     seconds: float = 0.5
     warm_up: int = 2_000_000
+    warm_seconds: float = 2.0
     room: int = 64 << 20
     least_duckdb: int = 64 << 20
 
 
-QUICK = Settings(rows=50_000, batch_rows=5_000, batches=6, rounds=2, seconds=0.02, warm_up=20_000, slow_rows=200)
+QUICK = Settings(
+    rows=50_000,
+    memories=(25.0, 100.0),
+    batch_rows=5_000,
+    batches=6,
+    rounds=2,
+    seconds=0.02,
+    warm_up=20_000,
+    warm_seconds=0.2,
+)
 
 
 def run(settings, results):
@@ -93,8 +102,9 @@ def _print_settings(settings, table):
         "random; inner join"
     )
     print(
-        f"rounds: {settings.rounds} of {settings.seconds} s for each contestant, in turns, after a warm-up of "
-        f"{settings.warm_up:,} tuples; index nested loops takes the stream in pieces of {settings.slow_rows:,}"
+        f"rounds: {settings.rounds} of {settings.seconds} s for each contestant, in turns, and until its last result "
+        f"is out; before them a warm-up of {settings.warm_up:,} tuples or {settings.warm_seconds} s. Operators take "
+        f"batches in pieces that last {PIECE_SECONDS} s, so slow ones join fewer tuples; rates are per tuple"
     )
     print(
         f"memory: per cent of the table's file (100 % with {format_size(settings.room)} for index and buffers); "
@@ -107,14 +117,12 @@ def _measure_skew(folder, table, batches, skew, settings):
     for percent in settings.memories:
         memory = int(table.stats.bytes * percent / 100) + (settings.room if percent >= 100 else 0)
         contestants = [
-            OperatorJoin("SSIJ", table, batches, memory, settings.batch_rows),
-            OperatorJoin("MeshJoin", table, batches, memory, settings.batch_rows),
-            OperatorJoin("index nested loops", table, batches, memory, settings.slow_rows),
+            *(OperatorJoin(name, table, batches, memory) for name in operators()),
             DuckDBJoin(folder / "dimension.duckdb", batches, max(memory, settings.least_duckdb)),
         ]
         for contestant in contestants:
             _check(contestant, table)
-            contestant.warm_up(settings.warm_up if contestant.name != "index nested loops" else 8 * settings.slow_rows)
+            contestant.warm_up(settings.warm_up, settings.warm_seconds)
         samples = interleave(contestants, settings.rounds, settings.seconds)
         for contestant in contestants:
             contestant.close()
