@@ -297,7 +297,7 @@ def _refuse_plain_secret(url: Any, file: Path) -> None:
     match = _PASSWORD.match(url) if isinstance(url, str) else None
     if match is not None and _ENVIRONMENT.fullmatch(match[1]) is None:
         raise PipelineFileError(
-            f"{file}: catalog: the URL holds a password; put it into an environment variable and write ${{VARIABLE}} here"
+            f"{file}: catalog: the URL holds a password; write ${{VARIABLE}} instead, and set that in the environment"
         )
 
 

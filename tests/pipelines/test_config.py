@@ -104,7 +104,7 @@ def test_a_file_that_holds_no_pipeline_is_refused(tmp_path, text):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(PipelineFileError, match="nowhere.yml cannot be read"):
+    with pytest.raises(PipelineFileError, match=r"nowhere\.yml cannot be read"):
         load_pipeline(tmp_path / "nowhere.yml")
 
 
@@ -121,7 +121,7 @@ def test_a_secret_that_is_not_set_is_named(tmp_path, monkeypatch):
 
 def test_a_password_in_the_file_is_refused_and_not_repeated(tmp_path):
     message = refused(tmp_path, lambda d: d.update(catalog="postgresql://loader:s3cret@db/headrace"))
-    assert "environment variable" in message
+    assert "${VARIABLE}" in message
     assert "s3cret" not in message
 
 

@@ -1,0 +1,47 @@
+"""One Spark session for all tests that need one, and what several of them share."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """Return the one session; its master allows each task four attempts, as the default master does."""
+    from pipelines.spark import SparkSettings, session, stop
+
+    settings = SparkSettings(
+        master="local[2,4]",
+        shuffle_partitions=2,
+        conf={"spark.sql.ui.retainedExecutions": "1", "spark.ui.retainedJobs": "1", "spark.ui.retainedStages": "1"},
+    )
+    started = session(settings)
+    yield started
+    stop(started)
+
+
+@pytest.fixture(autouse=True)
+def replicas(tmp_path, monkeypatch):
+    """Give each test a folder of its own for replicas."""
+    folder = tmp_path / "replicas"
+    monkeypatch.setenv("HEADRACE_REPLICAS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def notes():
+    """Return a function that reads the notes among a stage's output."""
+
+    def read(batches):
+        return [json.loads(text) for batch in batches for text in batch.column("_note").to_pylist() if text is not None]
+
+    return read
+
+
+def pytest_collection_modifyitems(items):
+    """Run the tests that need Spark after the others, so that quick ones fail first."""
+    here = [item for item in items if Path(item.path).parent == Path(__file__).parent]
+    if os.environ.get("PYTEST_XDIST_WORKER") is None and here:
+        items.sort(key=lambda item: item.get_closest_marker("spark") is not None)
