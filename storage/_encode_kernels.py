@@ -27,6 +27,7 @@ _ENTRY = 16
 _SIGN = np.uint64(1 << 63)
 _MAX = np.int64(2**63 - 1)
 _MIN = np.int64(-(2**63))
+_BLOCK = 32
 _TEXT_PLAIN = 1
 _TEXT_DICTIONARY = 2
 
@@ -43,6 +44,54 @@ def _bytes_needed(value: np.uint64) -> int:
 @njit(cache=True, nogil=True)
 def _dictionary_size(rows: int, distinct: int, heap: int) -> int:
     return rows * _bytes_needed(np.uint64(max(distinct - 1, 0))) + 2 + 2 * distinct + heap
+
+
+@njit(cache=True, nogil=True)
+def _take_block(
+    places: NDArray[np.int64],
+    words: NDArray[np.int64],
+    spans: NDArray[np.int64],
+    row: int,
+    count: int,
+    limit: int,
+    low: NDArray[np.int64],
+    high: NDArray[np.int64],
+    width: NDArray[np.int64],
+    total: NDArray[np.int64],
+    bottom: NDArray[np.int64],
+    top: NDArray[np.int64],
+) -> bool:
+    """Add a block of rows to a page if all of them fit; for columns without nulls and dictionaries.
+
+    `bottom` and `top` are room for what the block would make of `low` and of `high` or `total`.
+    """
+    size = _HEADER + _ENTRY * len(places)
+    for column in range(len(places)):
+        slot = places[column, 1]
+        smallest = low[column]
+        if places[column, 0] == 0:
+            largest = high[column]
+            for at in range(row, row + _BLOCK):
+                smallest = min(smallest, words[slot, at])
+                largest = max(largest, words[slot, at])
+            size += count * _bytes_needed(np.uint64(largest) - np.uint64(smallest))
+        else:
+            for at in range(row, row + _BLOCK):
+                smallest = min(smallest, spans[slot, at + 1] - spans[slot, at])
+            largest = total[column] + spans[slot, row + _BLOCK] - spans[slot, row]
+            size += largest + count * _bytes_needed(np.uint64(largest - count * smallest))
+        bottom[column] = smallest
+        top[column] = largest
+    if size > limit:
+        return False
+    for column in range(len(places)):
+        low[column] = bottom[column]
+        if places[column, 0] == 0:
+            high[column] = top[column]
+            width[column] = _bytes_needed(np.uint64(top[column]) - np.uint64(bottom[column]))
+        else:
+            total[column] = top[column]
+    return True
 
 
 @njit(cache=True, nogil=True)
@@ -73,7 +122,11 @@ def plan_leaves(
     missing = np.empty(columns, dtype=np.int64)
     distinct = np.empty(columns, dtype=np.int64)
     entries = np.empty(columns, dtype=np.int64)
+    bottom = np.empty(columns, dtype=np.int64)
+    top = np.empty(columns, dtype=np.int64)
     seen = np.full((len(codes), cardinality), -1, dtype=np.int64)
+    by_block = len(codes) == 0 and len(nulls) == 0
+    blocks = by_block
     start = 0
     row = 0
     upcoming = 0
@@ -92,6 +145,16 @@ def plan_leaves(
             missing[:] = 0
             distinct[:] = 0
             entries[:] = 0
+            blocks = by_block
+        if blocks:
+            stop = breaks[upcoming] if upcoming < len(breaks) else rows
+            count = row - start + _BLOCK
+            blocks = row + _BLOCK <= stop and count <= page_size
+            if blocks:
+                blocks = _take_block(places, words, spans, row, count, limit, low, high, width, total, bottom, top)
+            if blocks:
+                row += _BLOCK
+                continue
         count = row - start + 1
         size = _HEADER + _ENTRY * columns
         for column in range(columns):

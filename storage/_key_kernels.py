@@ -165,17 +165,23 @@ def write_taken(
 
 
 @njit(cache=True, nogil=True)
-def first_descent(prefix: NDArray[np.uint64], offsets: NDArray[np.int64], data: NDArray[np.uint8], wide: bool) -> int:
-    """Return the first row whose key is smaller than the one before it, or -1. `wide` keys go on beyond `prefix`."""
+def first_descent(
+    prefix: NDArray[np.uint64], offsets: NDArray[np.int64], data: NDArray[np.uint8], wide: bool, strictly: bool
+) -> int:
+    """Return the first row whose key is smaller than the one before it, or also equal to it if `strictly`; or -1.
+
+    `wide` keys go on beyond `prefix`.
+    """
     for row in range(1, len(prefix)):
         if prefix[row] > prefix[row - 1]:
             continue
         if prefix[row] < prefix[row - 1]:
             return row
+        order = 0
         if wide:
             order = compare_bytes(data, offsets[row - 1], offsets[row], data, offsets[row], offsets[row + 1])
-            if order > 0:
-                return row
+        if order > 0 or (strictly and order == 0):
+            return row
     return -1
 
 

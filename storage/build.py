@@ -54,6 +54,25 @@ class BuildOptions:
             raise InputError(f"the fill factor is a share of a page above 0 and at most 1, not {self.fill}")
 
 
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows in key order."""
+
+    keys: Keys
+    payload: list[pa.Array]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def slice(self, start: int, stop: int) -> _Rows:
+        return _Rows(self.keys.slice(start, stop), [array.slice(start, stop - start) for array in self.payload])
+
+    @classmethod
+    def concat(cls, first: _Rows, second: _Rows) -> _Rows:
+        payload = [pa.concat_arrays(pair) for pair in zip(first.payload, second.payload, strict=True)]
+        return cls(Keys.concat([first.keys, second.keys]), payload)
+
+
 def leaf_limit(page_size: int, fill: float) -> int:
     """Return how many bytes of a page a load fills."""
     return int(page_size * fill)
@@ -82,7 +101,7 @@ class TableWriter:
         self._rows = 0
         self._parts: list[Entries] = []
         self._last: Keys | None = None
-        self._open: tuple[Keys, list[pa.Array]] | None = None
+        self._open: _Rows | None = None
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="headrace-write")
         self._writing: Future[None] | None = None
 
@@ -96,20 +115,30 @@ class TableWriter:
         InputError
             If the rows are not in key order, or one fits in no page.
         """
-        at = 0
-        keys = self._layout.codec.encode(batch) if keys is None else keys
-        step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * len(keys) // max(batch.nbytes, 1)))
-        payload = [batch.column(name) for name in self._layout.payload.names]
-        while at < len(keys):
-            stop = min(at + step, len(keys))
-            self._encode(keys.slice(at, stop), [array.slice(at, stop - at) for array in payload], keep_open=True)
-            at = stop
+        rows = _Rows(
+            self._layout.codec.encode(batch) if keys is None else keys,
+            [batch.column(name) for name in self._layout.payload.names],
+        )
+        step = max(1, min(_CHUNK_ROWS, _CHUNK_BYTES * len(rows) // max(batch.nbytes, 1)))
+        at, size = 0, step
+        while at < len(rows):
+            part = rows.slice(at, min(at + size, len(rows)))
+            joined = part if self._open is None else _Rows.concat(self._open, part)
+            held = len(joined) - len(part)
+            done = self._encode(joined, keep_open=True)
+            if done > held:
+                self._open = None
+                at, size = at + done - held, step
+            elif at + size < len(rows) and not done:
+                size += size  # the chunk did not fill a page
+            else:
+                self._open = joined.slice(done, len(joined))
+                at += len(part)
 
     def finish(self) -> Superblock:
         """Write what is left, the inner levels and both superblocks, and make all durable."""
         if self._open is not None:
-            empty = [array.slice(0, 0) for array in self._open[1]]
-            self._encode(Keys.empty(self._layout.codec.kind), empty, keep_open=False)
+            self._encode(self._open, keep_open=False)
         entries = Entries.concat(self._parts) if self._parts else Entries.empty(self._layout.codec.kind)
         leaves, height, root = len(entries), 1 if len(entries) else 0, entries
         for pages, above in build_levels(entries, self._options.page_size, self._limit, self._next_page, _FIRST_TXID):
@@ -130,31 +159,26 @@ class TableWriter:
         """Stop writing."""
         self._pool.shutdown()
 
-    def _encode(self, keys: Keys, payload: list[pa.Array], *, keep_open: bool) -> None:
-        if self._open is not None:
-            kept_keys, kept = self._open
-            keys = Keys.concat([kept_keys, keys])
-            payload = [pa.concat_arrays([old, new]) for old, new in zip(kept, payload, strict=True)]
-        self._check_order(keys)
-        encoded = encode_leaves(self._layout, keys, payload, self._limit, first_row=self._rows, keep_open=keep_open)
+    def _encode(self, rows: _Rows, *, keep_open: bool) -> int:
+        """Write the pages that rows fill and return how many rows that are."""
+        self._check_order(rows.keys)
+        encoded = encode_leaves(
+            self._layout, rows.keys, rows.payload, self._limit, first_row=self._rows, keep_open=keep_open
+        )
         done = int(encoded.first[-1])
         if done:
-            self._add(encoded.pages, encoded.first, keys)
+            self._add(encoded.pages, encoded.first, rows.keys)
         self._rows += done
-        rest = len(keys) - done
-        self._open = (keys.slice(done, len(keys)), [array.slice(done) for array in payload]) if rest else None
+        return done
 
     def _check_order(self, keys: Keys) -> None:
-        row = keys.first_descent()
-        if row >= 0:
-            raise InputError(
-                f"row {self._rows + row} (key {self._layout.codec.describe(keys, row)}) is out of key order"
-            )
-        if self._options.unique and len(keys) > 1:
-            same = keys.same_as_next()
-            if same.any():
-                key = self._layout.codec.describe(keys, int(np.argmax(same)))
-                raise UniqueViolationError(f"key {key} occurs more than once, but the table is to be unique")
+        row = keys.first_descent(strictly=self._options.unique)
+        if row < 0:
+            return
+        key = self._layout.codec.describe(keys, row)
+        if keys.comparable(row) == keys.comparable(row - 1):
+            raise UniqueViolationError(f"key {key} occurs more than once, but the table is to be unique")
+        raise InputError(f"row {self._rows + row} (key {key}) is out of key order")
 
     def _add(self, pages: NDArray[np.uint8], first: NDArray[np.int64], keys: Keys) -> None:
         count = len(first) - 1

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage import _key_kernels as kernels
+from storage._order import stable_order
 from storage.coerce import coerce
 from storage.columns import FixedType, bytes_of, fixed_to_array, fixed_type, fixed_values, is_bytes, text_to_array
 from storage.errors import KeyInputError, SchemaError
@@ -133,26 +134,33 @@ class Keys:
 
     def argsort(self) -> NDArray[np.int64]:
         """Return the stable order of the keys."""
-        if self.offsets is None:
-            return np.argsort(self.prefix, kind="stable")
-        order = pc.sort_indices(self._arrow())
-        return np.asarray(order).astype(np.int64)
+        return stable_order(self.prefix, exact=not self.wide, order_of=self._order_of)
 
-    def first_descent(self) -> int:
-        """Return the first position whose key is smaller than the one before it, or -1 if the keys are in order."""
-        return int(kernels.first_descent(*self.parts, self.wide))
+    def _order_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not self.wide:
+            return np.argsort(self.prefix[rows], kind="stable")
+        order: NDArray[np.uint64] = pc.sort_indices(_as_binary(self.take(rows))).to_numpy()
+        return order.astype(np.int64)
+
+    def first_descent(self, *, strictly: bool = False) -> int:
+        """Return the first position whose key is smaller than the one before it, or -1 if the keys are in order.
+
+        Parameters
+        ----------
+        strictly
+            Also stop where a key equals the one before it.
+        """
+        return int(kernels.first_descent(*self.parts, self.wide, strictly))
 
     def same_as_next(self) -> NDArray[np.bool_]:
         """Return bool[n - 1]: whether each key equals the one after it."""
         equal: NDArray[np.bool_] = kernels.same_as_next(*self.parts, self.wide)
         return equal
 
-    def _arrow(self) -> pa.Array:
-        assert self.offsets is not None
-        assert self.data is not None
-        return pa.Array.from_buffers(
-            pa.large_binary(), len(self), [None, pa.py_buffer(self.offsets), pa.py_buffer(self.data)]
-        )
+
+def _as_binary(keys: Keys) -> pa.Array:
+    _, offsets, data = keys.parts
+    return pa.Array.from_buffers(pa.large_binary(), len(keys), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
 
 class KeyCodec:

@@ -40,11 +40,11 @@ __all__ = [
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
-_SIGN = np.uint64(1 << 63)
+_SIGN = np.int64(-(2**63))
 _SAMPLE = 1024
 _NO_CHECKSUMS = np.zeros(0, dtype=np.uint64)
 _NO_BREAKS = np.zeros(0, dtype=np.int64)
-_TEXT, _SLOT, _NULLS, _CODES = range(4)
+_TEXT = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class _Physical:
     def _add_key(self, keys: Keys) -> None:
         if keys.offsets is None or keys.data is None:
             self._place(0, text=False, slot=0)
-            self._words.append((keys.prefix ^ _SIGN).view(np.int64))
+            self._words.append(keys.prefix.view(np.int64))
         else:
             self._place(0, text=True, slot=0)
             self._add_text(keys.offsets, keys.data)
@@ -126,7 +126,10 @@ class _Physical:
 
     @property
     def words(self) -> NDArray[np.int64]:
-        return _matrix(self._words, self.rows, np.int64)
+        words = _matrix(self._words, self.rows, np.int64)
+        if self.places[0, _TEXT] == 0:
+            words[0] ^= _SIGN  # unsigned keys in the order of signed integers
+        return words
 
     @property
     def spans(self) -> NDArray[np.int64]:

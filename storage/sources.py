@@ -23,9 +23,6 @@ from storage.keys import KeyCodec, Keys
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
 __all__ = ["SortedRows", "Source", "sorted_rows"]
 
 Paths: TypeAlias = "str | os.PathLike[str]"
@@ -34,6 +31,7 @@ Source: TypeAlias = (
 )
 
 _BATCH_ROWS = 1 << 17
+_TAKE_ROWS = 1 << 19
 _SORT_COPIES = 3
 
 
@@ -130,18 +128,13 @@ def _collect(
 def _sorted_in_memory(table: pa.Table, codec: KeyCodec) -> Iterator[tuple[pa.RecordBatch, Keys]]:
     keys = codec.encode(table)
     rows = conform(table, table.schema)
-    order = keys.argsort() if keys.first_descent() >= 0 else None
-    for start in range(0, len(keys), _BATCH_ROWS):
-        stop = min(start + _BATCH_ROWS, len(keys))
-        yield _part(rows, keys, order, start, stop)
-
-
-def _part(
-    rows: pa.RecordBatch, keys: Keys, order: NDArray[np.int64] | None, start: int, stop: int
-) -> tuple[pa.RecordBatch, Keys]:
-    if order is None:
-        return rows.slice(start, stop - start), keys.slice(start, stop)
-    return rows.take(pa.array(order[start:stop])), keys.take(order[start:stop])
+    if keys.first_descent() < 0:
+        yield rows, keys
+        return
+    order = keys.argsort()
+    for start in range(0, len(keys), _TAKE_ROWS):
+        part = order[start : start + _TAKE_ROWS]
+        yield rows.take(pa.array(part)), keys.take(part)
 
 
 def _is_sorted(rows: Rows, schema: pa.Schema, codec: KeyCodec) -> bool:

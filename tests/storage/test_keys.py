@@ -160,3 +160,24 @@ def test_size_counts_only_the_bytes_in_use():
     keys = KeyCodec(pa.schema([("a", pa.string())]), ("a",)).encode([pa.array(["abc", "de", "f"])])
     assert keys.slice(1, 3).nbytes == 2 * 8 + 3 * 8 + 3
     assert Keys("u64", np.zeros(3, dtype=np.uint64)).nbytes == 24
+
+
+@given(
+    st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 9) | st.integers(2**63, 2**63 + 9), max_size=200),
+)
+def test_the_order_of_integers_is_stable(values):
+    keys = Keys("u64", np.array(values, dtype=np.uint64))
+    assert keys.argsort().tolist() == sorted(range(len(values)), key=values.__getitem__)
+
+
+@given(st.lists(st.binary(max_size=3).map(lambda tail: b"the same head" + tail) | st.binary(max_size=9), max_size=60))
+def test_the_order_of_bytes_is_stable(values):
+    keys = KeyCodec(pa.schema([("k", pa.binary())]), ("k",)).encode([pa.array(values, pa.binary())])
+    assert keys.argsort().tolist() == sorted(range(len(values)), key=values.__getitem__)
+
+
+@given(st.lists(st.integers(0, 5), max_size=40))
+def test_a_strict_order_stops_at_equal_neighbours(values):
+    keys = Keys("u64", np.array(values, dtype=np.uint64))
+    faults = [row for row in range(1, len(values)) if values[row] <= values[row - 1]]
+    assert keys.first_descent(strictly=True) == (faults[0] if faults else -1)
