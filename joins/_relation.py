@@ -9,6 +9,8 @@ from joins.errors import JoinInputError, JoinStateError
 from storage.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from storage.reader import PageReader
 
 __all__ = ["Relation", "TableLike", "affordable_scan", "open_relation"]
@@ -32,8 +34,9 @@ class TableLike(Protocol):
         """Move on to the newest commit."""
         ...
 
-    def apply(self, upserts: Any = None, deletes: Any = None, **options: Any) -> Any:
-        """Commit changes."""
+    @property
+    def apply(self) -> Callable[..., Any]:
+        """Commits changes; see `storage.Table.apply`."""
         ...
 
 
