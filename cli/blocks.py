@@ -46,8 +46,8 @@ class Grid:
 Block = Text | Pairs | Grid
 
 
-def as_text(value: Any) -> str:
-    """Return one value as people read it.
+def as_text(value: Any, decimals: int = 2) -> str:
+    """Return one value as people read it, a fraction with so many decimals.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def as_text(value: Any) -> str:
         case int() if not isinstance(value, enum.Enum):
             text = f"{value:,}"
         case float():
-            text = f"{value:,.2f}" if abs(value) < SMALL else f"{value:,.1f}"
+            text = f"{value:,.{decimals}f}"
         case dt.datetime():
             text = value.isoformat(sep=" ", timespec="seconds")
         case bytes():
@@ -111,7 +111,8 @@ def _pair_lines(block: Pairs) -> list[str]:
 
 
 def _grid_lines(block: Grid) -> list[str]:
-    cells = [[as_text(value) for value in row] for row in block.rows]
+    places = [_decimals(row[at] for row in block.rows) for at in range(len(block.columns))]
+    cells = [[as_text(value, decimals) for value, decimals in zip(row, places, strict=True)] for row in block.rows]
     widths = [max(len(name), *(len(row[at]) for row in cells), 0) for at, name in enumerate(block.columns)]
     right = [_is_numeric(row[at] for row in block.rows) for at in range(len(block.columns))]
     lines = [block.columns, ["-" * width for width in widths], *cells]
@@ -122,6 +123,14 @@ def _grid_lines(block: Grid) -> list[str]:
         ).rstrip()
         for line in lines
     ]
+
+
+def _decimals(values: Iterable[Any]) -> int:
+    """Return how many decimals a column needs: none for whole numbers, two where all are small, else one."""
+    fractions = [value for value in values if isinstance(value, float) and math.isfinite(value)]
+    if all(value.is_integer() for value in fractions):
+        return 0
+    return 2 if max(map(abs, fractions)) < SMALL else 1
 
 
 def _is_numeric(values: Iterable[Any]) -> bool:

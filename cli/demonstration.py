@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from cli.blocks import Grid, Pairs, Text
@@ -10,7 +10,7 @@ from cli.running import load, outcome_pairs
 from pipelines.config import load_pipeline
 from pipelines.dimension_tables import describe_dimension
 from samples.demo import DIMENSIONS, make_dimensions, prepare
-from samples.questions import TABLES, ask
+from samples.questions import TABLES, ask, find_facts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -19,9 +19,21 @@ if TYPE_CHECKING:
     from cli.console import Console
     from pipelines.dimension_tables import DimensionSummary
     from pipelines.runner import RunResult
+    from samples import Facts
     from samples.questions import Answer
 
 __all__ = ["run_demo"]
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What came of a demo: where it lies, its run, the dimensions after it, the answers, the facts found again."""
+
+    folder: Path
+    result: RunResult
+    dimensions: list[DimensionSummary]
+    answers: list[Answer]
+    facts: Facts
 
 
 def run_demo(folder: Path, console: Console) -> None:
@@ -33,34 +45,40 @@ def run_demo(folder: Path, console: Console) -> None:
         console.note(f"dimensions: {', '.join(f'{s.name} {s.members:,}' for s in before)} members")
     result = load(pipeline, console, follow=False)
     with console.step("asking the warehouse", left=f"the loaded warehouse in {folder / 'warehouse'}"):
-        answers = ask(folder / "warehouse")
-        config = load_pipeline(pipeline)
-        dimensions = [describe_dimension(config, name) for name in DIMENSIONS]
-    console.result(_document(folder, result, dimensions, answers), *_blocks(folder, result, dimensions, answers))
+        demo = _asked(folder, pipeline, result)
+    console.result(_document(demo), *_blocks(demo))
 
 
-def _document(
-    folder: Path, result: RunResult, dimensions: list[DimensionSummary], answers: list[Answer]
-) -> dict[str, Any]:
+def _asked(folder: Path, pipeline: Path, result: RunResult) -> Demo:
+    warehouse = folder / "warehouse"
+    config = load_pipeline(pipeline)
+    dimensions = [describe_dimension(config, name) for name in DIMENSIONS]
+    return Demo(folder, result, dimensions, ask(warehouse), find_facts(warehouse))
+
+
+def _document(demo: Demo) -> dict[str, Any]:
     return {
-        "run": result.as_dict(),
-        "dimensions": [asdict(dimension) for dimension in dimensions],
-        "answers": [asdict(answer) for answer in answers],
-        "tables": {name: str(folder / "warehouse" / name) for name in TABLES},
-        "pipeline": str(folder / "pipeline.yml"),
+        "run": demo.result.as_dict(),
+        "facts": asdict(demo.facts),
+        "dimensions": [asdict(dimension) for dimension in demo.dimensions],
+        "answers": [asdict(answer) for answer in demo.answers],
+        "tables": {name: str(demo.folder / "warehouse" / name) for name in TABLES},
+        "pipeline": str(demo.folder / "pipeline.yml"),
     }
 
 
-def _blocks(folder: Path, result: RunResult, dimensions: list[DimensionSummary], answers: list[Answer]) -> list[Block]:
-    members = [(d.name, (d.members or 0) - (d.inferred or 0), d.inferred, d.version) for d in dimensions]
+def _blocks(demo: Demo) -> list[Block]:
+    members = [(d.name, (d.members or 0) - (d.inferred or 0), d.inferred, d.version) for d in demo.dimensions]
+    found = {name.replace("_", " "): count for name, count in asdict(demo.facts).items()}
     return [
-        *(Grid(answer.question, answer.columns, answer.rows) for answer in answers),
-        Pairs("Flights of New York, 2013", outcome_pairs(result)),
-        Grid("Outcomes by lookup", *_lookups(result)),
+        *(Grid(answer.question, answer.columns, answer.rows) for answer in demo.answers),
+        Pairs("Loaded the flights of New York, 2013", outcome_pairs(demo.result)),
+        Grid("Outcomes by lookup", *_lookups(demo.result)),
         Grid("Members", ("dimension", "known before", "inferred", "Delta version"), members),
+        Pairs("Found again in the Delta tables", found),
         Text(
-            f"The Delta tables are in {folder / 'warehouse'}: {', '.join(TABLES)}.\n"
-            f"Run `headrace run {folder / 'pipeline.yml'} --once` again: nothing is loaded twice."
+            f"The Delta tables are in {demo.folder / 'warehouse'}: {', '.join(TABLES)}.\n"
+            f"Run `headrace run {demo.folder / 'pipeline.yml'} --once` again: nothing is loaded twice."
         ),
     ]
 

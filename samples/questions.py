@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from samples import Facts
+
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["QUESTIONS", "TABLES", "Answer", "ask"]
+__all__ = ["QUESTIONS", "TABLES", "Answer", "ask", "find_facts"]
 
 TABLES = ("fact_flights", "dim_plane", "dim_airport", "dim_carrier")
 
@@ -37,6 +41,13 @@ QUESTIONS = {
 }
 
 
+FACTS = """
+    SELECT count(*), count(*) FILTER (plane_key = -1), count(*) FILTER (plane_key = -1 OR is_inferred),
+           (SELECT count(*) FROM dim_airport WHERE is_inferred)
+    FROM fact_flights JOIN dim_plane USING (plane_key)
+"""
+
+
 @dataclass(frozen=True)
 class Answer:
     """The answer to a question, as rows."""
@@ -48,6 +59,18 @@ class Answer:
 
 def ask(warehouse: Path) -> list[Answer]:
     """Return the answers from the Delta tables in a folder."""
+    with _opened(warehouse) as connection:
+        return [_answer(connection, question, sql) for question, sql in QUESTIONS.items()]
+
+
+def find_facts(warehouse: Path) -> Facts:
+    """Return the facts of the data set as the Delta tables in a folder have them."""
+    with _opened(warehouse) as connection:
+        return Facts(*connection.execute(FACTS).fetchone())
+
+
+@contextmanager
+def _opened(warehouse: Path) -> Iterator[Any]:
     import duckdb  # noqa: PLC0415 - heavy, and needed here alone
     from deltalake import DeltaTable  # noqa: PLC0415 - as above
 
@@ -55,9 +78,10 @@ def ask(warehouse: Path) -> list[Answer]:
         connection.execute("SET TimeZone = 'UTC'")
         for name in TABLES:
             connection.register(name, DeltaTable(warehouse / name).to_pyarrow_dataset())
-        answers = []
-        for question, sql in QUESTIONS.items():
-            found = connection.execute(sql)
-            columns = tuple(column[0] for column in found.description)
-            answers.append(Answer(question, columns, tuple(map(tuple, found.fetchall()))))
-    return answers
+        yield connection
+
+
+def _answer(connection: Any, question: str, sql: str) -> Answer:
+    found = connection.execute(sql)
+    columns = tuple(column[0] for column in found.description)
+    return Answer(question, columns, tuple(map(tuple, found.fetchall())))

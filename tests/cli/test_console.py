@@ -27,7 +27,7 @@ class Point:
         (True, "yes"),
         (336776, "336,776"),
         (0.123, "0.12"),
-        (12345.67, "12,345.7"),
+        (12345.67, "12,345.67"),
         ("as is", "as is"),
         (("a", 1000), "a, 1,000"),
         (b"\x01\xff", "01ff"),
@@ -66,6 +66,14 @@ def test_numbers_stand_right_and_text_left():
         "a         1",
         "b     1,000",
     ]
+
+
+@pytest.mark.parametrize(
+    ("column", "texts"), [([1.0, 20.0], ["1", "20"]), ([0.5, 1.0], ["0.50", "1.00"]), ([9.5, 20.06], ["9.5", "20.1"])]
+)
+def test_the_fractions_of_a_column_have_the_same_decimals(column, texts):
+    lines = render(Grid("", ("value",), [(value,) for value in column]))[2:]
+    assert [line.strip() for line in lines] == texts
 
 
 def test_an_empty_grid_is_its_heading():

@@ -1,0 +1,69 @@
+"""`headrace run`: what `init` wrote runs as it is, and what cannot run says why."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from deltalake import DeltaTable
+
+
+@pytest.fixture
+def shop(invoke, tmp_path):
+    invoke("init", tmp_path)
+    return tmp_path
+
+
+def test_a_mode_must_be_chosen(invoke, shop):
+    outcome = invoke("run", shop / "pipeline.yml")
+    assert outcome.code == 2
+    assert "--once" in outcome.err
+    assert "--follow" in outcome.err
+
+
+def test_a_missing_pipeline_file(invoke, tmp_path):
+    outcome = invoke("run", tmp_path / "none.yml", "--once")
+    assert outcome.code == 1
+    assert "none.yml" in outcome.err
+
+
+def test_a_misspelt_field_fails_before_spark_starts(invoke, shop):
+    text = (shop / "pipeline.yml").read_text().replace("policy:", "polcy:")
+    (shop / "pipeline.yml").write_text(text)
+    outcome = invoke("run", shop / "pipeline.yml", "--once")
+    assert outcome.code == 1
+    assert "polcy" in outcome.err
+    assert "policy" in outcome.err
+    assert not (shop / "warehouse").exists()
+
+
+def run_apart(shop, *arguments, **environment):
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *arguments],
+        cwd=shop, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_the_scaffold_runs_as_it_is(invoke, shop, monkeypatch):
+    monkeypatch.chdir(shop)
+    assert invoke("dimension", "create", "customer", "customers.csv").code == 0
+    done = run_apart(shop, "run", "pipeline.yml", "--once", "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert (document["rows_in"], document["loaded"], document["dropped"]) == (5, 4, 1)
+    facts = DeltaTable(shop / "warehouse" / "fact_orders").to_pyarrow_table().sort_by("order_id").to_pylist()
+    assert [row["customer_key"] for row in facts] == [1, 2, 3, -1]
+    assert [run["state"] for run in invoke("runs", "--json").document] == ["done"]
+
+
+@pytest.mark.spark
+def test_a_missing_java_is_one_clear_line(shop):
+    done = run_apart(shop, "run", "pipeline.yml", "--once", JAVA_HOME=str(shop))
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    (cause,) = [line for line in done.stderr.splitlines() if line.startswith("  cause")]
+    assert "JAVA_HOME" in cause
+    assert "install" in cause
