@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
@@ -54,12 +55,13 @@ class StreamJoin(ABC):
         self.budget = MemoryBudget(parse_memory(memory))
         self.counters = Counters()
         self.waits = WaitRecord(self.deadline)
-        self.time = OperatorTime(clock or time.monotonic)
+        self.time = OperatorTime(clock)
         self._work = Work(clock or time.monotonic)
         self._bound: BoundEquality | None = None
         self._emitter: Emitter | None = None
         self._stream: pa.Schema | None = None
         self._finished = False
+        self._latest = -math.inf
 
     # The protocol
 
@@ -73,7 +75,8 @@ class StreamJoin(ABC):
         side
             ``"stream"``; the relation does not arrive.
         at
-            When the batch arrived, in seconds of the operator's clock; now if not given.
+            When the batch arrived, in seconds of the operator's clock; now if not given. Batches are pushed in the
+            order in which they arrived.
 
         Raises
         ------
@@ -87,11 +90,11 @@ class StreamJoin(ABC):
         self._open()
         if side != "stream":
             raise JoinInputError(f"this join has one streaming side, 'stream', not {side!r}")
-        arrival = self.time.set(at)
+        self._latest = max(self._latest, self.time.reach(at))
         self._bind(batch.schema)
         self.counters.batches_in += 1
         self.counters.rows_in += len(batch)
-        return self._work.start(self._counted(self._consume(batch, arrival)))
+        return self._work.start(self._counted(self._consume(batch, self._latest)))
 
     def tick(self, now: float | None = None) -> Output:
         """Return what became due without an arrival.
@@ -102,7 +105,7 @@ class StreamJoin(ABC):
             Time in seconds of the operator's clock; the clock's if not given.
         """
         self._open()
-        self.time.set(now)
+        self.time.reach(now)
         return self._work.start(self._counted(self._due_work()))
 
     def flush(self) -> Output:

@@ -6,6 +6,7 @@ join phases with a similar number of pages have cost.
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,33 +19,37 @@ if TYPE_CHECKING:
 __all__ = ["OperatorTime", "PhaseEstimate", "WaitRecord"]
 
 _BUCKETS = 64
+_ROUNDING = 1e-9
+_CAUTION = 1.1  # the next phase may find its pages less close together than the worst so far
 
 
 class OperatorTime:
-    """The operator's time: the clock's, shifted to agree with the times at which it is said to be called.
+    """The operator's time: the clock's, moved forward to the times at which the operator is said to be called.
 
     Parameters
     ----------
     clock
-        Returns the time in seconds.
+        Returns the time in seconds. Without one, time runs like `time.monotonic` from the first time that is said.
     """
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] | None) -> None:
+        self._clock = clock or time.monotonic
         self._offset = 0.0
-        self._latest = -np.inf
+        self._free = clock is None
 
     def now(self) -> float:
-        """Return the time, which never goes back."""
-        self._latest = max(self._latest, self._clock() + self._offset)
-        return float(self._latest)
+        """Return the time."""
+        return self._clock() + self._offset
 
-    def set(self, at: float | None) -> float:
-        """Take `at` as the time of the call that is being made, if it is given, and return the time."""
-        if at is not None:
-            self._offset = max(at, self._latest) - self._clock()
-            self._latest = max(at, self._latest)
-        return self.now()
+    def reach(self, at: float | None) -> float:
+        """Move on to the time `at`, if it is given and still ahead; return it, or else the time."""
+        if at is None:
+            self._free = False
+            return self.now()
+        if self._free or at > self.now():
+            self._offset = at - self._clock()
+            self._free = False
+        return at
 
 
 class PhaseEstimate:
@@ -61,8 +66,8 @@ class PhaseEstimate:
     >>> round(estimate.seconds(100), 6)
     1.1
     >>> estimate.learn(100, 0.2)
-    >>> estimate.seconds(100)
-    0.2
+    >>> round(estimate.seconds(100), 6)
+    0.231
     """
 
     nbytes = 8 * _BUCKETS
@@ -72,11 +77,11 @@ class PhaseEstimate:
         self._worst = np.zeros(_BUCKETS)
 
     def seconds(self, pages: int) -> float:
-        """Return the estimate; none of it is based on less than the worst phase with about as many pages."""
+        """Return the estimate: all random reads, or a little more than the worst phase with about as many pages."""
         if pages <= 0:
             return 0.0
-        worst = self._worst[_bucket(pages)]
-        return float(pages * (worst or self._random_read))
+        worst = float(self._worst[_bucket(pages)])
+        return pages * _CAUTION * worst + self._random_read if worst else pages * self._random_read
 
     def learn(self, pages: int, seconds: float) -> None:
         """Note what a join phase has cost."""
@@ -105,8 +110,7 @@ class WaitRecord:
             return
         self.longest = max(self.longest, now - float(np.min(arrival)))
         if self._deadline is not None:
-            # The same sum as that which decides when a phase is due, so that both round alike.
-            late = np.asarray(arrival) + self._deadline < now
+            late = np.asarray(arrival) + self._deadline < now - _ROUNDING
             self.misses += int(late.sum()) if late.ndim else int(late) * rows
 
 

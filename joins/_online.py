@@ -11,7 +11,7 @@ import pyarrow as pa
 from joins import _kernels as kernels
 from joins._emit import Matches
 from joins._state import SSIJState, arrivals_at
-from joins._stream_buffer import Chunk, ascending
+from joins._stream_buffer import PIECE_NBYTES, Chunk, ascending
 from storage.leaves import search
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ __all__ = ["OnlinePhase", "Probe", "sorted_positions"]
 
 _NO_FLAGS = np.zeros(0, dtype=np.bool_)
 _WORD = 64
-_PIECE_NBYTES = 12
 _ARRIVAL_NBYTES = 8
 
 
@@ -92,7 +91,7 @@ class Probe:
         pieces = int((self.frame < 0).sum()) + int(self.pieces.sum())
         rows = self.piece.rows
         tuples = rows.nbytes + (_ARRIVAL_NBYTES + 2 * rows.num_columns + 1) * len(rows)
-        return (tuples, _PIECE_NBYTES * pieces) if pieces else (0, 0)
+        return (tuples, PIECE_NBYTES * pieces) if pieces else (0, 0)
 
 
 class OnlinePhase:

@@ -14,7 +14,7 @@ from joins import _kernels as kernels
 from joins._deadlines import PhaseEstimate
 from joins._input_buffer import InputBuffer
 from joins._relation import affordable_scan
-from joins._stream_buffer import Chunk, StreamBuffer
+from joins._stream_buffer import PIECE_NBYTES, StreamBuffer
 from joins.errors import JoinInputError
 from storage.cache import LRU, CachePolicy, PageCache, UtilityCounter
 from storage.errors import MemoryBudgetError
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from joins._counters import Counters
+    from joins._stream_buffer import Chunk
     from joins.memory import Component, MemoryBudget
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
@@ -118,6 +119,12 @@ class Store:
     def fits(self, tuples: int, index: int) -> bool:
         """Return whether the stream buffer could take so many bytes more, if all cached pages but one gave way."""
         return self._growth(tuples, index) <= self.budget.available + self._removable() * self._page
+
+    def tuples_at_most(self, row_nbytes: float) -> int:
+        """Return about how many tuples of this size the stream buffer can hold at the expense of all cached pages."""
+        held = self.budget.held
+        room = self.budget.available + held("stream_buffer") + held("inverted_index") + held("cache") - self._page
+        return max(1, int(room / (row_nbytes + PIECE_NBYTES)))
 
     def rows_at_once(self, row_nbytes: float) -> int:
         """Return for how many tuples of this size the workspace has scratch arrays, beside an output batch."""

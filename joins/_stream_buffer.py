@@ -21,9 +21,12 @@ if TYPE_CHECKING:
 
     from joins._input_buffer import Arrivals
 
-__all__ = ["Chunk", "StreamBuffer", "ascending", "merge_simple"]
+__all__ = ["PIECE_NBYTES", "Chunk", "StreamBuffer", "ascending", "merge_simple"]
 
 _ARRIVAL_NBYTES = 8
+PIECE_NBYTES = 12
+"""Bytes of a piece that is not one leaf: first and last leaf, and tuple."""
+
 _FAN_IN = 8
 _TIER = 4
 

@@ -32,6 +32,7 @@ from joins._join_phase import JoinPhase
 from joins._online import OnlinePhase
 from joins._state import SSIJState
 from joins._store import Store
+from joins._stream_buffer import PIECE_NBYTES
 from joins.errors import JoinInputError, MemoryBudgetError
 from joins.stats import SSIJStats
 
@@ -54,7 +55,6 @@ _STREAM_THRESHOLD_TIGHT = 400_000
 _TIGHT = 0.02
 _INPUT_SHARE = 8
 _STREAM_SHARE = 3
-_PIECE_NBYTES = 12
 
 
 class SSIJ(StreamJoin):
@@ -211,7 +211,7 @@ class SSIJ(StreamJoin):
             return self._thresholds[1]
         relation = len(self.snapshot.leaf_pages) * self.snapshot.page_size
         most = _STREAM_THRESHOLD_TIGHT if self.budget.limit < _TIGHT * relation else _STREAM_THRESHOLD
-        return max(1, min(most, int(self._free // _STREAM_SHARE / (self._row_nbytes + _PIECE_NBYTES))))
+        return max(1, min(most, int(self._free // _STREAM_SHARE / (self._row_nbytes + PIECE_NBYTES))))
 
     @property
     def _free(self) -> int:
@@ -281,12 +281,18 @@ class SSIJ(StreamJoin):
                 return
 
     def _online_due(self) -> float | None:
-        """Latest start of an online phase, were each waiting tuple to want one more page."""
+        """Latest start of an online phase, were each tuple in the input buffer to want one more page.
+
+        If they are too many to wait together, there will be several join phases one after the other.
+        """
         oldest = self.store.input.oldest
         if oldest is None or self.deadline is None:
             return None
-        pages = min(self.store.stream.pages + self.store.input.rows, len(self.snapshot.leaf_pages))
-        return oldest + self.deadline - self._estimate.seconds(pages)
+        waiting, coming = self.store.stream, self.store.input.rows
+        pages = min(waiting.pages + coming, len(self.snapshot.leaf_pages))
+        together = min(self._stream_threshold, self.store.tuples_at_most(self._row_nbytes))
+        phases = -(-(waiting.rows + coming) // together)
+        return oldest + self.deadline - phases * self._estimate.seconds(pages)
 
     def _join_due(self) -> float | None:
         oldest = self.store.stream.oldest

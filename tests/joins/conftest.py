@@ -53,7 +53,10 @@ def key_columns(kind, numbers):
     low = [None if number is None else number % 7 for number in known]
     if kind == "short pair":
         return {"k": pa.array(high, pa.int16()), "k2": pa.array(low, pa.int16())}
-    return {"k": pa.array([None if h is None else f"\0{h}" for h in high], pa.string()), "k2": pa.array(low, pa.int64())}
+    return {
+        "k": pa.array([None if h is None else f"\0{h}" for h in high], pa.string()),
+        "k2": pa.array(low, pa.int64()),
+    }
 
 
 def make_relation(rng, kind, numbers, text_length):

@@ -1,0 +1,187 @@
+"""Deadlines under a simulated clock and a simulated disk: only reads take time."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from joins import SSIJ
+from joins._deadlines import OperatorTime, PhaseEstimate, WaitRecord
+from storage.device import DeviceModel
+from storage.reader import PageReader
+
+SEEK, TRANSFER = 0.010, 0.001
+KEYS = 4000
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class SlowReader(PageReader):
+    """Reads the file at once, and moves the clock on by what the cost model says."""
+
+    def __init__(self, table, clock, slowness=1.0):
+        page_size = table.snapshot().page_size
+        device = DeviceModel(SEEK, TRANSFER, page_size)
+        super().__init__(table.reader().backend, page_size, device, clock=clock)
+        self.clock, self.slowness = clock, slowness
+
+    def read_plan(self, plan, part, *arrays):
+        report = super().read_plan(plan, part, *arrays)
+        self.clock.now += self.slowness * (SEEK * len(plan) + TRANSFER * plan.pages_read)
+        return report
+
+
+@pytest.fixture(scope="module")
+def table(build):
+    rows = pa.table({"k": np.arange(KEYS), "pad": [f"{key:>60}" for key in range(KEYS)]})
+    with build(rows, ["k"], unique=True, page_size=4096) as table:
+        yield table
+
+
+def drive(join, clock, arrivals):
+    """Push batches at their times and tick when something is due; return the wait of each result row."""
+    waits = []
+
+    def consume(output):
+        for result in output:
+            waits.extend((clock.now - result["at"].to_numpy()).tolist())
+
+    for at, keys in arrivals:
+        while join.due is not None and join.due <= at:
+            clock.now = max(clock.now, join.due)
+            consume(join.tick(clock.now))
+        clock.now = max(clock.now, at)
+        consume(join.push(pa.record_batch({"k": keys, "at": np.full(len(keys), at)}), at=at))
+    while join.due is not None:
+        clock.now = max(clock.now, join.due)
+        consume(join.tick(clock.now))
+    return np.array(waits)
+
+
+def arrivals_at(rng, gaps, size):
+    return [(at, rng.integers(0, KEYS, size)) for at in np.cumsum(gaps).tolist()]
+
+
+def make(table, clock, deadline, memory="256KiB", slowness=1.0, **options):
+    reader = SlowReader(table, clock, slowness)
+    return SSIJ(table, on="k", memory=memory, deadline=deadline, reader=reader, clock=clock, **options)
+
+
+@settings(max_examples=40)
+@given(
+    gaps=st.lists(st.sampled_from([0.0, 0.01, 0.3, 2.0]), max_size=25),
+    size=st.sampled_from([1, 20, 300]),
+    spare=st.sampled_from([0.0, 0.5, 20.0]),
+    memory=st.sampled_from(["96KiB", "256KiB", "4MiB"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_no_deadline_is_missed_that_can_be_met(table, gaps, size, spare, memory, seed):
+    clock = Clock()
+    # A tuple that comes when the longest join phase has just begun waits for that one and for its own; the least
+    # memory holds some hundred tuples, so that more than these need several phases.
+    phases = 2 + (size * len(gaps) // 300 if memory == "96KiB" else 0)
+    deadline = phases * table.stats.leaves * (SEEK + TRANSFER) + 0.001 + spare
+    join = make(table, clock, deadline, memory)
+    waits = drive(join, clock, arrivals_at(np.random.default_rng(seed), gaps, size))
+    stats = join.stats
+    assert len(waits) == stats.rows_in == stats.rows_done
+    assert stats.deadline_misses == 0
+    assert stats.longest_wait == pytest.approx(max(waits, default=0.0))
+    assert stats.longest_wait <= deadline + 1e-9
+
+
+@settings(max_examples=20)
+@given(deadline=st.sampled_from([0.001, 0.05, 0.4]), seed=st.integers(0, 2**32 - 1))
+def test_deadlines_that_cannot_be_met_are_counted(table, deadline, seed):
+    clock, rng = Clock(), np.random.default_rng(seed)
+    join = make(table, clock, deadline)
+    waits = drive(join, clock, arrivals_at(rng, rng.choice([0.0, 0.02, 0.5], 20), 30))
+    assert len(waits) == join.stats.rows_in
+    assert join.stats.deadline_misses == int((waits > deadline + 1e-9).sum())
+    assert join.stats.longest_wait == pytest.approx(waits.max())
+
+
+def test_a_slow_disk_misses_until_the_estimate_has_learnt_it(table):
+    clock = Clock()
+    join = make(table, clock, 1.0, slowness=30.0, memory="96KiB")
+    rng = np.random.default_rng(5)
+    drive(join, clock, arrivals_at(rng, [20.0] * 5, 1))
+    before = join.stats
+    assert before.deadline_misses == 1, "0.33 s a page, where 0.011 s were expected"
+    drive(join, clock, [(clock.now + 50 + 10 * at, rng.integers(0, KEYS, 1)) for at in range(5)])
+    assert (join.stats - before).deadline_misses == 0
+
+
+def test_without_a_deadline_nothing_is_due(table):
+    join = make(table, Clock(), None, input_threshold=10)
+    join.push(pa.record_batch({"k": [1], "at": [0.0]})).drain()
+    assert join.due is None
+    assert join.tick(1e9).drain() == 0
+
+
+def test_tuples_that_would_expire_during_a_join_phase_are_part_of_it(table):
+    clock = Clock()
+    join = make(table, clock, 2.0, input_threshold=50, stream_threshold=1000)
+    join.push(pa.record_batch({"k": np.arange(0, KEYS, 40), "at": np.zeros(100)}), at=0.0).drain()
+    assert join.store.stream.rows == 100
+    phase = join._estimate.seconds(join.store.stream.pages)
+    clock.now = join.due - phase / 2
+    join.push(pa.record_batch({"k": [7], "at": [clock.now]}), at=clock.now).drain()
+    late = join.push(pa.record_batch({"k": [9], "at": [clock.now]}), at=clock.now)
+    late.drain()
+    clock.now = join.due
+    phases = join.stats.join_phases
+    join.tick().drain()
+    assert join.stats.join_phases == phases + 1
+    assert join.stats.deadline_misses == 0
+
+
+def test_due_moves_forward_as_tuples_leave(table):
+    clock = Clock()
+    join = make(table, clock, 5.0, input_threshold=1)
+    join.push(pa.record_batch({"k": [1, 2000], "at": [0.0, 0.0]}), at=0.0).drain()
+    assert 0 < join.due < 5.0
+    join.flush().drain()
+    assert join.due is None
+
+
+def test_the_estimate_begins_with_random_reads_and_keeps_the_worst():
+    estimate = PhaseEstimate(SEEK, TRANSFER)
+    assert estimate.seconds(0) == 0
+    assert estimate.seconds(10) == pytest.approx(0.11)
+    estimate.learn(10, 0.5)
+    estimate.learn(10, 0.2)
+    assert estimate.seconds(10) == pytest.approx(1.1 * 0.5 + 0.011)
+    assert estimate.seconds(12) == pytest.approx(1.1 * 0.6 + 0.011), "about as many pages"
+    assert estimate.seconds(1000) == pytest.approx(11.0), "nothing is known of so many"
+
+
+def test_time_never_goes_back_and_can_be_said():
+    clock = Clock()
+    time = OperatorTime(clock)
+    assert time.reach(5.0) == time.now() == 5.0
+    clock.now = 2.0
+    assert time.now() == 7.0
+    assert (time.reach(6.0), time.now()) == (6.0, 7.0)
+    assert time.reach(None) == 7.0
+
+
+def test_without_a_clock_the_first_time_said_is_the_origin():
+    time = OperatorTime(None)
+    time.reach(0.0)
+    assert 0.0 <= time.now() < 60.0
+
+
+def test_waits_of_single_tuples():
+    waits = WaitRecord(1.0)
+    waits.note(np.array([0.0, 5.0]), 2, 5.5)
+    waits.note(5.0, 3, 6.5)
+    waits.note(0.0, 0, 100.0)
+    assert (waits.longest, waits.misses) == (5.5, 4)
