@@ -1,0 +1,31 @@
+"""Every experiment runs from its command on small data and leaves its results. What it measures is not judged here."""
+
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def benchmark(*arguments):
+    command = [sys.executable, "-m", "benchmarks", *map(str, arguments)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["joins", "storage", pytest.param("spark", marks=pytest.mark.spark)])
+def test_an_experiment_writes_its_table_and_its_plot(tmp_path, experiment):
+    done = benchmark(experiment, "--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".png"]
+    with (tmp_path / f"{experiment}.csv").open() as table:
+        assert len(list(csv.DictReader(table))) > 1
+
+
+def test_an_unknown_experiment_is_refused_with_the_valid_names():
+    done = benchmark("join")
+    assert done.returncode == 2
+    assert "the experiments are joins, spark, storage" in done.stderr
