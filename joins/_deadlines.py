@@ -20,7 +20,7 @@ __all__ = ["OperatorTime", "PhaseEstimate", "WaitRecord"]
 
 _BUCKETS = 64
 _ROUNDING = 1e-9
-_CAUTION = 1.1  # the next phase may find its pages less close together than the worst so far
+_CAUTION = 1.25  # the next phase may find its pages less close together than the worst so far
 
 
 class OperatorTime:
@@ -67,7 +67,7 @@ class PhaseEstimate:
     1.1
     >>> estimate.learn(100, 0.2)
     >>> round(estimate.seconds(100), 6)
-    0.231
+    0.261
     """
 
     nbytes = 8 * _BUCKETS
