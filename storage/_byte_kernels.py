@@ -110,6 +110,13 @@ def compare_bytes(
         if a != b:
             return -1 if bswap_u64(a) < bswap_u64(b) else 1
         at += 8
+    if at < common and common >= 8:  # noqa: PLR2004 - bytes of a word
+        # The last word overlaps the one before, whose bytes are equal.
+        a = load_u64(left, left_start + common - 8)
+        b = load_u64(right, right_start + common - 8)
+        if a != b:
+            return -1 if bswap_u64(a) < bswap_u64(b) else 1
+        at = common
     while at < common:
         if left[left_start + at] != right[right_start + at]:
             return -1 if left[left_start + at] < right[right_start + at] else 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64, xxh64
+from storage._byte_kernels import bswap_u64, compare_bytes, copy_bytes, load_u16, load_u64, store_u64, xxh64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +29,7 @@ __all__ = [
 
 _HEADER = 24
 _ENTRY = 16
+_WORD = 8
 _TEXT_DICTIONARY = np.uint64(2)
 _U16 = np.uint64(0xFFFF)
 _ALL = ~np.uint64(0)
@@ -160,13 +161,24 @@ def _order(
     base: np.uint64,
     packed: np.uint64,
     row: int,
+    prefix: np.uint64,
     data: NDArray[np.uint8],
     start: int,
     end: int,
 ) -> int:
-    """Compare the byte key of a row with the one in `data`."""
-    left_start, left_end = _text_span(frames, page, base, packed, row)
-    return compare_bytes(frames, left_start, left_end, data, start, end)
+    """Compare the byte key of a row with the one in `data`, whose first eight bytes are `prefix`."""
+    left, left_end = _text_span(frames, page, base, packed, row)
+    length = left_end - left
+    word = np.uint64(0)
+    if length > 0:
+        word = bswap_u64(load_u64(frames, left))
+        if length < _WORD:
+            word &= ~((np.uint64(1) << np.uint64(64 - 8 * length)) - np.uint64(1))
+    if word != prefix:
+        return -1 if word < prefix else 1
+    if length <= _WORD or end - start <= _WORD:
+        return length - (end - start)
+    return compare_bytes(frames, left + _WORD, left_end, data, start + _WORD, end)
 
 
 @njit(cache=True, nogil=True)
@@ -174,6 +186,7 @@ def search_bytes(
     frames: NDArray[np.uint8],
     page_size: int,
     frame: NDArray[np.int32],
+    prefix: NDArray[np.uint64],
     offsets: NDArray[np.int64],
     data: NDArray[np.uint8],
     unique: bool,
@@ -190,29 +203,35 @@ def search_bytes(
         rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
         base = load_u64(frames, page + _HEADER)
         packed = load_u64(frames, page + _HEADER + 8)
+        word, start, stop = prefix[i], offsets[i], offsets[i + 1]
         low = 0
         high = rows
+        found = False
         while low < high:
             middle = (low + high) >> 1
-            if _order(frames, page, base, packed, middle, data, offsets[i], offsets[i + 1]) < 0:
+            order = _order(frames, page, base, packed, middle, word, data, start, stop)
+            if order < 0:
                 low = middle + 1
             else:
                 high = middle
-        if low == rows or _order(frames, page, base, packed, low, data, offsets[i], offsets[i + 1]) != 0:
+                found = found or order == 0
+                if unique and order == 0:
+                    low = middle
+        if not found:
             continue
         row[i] = low
         end = low + 1
         high = low + 1 if unique else rows
         step = 1
         while end + step <= high:
-            if _order(frames, page, base, packed, end + step - 1, data, offsets[i], offsets[i + 1]) != 0:
+            if _order(frames, page, base, packed, end + step - 1, word, data, start, stop) != 0:
                 high = end + step - 1
                 break
             end += step
             step += step
         while end < high:
             middle = (end + high) >> 1
-            if _order(frames, page, base, packed, middle, data, offsets[i], offsets[i + 1]) == 0:
+            if _order(frames, page, base, packed, middle, word, data, start, stop) == 0:
                 end = middle + 1
             else:
                 high = middle

@@ -280,7 +280,7 @@ def search(
     count = np.empty(len(keys), dtype=np.int32)
     prefix, offsets, data = keys.parts
     if keys.wide:
-        _kernels.search_bytes(frames, layout.page_size, frame, offsets, data, unique, row, count)
+        _kernels.search_bytes(frames, layout.page_size, frame, prefix, offsets, data, unique, row, count)
     else:
         _kernels.search_u64(frames, layout.page_size, frame, prefix, unique, row, count)
     return row, count
