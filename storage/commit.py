@@ -24,12 +24,13 @@ from storage.draft import Draft
 from storage.errors import CorruptionError, InputError, PoisonedHandleError
 from storage.merge import Counts
 from storage.metadata import metadata_pages
+from storage.page_writer import PageWriter
 from storage.snapshot import Snapshot, open_snapshot
 from storage.space import FreeSpace
 from storage.superblock import encode_superblock, read_superblock, write_superblock
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import TracebackType
 
     from numpy.typing import NDArray
@@ -110,7 +111,8 @@ class Writer:
         return self._state[0]
 
     @property
-    def _space(self) -> FreeSpace:
+    def space(self) -> FreeSpace:
+        """The free pages, known as the snapshot is."""
         assert self._state is not None
         return self._state[1]
 
@@ -170,11 +172,16 @@ class Writer:
             If a write or sync failed before.
         """
         self._refuse_poisoned()
-        self._reclaim()
+        self._busy = True
+        self.reclaim()
         skipped = app is not None and app[1] <= self.snapshot.superblock.apps.get(app[0], app[1] - 1)
-        draft = None if skipped else Draft(self.snapshot, self._reader, self._space, self.snapshot.txid + 1)
-        self._draft, self._busy = draft, True
-        return Transaction(self, draft, app)
+        return Transaction(self, None if skipped else self.begin(), app)
+
+    def begin(self, take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> Draft:
+        """Return a draft of the next transaction; see `PageWriter` for `take`. Ends with `commit` or `abandon`."""
+        txid, size = self.snapshot.txid + 1, self.snapshot.page_size
+        self._draft = Draft(self.snapshot, self._reader, PageWriter(self._backend, self.space, size, txid, take))
+        return self._draft
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -196,7 +203,7 @@ class Writer:
         """End the open transaction, and drop its draft if that was not committed."""
         self._busy = False
         if self._draft is not None:
-            self._draft.roll_back()
+            self._draft.pages.roll_back()
             self._draft = None
 
     def commit(self, draft: Draft, app: App | None) -> Snapshot:
@@ -205,14 +212,19 @@ class Writer:
         if app is not None:
             apps[app[0]] = app[1]
         encode_superblock(replace(self.snapshot.superblock, apps=apps))  # refuses too many before anything is written
-        snapshot = self._next(*draft.finish(self.snapshot.fill), draft.txid, apps)
+        snapshot = self._next(*draft.finish(self.snapshot.fill), draft.pages.txid, apps)
         self._backend.sync()
         write_superblock(self._backend, snapshot.superblock)
         self._backend.sync()
-        self._space.hold(draft.txid, draft.freed)
-        self._state = snapshot, self._space
+        self.space.hold(draft.pages.txid, draft.freed)
+        self._state = snapshot, self.space
         self._draft = None
         return snapshot
+
+    def cut(self) -> None:
+        """Give back the free pages at the end of the file; the caller has it guarded."""
+        self._backend.truncate(self.space.cut() * self.snapshot.page_size)
+        self._backend.sync()
 
     def _next(self, leaves: Placed, tree: NewTree, txid: int, apps: dict[str, int]) -> Snapshot:
         entries, root = leaves.entries, tree.root
@@ -224,16 +236,16 @@ class Writer:
             height=tree.height,
             rows=int(entries.rows.sum()),
             leaves=len(entries),
-            pages=self._space.end,
             apps=apps,
         )
-        return replace(
+        snapshot = replace(
             self.snapshot,
             superblock=superblock,
             entries=entries,
             levels=tree.levels,
             leaf_rows=entries.rows.astype(np.int32),
         )
+        return replace(snapshot, superblock=replace(superblock, pages=int(pages_of(snapshot).max()) + 1))
 
     def _map_space(self, snapshot: Snapshot) -> FreeSpace:
         """Return the free pages: all that the newest commit does not reach, held back while older readers live."""
@@ -243,9 +255,11 @@ class Writer:
             space.hold_free(head.txid)
         return space
 
-    def _reclaim(self) -> None:
+    def reclaim(self) -> bool:
+        """Free what no reader needs any longer; say whether nobody reads an earlier commit than the newest."""
         oldest = self._locks.oldest_claim(self.snapshot.txid)
-        self._space.reclaim(self.snapshot.txid if oldest is None else oldest)
+        self.space.reclaim(self.snapshot.txid if oldest is None else oldest)
+        return oldest is None
 
     def _refuse_poisoned(self) -> None:
         if self._poison is not None:

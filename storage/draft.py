@@ -6,7 +6,6 @@ whether it becomes the table's next state.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -27,11 +26,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from storage.changes import Changes
+    from storage.page_writer import PageWriter
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
-    from storage.space import FreeSpace
 
-__all__ = ["Draft"]
+__all__ = ["Draft", "Replacement"]
 
 _CHUNK_BYTES = 8 << 20
 _UNDERFULL = 4
@@ -63,7 +62,7 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
-class _Replacement:
+class Replacement:
     """Leaves that go, the entries that come, and for each of these the first leaf that it replaces."""
 
     leaves: NDArray[np.int64]
@@ -80,23 +79,19 @@ class Draft:
         The state that it begins from.
     reader
         Reads the table's pages.
-    space
-        Where new pages go.
-    txid
-        Transaction that it becomes.
+    pages
+        Writes the new ones.
     """
 
-    def __init__(self, base: Snapshot, reader: PageReader, space: FreeSpace, txid: int) -> None:
+    def __init__(self, base: Snapshot, reader: PageReader, pages: PageWriter) -> None:
         self._base = base
         self._reader = reader
-        self._space = space
+        self._pages = pages
         self._layout = base.layout
         self._leaves = Placed(base.entries, np.arange(len(base.entries)), np.ones(len(base.entries), dtype=np.bool_))
         self._rows = base.rows
-        self._written: list[NDArray[np.int64]] = []
         self._freed: list[NDArray[np.int64]] = []
         self.page_size = base.page_size
-        self.txid = txid
         self.changed = False
 
     def apply(self, changes: Changes) -> Counts:
@@ -110,20 +105,28 @@ class Draft:
             If a row or a key does not fit in a page.
         """
         counts = Counts()
-        done: list[_Replacement] = []
+        done: list[Replacement] = []
         for part in self._parts(changes):
             replacement, counted = self._change(part)
             counts += counted
             if len(replacement.leaves):
                 done.append(replacement)
-        if done:
-            self._install(done)
-            self.changed = True
+        self.install(done)
         return counts
+
+    @property
+    def entries(self) -> Entries:
+        """Of the leaves as they are now."""
+        return self._leaves.entries
+
+    @property
+    def pages(self) -> PageWriter:
+        """What writes the new pages."""
+        return self._pages
 
     def finish(self, fill: float) -> tuple[Placed, NewTree]:
         """Write the inner nodes and return the leaves' entries and the tree above them."""
-        tree = rewrite_inner(self._leaves, self._base.levels, fill, self)
+        tree = rewrite_inner(self._leaves, self._base.levels, fill, self._pages)
         self._freed.append(tree.freed)
         return self._leaves, tree
 
@@ -131,26 +134,6 @@ class Draft:
     def freed(self) -> NDArray[np.int64]:
         """Pages of the base that this state no longer has."""
         return np.concatenate([_NONE, *self._freed])
-
-    def roll_back(self) -> None:
-        """Give back all pages that were taken."""
-        for pages in self._written:
-            self._space.give(pages)
-        self._written = []
-
-    def place(self, hints: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Take a page near each hint."""
-        pages = self._space.take(hints)
-        self._written.append(pages)
-        return pages
-
-    def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
-        """Write sealed pages, those that follow one another on disk and in memory with one call."""
-        size = self.page_size
-        cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
-        bounds = [0, *cuts.tolist(), len(numbers)]
-        for start, stop in itertools.pairwise(bounds):
-            self._reader.backend.pwrite(int(numbers[start]) * size, pages[start * size : stop * size])
 
     def _parts(self, changes: Changes) -> Iterator[_Part]:
         """Cut changes into parts that touch few leaves each, never within a run of leaves that one key spans."""
@@ -186,9 +169,9 @@ class Draft:
             tree_kernels.locate(*separators.parts, entries.continued, *keys.parts, separators.wide, first, last)
         return first.astype(np.int64), last.astype(np.int64)
 
-    def _change(self, part: _Part) -> tuple[_Replacement, Counts]:
+    def _change(self, part: _Part) -> tuple[Replacement, Counts]:
         rows, dirty, counts = apply_changes(
-            self._layout, self._load(part.leaves), part.changes, part.leaf, unique=self._base.unique
+            self._layout, self.load(part.leaves), part.changes, part.leaf, unique=self._base.unique
         )
         changed = np.isin(part.leaves, dirty)
         leaves, joined = self._draw_in(
@@ -196,12 +179,12 @@ class Draft:
         )
         extra = np.setdiff1d(leaves, part.leaves, assume_unique=True)
         if len(extra):
-            rows = rows.then(self._load(extra)).in_leaf_order()
+            rows = rows.then(self.load(extra)).in_leaf_order()
         group = np.concatenate([[0], np.cumsum(~joined[:-1])])
         alive = (np.bincount(group, weights=np.isin(leaves, dirty)) > 0)[group]
         kept = alive[_positions(leaves, rows.leaf)]
         rows = rows if kept.all() else rows.take(np.flatnonzero(kept))
-        return self._write(rows, leaves[alive], group[alive]), counts
+        return self.write(rows, leaves[alive], group[alive]), counts
 
     def _draw_in(
         self, part: _Part, rows: NDArray[np.int64], changed: NDArray[np.bool_]
@@ -219,37 +202,42 @@ class Draft:
         leaves = np.union1d(part.leaves, np.concatenate([last[right] + 1, first[left] - 1]))
         return leaves, np.isin(leaves, joins)
 
-    def _load(self, leaves: NDArray[np.int64]) -> LeafRows:
+    def load(self, leaves: NDArray[np.int64]) -> LeafRows:
         """Read the rows of leaves."""
-        entries, layout = self._leaves.entries, self._layout
-        if not len(entries):
-            leaves = _NONE
-        frames = page_buffer(len(leaves), self.page_size)
-        order = np.argsort(entries.pages[leaves])
-        self._reader.read(entries.pages[leaves][order], frames, order, entries.checksums[leaves][order])
+        layout = self._layout
+        leaves = leaves if len(self.entries) else _NONE
+        frames = self.read(leaves)
         frame = np.arange(len(leaves), dtype=np.int32)
         counts = _kernels.count_rows(frames, self.page_size, frame)
         places, rows, _ = _kernels.expand_rows(frame, np.zeros(len(leaves), dtype=np.int32), counts)
         keys = gather_keys(layout, frames, places, rows)
         return LeafRows(keys, gather(layout, frames, places, rows), leaves[places])
 
-    def _write(self, rows: LeafRows, leaves: NDArray[np.int64], group: NDArray[np.int64]) -> _Replacement:
+    def read(self, leaves: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Return the pages of leaves side by side."""
+        pages, checksums = self.entries.pages[leaves], self.entries.checksums[leaves]
+        frames = page_buffer(len(leaves), self.page_size)
+        order = np.argsort(pages)
+        self._reader.read(pages[order], frames, order, checksums[order])
+        return frames
+
+    def write(self, rows: LeafRows, leaves: NDArray[np.int64], group: NDArray[np.int64]) -> Replacement:
         """Write the pages that replace groups of leaves."""
         heads = np.flatnonzero(np.diff(group, prepend=-1))
         group = np.cumsum(np.diff(group, prepend=group[:1]) != 0)
         size = np.bincount(group[_positions(leaves, rows.leaf)], minlength=len(heads))
         filled = np.flatnonzero(size)
         if not len(filled):
-            return _Replacement(leaves, Entries.empty(self._layout.codec.kind), _NONE)
+            return Replacement(leaves, Entries.empty(self._layout.codec.kind), _NONE)
         last = bool(filled[-1] == len(heads) - 1 and leaves[-1] >= len(self._leaves) - 1)
         packed = pack_groups(self._layout, rows, np.cumsum(size[filled]), self._base.fill, last=last)
         packed = packed.with_groups(filled)
-        numbers = self.place(self._hints(packed.group, leaves[heads], np.bincount(group)))
-        checksums = seal_pages(packed.pages, self.page_size, numbers, self.txid)
-        self.put(packed.pages, numbers)
+        numbers = self._pages.place(self._hints(packed.group, leaves[heads], np.bincount(group)))
+        checksums = seal_pages(packed.pages, self.page_size, numbers, self._pages.txid)
+        self._pages.put(packed.pages, numbers)
         at = leaves[heads][packed.group]
         separators, continued = self._separators(packed, at)
-        return _Replacement(leaves, Entries(numbers, checksums, packed.rows, continued, separators), at)
+        return Replacement(leaves, Entries(numbers, checksums, packed.rows, continued, separators), at)
 
     def _hints(
         self, group: NDArray[np.int64], first: NDArray[np.int64], leaves: NDArray[np.int64]
@@ -278,14 +266,17 @@ class Draft:
         order = np.argsort(np.concatenate([heads, rest]))
         return Keys.concat([outer, inner]).take(order), np.concatenate([outer_flags, inner_flags])[order]
 
-    def _install(self, done: list[_Replacement]) -> None:
+    def install(self, done: list[Replacement]) -> None:
         """Put new leaves in the place of old ones."""
+        if not done:
+            return
+        self.changed = True
         old = self._leaves
         gone = np.zeros(len(old), dtype=np.bool_)
         if len(old):
             gone[np.concatenate([part.leaves for part in done])] = True
         self._freed.append(old.entries.pages[gone & old.kept])
-        self._space.give(old.entries.pages[gone & ~old.kept])
+        self._pages.give(old.entries.pages[gone & ~old.kept])
         stay = np.flatnonzero(~gone)
         at = np.concatenate([part.at for part in done])
         position = old.position[at] if len(old) else at

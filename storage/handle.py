@@ -85,7 +85,7 @@ class TableHandle:
             writer.acquire(wait)
         try:
             yield writer
-            self._adopt(writer.snapshot)
+            self.adopt(writer.snapshot)
         finally:
             if not self._exclusive:
                 writer.release()
@@ -95,6 +95,12 @@ class TableHandle:
         with self.writing(wait) as writer:
             writer.acquire()
             self._exclusive = True
+
+    def adopt(self, snapshot: Snapshot) -> None:
+        """Stand at a snapshot that the handle's own writer committed."""
+        if snapshot is not self.snapshot:
+            self._claims.keep(snapshot)
+            self.snapshot = snapshot
 
     def close(self) -> None:
         """Give the file, the claims and the writer's lock back; closing twice is allowed."""
@@ -106,11 +112,6 @@ class TableHandle:
             self._reader.close()
             self._reader = None
         self.backend.close()
-
-    def _adopt(self, snapshot: Snapshot) -> None:
-        if snapshot is not self.snapshot:
-            self._claims.keep(snapshot)
-            self.snapshot = snapshot
 
     def _newest(self, current: Snapshot | None = None) -> Snapshot:
         superblock = claim_newest(self.backend, self._locks)

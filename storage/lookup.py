@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
 
-__all__ = ["lookup", "read_leaves", "scan"]
+__all__ = ["WINDOW_BYTES", "lookup", "read_leaves", "scan"]
 
-_WINDOW_BYTES = 4 << 20
+WINDOW_BYTES = 4 << 20
+"""Bytes of leaves that a scan reads at once."""
 
 
 def read_leaves(snapshot: Snapshot, reader: PageReader, leaves: NDArray[np.integer]) -> NDArray[np.uint8]:
@@ -75,7 +76,7 @@ def scan(
     bottom, top = _bound(snapshot, low), _bound(snapshot, high)
     start = 0 if bottom is None else max(int(snapshot.locate(bottom)[0][0]), 0)
     stop = len(snapshot.entries) if top is None else int(snapshot.locate(top)[1][0]) + 1
-    step = max(_WINDOW_BYTES // snapshot.page_size, 1)
+    step = max(WINDOW_BYTES // snapshot.page_size, 1)
     for at in range(start, stop, step):
         leaves = np.arange(at, min(at + step, stop))
         frames = read_leaves(snapshot, reader, leaves)
@@ -97,7 +98,7 @@ def _windows(leaf: NDArray[np.int64], snapshot: Snapshot) -> Iterator[slice]:
     """Cut a list of leaves into runs that touch few leaves each."""
     if not len(leaf):
         return
-    rank = np.cumsum(np.diff(leaf, prepend=leaf[0]) != 0) // max(_WINDOW_BYTES // snapshot.page_size, 1)
+    rank = np.cumsum(np.diff(leaf, prepend=leaf[0]) != 0) // max(WINDOW_BYTES // snapshot.page_size, 1)
     cuts = np.flatnonzero(np.diff(rank)) + 1
     bounds = [0, *cuts.tolist(), len(leaf)]
     for start, stop in itertools.pairwise(bounds):

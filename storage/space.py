@@ -83,6 +83,25 @@ class FreeSpace:
             pages[far] = self._take_far(len(far))
         return pages
 
+    def grow(self, count: int) -> NDArray[np.int64]:
+        """Take pages behind the end of the file."""
+        first = len(self._free)
+        self._free = np.concatenate([self._free, np.zeros(count, dtype=np.uint8)])
+        return np.arange(first, first + count, dtype=np.int64)
+
+    def take_first(self, count: int) -> NDArray[np.int64]:
+        """Take the first free pages of the file."""
+        pages = self.free[:count]
+        self._free[pages] = 0
+        return pages
+
+    def cut(self) -> int:
+        """Forget the free pages at the end of the file, and return its new length in pages."""
+        end = self.end
+        self._free = self._free[:end].copy()
+        self._overflow = range(0)
+        return end
+
     def give(self, pages: NDArray[np.int64]) -> None:
         """Return pages that nobody can need."""
         self._free[pages] = 1
@@ -113,7 +132,7 @@ class FreeSpace:
             parts.append(self._take_overflow(missing))
             missing -= len(parts[-1])
         if missing:
-            parts.append(self._grow(missing))
+            parts.append(self.grow(missing))
         return np.concatenate(parts)
 
     def _take_overflow(self, count: int) -> NDArray[np.int64]:
@@ -132,8 +151,3 @@ class FreeSpace:
             return False
         self._overflow = range(int(whole[0]) * EXTENT, (int(whole[0]) + 1) * EXTENT)
         return True
-
-    def _grow(self, count: int) -> NDArray[np.int64]:
-        first = len(self._free)
-        self._free = np.concatenate([self._free, np.zeros(count, dtype=np.uint8)])
-        return np.arange(first, first + count, dtype=np.int64)

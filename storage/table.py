@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-import numpy as np
-
 from storage.build import BuildOptions, build_table
 from storage.check import CheckReport, check_backend
+from storage.commit import pages_of
+from storage.compact import CompactResult, compact
 from storage.handle import TableHandle
 from storage.lookup import lookup, scan
+from storage.stats import TableStats, table_stats
 from storage.units import parse_memory
 
 if TYPE_CHECKING:
@@ -29,44 +29,6 @@ if TYPE_CHECKING:
     from storage.sources import Source
 
 __all__ = ["Table", "TableStats"]
-
-
-@dataclass(frozen=True, slots=True)
-class TableStats:
-    """What a table is and how it lies on disk.
-
-    Attributes
-    ----------
-    rows, leaves, pages
-        Rows of the relation, leaf pages that hold them, pages of the file.
-    bytes
-        Length of the file.
-    height
-        Levels of the tree, leaves included.
-    page_size, fill, unique
-        As the table was built.
-    txid
-        Number of the newest transaction.
-    index_bytes
-        Memory that the index takes in an open table.
-    rows_per_leaf
-        Average.
-    fragmentation
-        Share of neighbouring leaves in key order that do not follow one another on disk: 0 after a load.
-    """
-
-    rows: int
-    leaves: int
-    pages: int
-    bytes: int
-    height: int
-    page_size: int
-    fill: float
-    unique: bool
-    txid: int
-    index_bytes: int
-    rows_per_leaf: float
-    fragmentation: float
 
 
 class Table:
@@ -299,6 +261,27 @@ class Table:
         with self._handle.writing(wait) as writer, writer.transaction(app=app) as change:
             yield change
 
+    def compact(self, *, wait: float = 0.0) -> CompactResult:
+        """Restore key order on disk and the fill factor, and give space back, while readers go on.
+
+        Safe at any moment: a crash leaves the table at one of the commits that it is made of. While the table is
+        compacted the file holds all rows twice.
+
+        Parameters
+        ----------
+        wait
+            Seconds to wait for another writer.
+
+        Raises
+        ------
+        LockedError
+            If another handle is the writer and still is after `wait` seconds.
+        StorageIOError
+            If a write fails, for instance because the disk is full; see `apply`.
+        """
+        with self._handle.writing(wait) as writer:
+            return compact(writer, self._handle.adopt)
+
     def lookup(self, keys: pa.RecordBatch | pa.Table) -> pa.Table:
         """Return the rows that have the given keys.
 
@@ -347,19 +330,4 @@ class Table:
     def stats(self) -> TableStats:
         """What the table is and how it lies on disk."""
         snapshot = self._handle.snapshot
-        head, leaves = snapshot.superblock, len(snapshot.entries)
-        jumps = int((np.diff(snapshot.leaf_pages) != 1).sum())
-        return TableStats(
-            rows=head.rows,
-            leaves=leaves,
-            pages=head.pages,
-            bytes=self._handle.backend.size(),
-            height=head.height,
-            page_size=head.page_size,
-            fill=head.fill,
-            unique=head.unique,
-            txid=head.txid,
-            index_bytes=snapshot.index_nbytes,
-            rows_per_leaf=head.rows / leaves if leaves else 0.0,
-            fragmentation=jumps / (leaves - 1) if leaves > 1 else 0.0,
-        )
+        return table_stats(snapshot, self._handle.reader(), len(pages_of(snapshot)))
