@@ -11,7 +11,7 @@ import json
 import os
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -156,6 +156,15 @@ class Console:
             yield progress
         finally:
             self._close_line()
+
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Let the reader of standard output leave when it has had enough, as `head` does: that is no failure."""
+        try:
+            yield
+        except BrokenPipeError:
+            with suppress(OSError, ValueError):  # what is still buffered would fail once more at exit
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     def show_progress(self, line: str) -> None:
         """Write a line of progress over the one before, or below it where nobody watches."""

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import enum
-import os
 import shlex
-import sys
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -71,9 +68,6 @@ def guarded(work: Callable[[], Any], console: Console, command: list[str]) -> in
     """
     try:
         outcome = work()
-    except BrokenPipeError:
-        _abandon_output()
-        return ExitCode.OK
     except (KeyboardInterrupt, Exception) as error:  # noqa: BLE001 - the boundary of the process: every error gets its code here
         return _report(error, console, command)
     return outcome if isinstance(outcome, int) else ExitCode.OK
@@ -136,9 +130,3 @@ def _report_bug(error: BaseException, console: Console, command: list[str]) -> N
     click.echo(
         f"headrace: this is a bug ({type(error).__name__}); nothing you did; please report it with {place}", err=True
     )
-
-
-def _abandon_output() -> None:
-    """Point standard output at nothing: its reader has gone, and what is still buffered would fail again at exit."""
-    with suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

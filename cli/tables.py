@@ -124,6 +124,7 @@ def run_scan(request: ScanRequest, console: Console) -> None:
     with (
         console.step(f"reading {request.path}", left="the table as it was", repair=_after_damage(request.path)),
         Table.open(request.path) as table,
+        console.streaming(),
     ):
         key = [table.schema.field(name) for name in table.key]
         batches = table.scan(

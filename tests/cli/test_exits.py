@@ -115,13 +115,6 @@ def test_success_is_zero():
     assert guarded(lambda: None, Console(), COMMAND) == ExitCode.OK
 
 
-def test_a_reader_that_has_had_enough_is_no_failure():
-    def work():
-        raise BrokenPipeError
-
-    assert guarded(work, Console(), COMMAND) == ExitCode.OK
-
-
 def test_an_unknown_command_lists_the_valid_ones(invoke):
     outcome = invoke("jion")
     assert outcome.code == 2

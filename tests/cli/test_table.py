@@ -2,6 +2,8 @@
 
 import csv
 import io
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -86,6 +88,21 @@ def test_scan_prints_one_json_object_a_line(table, invoke):
 
 def test_scan_stops_at_the_limit(table, invoke):
     assert len(invoke("table", "scan", table, "--limit", "2").out.splitlines()) == 3
+
+
+def test_a_reader_that_has_had_enough_is_no_failure(tmp_path, invoke):
+    pq.write_table(pa.table({"k": range(200_000)}), tmp_path / "many.parquet")
+    assert invoke("table", "build", tmp_path / "many.parquet", "--key", "k", "-o", tmp_path / "many").code == 0
+    scan = subprocess.Popen(
+        [sys.executable, "-m", "cli", "table", "scan", tmp_path / "many"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert scan.stdout.readline() == b"k\n"
+    scan.stdout.close()
+    assert scan.stderr.read() == b""
+    scan.stderr.close()
+    assert scan.wait() == 0
 
 
 def test_a_bound_that_is_no_key_is_named(table, invoke):
