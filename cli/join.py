@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 __all__ = ["join"]
 
 
-@click.command("join", cls=ReportingCommand, short_help="Join a stream of files with a table.")
+@click.command(
+    "join",
+    cls=ReportingCommand,
+    short_help="Join a stream of files with a table.",
+    epilog="Example: headrace join planes.tbl flights --on tailnum=tailnum --how left -o joined.parquet",
+)
 @click.argument("table", type=PATH)
 @click.argument("stream", type=PATH)
 @click.option("--on", type=PAIRING, required=True, help="STREAM_COL=KEY_COL[,...]: what is to be equal.")
@@ -40,13 +45,10 @@ __all__ = ["join"]
 @csv_options
 @pass_console
 def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: Any) -> None:
-    r"""Join the rows of STREAM with TABLE.
+    """Join the rows of STREAM with TABLE.
 
     STREAM is a CSV or Parquet file or a folder of them. The result has the stream's columns, then the table's without
     its key; a name that occurs on both sides gets the suffix _right. OUT appears when all of it is written.
-
-    \b
-    headrace join planes.tbl flights/ --on tailnum=tailnum --how left -o joined.parquet
     """
     from cli.joining import JoinRequest, run_join
 

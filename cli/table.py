@@ -21,7 +21,11 @@ def table() -> None:
     """Build, inspect, check and read a clustered table."""
 
 
-@table.command("build", cls=ReportingCommand)
+@table.command(
+    "build",
+    cls=ReportingCommand,
+    epilog="Example: headrace table build planes.csv --key tailnum --unique -o planes.tbl",
+)
 @click.argument("source", type=PATH)
 @click.option("--key", type=COLUMNS, required=True, help="The column or columns to cluster by, COL[,COL].")
 @click.option("--unique", is_flag=True, help="Refuse two rows with one key.")
@@ -35,12 +39,9 @@ def table() -> None:
 @csv_options
 @pass_console
 def build(console: Console, /, source: Path, out: Path, **choices: Any) -> None:
-    r"""Build a clustered table from SOURCE, a CSV or Parquet file or a folder of them.
+    """Build a clustered table from SOURCE, a CSV or Parquet file or a folder of them.
 
     The rows may be in any order and more than fit in memory. The table appears when all of it is on disk.
-
-    \b
-    headrace table build planes.csv --key tailnum --unique -o planes.tbl
     """
     from cli.tables import BuildRequest, run_build
 
