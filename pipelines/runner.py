@@ -25,6 +25,7 @@ from pipelines.config import PipelineConfig, load_pipeline
 from pipelines.delta_tables import DeltaHandle, create_table, has_table
 from pipelines.errors import BatchError, DeltaTableError, PipelineFileError
 from pipelines.failures import cause_of
+from pipelines.kernels import compiling
 from pipelines.lease import Leases
 from pipelines.source import open_stream, option_text
 from pipelines.spark import SparkSettings, session
@@ -145,7 +146,9 @@ def run(
     config = pipeline if isinstance(pipeline, PipelineConfig) else load_pipeline(pipeline)
     assert config.catalog is not None
     with Catalog(config.catalog, clock) as catalog:
+        kernels = compiling()  # while Spark starts
         started = session(spark or _spark_settings(config))
+        kernels.join()
         prepared = prepare(config, started.sparkContext.defaultParallelism)
         with Leases(catalog, _leases(prepared), clock=clock) as leases:
             _ensure_tables(prepared)
