@@ -108,6 +108,13 @@ class FileBackend:
         """Return the descriptor that carries the table's locks."""
         return self._fd
 
+    def has_its_name(self) -> bool:
+        """Whether the path still leads to this file, not to another or to none."""
+        try:
+            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))  # noqa: PTH116 - path is text here
+        except OSError:
+            return False
+
     def pread_into(self, offset: int, buffers: Sequence[Buffer]) -> None:
         """Fill all buffers with the bytes from `offset` on.
 

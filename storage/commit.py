@@ -140,6 +140,7 @@ class Writer:
         try:
             newest = read_superblock(self._backend)
             if self._state is None or self._state[0].txid != newest.txid:
+                self._backend.sync()  # what is read may be the last words of a writer that died before its sync
                 snapshot = open_snapshot(self._backend, newest)
                 self._state = snapshot, self._map_space(snapshot)
         except BaseException:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import TYPE_CHECKING
 
 from storage.backend import FileBackend
@@ -15,7 +14,8 @@ from storage.reader import PageReader
 from storage.snapshot import Snapshot, open_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import os
+    from collections.abc import Callable, Iterator
 
     from storage.device import DeviceModel
 
@@ -41,21 +41,31 @@ class TableHandle:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, direct: bool = True) -> None:
-        self.backend = FileBackend(path, direct=direct)
-        self._locks = FileLocks(self.backend.fileno(), self.backend.path)
-        self._claims = Claims(self._locks)
+        self._closing: list[Callable[[], None]] = []
         self._reader: PageReader | None = None
         self._writer: _OwnWriter | None = None
-        self._exclusive = False
+        self._open(FileBackend(path, direct=direct))
         try:
             self.snapshot = self._newest()
         except BaseException:
-            self.backend.close()
+            self.close()
             raise
 
     def refresh(self) -> Snapshot:
-        """Go to the newest commit and return it."""
-        self.snapshot = self._newest(self.snapshot)
+        """Go to the newest commit, of the file that now has the table's name, and return it.
+
+        Raises
+        ------
+        TableNotFoundError
+            If there is no such file any more.
+        CorruptionError
+            If it is damaged.
+        """
+        current: Snapshot | None = self.snapshot
+        if not self.backend.has_its_name():
+            self._reopen()
+            current = None
+        self.snapshot = self._newest(current)
         return self.snapshot
 
     def reader(self) -> PageReader:
@@ -63,6 +73,7 @@ class TableHandle:
         if self._reader is None:
             page_size = self.snapshot.page_size
             self._reader = PageReader(self.backend, page_size, load_device(self.backend.path, page_size))
+            self._closing.append(self._reader.close)
         return self._reader
 
     @contextlib.contextmanager
@@ -78,12 +89,14 @@ class TableHandle:
         StorageIOError
             If the file may not be written, or the table was replaced by another file.
         """
+        self._refuse_replaced()
         if self._writer is None:
             self._writer = _OwnWriter(self.backend, self.reader().device)
         writer = self._writer.writer
         if not self._exclusive:
             writer.acquire(wait)
         try:
+            self._refuse_replaced()
             yield writer
             self.adopt(writer.snapshot)
         finally:
@@ -104,14 +117,36 @@ class TableHandle:
 
     def close(self) -> None:
         """Give the file, the claims and the writer's lock back; closing twice is allowed."""
-        self._claims.close()
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
-        self.backend.close()
+        for close in reversed(self._closing):
+            close()
+        self._closing = []
+        self._reader = None
+
+    def _refuse_replaced(self) -> None:
+        if not self.backend.has_its_name():
+            raise StorageIOError(
+                f"{self.backend.path} was replaced by another file or removed; refresh the table or open it again"
+            )
+
+    def _reopen(self) -> None:
+        """Turn to the file that has the table's name now. The old one stays open for snapshots that are in use."""
+        backend = FileBackend(self.backend.path, direct=self.backend.direct)
+        if self._writer is not None:
+            self._writer.close()
+        self._open(backend)
+
+    def _open(self, backend: FileBackend) -> None:
+        self.backend = backend
+        self._closing.append(backend.close)
+        self._locks = FileLocks(backend.fileno(), backend.path)
+        self._claims = Claims(self._locks)
+        self._closing.append(self._claims.close)
+        self._reader = None
+        self._writer = None
+        self._exclusive = False
 
     def _newest(self, current: Snapshot | None = None) -> Snapshot:
         superblock = claim_newest(self.backend, self._locks)
@@ -131,9 +166,6 @@ class _OwnWriter:
 
     def __init__(self, read: FileBackend, device: DeviceModel) -> None:
         self._backend = FileBackend(read.path, "w", direct=read.direct)
-        if not os.path.sameopenfile(read.fileno(), self._backend.fileno()):
-            self._backend.close()
-            raise StorageIOError(f"{read.path} was replaced by another file; close the table and open it again")
         self._reader = PageReader(self._backend, device.page_size, device)
         self.writer = Writer(self._backend, FileLocks(self._backend.fileno(), read.path), self._reader)
 

@@ -113,8 +113,9 @@ def test_a_failed_write_or_sync_stops_the_writer_and_loses_nothing(short):
     failing = 0
     while True:
         disk = SimulatedDisk(bytearray(start.image))
-        disk.fail = lambda operation, at=failing: short if operation == at else None
         writer = writer_of(disk)
+        at = len(disk.log) + failing
+        disk.fail = lambda operation, at=at: short if operation == at else None
         try:
             writer.apply(table_of(upserts), table_of(deletes))
         except StorageIOError:
