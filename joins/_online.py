@@ -229,9 +229,12 @@ class OnlinePhase:
         first, last, tuples = (np.empty(size, dtype=np.int32) for _ in range(3))
         spanning = probe.spanning
         kernels.split_pieces(spanning.first, spanning.last, self._store.cache.frame_map, waiting, first, last, tuples)
+        # Pieces of neighbouring tuples interleave; of any two one begins and ends no later, so their sums order both.
+        sort = ascending(first.astype(np.int64) + last)
         order = spanning.order[waiting]
         rows = probe.piece.rows.take(pa.array(order))
-        return Chunk(rows, arrivals_at(probe.piece.arrival, order), first, last, tuples, matched[waiting])
+        arrival = arrivals_at(probe.piece.arrival, order)
+        return Chunk(rows, arrival, first[sort], last[sort], tuples[sort], matched[waiting])
 
 
 def sorted_positions(

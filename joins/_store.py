@@ -91,7 +91,8 @@ class Store:
         self.disk_order = _disk_order(snapshot)
         self.max_scan, self.workspace = self._reserve(reader, max_scan)
         self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), _POLICIES[policy]())
-        self.cache.resize(0)
+        self.cache.resize(1)  # this frame stays, so that there is always one to read into
+        self.budget.charge("cache", self._page)
         self._weight = np.zeros(self.cache.frames_max, dtype=np.int64)
         self._touched = np.zeros(self.cache.frames_max, dtype=np.int32)
 
@@ -185,8 +186,7 @@ class Store:
         """Put tuples into the stream buffer."""
         self.make_room(self._growth(chunk.tuple_nbytes, chunk.index_nbytes))
         self.stream.add(chunk)
-        few = self.stream.mergeable(self.workspace // 2)
-        if few:
+        while few := self.stream.mergeable(self.workspace // 2):
             self.stream.merge(few)
         self.account()
 

@@ -1,0 +1,259 @@
+"""Compiled steps against naive twins."""
+
+import collections
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from joins import _kernels as kernels
+from joins import _lru_kernels, _mesh_kernels
+from joins._online import sorted_positions
+from joins._stream_buffer import ascending
+from storage.cache import settle
+from storage.keys import Keys
+
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def random_pieces(rng, leaves, count, longest):
+    first = np.sort(rng.integers(0, leaves, count)).astype(np.int32)
+    last = np.maximum.accumulate(np.minimum(first + rng.integers(0, longest, count), leaves - 1)).astype(np.int32)
+    return first, last
+
+
+@given(
+    keys=hnp.arrays(np.uint64, st.integers(0, 200)),
+    bounds=st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=9).map(sorted),
+    seed=SEEDS,
+)
+def test_positions_are_those_of_the_valid_keys_nearly_in_order(keys, bounds, seed):
+    valid = np.random.default_rng(seed).random(len(keys)) < 0.8
+    separators = Keys("u64", np.array(bounds, dtype=np.uint64))
+    order = sorted_positions(keys, valid, separators)
+    assert sorted(order.tolist()) == np.flatnonzero(valid).tolist()
+    low, high = int(separators.prefix[1]), int(separators.prefix[-1])
+    bits = max(len(keys) - 1, 0).bit_length()
+    coarse = 2 ** max(0, (high - low).bit_length() - (64 - bits))
+    inside = [min(max(int(key), low), high) for key in keys[order]]
+    assert all(later - earlier > -coarse for earlier, later in zip(inside[:-1], inside[1:], strict=True))
+
+
+@given(hnp.arrays(np.int32, st.integers(0, 50), elements=st.integers(0, 9)))
+def test_ascending_is_a_stable_order(values):
+    assert ascending(values).tolist() == np.argsort(values, kind="stable").tolist()
+
+
+@given(hnp.arrays(np.int32, st.integers(0, 60), elements=st.integers(-1, 7)))
+def test_tally_counts_each_frame(frame):
+    weight, touched = np.zeros(8, dtype=np.int64), np.zeros(8, dtype=np.int32)
+    size = kernels.tally(frame, weight, touched)
+    counts = collections.Counter(frame[frame >= 0].tolist())
+    assert {int(place): int(weight[place]) for place in touched[:size]} == counts
+
+
+@given(seed=SEEDS, rows=st.integers(0, 30), outer=st.booleans(), limit=st.integers(1, 40))
+def test_placed_matches_come_back_in_the_order_of_the_stream(seed, rows, outer, limit):
+    rng = np.random.default_rng(seed)
+    order = rng.permutation(rows)[: rng.integers(0, rows + 1)].astype(np.int32)
+    frame = rng.integers(-1, 4, len(order)).astype(np.int32)
+    row, count = np.arange(len(order), dtype=np.int32), rng.integers(0, 2, len(order)).astype(np.int32)
+    place = np.full(rows, -1, dtype=np.int32)
+    kernels.place_matches(order, frame, count, outer, place)
+    wanted, got = [], []
+    for position in range(rows):
+        (at,) = np.flatnonzero(order == position) if position in order else (-1,)
+        if at >= 0 and frame[at] >= 0 and (count[at] or outer):
+            wanted.append((position, int(frame[at]), int(row[at])) if count[at] else (position, -1, 0))
+    target = np.full(len(order), -1, dtype=np.int32)
+    for start in range(0, rows, limit):
+        part = place[start : start + limit]
+        near, at, index = (np.empty(len(part) + 1, dtype=np.int32) for _ in range(3))
+        gathered, results = kernels.in_key_order(part, frame, row, target, near, at, index)
+        positions = start + np.flatnonzero(part != -1)
+        got += [(int(p), int(near[i]), int(at[i])) for p, i in zip(positions, index[:results], strict=True)]
+        assert gathered <= len(part) + 1
+        assert (target == -1).all()
+    assert got == wanted
+
+
+@given(
+    counts=hnp.arrays(np.int64, st.integers(1, 20), elements=st.integers(0, 5)),
+    cut=st.integers(0, 100),
+    size=st.integers(1, 10),
+)
+def test_matches_are_expanded_from_any_row_on(counts, cut, size):
+    every = [(match, 100 * match + row) for match, count in enumerate(counts) for row in range(count)]
+    start = cut % (len(every) + 1)
+    wanted = every[start : start + size]
+    match, row = np.empty(len(wanted), dtype=np.int32), np.empty(len(wanted), dtype=np.int32)
+    ends = np.cumsum(counts)
+    first = (100 * np.arange(len(counts))).astype(np.int32)
+    kernels.expand_matches(ends, first, int(np.searchsorted(ends, start, side="right")), start, match, row)
+    assert list(zip(match.tolist(), row.tolist(), strict=True)) == wanted
+
+
+@given(seed=SEEDS, most=st.integers(1, 9), longest=st.sampled_from([1, 3, 12]))
+def test_pairs_with_cached_leaves_and_runs_of_the_others(seed, most, longest):
+    rng = np.random.default_rng(seed)
+    first, last = random_pieces(rng, 15, 12, longest)
+    frame_of = np.where(rng.random(15) < 0.5, np.arange(15), -1).astype(np.int32)
+    pairs = [(i, leaf) for i in range(12) for leaf in range(first[i], last[i] + 1) if frame_of[leaf] >= 0]
+    assert drained(kernels.cached_pairs, most, 2, first, last, frame_of) == pairs
+    pieces = np.zeros(12, dtype=np.int32)
+    assert kernels.count_pieces(first, last, frame_of, pieces) == len(pairs)
+    waiting = np.flatnonzero(pieces).astype(np.int32)
+    begin, end, tuples = (np.empty(pieces.sum(), dtype=np.int32) for _ in range(3))
+    kernels.split_pieces(first, last, frame_of, waiting, begin, end, tuples)
+    missing = {(int(waiting[t]), leaf) for b, e, t in zip(begin, end, tuples, strict=True) for leaf in range(b, e + 1)}
+    assert missing == {(i, n) for i in range(12) for n in range(first[i], last[i] + 1) if frame_of[n] < 0}
+    sort = ascending(begin.astype(np.int64) + end)
+    assert (np.diff(begin[sort]) >= 0).all()
+    assert (np.diff(end[sort]) >= 0).all()
+
+
+def drained(kernel, most, cursors, *arrays):
+    """Call a resumable kernel until it has no more pairs."""
+    left, right = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
+    cursor, pairs = np.zeros(cursors, dtype=np.int64), []
+    while size := kernel(*arrays, cursor, left, right):
+        pairs += zip(left[:size].tolist(), right[:size].tolist(), strict=True)
+    return pairs
+
+
+@given(seed=SEEDS, most=st.integers(1, 9), longest=st.sampled_from([1, 2, 20]))
+def test_each_piece_meets_the_leaves_read_that_it_waits_for(seed, most, longest):
+    rng = np.random.default_rng(seed)
+    first, last = random_pieces(rng, 30, 20, longest)
+    leaves = np.flatnonzero(rng.random(30) < rng.choice([0.1, 0.5, 1.0])).astype(np.int32)
+    wanted = [(i, leaf) for i in range(20) for leaf in leaves.tolist() if first[i] <= leaf <= last[i]]
+    assert drained(kernels.collect_pairs, most, 3, first, last, leaves, leaves) == wanted
+
+
+@given(seed=SEEDS, most=st.integers(1, 9))
+def test_all_pairs_of_tuple_and_leaf(seed, most):
+    rng = np.random.default_rng(seed)
+    first = rng.integers(0, 9, 10).astype(np.int32)
+    last = (first + rng.integers(-1, 3, 10)).astype(np.int32)
+    wanted = [(i, leaf) for i in range(10) for leaf in range(first[i], last[i] + 1)]
+    assert drained(kernels.all_pairs, most, 2, first, last) == wanted
+
+
+@given(seed=SEEDS, longest=st.sampled_from([1, 5]))
+def test_demand_counts_pieces_and_new_leaves(seed, longest):
+    first, last = random_pieces(np.random.default_rng(seed), 12, 9, longest)
+    demand = np.zeros(12, dtype=np.int32)
+    fresh = kernels.add_demand(first, last, demand)
+    twin = sum(((np.arange(12) >= f) & (np.arange(12) <= e)).astype(int) for f, e in zip(first, last, strict=True))
+    assert demand.tolist() == twin.tolist()
+    assert fresh == (twin > 0).sum()
+    order = np.random.default_rng(seed).permutation(12).astype(np.int32)
+    out = np.empty(fresh, dtype=np.int32)
+    assert kernels.wanted_leaves(demand, order, out) == fresh
+    assert out.tolist() == [leaf for leaf in order.tolist() if twin[leaf]]
+    assert kernels.wanted_leaves(demand, order[:0], out) == fresh
+    assert out.tolist() == np.flatnonzero(twin).tolist()
+
+
+@given(
+    resident=hnp.arrays(np.int64, st.integers(0, 12), elements=st.integers(0, 6)),
+    utility=hnp.arrays(np.int32, st.integers(0, 12), elements=st.integers(1, 6)),
+    capacity=st.integers(0, 24),
+)
+def test_what_stays_is_worth_as_much_as_the_naive_twin_keeps(resident, utility, capacity):
+    keep, remove = np.empty(len(utility), dtype=np.bool_), np.empty(len(resident), dtype=np.bool_)
+    leaves = np.arange(len(utility), dtype=np.int32)
+    kernels.settle_pages(utility, leaves, False, resident, capacity, keep, remove)  # noqa: FBT003 - a kernel
+    twin_keep, twin_remove = settle(resident, utility.astype(np.int64), capacity)
+    assert remove.tolist().count(True) == twin_remove.tolist().count(True)
+    assert sorted(utility[keep]) == sorted(utility[twin_keep])
+    assert sorted(resident[remove]) == sorted(resident[twin_remove])
+
+
+@given(residents=st.integers(0, 9), wanted=st.integers(0, 9), capacity=st.integers(0, 20), seed=SEEDS)
+def test_under_lru_what_is_read_last_stays(residents, wanted, capacity, seed):
+    resident = np.random.default_rng(seed).permutation(residents).astype(np.int64)
+    keep, remove = np.empty(wanted, dtype=np.bool_), np.empty(residents, dtype=np.bool_)
+    demand, leaves = np.ones(wanted, dtype=np.int32), np.arange(wanted, dtype=np.int32)
+    kernels.settle_pages(demand, leaves, True, resident, capacity, keep, remove)  # noqa: FBT003 - a kernel
+    excess = max(0, residents + wanted - capacity)
+    assert sorted(resident[remove]) == list(range(min(excess, residents)))
+    assert keep.tolist() == [i >= excess - residents for i in range(wanted)]
+
+
+@given(
+    wanted=st.lists(st.integers(0, 9), max_size=60),
+    frames=st.integers(1, 5),
+)
+def test_the_buffer_pool_misses_as_an_ordered_dict_does(wanted, frames):
+    leaf = np.array(wanted, dtype=np.int32)
+    frame_of, leaf_of = np.full(10, -1, dtype=np.int32), np.full(frames, -1, dtype=np.int32)
+    ring = np.arange(frames + 1, dtype=np.int32)
+    before, after = np.roll(ring, 1).copy(), np.roll(ring, -1).copy()
+    used, out = np.zeros(frames, dtype=np.int64), np.empty(len(leaf), dtype=np.int32)
+    missed, misses, start, walk = np.empty(frames, dtype=np.int32), [], 0, 0
+    while start < len(leaf):
+        walk += 1
+        stop, count = _lru_kernels.walk_pool(leaf, start, walk, frame_of, leaf_of, before, after, used, out, missed)
+        misses += leaf_of[missed[:count]].tolist()
+        assert (leaf_of[out[start:stop]] == leaf[start:stop]).all()
+        start = stop
+    pool, twin = collections.OrderedDict(), []
+    for page in wanted:
+        if page not in pool:
+            twin.append(page)
+            if len(pool) == frames:
+                pool.popitem(last=False)
+        pool[page] = True
+        pool.move_to_end(page)
+    assert misses == twin
+
+
+@given(seed=SEEDS, most=st.integers(1, 20), distinct=st.sampled_from([1, 3, 50]))
+def test_the_multimap_is_a_dictionary_of_lists(seed, most, distinct):
+    rng = np.random.default_rng(seed)
+    batches, size = 3, 6
+    slot_hash, follow = np.zeros(18, dtype=np.uint64), np.full(18, -1, dtype=np.int32)
+    head, tail = np.full(8, -1, dtype=np.int32), np.full(8, -1, dtype=np.int32)
+    held = {}
+    for step in range(8):
+        place = step % batches
+        if place in held:
+            _mesh_kernels.expire(place * size, len(held.pop(place)), slot_hash, follow, head, tail)
+        words = rng.integers(0, distinct, rng.integers(0, size + 1)).astype(np.uint64)
+        _mesh_kernels.insert(_mesh_kernels.hash_words(words), place * size, slot_hash, follow, head, tail)
+        held[place] = words
+        probes = rng.integers(0, distinct, 5).astype(np.uint64)
+        found, cursor = [], np.array([0, -1], dtype=np.int64)
+        slots, rows = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
+        hashes = _mesh_kernels.hash_words(probes)
+        while count := _mesh_kernels.probe(hashes, cursor, slot_hash, follow, head, slots, rows):
+            found += zip(slots[:count].tolist(), rows[:count].tolist(), strict=True)
+        wanted = [
+            (batch * size + at, row)
+            for batch, words in held.items()
+            for at, word in enumerate(words)
+            for row, probe in enumerate(probes)
+            if word == probe
+        ]
+        assert sorted(found) == sorted(wanted)
+
+
+@given(st.lists(st.binary(max_size=12), max_size=20))
+def test_equal_bytes_have_equal_hashes(values):
+    offsets = np.cumsum([0, *map(len, values)])
+    data = np.frombuffer(b"".join(values) + b"\0", dtype=np.uint8)
+    hashes = _mesh_kernels.hash_bytes(offsets, data)
+    assert len(set(hashes.tolist())) == len(set(values))
+    reverse = np.arange(len(values), dtype=np.int32)[::-1].copy()
+    same = _mesh_kernels.same_keys(offsets, data, reverse, offsets, data)
+    assert same.tolist() == [value == other for value, other in zip(values[::-1], values, strict=True)]
+
+
+@pytest.mark.parametrize("counts", [[], [0], [3, 0, 2]])
+def test_rows_of_pages_are_enumerated(counts):
+    frames, rows = _mesh_kernels.enumerate_rows(np.array(counts, dtype=np.int32), 7)
+    assert frames.tolist() == [7 + page for page, count in enumerate(counts) for _ in range(count)]
+    assert rows.tolist() == [row for count in counts for row in range(count)]

@@ -1,0 +1,236 @@
+"""SSIJ's phases, its cache and its memory, beyond the results that every operator has in common."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from joins import SSIJ
+from joins.errors import JoinInputError
+from storage.errors import MemoryBudgetError
+
+KEYS = 3000
+
+
+def stream_of(keys, start=0):
+    keys = np.asarray(keys)
+    return pa.record_batch({"id": np.arange(start, start + len(keys)), "s_k": keys.astype(np.int64)})
+
+
+def results(*outputs):
+    return [row for output in outputs for result in output for row in result.to_pylist()]
+
+
+@pytest.fixture(scope="module")
+def relation():
+    return pa.table({"k": np.arange(KEYS), "pad": [f"{key:>60}" for key in range(KEYS)]})
+
+
+@pytest.fixture(scope="module")
+def table(build, relation):
+    with build(relation, ["k"], unique=True, page_size=4096) as table:
+        yield table
+
+
+def make(table, **options):
+    return SSIJ(table, on=[("s_k", "k")], **options)
+
+
+def test_tuples_wait_for_the_input_threshold(table):
+    join = make(table, input_threshold=10, stream_threshold=1)
+    assert join.push(stream_of(range(6))).drain() == 0
+    assert join.stats.online_phases == 0
+    assert join.push(stream_of(range(6))).drain() == 12
+    assert join.stats.online_phases >= 1
+
+
+def test_tuples_wait_for_the_stream_threshold(table):
+    join = make(table, input_threshold=1, stream_threshold=10)
+    assert join.push(stream_of(range(0, 9 * 200, 200))).drain() == 0
+    assert join.stats.join_phases == 0
+    assert join.push(stream_of([2000])).drain() == 10
+    assert join.stats.join_phases == 1
+
+
+def test_cached_pages_answer_at_once_and_without_reading(table):
+    join = make(table, input_threshold=1, stream_threshold=1000)
+    join.push(stream_of([5])).drain()
+    join.flush().drain()
+    before = join.stats
+    assert join.push(stream_of([6])).drain() == 1
+    assert (join.stats - before).pages_read == 0
+    assert (join.stats - before).hit_ratio == 1.0
+
+
+def test_a_page_is_read_once_for_all_tuples_of_a_join_phase(table):
+    join = make(table, input_threshold=1)
+    join.push(stream_of([7] * 50)).drain()
+    join.push(stream_of([8] * 50)).drain()
+    assert join.flush().drain() == 100
+    assert join.stats.pages_wanted == 1
+
+
+def leaves_of(table, keys):
+    first, _ = table.snapshot().locate(table.snapshot().codec.encode([pa.array(keys)]))
+    return set(first.tolist())
+
+
+def crowded(table, policy="utility"):
+    """Return a join that can cache a few pages, after two phases: one wanted `hot` often, the next other pages once."""
+    memory = 4096 * 24 + table.snapshot().index_nbytes + 20_000
+    join = make(table, memory=memory, cache_policy=policy, input_threshold=1, stream_threshold=100_000)
+    hot = [100, 1500, 2900]
+    join.push(stream_of(hot * 20)).drain()
+    join.flush().drain()
+    join.push(stream_of(hot * 20)).drain()
+    join.push(stream_of(range(0, KEYS, 40))).drain()
+    join.flush().drain()
+    return join, leaves_of(table, hot)
+
+
+def test_pages_of_high_utility_stay_when_many_others_are_read(table):
+    join, hot = crowded(table)
+    assert join.stats.pages_cached < table.stats.leaves
+    assert hot <= set(join.store.cache.resident.tolist())
+
+
+def test_under_lru_pages_read_in_the_join_phase_push_out_useful_ones(table):
+    join, hot = crowded(table, "lru")
+    assert not hot <= set(join.store.cache.resident.tolist())
+
+
+def test_utility_is_cleared_after_a_join_phase(table):
+    join = make(table, input_threshold=1, stream_threshold=1000)
+    join.push(stream_of([1, 1, 2000])).drain()
+    join.flush().drain()
+    join.push(stream_of([1, 1])).drain()
+    assert join.store.cache.utility.max() == 2
+    join.push(stream_of([700])).drain()
+    join.flush().drain()
+    assert join.store.cache.utility.max() == 0
+
+
+def test_pages_read_over_a_gap_are_not_cached(table):
+    join = make(table, input_threshold=1)
+    join.push(stream_of([0, 200])).drain()
+    join.flush().drain()
+    wanted = leaves_of(table, [0, 200])
+    assert max(wanted) - min(wanted) > 1
+    assert join.stats.pages_read > join.stats.pages_wanted == 2
+    assert set(join.store.cache.resident.tolist()) == wanted
+
+
+@pytest.mark.parametrize("max_scan", [1, 2, 7, 10_000])
+def test_no_read_is_longer_than_max_scan(table, monkeypatch, max_scan):
+    join = make(table, max_scan=max_scan, input_threshold=1, memory="4MiB")
+    lengths, reader = [], table.reader()
+    read_plan = reader.read_plan
+    monkeypatch.setattr(
+        reader, "read_plan", lambda plan, *rest: (lengths.extend(plan.length.tolist()), read_plan(plan, *rest))[1]
+    )
+    join.push(stream_of(range(0, KEYS, 50))).drain()
+    assert join.flush().drain() == len(range(0, KEYS, 50))
+    assert max(lengths) <= max_scan
+    assert (max(lengths) > 7) == (max_scan > 7)
+
+
+def test_stream_tuples_take_the_frames_of_cached_pages(table):
+    join = make(table, memory="256KiB", input_threshold=1, stream_threshold=100_000)
+    join.push(stream_of(range(0, KEYS, 40))).drain()
+    join.flush().drain()
+    cached = join.stats.pages_cached
+    join.push(stream_of(range(KEYS, KEYS + 9000))).drain()
+    held = join.stats
+    assert held.pages_cached < cached or held.join_phases > 1
+    assert held.memory.used <= held.memory.limit
+
+
+def test_tuples_that_arrive_during_a_join_phase_shrink_the_cache(table):
+    join = make(table, memory="256KiB", input_threshold=1, stream_threshold=100_000)
+    join.push(stream_of(range(0, KEYS, 3))).drain()
+    output = join.flush()
+    next(output)
+    capacity = join.store.cache.capacity
+    later = join.push(stream_of(np.arange(0, KEYS), start=10_000))
+    assert join.store.cache.capacity < capacity
+    rows = results(later, join.finish())
+    assert len(rows) + join.store.stream.rows >= KEYS
+    assert join.stats.memory.peak <= join.stats.memory.limit
+
+
+def test_thresholds_follow_the_memory(table):
+    large, small = make(table, memory="1GiB"), make(table, memory="128KiB")
+    for join in (large, small):
+        join.push(stream_of([1])).drain()
+    assert (large._input_threshold, large._stream_threshold) == (250_000, 1_000_000)
+    assert small._input_threshold < small._stream_threshold < 10_000
+
+
+def test_too_little_memory_is_refused_with_the_amount_that_suffices(table, tools):
+    least = tools.least_memory(SSIJ, table, [("s_k", "k")])
+    with pytest.raises(MemoryBudgetError, match=str(least)):
+        make(table, memory=least - 1)
+    assert len(results(make(table, memory=least).push(stream_of([1])))) <= 1
+
+
+def test_a_tuple_larger_than_the_memory_is_an_error_that_says_so(build):
+    with build(pa.table({"k": np.arange(10)}), ["k"], unique=True) as table:
+        join = SSIJ(table, on="k", memory="128KiB", input_threshold=1)
+        with pytest.raises(MemoryBudgetError, match="bytes"):
+            join.push(pa.record_batch({"k": [3], "text": ["x" * 300_000]})).drain()
+
+
+@pytest.mark.parametrize("name", ["max_scan", "input_threshold", "stream_threshold"])
+def test_parameters_below_one_are_refused(table, name):
+    with pytest.raises(JoinInputError, match=name):
+        make(table, **{name: 0})
+
+
+def test_an_unknown_policy_names_the_known_ones(table):
+    with pytest.raises(JoinInputError, match="'utility' or 'lru'"):
+        make(table, cache_policy="mru")
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    how=st.sampled_from(["inner", "left"]),
+    share=st.sampled_from([0.2, 0.5, 0.9]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_candidate_pages_may_be_split_between_cache_and_disk_anyhow(build, tools, how, share, seed):
+    rng = np.random.default_rng(seed)
+    numbers = np.repeat(np.arange(12), rng.choice([0, 1, 30, 700], 12))
+    relation = tools.make_relation(rng, "int64", numbers, 40)
+    stream = tools.make_stream(rng, "int64", rng.integers(-1, 13, 60))
+    case = tools.Case(relation, stream, ["k"], [("s_k", "k")], unique=False, how=how)
+    batch = stream.combine_chunks().to_batches()[0]
+    with build(relation, ["k"], page_size=4096) as table:
+        join = make(table, how=how, memory="4MiB", input_threshold=1, stream_threshold=1000)
+        for part in (batch.slice(0, 20), batch):
+            join.push(part).drain()
+            join.flush().drain()
+        leaves = np.arange(len(table.snapshot().leaf_pages))
+        join.store.cache.remove(leaves[rng.random(len(leaves)) < share])
+        outputs = [join.push(batch.slice(0, 30)), join.push(batch.slice(30))]
+        found = [result for output in (*outputs, join.finish()) for result in output]
+    got = pa.Table.from_batches(found, join.output_schema(stream.schema))
+    tools.assert_same_rows(got, tools.expected(case))
+
+
+def test_many_small_online_phases_leave_few_chunks(table):
+    join = make(table, memory="16MiB", input_threshold=1, stream_threshold=100_000)
+    for start in range(300):
+        join.push(stream_of([(7 * start) % KEYS], start)).drain()
+    assert len(join.store.stream.chunks) < 30
+    rows = results(join.finish())
+    assert sorted(row["id"] for row in rows) == list(range(300))
+    assert all(int(row["pad"]) == row["s_k"] for row in rows)
+
+
+def test_a_slice_of_a_large_batch_is_copied_when_it_has_to_wait(table):
+    large = stream_of(range(100_000))
+    join = make(table, input_threshold=10)
+    join.push(large.slice(5, 3)).drain()
+    (rows,) = (piece for piece, _ in join.store.input._pieces)
+    assert rows.get_total_buffer_size() < 1000
