@@ -42,11 +42,18 @@ class TableLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A snapshot, a reader of its pages, and the table that both come from, if it is known."""
+    """A snapshot, a reader of its pages, and the table that both come from, if it is known.
+
+    Attributes
+    ----------
+    given
+        The reader that the user gave, which is used in the place of the table's.
+    """
 
     snapshot: Snapshot
     reader: PageReader
     table: TableLike | None = None
+    given: PageReader | None = None
 
     def newest(self) -> Relation:
         """Return the relation at its newest commit.
@@ -54,11 +61,18 @@ class Relation:
         Raises
         ------
         JoinStateError
-            If the operator was given a snapshot, which never changes.
+            If the operator was given a snapshot, which never changes, or the table has become another one.
         """
         table = self.changeable()
         table.refresh()
-        return Relation(table.snapshot(), self.reader, table)
+        snapshot = table.snapshot()
+        if (snapshot.schema, snapshot.key, snapshot.page_size) != (
+            self.snapshot.schema, self.snapshot.key, self.snapshot.page_size
+        ):  # fmt: skip
+            raise JoinStateError(
+                f"the table {snapshot.path} was replaced by one with other columns, key or page size; make a new join"
+            )
+        return Relation(snapshot, self.given or table.reader(), table, self.given)
 
     def changeable(self) -> TableLike:
         """Return the table.
@@ -84,8 +98,8 @@ def open_relation(source: TableLike | Snapshot, reader: PageReader | None) -> Re
     if isinstance(source, Snapshot):
         if reader is None:
             raise JoinInputError("a join over a snapshot needs `reader`, which reads its pages; or give it the table")
-        return Relation(source, reader)
-    return Relation(source.snapshot(), source.reader() if reader is None else reader, source)
+        return Relation(source, reader, given=reader)
+    return Relation(source.snapshot(), reader or source.reader(), source, reader)
 
 
 def affordable_scan(reader: PageReader, max_scan: int, spare: int) -> int:

@@ -1,6 +1,7 @@
 """Compiled steps against naive twins."""
 
 import collections
+import itertools
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_positions_are_those_of_the_valid_keys_nearly_in_order(keys, bounds, see
     bits = max(len(keys) - 1, 0).bit_length()
     coarse = 2 ** max(0, (high - low).bit_length() - (64 - bits))
     inside = [min(max(int(key), low), high) for key in keys[order]]
-    assert all(later - earlier > -coarse for earlier, later in zip(inside[:-1], inside[1:], strict=True))
+    assert all(later - earlier > -coarse for earlier, later in itertools.pairwise(inside))
 
 
 @given(hnp.arrays(np.int32, st.integers(0, 50), elements=st.integers(0, 9)))

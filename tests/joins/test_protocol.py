@@ -149,7 +149,7 @@ def test_parameters_are_checked(table, operator, given, error, message):
 
 
 def test_a_missing_join_column_is_named(table, operator):
-    with pytest.raises(StreamSchemaError, match="'x'.*'k'"):
+    with pytest.raises(StreamSchemaError, match=r"'x'.*'k'"):
         operator(table, on=[("x", "k")]).push(batch(1))
 
 
