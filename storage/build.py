@@ -249,6 +249,8 @@ def build_table(
         raise TableExistsError(f"{target} exists already; name another file or ask to overwrite it")
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}-{threading.get_ident()}")
     spill = target.parent if temp_directory is None else Path(temp_directory)
+    if not spill.is_dir():
+        raise InputError(f"there is no folder {spill} to sort in; create it or name another one")
     try:
         with sorted_rows(source, options.key, memory, spill) as rows:
             superblock = _write_file(temporary, rows, options)

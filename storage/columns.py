@@ -8,7 +8,7 @@ relatives. Nothing here knows pages or keys.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,7 @@ __all__ = [
     "stored_type",
     "text_to_array",
     "validity",
+    "view_of",
 ]
 
 _WIDE_DECIMAL = 18
@@ -178,11 +179,35 @@ def conform(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+class _Memory:
+    """Memory of an Arrow buffer for numpy, which keeps this object, and so the buffer, for as long as it needs."""
+
+    def __init__(self, buffer: pa.Buffer) -> None:
+        self._buffer = buffer
+        self.__array_interface__ = {
+            "data": (buffer.address, False),
+            "shape": (buffer.size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def view_of(buffer: pa.Buffer | None, dtype: Any) -> NDArray[Any]:
+    """Return the memory of a buffer as an array, without a copy. Nobody may write to it.
+
+    It is not flagged as read-only, so that compiled kernels meet one type of array and are compiled once.
+    """
+    if buffer is None or buffer.size == 0:
+        return np.zeros(0, dtype=dtype)
+    whole = buffer.size - buffer.size % np.dtype(dtype).itemsize  # Arrow may pad buffers
+    return np.asarray(_Memory(buffer))[:whole].view(dtype)
+
+
 def null_mask(array: pa.Array) -> NDArray[np.bool_] | None:
     """Return which values are null, or None if none is."""
     if array.null_count == 0:
         return None
-    bits = np.frombuffer(array.buffers()[0], dtype=np.uint8)
+    bits = view_of(array.buffers()[0], np.uint8)
     first, last = array.offset // 8, (array.offset + len(array) + 7) // 8
     flags = np.unpackbits(bits[first:last], bitorder="little")
     start = array.offset - 8 * first
@@ -198,14 +223,14 @@ def fixed_values(array: pa.Array) -> list[NDArray[np.int64]]:
     if len(array) == 0:
         return [np.zeros(0, dtype=np.int64)] * kind.words
     if pa.types.is_boolean(array.type):
-        bits = np.frombuffer(array.buffers()[1], dtype=np.uint8)
+        bits = view_of(array.buffers()[1], np.uint8)
         flags = np.unpackbits(bits[start // 8 : (end + 7) // 8], bitorder="little")
         return [flags[start % 8 : start % 8 + len(array)].astype(np.int64)]
     if pa.types.is_decimal128(array.type):
-        words = np.frombuffer(array.buffers()[1], dtype=np.int64).reshape(-1, 2)[start:end]
+        words = view_of(array.buffers()[1], np.int64).reshape(-1, 2)[start:end]
         low = np.ascontiguousarray(words[:, 0])
         return [low] if kind.words == 1 else [np.ascontiguousarray(words[:, 1]), low]
-    values = np.frombuffer(array.buffers()[1], dtype=kind.dtype)[start:end]
+    values = view_of(array.buffers()[1], kind.dtype)[start:end]
     if values.dtype == np.uint64:
         return [values.view(np.int64)]
     return [values.astype(np.int64, copy=False)]
@@ -216,9 +241,8 @@ def bytes_of(array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
     if len(array) == 0:
         return np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint8)
     _, offsets, data = array.buffers()
-    ends = np.frombuffer(offsets, dtype=np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
-    heap = np.zeros(0, dtype=np.uint8) if data is None else np.frombuffer(data, dtype=np.uint8)
-    return ends, heap
+    ends = view_of(offsets, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    return ends, view_of(data, np.uint8)
 
 
 def validity(valid: NDArray[np.uint8] | NDArray[np.bool_] | None) -> pa.Buffer | None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from storage.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
     from pathlib import Path
 
     import duckdb
@@ -23,6 +23,7 @@ __all__ = ["Rows", "open_files"]
 _PARQUET = (".parquet", ".pq")
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst")
 _BATCH_ROWS = 1 << 17
+_READ_BYTES = 1 << 20
 _HEADER_BYTES = 1 << 20
 _CAUSE_LINES = 3
 
@@ -47,7 +48,7 @@ class Rows:
 
     name: str
     schema: pa.Schema
-    read: Callable[[Sequence[str] | None], Iterator[pa.RecordBatch]]
+    read: Callable[[Sequence[str] | None], Generator[pa.RecordBatch]]
     again: bool = True
     query: str | None = None
 
@@ -114,8 +115,7 @@ def _name(files: Sequence[Path]) -> str:
 
 
 def _parquet(files: Sequence[Path]) -> Rows:
-    import pyarrow.dataset as ds  # noqa: PLC0415 - loaded only for files
-    import pyarrow.parquet as pq  # noqa: PLC0415 - as above
+    import pyarrow.parquet as pq  # noqa: PLC0415 - loaded only for files
 
     schemas = []
     for file in files:
@@ -127,15 +127,36 @@ def _parquet(files: Sequence[Path]) -> Rows:
         schema = pa.unify_schemas(schemas)
     except pa.ArrowException as error:
         raise InputError(f"the files of {files[0].parent} do not have the same columns: {error}") from error
-    dataset = ds.dataset([str(file) for file in files], schema=schema, format="parquet")
 
-    def read(columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from dataset.to_batches(columns=None if columns is None else list(columns), batch_size=_BATCH_ROWS)
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"cannot read {_name(files)}: {error}") from error
+    def read(columns: Sequence[str] | None) -> Generator[pa.RecordBatch]:
+        names = schema.names if columns is None else list(columns)
+        wanted = pa.schema([schema.field(name) for name in names])
+        for file in files:
+            try:
+                yield from _parquet_batches(file, wanted)
+            except (pa.ArrowException, OSError) as error:
+                raise InputError(f"cannot read {file} as Parquet: {error}") from error
 
     return Rows(_name(files), schema, read, query=f"read_parquet({_quoted(files)}, union_by_name=true)")
+
+
+def _parquet_batches(file: Path, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the wanted columns of one file; those that it lacks are null.
+
+    Without a pre-buffer and with small buffers: the memory is that of a batch, not of a row group or the file.
+    """
+    import pyarrow.parquet as pq  # noqa: PLC0415 - loaded only for files
+
+    with pq.ParquetFile(file, pre_buffer=False, buffer_size=_READ_BYTES) as opened:
+        there = [name for name in wanted.names if name in opened.schema_arrow.names]
+        for batch in opened.iter_batches(_BATCH_ROWS, columns=there):
+            arrays = [
+                batch.column(field.name).cast(field.type)
+                if field.name in there
+                else pa.nulls(batch.num_rows, field.type)
+                for field in wanted
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
 def _csv(files: Sequence[Path]) -> Rows:
@@ -146,7 +167,7 @@ def _csv(files: Sequence[Path]) -> Rows:
     query = f"read_csv({_quoted(files)}, {options})"
     refused = (duckdb.Error, pa.ArrowException, OSError)  # what DuckDB finds late comes through Arrow
 
-    def read(columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
+    def read(columns: Sequence[str] | None) -> Generator[pa.RecordBatch]:
         chosen = "*" if columns is None else ", ".join(_name_in_sql(name) for name in columns)
         with duckdb.connect(":memory:") as connection:
             try:

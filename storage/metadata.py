@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage._byte_kernels import xxh64
+from storage.columns import view_of
 from storage.errors import CorruptPageError
 from storage.layout import HEADER, METADATA_PAGE
 from storage.tree import aligned_pages, read_pages, seal_pages
@@ -46,7 +47,7 @@ def metadata_pages(length: int, page_size: int) -> int:
 
 def encode_metadata(schema: pa.Schema, key: tuple[str, ...], page_size: int, first_page: int, txid: int) -> Metadata:
     """Return the sealed metadata pages of a table, to be written from `first_page` on."""
-    text = np.frombuffer(schema.with_metadata({_KEY: json.dumps(list(key))}).serialize(), dtype=np.uint8)
+    text = view_of(schema.with_metadata({_KEY: json.dumps(list(key))}).serialize(), np.uint8)
     count = metadata_pages(len(text), page_size)
     pages = aligned_pages(count, page_size)
     for number in range(count):

@@ -32,7 +32,7 @@ Source: TypeAlias = (
 
 _BATCH_ROWS = 1 << 17
 _TAKE_ROWS = 1 << 19
-_SORT_COPIES = 3
+_SORT_COPIES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +71,46 @@ def sorted_rows(source: Source, key: Sequence[str], memory: int, spill: Path) ->
     InputError
         If the source cannot be read, has no key column of that name, or a key is null.
     """
-    from storage.external_sort import sort_externally  # noqa: PLC0415 - DuckDB is loaded only for large sources
-
     rows = _rows_of(source)
     schema = stored_schema(rows.schema, key)
     codec = KeyCodec(schema, key)
-    batches = rows.read(None)
-    table, rest = _collect(batches, schema, memory)
-    if rest is None:
-        yield SortedRows(schema, _sorted_in_memory(table, codec))
-        return
-    if not rows.again:
-        batches = itertools.chain(table.to_batches(), rest)
-    elif _is_sorted(rows, schema, codec):
-        yield SortedRows(schema, ((conform(batch, schema), None) for batch in rows.read(None)))
-        return
-    del table
-    with sort_externally(rows, batches if not rows.again else rows.read(None), schema, codec, memory, spill) as ordered:
-        yield SortedRows(schema, ((batch, None) for batch in ordered))
+    with contextlib.ExitStack() as stack:
+        batches = stack.enter_context(contextlib.closing(rows.read(None)))
+        held, complete = _collect(batches, schema, memory)
+        if complete:
+            yield SortedRows(schema, _sorted_in_memory(held, schema, codec))
+            return
+        if rows.again:
+            held.clear()
+            batches.close()
+            batches = stack.enter_context(contextlib.closing(rows.read(None)))
+            if _is_sorted(rows, schema, codec):
+                yield SortedRows(schema, ((conform(batch, schema), None) for batch in batches))
+                return
+        yield SortedRows(schema, _sorted_on_disk(stack, rows, _first_then(held, batches), schema, codec, memory, spill))
+
+
+def _sorted_on_disk(
+    stack: contextlib.ExitStack,
+    rows: Rows,
+    batches: Iterator[pa.RecordBatch],
+    schema: pa.Schema,
+    codec: KeyCodec,
+    memory: int,
+    spill: Path,
+) -> Iterator[tuple[pa.RecordBatch, None]]:
+    from storage.external_sort import sort_externally  # noqa: PLC0415 - DuckDB is loaded only for large sources
+
+    ordered = stack.enter_context(sort_externally(rows, batches, schema, codec, memory, spill))
+    return ((batch, None) for batch in ordered)
+
+
+def _first_then(held: list[pa.RecordBatch], batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Give held batches, each one free as soon as it is taken, then the others."""
+    held.reverse()
+    while held:
+        yield held.pop()
+    yield from batches
 
 
 def _rows_of(source: Source) -> Rows:
@@ -96,9 +118,10 @@ def _rows_of(source: Source) -> Rows:
         source = pa.Table.from_batches([source])
     if isinstance(source, pa.Table):
         table = source
-        return Rows("the table", table.schema, lambda _: iter(table.to_batches(_BATCH_ROWS)))
+        return Rows("the table", table.schema, lambda _: (batch for batch in table.to_batches(_BATCH_ROWS)))
     if isinstance(source, pa.RecordBatchReader):
-        return Rows("the stream", source.schema, lambda _: iter(source), again=False)
+        reader = source
+        return Rows("the stream", reader.schema, lambda _: (batch for batch in reader), again=False)
     if isinstance(source, str | os.PathLike):
         return open_files([Path(source)])
     items = iter(source)
@@ -109,25 +132,26 @@ def _rows_of(source: Source) -> Rows:
         return open_files([Path(first), *(Path(path) for path in items)])
     if not isinstance(first, pa.RecordBatch):
         raise InputError(f"a source is made of record batches or of paths, not of {type(first).__name__}")
-    return Rows("the stream", first.schema, lambda _: itertools.chain([first], items), again=False)
+    return Rows("the stream", first.schema, lambda _: (batch for batch in itertools.chain([first], items)), again=False)
 
 
-def _collect(
-    batches: Iterator[pa.RecordBatch], schema: pa.Schema, memory: int
-) -> tuple[pa.Table, Iterator[pa.RecordBatch] | None]:
-    """Return what can be sorted in memory, and the rest, or None if that was all."""
+def _collect(batches: Iterator[pa.RecordBatch], schema: pa.Schema, memory: int) -> tuple[list[pa.RecordBatch], bool]:
+    """Take what can be sorted in memory, and say whether that is all."""
     held, size = [], 0
     for batch in batches:
         held.append(conform(batch, schema))
         size += batch.nbytes
         if _SORT_COPIES * size > memory:
-            return pa.Table.from_batches(held, schema=schema), batches
-    return pa.Table.from_batches(held, schema=schema), None
+            return held, False
+    return held, True
 
 
-def _sorted_in_memory(table: pa.Table, codec: KeyCodec) -> Iterator[tuple[pa.RecordBatch, Keys]]:
-    keys = codec.encode(table)
-    rows = conform(table, table.schema)
+def _sorted_in_memory(
+    held: list[pa.RecordBatch], schema: pa.Schema, codec: KeyCodec
+) -> Iterator[tuple[pa.RecordBatch, Keys]]:
+    rows = conform(pa.Table.from_batches(held, schema=schema), schema)
+    held.clear()
+    keys = codec.encode(rows)
     if keys.first_descent() < 0:
         yield rows, keys
         return
@@ -141,9 +165,10 @@ def _is_sorted(rows: Rows, schema: pa.Schema, codec: KeyCodec) -> bool:
     """Whether a source that can be read again is in key order; reads its key columns up to the first descent."""
     narrow = pa.schema([schema.field(name) for name in codec.columns])
     last = Keys.empty(codec.kind)
-    for batch in rows.read(codec.columns):
-        keys = Keys.concat([last, codec.encode(conform(batch.select(list(codec.columns)), narrow))])
-        if keys.first_descent() >= 0:
-            return False
-        last = keys.slice(max(len(keys) - 1, 0), len(keys))
+    with contextlib.closing(rows.read(codec.columns)) as batches:
+        for batch in batches:
+            keys = Keys.concat([last, codec.encode(conform(batch.select(list(codec.columns)), narrow))])
+            if keys.first_descent() >= 0:
+                return False
+            last = keys.slice(max(len(keys) - 1, 0), len(keys))
     return True
