@@ -1,11 +1,6 @@
-"""Compiled leaf encoder: how many rows fit in each page, and the pages themselves. Arrays in, arrays out.
+"""Compiled leaf encoder: rows whose pages are planned are written. Arrays in, arrays out.
 
-Columns come as matrices, one row per physical column: `words` for 64-bit integers, `spans` for the offsets of text
-in `heap`, `codes` for the dictionary codes of repetitive text, `nulls` for the columns that have any. `places`
-says for each entry of the directory where it is found:
-
-    places[c, 0]  1 if the entry is text           places[c, 1]  row in `words` or `spans`
-    places[c, 2]  row in `nulls`, or -1            places[c, 3]  row in `codes`, or -1
+Columns come as `_pack_kernels` describes them.
 """
 
 from __future__ import annotations
@@ -16,188 +11,20 @@ import numpy as np
 from numba import njit
 
 from storage._byte_kernels import copy_bytes, store_u64, xxh64
+from storage._pack_kernels import bytes_needed, dictionary_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["plan_leaves", "seal_pages", "write_leaves"]
+__all__ = ["seal_pages", "write_leaves"]
 
 _HEADER = 24
 _ENTRY = 16
 _SIGN = np.uint64(1 << 63)
 _MAX = np.int64(2**63 - 1)
 _MIN = np.int64(-(2**63))
-_BLOCK = 32
 _TEXT_PLAIN = 1
 _TEXT_DICTIONARY = 2
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _bytes_needed(value: np.uint64) -> int:
-    width = 0
-    while value > np.uint64(0):
-        value >>= np.uint64(8)
-        width += 1
-    return width
-
-
-@njit(cache=True, nogil=True)
-def _dictionary_size(rows: int, distinct: int, heap: int) -> int:
-    return rows * _bytes_needed(np.uint64(max(distinct - 1, 0))) + 2 + 2 * distinct + heap
-
-
-@njit(cache=True, nogil=True)
-def _take_block(
-    places: NDArray[np.int64],
-    words: NDArray[np.int64],
-    spans: NDArray[np.int64],
-    row: int,
-    count: int,
-    limit: int,
-    low: NDArray[np.int64],
-    high: NDArray[np.int64],
-    width: NDArray[np.int64],
-    total: NDArray[np.int64],
-    bottom: NDArray[np.int64],
-    top: NDArray[np.int64],
-) -> bool:
-    """Add a block of rows to a page if all of them fit; for columns without nulls and dictionaries.
-
-    `bottom` and `top` are room for what the block would make of `low` and of `high` or `total`.
-    """
-    size = _HEADER + _ENTRY * len(places)
-    for column in range(len(places)):
-        slot = places[column, 1]
-        smallest = low[column]
-        if places[column, 0] == 0:
-            largest = high[column]
-            for at in range(row, row + _BLOCK):
-                smallest = min(smallest, words[slot, at])
-                largest = max(largest, words[slot, at])
-            size += count * _bytes_needed(np.uint64(largest) - np.uint64(smallest))
-        else:
-            for at in range(row, row + _BLOCK):
-                smallest = min(smallest, spans[slot, at + 1] - spans[slot, at])
-            largest = total[column] + spans[slot, row + _BLOCK] - spans[slot, row]
-            size += largest + count * _bytes_needed(np.uint64(largest - count * smallest))
-        bottom[column] = smallest
-        top[column] = largest
-    if size > limit:
-        return False
-    for column in range(len(places)):
-        low[column] = bottom[column]
-        if places[column, 0] == 0:
-            high[column] = top[column]
-            width[column] = _bytes_needed(np.uint64(top[column]) - np.uint64(bottom[column]))
-        else:
-            total[column] = top[column]
-    return True
-
-
-@njit(cache=True, nogil=True)
-def plan_leaves(
-    places: NDArray[np.int64],
-    words: NDArray[np.int64],
-    spans: NDArray[np.int64],
-    nulls: NDArray[np.uint8],
-    codes: NDArray[np.int32],
-    cardinality: int,
-    rows: int,
-    limit: int,
-    page_size: int,
-    breaks: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], int]:
-    """Return where each page ends when rows are packed greedily, and the first row that fits in no page, or -1.
-
-    A page takes rows while it needs at most `limit` bytes, and at least one row if that fits in `page_size`. At the
-    rows `breaks`, in ascending order, a page ends in any case.
-    """
-    columns = len(places)
-    ends = np.empty(rows, dtype=np.int64)
-    pages = 0
-    low = np.empty(columns, dtype=np.int64)
-    high = np.empty(columns, dtype=np.int64)
-    width = np.empty(columns, dtype=np.int64)
-    total = np.empty(columns, dtype=np.int64)
-    missing = np.empty(columns, dtype=np.int64)
-    distinct = np.empty(columns, dtype=np.int64)
-    entries = np.empty(columns, dtype=np.int64)
-    bottom = np.empty(columns, dtype=np.int64)
-    top = np.empty(columns, dtype=np.int64)
-    seen = np.full((len(codes), cardinality), -1, dtype=np.int64)
-    by_block = len(codes) == 0 and len(nulls) == 0
-    blocks = by_block
-    start = 0
-    row = 0
-    upcoming = 0
-    while row < rows:
-        while upcoming < len(breaks) and breaks[upcoming] <= start:
-            upcoming += 1
-        if upcoming < len(breaks) and breaks[upcoming] == row:
-            ends[pages] = row
-            pages += 1
-            start = row
-        if row == start:
-            low[:] = _MAX
-            high[:] = _MIN
-            width[:] = 0
-            total[:] = 0
-            missing[:] = 0
-            distinct[:] = 0
-            entries[:] = 0
-            blocks = by_block
-        if blocks:
-            stop = breaks[upcoming] if upcoming < len(breaks) else rows
-            count = row - start + _BLOCK
-            blocks = row + _BLOCK <= stop and count <= page_size
-            if blocks:
-                blocks = _take_block(places, words, spans, row, count, limit, low, high, width, total, bottom, top)
-            if blocks:
-                row += _BLOCK
-                continue
-        count = row - start + 1
-        size = _HEADER + _ENTRY * columns
-        for column in range(columns):
-            slot = places[column, 1]
-            null = places[column, 2] >= 0 and nulls[places[column, 2], row] != 0
-            if null:
-                missing[column] += 1
-            if places[column, 0] == 0:
-                if not null:
-                    value = words[slot, row]
-                    if value < low[column] or value > high[column]:
-                        low[column] = min(low[column], value)
-                        high[column] = max(high[column], value)
-                        width[column] = _bytes_needed(np.uint64(high[column]) - np.uint64(low[column]))
-                size += count * width[column]
-            else:
-                length = 0 if null else spans[slot, row + 1] - spans[slot, row]
-                low[column] = min(low[column], length)
-                total[column] += length
-                plain = total[column] + count * _bytes_needed(np.uint64(total[column] - count * low[column]))
-                dictionary = places[column, 3]
-                if dictionary >= 0:
-                    code = codes[dictionary, row]
-                    if not null and seen[dictionary, code] != pages:
-                        seen[dictionary, code] = pages
-                        distinct[column] += 1
-                        entries[column] += length
-                    plain = min(plain, _dictionary_size(count, distinct[column], entries[column]))
-                size += plain
-            if missing[column] > 0:
-                size += (count + 7) >> 3
-        if count == 1 and size > page_size:
-            return ends[:pages], row
-        if count > 1 and (size > limit or count > page_size):
-            ends[pages] = row
-            pages += 1
-            start = row
-        else:
-            row += 1
-    if rows > 0:
-        ends[pages] = rows
-        pages += 1
-    return ends[:pages], -1
 
 
 @njit(cache=True, nogil=True)
@@ -237,7 +64,7 @@ def _write_words(
         low = np.int64(0)
         high = np.int64(0)
     base = np.uint64(low)
-    width = _bytes_needed(np.uint64(high) - base)
+    width = bytes_needed(np.uint64(high) - base)
     _write_entry(page, entry, base ^ flip, at - origin if width > 0 else 0, 0, bitmap, width, 0)
     if width == 0:
         return at
@@ -270,7 +97,7 @@ def _write_text(
             length = 0
         total += length
         shortest = min(shortest, length)
-    width = _bytes_needed(np.uint64(total - rows * shortest))
+    width = bytes_needed(np.uint64(total - rows * shortest))
     text = at + rows * width
     _write_entry(
         page,
@@ -309,7 +136,7 @@ def _write_dictionary(
     first: NDArray[np.int64],
 ) -> int:
     rows = len(codes)
-    width = _bytes_needed(np.uint64(max(distinct - 1, 0)))
+    width = bytes_needed(np.uint64(max(distinct - 1, 0)))
     block = at + rows * width
     _write_entry(
         page,
@@ -364,8 +191,8 @@ def _number_entries(
             distinct += 1
             heap += length
     rows = len(codes)
-    plain = total + rows * _bytes_needed(np.uint64(total - rows * shortest))
-    return distinct, _dictionary_size(rows, distinct, heap), plain
+    plain = total + rows * bytes_needed(np.uint64(total - rows * shortest))
+    return distinct, dictionary_size(rows, distinct, heap), plain
 
 
 @njit(cache=True, nogil=True)

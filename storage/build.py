@@ -18,10 +18,10 @@ import numpy as np
 import pyarrow as pa
 
 from storage.backend import FileBackend, StorageBackend, sync_folder
+from storage.encode import encode_leaves
 from storage.errors import InputError, StorageIOError, TableExistsError, UniqueViolationError
 from storage.keys import Keys
 from storage.layout import LeafLayout
-from storage.leaves import encode_leaves
 from storage.metadata import encode_metadata
 from storage.sources import SortedRows, Source, sorted_rows
 from storage.superblock import Superblock, check_page_size, write_superblock

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from storage import _commit_kernels as kernels
 from storage.changes import find_keys
+from storage.encode import LeafEncoder
 from storage.errors import UniqueViolationError
 from storage.keys import Keys
-from storage.leaves import LeafEncoder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

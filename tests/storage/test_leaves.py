@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.columns import conform, stored_schema
+from storage.encode import encode_leaves
 from storage.errors import InputError, SchemaError
 from storage.layout import LeafLayout
-from storage.leaves import decode_pages, encode_leaves, expand_matches, gather, search, verify
+from storage.leaves import decode_pages, expand_matches, gather, search, verify
 from storage.tree import seal_pages
 
 PAGE_SIZES = st.sampled_from([4096, 8192, 16384, 32768, 65536])
