@@ -89,12 +89,16 @@ class ShardRule:
     rules: Mapping[str, KeyRule]
 
     def of(self, columns: list[pa.Array], open_rows: NDArray[np.bool_] | None = None) -> pa.Array:
-        """Return the shard of each row; rows that meet nothing, for want of a key or of interest, are spread evenly."""
+        """Return the shard of each row. Rows that meet nothing, for want of a key or of interest, go to shard 0.
+
+        The shard depends on nothing but the row: a task that is retried may see its rows in another order, and a row
+        whose shard came from its place could then be lost or doubled.
+        """
         rows = len(columns[0])
         keyed = np.logical_and.reduce([np.asarray(column.is_valid()) for column in columns])
         if open_rows is not None:
             keyed &= open_rows
-        shard = np.arange(rows, dtype=np.int32) % self.shards
+        shard = np.zeros(rows, dtype=np.int32)
         if keyed.any():
             wanted = [column if keyed.all() else column.filter(pa.array(keyed)) for column in columns]
             shard[keyed] = shard_of(wanted, self.key, self.shards, self.rules)
