@@ -35,7 +35,7 @@ def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
         console.note(_batch_line(batch))
 
     with console.step(f"running {pipeline}", left=LEFT):
-        console.note("starting Spark; the first time, Delta's jars are fetched")
+        console.note("starting Spark; the first time, Delta's jars are fetched and the kernels compiled")
         return run(pipeline, follow=follow, on_batch=tell)
 
 
