@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -24,13 +25,14 @@ class Piece:
     rows: pa.RecordBatch
     arrival: Arrivals
 
-    def halves(self) -> tuple[Piece, Piece]:
-        """Return two pieces of about equal numbers of tuples."""
-        middle = len(self.rows) // 2
-        before, after = self.arrival, self.arrival
-        if isinstance(self.arrival, np.ndarray):
-            before, after = self.arrival[:middle], self.arrival[middle:]
-        return Piece(self.rows.slice(0, middle), before), Piece(self.rows.slice(middle), after)
+    def parts(self, count: int) -> list[Piece]:
+        """Return pieces of about equal numbers of tuples."""
+        bounds = [len(self.rows) * part // count for part in range(count + 1)]
+        return [self._slice(start, stop) for start, stop in pairwise(bounds)]
+
+    def _slice(self, start: int, stop: int) -> Piece:
+        arrival = self.arrival[start:stop] if isinstance(self.arrival, np.ndarray) else self.arrival
+        return Piece(self.rows.slice(start, stop - start), arrival)
 
 
 class InputBuffer:

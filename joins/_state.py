@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from joins._emit import Emitter
     from joins._input_buffer import Arrivals
     from joins._store import Store
+    from joins._workers import Workers
     from joins.predicates import BoundEquality
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
@@ -40,6 +41,8 @@ class SSIJState:
         Whether tuples without a match give a row of nulls.
     estimate
         How long a join phase takes.
+    workers
+        For parts of a batch.
     counters
         To be kept up to date.
     completed
@@ -55,6 +58,7 @@ class SSIJState:
     emitter: Emitter
     outer: bool
     estimate: PhaseEstimate
+    workers: Workers
     counters: Counters
     completed: Callable[[Arrivals, int], None]
     busy: Callable[[], float]

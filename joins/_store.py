@@ -172,11 +172,6 @@ class Store:
 
     def touch(self, frame: NDArray[np.int32]) -> None:
         """Count the stream tuples that met each frame; -1 is none."""
-        if len(frame) > len(self._touched):
-            half = len(frame) // 2
-            self.touch(frame[:half])
-            self.touch(frame[half:])
-            return
         size = kernels.tally(frame, self._weight, self._touched)
         frames = self._touched[:size]
         self.cache.touch(frames, self._weight[frames])

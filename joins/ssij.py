@@ -33,6 +33,7 @@ from joins._online import OnlinePhase
 from joins._state import SSIJState
 from joins._store import Store
 from joins._stream_buffer import PIECE_NBYTES
+from joins._workers import Workers
 from joins.errors import JoinInputError, MemoryBudgetError
 from joins.stats import SSIJStats
 
@@ -82,6 +83,8 @@ class SSIJ(StreamJoin):
         Of the table, to be in the result; by default all that are not in its key.
     cache_policy
         Which page leaves first: ``"utility"`` (the paper's), or ``"lru"`` for comparison.
+    threads
+        That join parts of a batch at once; by default as many as the process may use, four at most.
     reader
         Reads pages; the table's by default.
     clock
@@ -117,12 +120,14 @@ class SSIJ(StreamJoin):
         stream_threshold: int | None = None,
         columns: Sequence[str] | None = None,
         cache_policy: str = "utility",
+        threads: int | None = None,
         reader: PageReader | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         super().__init__(table, on, how, memory, columns=columns, deadline=deadline, reader=reader, clock=clock)
         for name, value in (
-            ("max_scan", max_scan), ("input_threshold", input_threshold), ("stream_threshold", stream_threshold)
+            ("max_scan", max_scan), ("input_threshold", input_threshold), ("stream_threshold", stream_threshold),
+            ("threads", threads),
         ):  # fmt: skip
             if value is not None and value < 1:
                 raise JoinInputError(f"`{name}` must be at least 1, not {value}")
@@ -131,6 +136,7 @@ class SSIJ(StreamJoin):
         device = self.relation.reader.device
         self._estimate = PhaseEstimate(device.seek, device.transfer)
         self.store = Store(self.snapshot, self.relation.reader, max_scan, self.budget, cache_policy, self.counters)
+        self._workers = Workers(threads)
         self._row_nbytes = 1.0
         self._state: SSIJState | None = None
 
@@ -235,21 +241,22 @@ class SSIJ(StreamJoin):
     def _join_online(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Run an online phase; a join phase first if there would be no room for what has to wait, or afterwards."""
         online = OnlinePhase(self.state)
-        probe = online.probe(piece)
-        if not self.store.fits(*probe.waiting_nbytes):
+        probes = online.probe(piece)
+        waiting = [probe.waiting_nbytes for probe in probes]
+        if not self.store.fits(sum(tuples for tuples, _ in waiting), sum(lists for _, lists in waiting)):
             if self.store.stream.rows:
                 yield from self._join_phase()
                 yield from self._join_online(piece)
                 return
             if len(piece.rows) > 1:
-                for half in piece.halves():
+                for half in piece.parts(2):
                     yield from self._join_online(half)
                 return
             raise MemoryBudgetError(
                 f"one stream tuple of {piece.rows.nbytes} bytes does not fit beside the index and a page; give the "
                 f"join more than {self.budget.limit} bytes"
             )
-        yield from online.run(probe)
+        yield from online.run(probes)
         if self.store.stream.rows >= self._stream_threshold:
             yield from self._join_phase()
 
@@ -326,6 +333,7 @@ class SSIJ(StreamJoin):
             emitter=self.emitter,
             outer=self.how == "left",
             estimate=self._estimate,
+            workers=self._workers,
             counters=self.counters,
             completed=self.completed,
             busy=lambda: self._work.busy_seconds,

@@ -11,7 +11,7 @@ from hypothesis.extra import numpy as hnp
 
 from joins import _kernels as kernels
 from joins import _lru_kernels, _mesh_kernels
-from joins._online import sorted_positions
+from joins._probe import sorted_positions
 from joins._stream_buffer import ascending
 from storage.cache import settle
 from storage.keys import Keys

@@ -72,7 +72,7 @@ def test_the_account_stays_within_the_limit_at_every_step(table, tools, spare, b
 
 SCRIPT = textwrap.dedent(
     """
-    import resource, sys
+    import sys
     import numpy as np, pyarrow as pa
     from joins import SSIJ
     from storage.table import Table
@@ -101,8 +101,8 @@ def peak_of(path, rows, memory, pushes):
 
 
 def assert_within(path, rows, budget):
-    empty, _, _ = peak_of(path, rows, "4MiB", 0)
-    full, account, _ = peak_of(path, rows, f"{budget}", 40)
+    empty, _, _ = peak_of(path, rows, str(budget), 0)
+    full, account, _ = peak_of(path, rows, str(budget), 40)
     assert account <= budget
     assert full - empty <= budget + 32 * MIB, f"{(full - empty) / MIB:.1f} MiB"
 

@@ -181,7 +181,7 @@ def test_a_tuple_larger_than_the_memory_is_an_error_that_says_so(build):
             join.push(pa.record_batch({"k": [3], "text": ["x" * 300_000]})).drain()
 
 
-@pytest.mark.parametrize("name", ["max_scan", "input_threshold", "stream_threshold"])
+@pytest.mark.parametrize("name", ["max_scan", "input_threshold", "stream_threshold", "threads"])
 def test_parameters_below_one_are_refused(table, name):
     with pytest.raises(JoinInputError, match=name):
         make(table, **{name: 0})
@@ -234,3 +234,15 @@ def test_a_slice_of_a_large_batch_is_copied_when_it_has_to_wait(table):
     join.push(large.slice(5, 3)).drain()
     (rows,) = (piece for piece, _ in join.store.input._pieces)
     assert rows.get_total_buffer_size() < 1000
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_large_batches_are_joined_in_parts(table, rng, how, threads):
+    join = make(table, memory="64MiB", how=how, threads=threads, columns=[])
+    keys = rng.integers(0, KEYS + 1000, 70_000)
+    join.push(stream_of(range(KEYS))).drain()
+    join.flush().drain()
+    result = pa.Table.from_batches([*join.push(stream_of(keys)), *join.finish()])
+    wanted = np.arange(len(keys)) if how == "left" else np.flatnonzero(keys < KEYS)
+    assert result["id"].to_pylist() == wanted.tolist(), "in the order of the stream"

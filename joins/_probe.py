@@ -1,0 +1,163 @@
+"""Where the matches of stream tuples may be: leaves from the index, frames from the cache. Pure look-ups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from joins import _kernels as kernels
+from joins._stream_buffer import PIECE_NBYTES, ascending
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from joins._input_buffer import Piece
+    from joins.predicates import BoundEquality
+    from storage.cache import PageCache
+    from storage.keys import Keys
+    from storage.snapshot import Snapshot
+
+__all__ = ["Located", "Probe", "Prober", "sorted_positions"]
+
+_NO_FLAGS = np.zeros(0, dtype=np.bool_)
+_WORD = 64
+_ARRIVAL_NBYTES = 8
+_BITMAP_NBYTES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Stream tuples sorted by key, and the leaves in which their matches may be.
+
+    Attributes
+    ----------
+    order : int32[n]
+        Position of each tuple in the batch; tuples that can match nothing are left out.
+    keys
+        Of the tuples.
+    first, last : int32[n]
+        Leaves, both ascending.
+    """
+
+    order: NDArray[np.int32]
+    keys: Keys
+    first: NDArray[np.int32]
+    last: NDArray[np.int32]
+
+    def only(self, which: NDArray[np.intp]) -> Located:
+        """Return some of the tuples."""
+        return Located(self.order[which], self.keys.take(which), self.first[which], self.last[which])
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A batch, looked up in the index and in the cache as both are now.
+
+    Attributes
+    ----------
+    piece
+        The batch.
+    single, spanning
+        Tuples that may match in one leaf, and in several.
+    frame : int32[n]
+        Where the leaf of each single tuple is cached, or -1.
+    pieces : int32[m]
+        Runs of uncached leaves of each spanning tuple.
+    """
+
+    piece: Piece
+    single: Located
+    spanning: Located
+    frame: NDArray[np.int32]
+    pieces: NDArray[np.int32]
+
+    def impossible(self) -> NDArray[np.int32]:
+        """Return the positions of the tuples that can match nothing."""
+        rows = len(self.piece.rows)
+        if len(self.single.order) + len(self.spanning.order) == rows:
+            return np.empty(0, dtype=np.int32)
+        possible = np.zeros(rows, dtype=np.bool_)
+        possible[self.single.order] = True
+        possible[self.spanning.order] = True
+        return np.flatnonzero(~possible).astype(np.int32)
+
+    @property
+    def row_nbytes(self) -> float:
+        """Bytes of a stream tuple."""
+        return self.piece.rows.nbytes / max(1, len(self.piece.rows))
+
+    @property
+    def waiting_nbytes(self) -> tuple[int, int]:
+        """The most that the stream buffer and the inverted index will grow by."""
+        pieces = int((self.frame < 0).sum()) + int(self.pieces.sum())
+        rows = self.piece.rows
+        tuples = rows.nbytes + (_ARRIVAL_NBYTES + _BITMAP_NBYTES * rows.num_columns + 1) * len(rows)
+        return (tuples, PIECE_NBYTES * pieces) if pieces else (0, 0)
+
+
+class Prober:
+    """Looks batches up. Changes nothing, so that several threads may use it at once.
+
+    Parameters
+    ----------
+    snapshot
+        The relation, for its index.
+    bound
+        From tuples to keys.
+    cache
+        Which leaves are in memory.
+    """
+
+    def __init__(self, snapshot: Snapshot, bound: BoundEquality, cache: PageCache) -> None:
+        self._snapshot = snapshot
+        self._bound = bound
+        self._cache = cache
+
+    def probe(self, piece: Piece) -> Probe:
+        """Look a batch up in the index and in the cache."""
+        located = self._locate(piece.rows)
+        single, spanning = located, located.only(np.zeros(0, dtype=np.intp))
+        if not np.array_equal(located.first, located.last):
+            spans = located.last > located.first
+            single, spanning = located.only(np.flatnonzero(~spans)), located.only(np.flatnonzero(spans))
+        pieces = np.zeros(len(spanning.order), dtype=np.int32)
+        kernels.count_pieces(spanning.first, spanning.last, self._cache.frame_map, pieces)
+        return Probe(piece, single, spanning, self._cache.frame_of(single.first), pieces)
+
+    def _locate(self, rows: pa.RecordBatch) -> Located:
+        keys, valid = self._bound.encode(rows)
+        if len(self._snapshot.leaf_pages) == 0:
+            valid = np.zeros(len(rows), dtype=np.bool_)
+        order = sorted_positions(keys.prefix, valid, self._snapshot.separators)
+        keys = keys.take(order)
+        first, last = self._snapshot.locate(keys)
+        if not (_ascends(first) and _ascends(last)):
+            # Both ends ascend with the key, so their sum orders tuples as the key does, up to equal leaves.
+            again = ascending(first.astype(np.int64) + last)
+            order, keys, first, last = order[again], keys.take(again), first[again], last[again]
+        return Located(order, keys, first, last)
+
+
+def sorted_positions(
+    prefix: NDArray[np.uint64], valid: NDArray[np.bool_] | None, separators: Keys
+) -> NDArray[np.int32]:
+    """Return the positions of the valid keys in nearly ascending order.
+
+    Position and the leading bits of the key, within the relation's range of keys, are packed into one word: sorting
+    words is ten times faster than a stable argsort.
+    """
+    low, high = np.uint64(0), np.uint64(0)
+    if len(separators) > 1:
+        low, high = separators.prefix[1], separators.prefix[-1]
+    bits = max(len(prefix) - 1, 0).bit_length()
+    shift = max(0, int(high - low).bit_length() - (_WORD - bits))
+    packed = kernels.pack_positions(prefix, _NO_FLAGS if valid is None else valid, low, high, shift, bits)
+    packed.sort()
+    return kernels.unpack_positions(packed, bits)
+
+
+def _ascends(values: NDArray[np.int32]) -> bool:
+    return len(values) < 2 or bool((values[1:] >= values[:-1]).all())  # noqa: PLR2004 - one value is in order

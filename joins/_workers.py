@@ -1,0 +1,48 @@
+"""A few threads for work on parts of a batch: kernels release the interpreter's lock."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["Workers"]
+
+_LEAST_ROWS = 16_384  # fewer are done before a thread has woken up
+_MOST = 4
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Workers:
+    """Threads that are started when they are first needed.
+
+    Parameters
+    ----------
+    threads
+        How many; by default those that this process may run at once, four at most.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self._threads = min(_MOST, len(os.sched_getaffinity(0))) if threads is None else threads
+        self._pool: ThreadPoolExecutor | None = None
+
+    def share(self, rows: int) -> int:
+        """Return into how many parts so many rows are worth dividing."""
+        return max(1, min(self._threads, rows // _LEAST_ROWS))
+
+    def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+        """Return the results for all items, in order. The first error is raised once all have ended."""
+        if len(items) == 1:
+            return [work(items[0])]
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="headrace-join")
+        futures = [self._pool.submit(work, item) for item in items]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
