@@ -53,6 +53,27 @@ class Changes:
     def __bool__(self) -> bool:
         return len(self.keys) > 0 or len(self.touched) > 0
 
+    def slice(self, rows: slice, touched: slice) -> Changes:
+        """Return a run of the rows to store, and a run of the keys whose rows go."""
+        return Changes(
+            self.keys.slice(rows.start, rows.stop),
+            [array.slice(rows.start, rows.stop - rows.start) for array in self.payload],
+            self.fresh[rows],
+            self.touched.slice(touched.start, touched.stop),
+            self.upserted[touched],
+        )
+
+    def take(self, rows: NDArray[np.int64], touched: NDArray[np.int64]) -> Changes:
+        """Return the rows to store and the keys whose rows go at these positions, which ascend."""
+        index = pa.array(rows)
+        return Changes(
+            self.keys.take(rows),
+            [array.take(index) for array in self.payload],
+            self.fresh[rows],
+            self.touched.take(touched),
+            self.upserted[touched],
+        )
+
 
 def find_keys(keys: Keys, among: Keys) -> NDArray[np.int64]:
     """Return where each key is among others, or -1; both ascend, among the others each is there once."""

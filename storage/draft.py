@@ -18,6 +18,7 @@ from storage.inner import NewTree, Placed, rewrite_inner
 from storage.keys import Keys
 from storage.leaves import gather, gather_keys
 from storage.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
+from storage.patch import can_patch, patch_leaves
 from storage.tree import Entries, seal_pages, separators_between
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ class _Part:
         Whether a leaf shares its rows with the next one.
     low, high
         Leaves from `low` on and before `high` may be drawn in as neighbours.
-    changes, leaf
-        What changes in them, and the leaf of each row to store.
+    changes
+        What changes in them.
+    leaf, touched_leaf
+        The leaf of each row to store, and the first one of each key whose rows go.
     """
 
     leaves: NDArray[np.int64]
@@ -59,6 +62,20 @@ class _Part:
     high: int
     changes: Changes
     leaf: NDArray[np.int64]
+    touched_leaf: NDArray[np.int64]
+
+    def only(self, some: NDArray[np.bool_]) -> _Part:
+        """Return some of the leaves with what changes in them."""
+        rows = np.flatnonzero(some[_positions(self.leaves, self.leaf)])
+        touched = np.flatnonzero(some[_positions(self.leaves, self.touched_leaf)])
+        return replace(
+            self,
+            leaves=self.leaves[some],
+            joined=self.joined[some],
+            changes=self.changes.take(rows, touched),
+            leaf=self.leaf[rows],
+            touched_leaf=self.touched_leaf[touched],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +124,16 @@ class Draft:
         counts = Counts()
         done: list[Replacement] = []
         for part in self._parts(changes):
-            replacement, counted = self._change(part)
-            counts += counted
-            if len(replacement.leaves):
+            rest: _Part | None = part
+            if can_patch(self._layout) and len(self._leaves):
+                replacement, counted, rest = self._patch(part)
+                counts += counted
                 done.append(replacement)
-        self.install(done)
+            if rest is not None:
+                replacement, counted = self._change(rest)
+                counts += counted
+                done.append(replacement)
+        self.install([replacement for replacement in done if len(replacement.leaves)])
         return counts
 
     @property
@@ -155,8 +177,9 @@ class Draft:
                 joined[start:stop],
                 int(leaves[start]) if start else 0,
                 int(leaves[stop]) if stop < len(leaves) else count,
-                _slice(changes, rows, touched),
+                changes.slice(rows, touched),
                 leaf[rows],
+                first[touched],
             )
             start = stop
 
@@ -168,6 +191,27 @@ class Draft:
             separators = entries.separators
             tree_kernels.locate(*separators.parts, entries.continued, *keys.parts, separators.wide, first, last)
         return first.astype(np.int64), last.astype(np.int64)
+
+    @property
+    def _average(self) -> int:
+        return self._rows // max(len(self._leaves), 1)
+
+    def _patch(self, part: _Part) -> tuple[Replacement, Counts, _Part | None]:
+        """Patch the leaves that can be; return what is left to do."""
+        leaves = part.leaves
+        ends = tuple(np.searchsorted(at, leaves, side="right") for at in (part.touched_leaf, part.leaf))
+        patched = patch_leaves(
+            self._layout, self.read(leaves), leaves, part.joined, part.changes, (ends[0], ends[1]),
+            unique=self._base.unique, average=self._average,
+        )  # fmt: skip
+        done = leaves[patched.done]
+        numbers = self._pages.place(self._hints(np.arange(len(done)), done, np.ones(len(done), dtype=np.int64)))
+        checksums = seal_pages(patched.pages, self.page_size, numbers, self._pages.txid)
+        self._pages.put(patched.pages, numbers)
+        old = self.entries.take(done)
+        entries = Entries(numbers, checksums, patched.rows, old.continued, old.separators)
+        rest = part.only(patched.rest) if patched.rest.any() else None
+        return Replacement(done, entries, done), patched.counts, rest
 
     def _change(self, part: _Part) -> tuple[Replacement, Counts]:
         rows, dirty, counts = apply_changes(
@@ -192,8 +236,7 @@ class Draft:
         """Join groups that got too small with a neighbour; return the leaves, and which share rows with the next."""
         group = np.concatenate([[0], np.cumsum(~part.joined[:-1])])
         count = np.bincount(group, weights=rows)
-        average = self._rows / max(len(self._leaves), 1)
-        small = (np.bincount(group, weights=changed) > 0) & (count > 0) & (_UNDERFULL * count < average)
+        small = (np.bincount(group, weights=changed) > 0) & (count > 0) & (_UNDERFULL * count < self._average)
         first = part.leaves[np.flatnonzero(np.diff(group, prepend=-1))][small]
         last = part.leaves[np.flatnonzero(np.diff(group, append=group[-1] + 1))][small]
         right = last + 1 < part.high
@@ -301,17 +344,6 @@ def _covered(first: NDArray[np.int64], stop: NDArray[np.int64], count: int) -> N
 
 def _positions(leaves: NDArray[np.int64], leaf: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.searchsorted(leaves, leaf)
-
-
-def _slice(changes: Changes, rows: slice, touched: slice) -> Changes:
-    return replace(
-        changes,
-        keys=changes.keys.slice(rows.start, rows.stop),
-        payload=[array.slice(rows.start, rows.stop - rows.start) for array in changes.payload],
-        fresh=changes.fresh[rows],
-        touched=changes.touched.slice(touched.start, touched.stop),
-        upserted=changes.upserted[touched],
-    )
 
 
 def _with_open_left(entries: Entries) -> Entries:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from storage.keys import Keys
     from storage.layout import LeafLayout, PhysicalColumn
 
-__all__ = ["EncodedLeaves", "LeafEncoder", "encode_leaves"]
+__all__ = ["EncodedLeaves", "LeafEncoder", "PhysicalRows", "encode_leaves"]
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -55,7 +55,7 @@ class EncodedLeaves:
         return np.diff(self.first)
 
 
-class _Physical:
+class PhysicalRows:
     """The matrices that the encoder's kernels take, built column by column."""
 
     def __init__(self, layout: LeafLayout, keys: Keys, payload: Sequence[pa.Array]) -> None:
@@ -114,6 +114,7 @@ class _Physical:
 
     @property
     def words(self) -> NDArray[np.int64]:
+        """The 64-bit words: int64[words, rows]."""
         words = _matrix(self._words, self.rows, np.int64)
         if self.places[0, _TEXT] == 0:
             words[0] ^= _SIGN  # unsigned keys in the order of signed integers
@@ -121,18 +122,22 @@ class _Physical:
 
     @property
     def spans(self) -> NDArray[np.int64]:
+        """Offsets of the texts in `heap`: int64[texts, rows + 1]."""
         return _matrix(self._spans, self.rows + 1, np.int64)
 
     @property
     def nulls(self) -> NDArray[np.uint8]:
+        """1 where a value is null: uint8[columns with nulls, rows]."""
         return _matrix(self._nulls, self.rows, np.uint8)
 
     @property
     def codes(self) -> NDArray[np.int32]:
+        """Codes of the values of repetitive texts: int32[columns, rows]."""
         return _matrix(self._codes, self.rows, np.int32)
 
     @property
     def heap(self) -> NDArray[np.uint8]:
+        """All texts, one after the other."""
         return np.concatenate([np.zeros(0, dtype=np.uint8), *self._heaps])
 
 
@@ -165,7 +170,7 @@ class LeafEncoder:
         self._layout = layout
         self._keys = keys
         self._first_row = first_row
-        physical = _Physical(layout, keys, payload)
+        physical = PhysicalRows(layout, keys, payload)
         self._rows, self._cardinality = physical.rows, physical.cardinality
         self._places, self._words, self._spans = physical.places, physical.words, physical.spans
         self._heap, self._nulls, self._codes = physical.heap, physical.nulls, physical.codes

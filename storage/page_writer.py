@@ -58,7 +58,7 @@ class PageWriter:
         """Write sealed pages, those that follow one another on disk and in memory with one call."""
         size = self.page_size
         cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
-        for start, stop in itertools.pairwise([0, *cuts.tolist(), len(numbers)]):
+        for start, stop in itertools.pairwise([0, *cuts.tolist(), len(numbers)] if len(numbers) else []):
             self._backend.pwrite(int(numbers[start]) * size, pages[start * size : stop * size])
 
     def give(self, pages: NDArray[np.int64]) -> None:

@@ -1,0 +1,185 @@
+"""Leaves patched in place are what merging and encoding them anew would have made of their rows."""
+
+import datetime as dt
+import decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import Model, build, rows_of, writer_of
+
+from storage import _patch_kernels as kernels
+from storage import draft
+from storage import patch as patch_module
+from storage.errors import UniqueViolationError
+
+SCHEMA = pa.schema(
+    [
+        ("k", pa.int32()),
+        ("i", pa.int64()),
+        ("b", pa.bool_()),
+        ("f", pa.float64()),
+        ("d", pa.date32()),
+        ("w", pa.decimal128(30, 2)),
+        ("t", pa.string()),
+        ("r", pa.string()),
+        ("x", pa.binary()),
+    ]
+)
+
+
+def optional(strategy):
+    return st.none() | strategy
+
+
+row = st.fixed_dictionaries(
+    {
+        "k": st.integers(-60, 60),
+        "i": optional(st.integers(-3, 3) | st.integers(-(2**63), 2**63 - 1)),
+        "b": optional(st.booleans()),
+        "f": optional(st.sampled_from([0.0, 1.5, -2.0])),
+        "d": optional(st.integers(0, 9).map(lambda n: dt.date(2013, 1, 1) + dt.timedelta(days=n))),
+        "w": optional(st.integers(-(10**25), 10**25).map(lambda n: decimal.Decimal(n) / 100)),
+        "t": optional(st.text(alphabet="ab\x00ü", max_size=6)),
+        "r": optional(st.sampled_from(["AA", "UA", "Delta"])),
+        "x": optional(st.binary(max_size=4) | st.integers(0, 700).map(bytes)),
+    }
+)
+
+
+@pytest.fixture
+def statuses(monkeypatch):
+    """Count what becomes of leaves."""
+    seen = dict.fromkeys((kernels.DONE, kernels.SAME, kernels.FALLBACK, kernels.SMALL), 0)
+    run = patch_module._Patch.run
+
+    def counting(self, skip):
+        patched, small = run(self, skip)
+        seen[kernels.DONE] += int(patched.done.sum())
+        seen[kernels.FALLBACK] += int(patched.rest.sum())
+        seen[kernels.SMALL] += int(small.sum())
+        return patched, small
+
+    monkeypatch.setattr(patch_module._Patch, "run", counting)
+    return seen
+
+
+def table_of(rows):
+    return pa.Table.from_pylist(list(rows), schema=SCHEMA)
+
+
+def distinct(rows):
+    return list({r["k"]: r for r in rows}.values())
+
+
+def commit(rows, changes, unique, *, patched):
+    disk = build(table_of(rows), ["k"], unique=unique, fill=0.7)
+    can_patch = draft.can_patch
+    draft.can_patch = can_patch if patched else lambda _: False
+    try:
+        results = [
+            writer_of(disk).apply(
+                table_of(upserts), table_of(deletes).select(["k"]), inserts=None if unique else table_of(inserts)
+            )
+            for upserts, deletes, inserts in changes
+        ]
+    finally:
+        draft.can_patch = can_patch
+    return results, rows_of(disk)
+
+
+few = st.lists(row, max_size=4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(row, min_size=20, max_size=120),
+    changes=st.lists(st.tuples(few, few, few), min_size=1, max_size=3),
+    unique=st.booleans(),
+)
+def test_patching_equals_merging(rows, changes, unique):
+    if unique:
+        rows = distinct(rows)
+        changes = [(distinct(upserts), deletes, inserts) for upserts, deletes, inserts in changes]
+    results, found = commit(rows, changes, unique, patched=True)
+    expected_results, expected = commit(rows, changes, unique, patched=False)
+    assert results == expected_results
+    assert found == expected
+    model = Model(["k"], rows)
+    counted = [model.apply(upserts, deletes, [] if unique else inserts) for upserts, deletes, inserts in changes]
+    assert [(r.inserted, r.updated, r.deleted) for r in results] == counted
+
+
+def plain(keys, value=7, text="abc"):
+    return [
+        {
+            "k": int(k),
+            "i": value,
+            "b": True,
+            "f": 1.0,
+            "d": dt.date(2013, 1, 1),
+            "w": None,
+            "t": text,
+            "r": "AA",
+            "x": b"%040d" % int(k),
+        }
+        for k in keys
+    ]
+
+
+def test_values_that_fit_are_patched(statuses):
+    disk = build(table_of(plain(range(0, 4000, 2))), ["k"], unique=True)
+    writer = writer_of(disk)
+    writer.apply(table_of(plain(range(301, 2000, 500))), table_of(plain(range(0, 4000, 400))).select(["k"]))
+    assert statuses[kernels.DONE] > 5
+    assert statuses[kernels.FALLBACK] == 0
+    assert [r["k"] for r in rows_of(disk)] == sorted(
+        {*range(0, 4000, 2), *range(301, 2000, 500)} - {*range(0, 4000, 400)}
+    )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"upserts": table_of(plain([1001], value=10**12))},
+        {"upserts": table_of(plain([1001], text="longer"))},
+        {"upserts": table_of(plain(range(1001, 1400, 2)))},
+        {"deletes": table_of(plain(range(1000, 1600))).select(["k"])},
+        {"deletes": table_of(plain(range(-5, 5000))).select(["k"])},
+    ],
+    ids=["wide value", "long text", "full page", "small leaf", "nothing left"],
+)
+def test_what_does_not_fit_is_merged(statuses, changes):
+    rows = plain(range(0, 4000, 2))
+    disk = build(table_of(rows), ["k"], unique=True)
+    writer_of(disk).apply(**changes)
+    assert statuses[kernels.FALLBACK] > 0
+    model = Model(["k"], rows)
+    model.apply(**{name: batch.to_pylist() for name, batch in changes.items()})
+    assert rows_of(disk) == model.sorted()
+
+
+def test_small_leaves_are_joined_with_neighbours_that_change_too(statuses):
+    rows = plain(range(0, 6000, 2))
+    disk = build(table_of(rows), ["k"], unique=True)
+    writer = writer_of(disk)
+    leaves = writer.snapshot.superblock.leaves
+    deletes = [k for k in range(0, 6000, 2) if k % 1000 > 150]
+    rng = np.random.default_rng(1)
+    touched = plain(rng.choice(np.setdiff1d(np.arange(0, 6000, 2), deletes), 60, replace=False), value=6)
+    writer.apply(table_of(touched), table_of(plain(deletes)).select(["k"]))
+    assert statuses[kernels.SMALL] > 0
+    assert writer.snapshot.superblock.leaves < leaves
+    model = Model(["k"], rows)
+    model.apply(touched, plain(deletes))
+    assert rows_of(disk) == model.sorted()
+
+
+def test_an_insert_of_a_key_that_is_there_is_refused(statuses):
+    disk = build(table_of(plain(range(0, 4000, 2))), ["k"], unique=True)
+    with pytest.raises(UniqueViolationError, match="k=222 is in the table"):
+        writer_of(disk).apply(inserts=table_of(plain([1, 222, 3001])))
+    assert len(rows_of(disk)) == 2000
+    assert statuses[kernels.DONE] == 0
