@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from storage._duckdb import connect
 from storage.columns import conform
 from storage.errors import InputError, KeyInputError
 
@@ -79,11 +80,9 @@ def sort_externally(
     InputError
         If the source cannot be read.
     """
-    import duckdb  # noqa: PLC0415 - loaded only for large sources
-
     with tempfile.TemporaryDirectory(prefix=".headrace-sort-", dir=spill) as folder:
         config = {"memory_limit": f"{max(memory, LEAST_MEMORY)}B", "temp_directory": folder}
-        with duckdb.connect(":memory:", config=config) as connection:
+        with connect(config) as connection:
             source = _Source(batches, schema, codec)
             relation = _relation(rows, schema)
             if relation is None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from storage._duckdb import connect
 from storage.errors import InputError
 
 if TYPE_CHECKING:
@@ -169,13 +170,13 @@ def _csv(files: Sequence[Path]) -> Rows:
 
     def read(columns: Sequence[str] | None) -> Generator[pa.RecordBatch]:
         chosen = "*" if columns is None else ", ".join(_name_in_sql(name) for name in columns)
-        with duckdb.connect(":memory:") as connection:
+        with connect() as connection:
             try:
                 yield from connection.sql(f"SELECT {chosen} FROM {query}").to_arrow_reader(_BATCH_ROWS)  # noqa: S608 - quoted
             except refused as error:
                 raise InputError(f"cannot read {_name(files)} as CSV: {_cause(error)}") from error
 
-    with duckdb.connect(":memory:") as connection:
+    with connect() as connection:
         try:
             schema = connection.sql(f"FROM {query} LIMIT 0").to_arrow_table().schema
         except duckdb.Error as error:

@@ -1,4 +1,4 @@
-"""Bulk-loaded files with every type must open for ever. `python test_golden_types.py FOLDER` writes those of this version."""
+"""Bulk-loaded files with every type must open for ever. `python test_golden_types.py FOLDER` writes them anew."""
 
 import datetime as dt
 import decimal

@@ -5,6 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage import Table
+from storage._duckdb import connect
 from storage.errors import InputError, KeyInputError, UniqueViolationError
 
 TINY = "1KiB"  # less than any source here, so that it is sorted on disk
@@ -79,7 +80,7 @@ def test_parquet_files_and_folders(tmp_path, rows, columns, memory):
 
 @pytest.mark.parametrize("memory", ["1GiB", TINY])
 def test_parquet_in_key_order_is_passed_on(tmp_path, rows, memory, monkeypatch):
-    monkeypatch.setattr("duckdb.connect", lambda *_args, **_options: pytest.fail("was sorted again"))
+    monkeypatch.setattr("storage.external_sort.connect", lambda *_args: pytest.fail("was sorted again"))
     pq.write_table(expected(rows), tmp_path / "r.parquet", row_group_size=5000)
     assert_same(built(tmp_path, tmp_path / "r.parquet", memory), rows)
 
@@ -199,3 +200,18 @@ def test_missing_empty_and_mixed_places_are_refused(tmp_path):
     pq.write_table(pa.table({"k": [1]}), tmp_path / "b.parquet")
     with pytest.raises(InputError, match="both Parquet and CSV"):
         Table.build(tmp_path / "t", [tmp_path / "a.csv", tmp_path / "b.parquet"], ["k"])
+
+
+def test_nothing_is_drawn_on_the_terminal(tmp_path, rows, monkeypatch):
+    connections = []
+
+    def noted(config=None):
+        connections.append(connect(config))
+        return connections[-1]
+
+    monkeypatch.setattr("storage.external_sort.connect", noted)
+    with Table.build(tmp_path / "t", iter(rows.to_batches(1000)), ["k"], memory=TINY) as table:
+        assert table.stats.rows == ROWS
+    assert len(connections) == 1
+    with connect() as connection:
+        assert connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() == [(False,)]
