@@ -36,7 +36,9 @@ _RUNTIME_CONF = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     "spark.databricks.delta.snapshotPartitions": "2",
 }
+# Stages are planned explicitly, and adaptive execution would start several jobs where one does.
 _START_CONF = {
+    "spark.sql.adaptive.enabled": "false",
     "spark.sql.extensions": _EXTENSION,
     "spark.sql.catalog.spark_catalog": _CATALOG,
     "spark.ui.enabled": "false",

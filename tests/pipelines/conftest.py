@@ -2,20 +2,23 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
+
+from pipelines.spark import SparkSettings, session, stop
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 @pytest.fixture(scope="session")
 def spark():
     """Return the one session; its master allows each task four attempts, as the default master does."""
-    from pipelines.spark import SparkSettings, session, stop
-
     settings = SparkSettings(
         master="local[2,4]",
         shuffle_partitions=2,
-        conf={"spark.sql.ui.retainedExecutions": "1", "spark.ui.retainedJobs": "1", "spark.ui.retainedStages": "1"},
+        conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
     )
     started = session(settings)
     yield started

@@ -1,0 +1,198 @@
+"""Runs from files to Delta tables under Spark: against a plain-Python oracle, across crashes, damage and changes."""
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from scenario import World, random_rows
+
+from pipelines.catalog import Catalog
+from pipelines.config import load_pipeline
+from pipelines.errors import BatchError, LeaseHeldError, PolicyViolationError
+from pipelines.lease import Leases
+from pipelines.runner import run
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+
+STEPS = (
+    "before join",
+    "after join",
+    "before members:plane",
+    "after members:plane",
+    "after members:origin",
+    "after members:dest",
+    "before errors",
+    "after errors",
+    "before facts",
+    "after facts",
+    "after record",
+)
+
+
+class CrashError(Exception):
+    """Raised by a hook in place of a crash."""
+
+
+@pytest.fixture
+def world(tmp_path):
+    return World(tmp_path / "world")
+
+
+def crash_at(step):
+    def hook(name):
+        if name == step:
+            raise CrashError(step)
+
+    return hook
+
+
+def test_files_become_facts_and_every_row_is_accounted_for(world, rng):
+    world.add_file(random_rows(rng, 60, 1), ["1,2,3", '7,N1,JFK,LAX,AA,"not a number"', "8,N1,JFK,LAX,AA,1,extra"])
+    world.add_file(random_rows(rng, 40, 1))
+    result = run(world.pipeline)
+    world.check()
+    assert (result.state, len(result.batches)) == ("done", 2)
+    assert result.total("rows_in") == 103
+    assert result.total("loaded") + result.total("dropped") + result.total("rejected") == 103
+    with Catalog(load_pipeline(world.pipeline).catalog) as catalog:
+        (recorded,) = catalog.runs("flights")
+        assert (recorded.state, recorded.rows_in, recorded.batches) == ("done", 103, 2)
+        detail = catalog.batches(recorded.id)[0].detail
+    assert set(detail["joins"]) == {"plane", "origin", "dest", "carrier", "(duplicates)"}
+    assert {"plan", "join", "facts", "errors"} <= set(detail["phases"])
+    errors = [row for row in world.read("facts_errors") if row["causes"]]
+    assert all(row["_file"].endswith(".csv") and '"carrier":"ZZ"' in row["record"] for row in errors)
+
+
+def test_a_run_without_new_files_does_nothing(world, rng):
+    world.add_file(random_rows(rng, 10, 1))
+    run(world.pipeline)
+    assert run(world.pipeline).batches == ()
+    world.check()
+
+
+def test_a_crash_at_any_step_changes_nothing(world, rng):
+    for number, step in enumerate(STEPS):
+        world.shards = 1 + number % 3
+        world.write_pipeline()
+        world.add_file(random_rows(rng, 30, number), ["broken"])
+        with pytest.raises(BatchError, match=step):
+            run(world.pipeline, hook=crash_at(step))
+        if number % 4 == 2:
+            shutil.rmtree(world.folder.parent / "replicas")
+    result = run(world.pipeline)
+    assert result.total("rows_in") == 31
+    facts = world.check()
+    with Catalog(load_pipeline(world.pipeline).catalog) as catalog:
+        runs = catalog.runs("flights", limit=100)
+    assert sum(each.loaded for each in runs) == len(facts)
+    assert sum(each.rows_in for each in runs) == 31 * len(STEPS)
+
+
+def test_a_replica_that_is_damaged_between_runs_is_built_again(world, rng):
+    world.add_file(random_rows(rng, 30, 1))
+    run(world.pipeline)
+    for file in (world.folder.parent / "replicas").glob("*/*/table.headrace"):
+        with file.open("r+b") as stream:
+            stream.seek(100)
+            stream.write(os.urandom(file.stat().st_size))
+    world.add_file(random_rows(rng, 30, 2))
+    result = run(world.pipeline)
+    world.check()
+    replicas = [name for join in result.batches[0].detail["joins"].values() for name in join["replicas"]]
+    assert "built: damaged" in replicas
+
+
+def test_killed_workers_are_replaced(world, rng):
+    world.add_file(random_rows(rng, 400, 1))
+    killed = []
+
+    def hook(name):
+        if name == "before join":
+            threading.Thread(target=kill_one_worker, args=(killed,), daemon=True).start()
+
+    run(world.pipeline, hook=hook)
+    assert killed
+    world.check()
+
+
+def kill_one_worker(killed):
+    """Kill one of Spark's Python workers as soon as there is one beside its daemon."""
+    waiting = threading.Event()
+    for _ in range(2000):
+        workers = python_workers()
+        if workers:
+            os.kill(workers[-1], signal.SIGKILL)
+            killed.append(workers[-1])
+            return
+        waiting.wait(0.01)
+
+
+def python_workers():
+    """Return the processes that Spark's daemon of this process's JVM has forked."""
+    parents = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            parents[int(entry.name)] = (parent, (entry / "cmdline").read_text())
+    daemons = {pid for pid, (_, command) in parents.items() if "pyspark.daemon" in command and descends(pid, parents)}
+    return [pid for pid, (parent, command) in parents.items() if "pyspark.daemon" in command and parent in daemons]
+
+
+def descends(pid, parents):
+    while pid in parents:
+        if pid == os.getpid():
+            return True
+        pid = parents[pid][0]
+    return False
+
+
+def test_the_policy_fail_stops_the_run_and_nothing_is_written(tmp_path):
+    world = World(tmp_path / "world")
+    text = world.pipeline.read_text().replace("policy: reject", "policy: fail")
+    world.pipeline.write_text(text)
+    world.add_file([(1, "X1", "JFK", "LAX", "ZZ", 1.0)])
+    with pytest.raises(PolicyViolationError, match="ZZ"):
+        run(world.pipeline)
+    assert world.read("facts") == []
+    assert set(world.members("plane", "plane_key", "tailnum")) == {None, "N1", "N2", "N3"}
+
+
+def test_a_pipeline_that_is_running_is_not_run_twice(world):
+    config = load_pipeline(world.pipeline)
+    held = pytest.raises(LeaseHeldError, match="in use by process")
+    with Catalog(config.catalog) as catalog, Leases(catalog, [f"pipeline:{config.checkpoint}"]), held:
+        run(world.pipeline)
+
+
+def test_a_followed_stream_ends_after_the_batch_when_it_is_told(world, rng):
+    world.add_file(random_rows(rng, 20, 1))
+
+    def stop(_):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    result = run(world.pipeline, follow=True, on_batch=stop)
+    assert (result.state, result.signal) == ("stopped", signal.SIGTERM)
+    world.check()
+    world.add_file(random_rows(rng, 20, 2))
+    run(world.pipeline)
+    world.check()
+
+
+def test_a_lost_checkpoint_does_not_load_facts_twice(world, rng):
+    world.add_file(random_rows(rng, 20, 1))
+    run(world.pipeline)
+    shutil.rmtree(world.folder / ".headrace/flights/checkpoint")
+    result = run(world.pipeline)
+    assert result.total("loaded") == 0
+    world.check()
+
+
+def test_a_header_that_is_not_the_schema_fails_with_the_file(world):
+    (world.folder / "in" / "a.csv").write_text("id,tail,origin,destination,carrier,amount\n1,N1,JFK,LAX,AA,1\n")
+    with pytest.raises(BatchError, match=r"(?i)header"):
+        run(world.pipeline)
