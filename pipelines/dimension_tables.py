@@ -16,6 +16,7 @@ from pipelines.errors import DeltaTableError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import duckdb
     from deltalake import DeltaTable
 
     from pipelines.config import DimensionConfig, PipelineConfig
@@ -186,10 +187,8 @@ def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]
 
 
 def _semi_join(table: DeltaTable, wanted: pa.Table) -> pa.Table:
-    import duckdb  # noqa: PLC0415 - heavy, and not needed to read a pipeline file
-
     using = ", ".join(_quoted(column) for column in wanted.column_names)
-    with duckdb.connect() as connection:
+    with _duckdb() as connection:
         connection.register("members", table.to_pyarrow_dataset())
         connection.register("wanted", wanted)
         return connection.sql(f"FROM members SEMI JOIN wanted USING ({using}) ORDER BY ALL").to_arrow_table()
@@ -216,11 +215,18 @@ def _types_of(table: DeltaTable) -> pa.Schema:
 
 
 def _query(table: DeltaTable, sql: str) -> list[tuple[Any, ...]]:
-    import duckdb  # noqa: PLC0415 - as above
-
-    with duckdb.connect() as connection:
+    with _duckdb() as connection:
         connection.register("members", table.to_pyarrow_dataset())
         return connection.execute(sql).fetchall()
+
+
+def _duckdb() -> duckdb.DuckDBPyConnection:
+    """Return a connection that draws no progress on standard output, which is for results."""
+    import duckdb  # noqa: PLC0415 - heavy, and not needed to read a pipeline file
+
+    connection = duckdb.connect()
+    connection.execute("SET enable_progress_bar = false")
+    return connection
 
 
 def _quoted(name: str) -> str:

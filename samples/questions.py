@@ -75,6 +75,7 @@ def _opened(warehouse: Path) -> Iterator[Any]:
     from deltalake import DeltaTable  # noqa: PLC0415 - as above
 
     with duckdb.connect() as connection:
+        connection.execute("SET enable_progress_bar = false")  # standard output is for the answers
         connection.execute("SET TimeZone = 'UTC'")
         for name in TABLES:
             connection.register(name, DeltaTable(warehouse / name).to_pyarrow_dataset())
