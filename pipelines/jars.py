@@ -83,7 +83,7 @@ def _listed(folder: Path) -> list[Path] | None:
     """Return the jars of a completed fetch, or None when there is none or one of its files has gone."""
     try:
         names = (folder / "complete.txt").read_text().split()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     jars = [folder / "jars" / name for name in names]
     return jars if all(jar.is_file() for jar in jars) else None

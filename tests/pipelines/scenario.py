@@ -57,7 +57,8 @@ class World:
                 "carrier": {"path": "w/carrier", "natural_key": ["code"], "columns": {"code": "string"}},
             },
             "lookups": [
-                {"dimension": "plane", "role": "plane", "on": {"tail": "tailnum"}, "policy": "infer", "carry": ["seats"]},
+                {"dimension": "plane", "role": "plane", "on": {"tail": "tailnum"}, "policy": "infer",
+                 "carry": ["seats"]},
                 {"dimension": "airport", "role": "origin", "on": {"origin": "faa"}, "policy": "infer"},
                 {"dimension": "airport", "role": "dest", "on": {"dest": "faa"}, "policy": "infer"},
                 {"dimension": "carrier", "role": "carrier", "on": {"carrier": "code"}, "policy": "reject"},

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from etl import CAUSES_COLUMN, DUPLICATE_COLUMN, OUTCOME_COLUMN
+from etl import CAUSES_COLUMN, OUTCOME_COLUMN
 from pipelines import operators
 from pipelines.config import PipelineConfig
 from pipelines.delta_tables import DeltaHandle, create_table
@@ -263,15 +263,16 @@ def test_duplicates_within_a_batch_and_against_loaded_facts(tmp_path, action, st
     write_deltalake(config.sink.path, pa.Table.from_pylist(loaded, prepared.fact_schema), mode="append")
     machine = Machine(prepared)
     rows = machine.run([(1, "L", "", ""), (2, "B", "", ""), (2, "A", "", ""), (3, "C", "", ""), (None, "D", "", "")])
-    repeats = sorted((row["id"], row["tail"], row[DUPLICATE_COLUMN]) for row in rows if row[OUTCOME_COLUMN] == "duplicate"
-                     or row[STATE] == State.DUPLICATE)  # fmt: skip
+    repeats = sorted(
+        (row["id"], row["tail"]) for row in rows if row[OUTCOME_COLUMN] == "duplicate" or row[STATE] == State.DUPLICATE
+    )
     kept = {row["tail"] for row in rows if row[STATE] == State.OPEN and row[OUTCOME_COLUMN] != "duplicate"}
     assert kept == {"A", "C", "D"}
     if state is None:
         assert repeats == []
         assert machine.counts.books.dropped == 2
     else:
-        assert [(row_id, tail) for row_id, tail, _ in repeats] == [(1, "L"), (2, "B")]
+        assert repeats == [(1, "L"), (2, "B")]
         assert all(row[STATE] == state for row in rows if row["tail"] in {"L", "B"})
     known = set(members(prepared.path("plane"))) - {None}
     assert known == ({"A", "B", "C", "D", "L"} if action == "flag" else {"A", "C", "D"})
