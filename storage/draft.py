@@ -6,6 +6,8 @@ whether it becomes the table's next state.
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -123,10 +125,11 @@ class Draft:
         """
         counts = Counts()
         done: list[Replacement] = []
-        for part in self._parts(changes):
+        patching = can_patch(self._layout) and len(self._leaves) > 0
+        for part, frames in self._read_ahead(self._parts(changes), wanted=patching):
             rest: _Part | None = part
-            if can_patch(self._layout) and len(self._leaves):
-                replacement, counted, rest = self._patch(part)
+            if frames is not None:
+                replacement, counted, rest = self._patch(part, frames)
                 counts += counted
                 done.append(replacement)
             if rest is not None:
@@ -196,12 +199,31 @@ class Draft:
     def _average(self) -> int:
         return self._rows // max(len(self._leaves), 1)
 
-    def _patch(self, part: _Part) -> tuple[Replacement, Counts, _Part | None]:
+    def _read_ahead(self, parts: Iterator[_Part], *, wanted: bool) -> Iterator[tuple[_Part, NDArray[np.uint8] | None]]:
+        """Yield each part with its pages, which are read while the part before is worked on."""
+        if not wanted:
+            yield from ((part, None) for part in parts)
+            return
+        current = next(parts, None)
+        if current is None:
+            return
+        frames = self.read(current.leaves)
+        with contextlib.ExitStack() as stack:
+            pool: ThreadPoolExecutor | None = None
+            for following in parts:
+                if pool is None:
+                    pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="headrace-ahead"))
+                reading = pool.submit(self.read, following.leaves)
+                yield current, frames
+                current, frames = following, reading.result()
+            yield current, frames
+
+    def _patch(self, part: _Part, frames: NDArray[np.uint8]) -> tuple[Replacement, Counts, _Part | None]:
         """Patch the leaves that can be; return what is left to do."""
         leaves = part.leaves
         ends = tuple(np.searchsorted(at, leaves, side="right") for at in (part.touched_leaf, part.leaf))
         patched = patch_leaves(
-            self._layout, self.read(leaves), leaves, part.joined, part.changes, (ends[0], ends[1]),
+            self._layout, frames, leaves, part.joined, part.changes, (ends[0], ends[1]),
             unique=self._base.unique, average=self._average,
         )  # fmt: skip
         done = leaves[patched.done]

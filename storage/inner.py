@@ -117,14 +117,47 @@ def rewrite_inner(leaves: Placed, levels: Sequence[InnerLevel], fill: float, sin
         if len(children) <= 1:
             freed.append(old.pages)
             continue
-        children, level = _Level(children, old, len(new_levels) + 1, fill, sink).rewrite()
+        if _is_one_to_one(children, old):
+            children, level = _replace_nodes(children, old, len(new_levels) + 1, sink)
+        else:
+            children, level = _Level(children, old, len(new_levels) + 1, fill, sink).rewrite()
         new_levels.append(level)
-        freed.append(np.setdiff1d(old.pages, level.pages, assume_unique=True))
+        freed.append(old.pages[~np.isin(old.pages, level.pages, kind="sort")])
     while len(children) > 1:
         children, level = _grow(children.entries, len(new_levels) + 1, fill, sink)
         new_levels.append(level)
     gone = np.concatenate([np.zeros(0, dtype=np.int64), *freed])
     return NewTree(children.entries, tuple(reversed(new_levels)), gone)
+
+
+def _is_one_to_one(children: Placed, old: InnerLevel) -> bool:
+    """Return whether each child stands where one child stood before, so that no node changes its size."""
+    count = len(children)
+    return count == int(old.first[-1]) and bool((children.position == np.arange(count)).all())
+
+
+def _replace_nodes(children: Placed, old: InnerLevel, level: int, sink: PageSink) -> tuple[Placed, InnerLevel]:
+    """Write anew the nodes whose children changed, child for child."""
+    node = np.searchsorted(old.first, np.flatnonzero(~children.kept), side="right") - 1
+    nodes = node[np.diff(node, prepend=-1) != 0]
+    starts = old.first[:-1]
+    count = old.first[nodes + 1] - starts[nodes]
+    ends = np.cumsum(count)
+    within = np.arange(int(count.sum())) + np.repeat(starts[nodes] - ends + count, count)
+    new = _write_nodes(children.entries.take(within), ends, level, old.pages[nodes], sink)
+    pages, checksums = old.pages.copy(), old.checksums.copy()
+    pages[nodes], checksums[nodes] = new.pages, new.checksums
+    kept = np.ones(len(pages), dtype=np.bool_)
+    kept[nodes] = False
+    below = children.entries
+    entries = Entries(
+        pages,
+        checksums,
+        np.add.reduceat(below.rows, starts),
+        below.continued[starts],
+        below.separators.take(starts),
+    )
+    return Placed(entries, np.arange(len(pages)), kept), InnerLevel(pages, checksums, old.first)
 
 
 class _Level:

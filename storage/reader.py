@@ -6,6 +6,7 @@ bounce page that nobody looks at. Which pages are wanted, and which frames they 
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ class PageReader:
         self._clock = clock
         self._bounce = page_buffer(1, page_size)[:page_size]
         self._pool: ThreadPoolExecutor | None = None
+        self._starting = threading.Lock()  # reads may come from several threads
 
     @property
     def nbytes(self) -> int:
@@ -164,10 +166,12 @@ class PageReader:
         return ReadReport(wanted, length, len(reads), self._clock() - begin)
 
     def _share(self, job: _Job, reads: range) -> None:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="headrace-read")
+        with self._starting:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="headrace-read")
+            pool = self._pool
         todo = iter(reads)  # one iterator for all threads: each takes the next read as soon as it is free
-        workers = [self._pool.submit(job.run, todo) for _ in range(min(self.threads, len(reads)))]
+        workers = [pool.submit(job.run, todo) for _ in range(min(self.threads, len(reads)))]
         errors = [error for worker in workers if (error := worker.exception()) is not None]
         if errors:
             raise errors[0]

@@ -27,8 +27,6 @@ import struct
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from storage.errors import FormatVersionError, InputError, NotATableError
 
 if TYPE_CHECKING:
@@ -254,11 +252,9 @@ def _copies(backend: StorageBackend, offset: int, slot: int, size: int) -> tuple
 def _read_block(backend: StorageBackend, offset: int, size: int) -> bytes:
     if size < offset + SLOT_BYTES:
         return b""
-    room = np.empty(2 * SLOT_BYTES, dtype=np.uint8)
-    start = -room.ctypes.data % SLOT_BYTES
-    block = room[start : start + SLOT_BYTES]
-    backend.pread_into(offset, [block])
-    return block.tobytes()
+    block = bytearray(SLOT_BYTES)
+    backend.pread_into(offset, [memoryview(block)])
+    return bytes(block)
 
 
 def _not_a_table(backend: StorageBackend, size: int) -> str:
