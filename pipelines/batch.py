@@ -304,6 +304,7 @@ class BatchProtocol:
                 "outcomes": counts.books.as_dict(),
                 "joins": counts.joins,
                 "stages": counts.slowest,
+                "workers": counts.workers,
                 "phases": dict(batch.phases),
                 "plan": dict(batch.plan),
             },

@@ -44,12 +44,15 @@ class BatchCounts:
         For each role, sums of what its operators counted, and what its replicas did.
     slowest
         For each stage, the longest task and the mean one, in seconds, and the rows of the largest task and the mean.
+    workers
+        Host and process of each Python worker that took part.
     """
 
     rows_in: int
     books: OutcomeCounts
     joins: Mapping[str, Mapping[str, Any]]
     slowest: Sequence[Mapping[str, float]] = field(default_factory=tuple)
+    workers: Sequence[str] = ()
 
     def total(self, name: str) -> int:
         """Return a sum over all joins."""
@@ -88,6 +91,7 @@ def summarise(notes: Sequence[Mapping[str, Any]]) -> BatchCounts:
         books=books,
         joins=joins,
         slowest=_slowest(notes),
+        workers=sorted({note["worker"] for note in notes}),
     )
 
 

@@ -130,8 +130,8 @@ def _start_conf(settings: SparkSettings, *, submitted: bool) -> dict[str, str]:
     conf = dict(_START_CONF)
     conf["spark.sql.shuffle.partitions"] = str(settings.shuffle_partitions)
     conf["spark.app.name"] = settings.app_name
-    master = settings.master or (None if submitted else "local[*,4]")
-    if master is not None:
+    if not submitted:
+        master = settings.master or "local[*,4]"
         conf["spark.master"] = master
         if master.startswith("local"):
             conf |= _LOCAL_CONF

@@ -128,7 +128,8 @@ class World:
             good = [row for row in rows if row[4] in {"AA", "UA", None}]
             rejected["carrier"] += [row[4] for row in rows if row[4] not in {"AA", "UA", None}]
             fresh = [row for row in good if row[0] not in seen]
-            kept = {row[0]: min(other for other in fresh if other[0] == row[0]) for row in fresh}
+            kept = {row[0]: min((other for other in fresh if other[0] == row[0]), key=lambda other: other[5])
+                    for row in fresh}  # fmt: skip
             facts += list(kept.values())
             seen |= set(kept)
         return facts, rejected, seen
