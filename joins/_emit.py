@@ -24,6 +24,7 @@ __all__ = ["Emitter", "How", "Matches", "check_how", "output_schema"]
 
 How = Literal["inner", "left"]
 _SUFFIX = "_right"
+_FADING = 0.9  # of the greatest row seen, with each batch: one long text does not make all later batches small
 
 
 def check_how(how: str) -> How:
@@ -184,7 +185,8 @@ class Emitter:
 
     def _finished(self, rows: pa.RecordBatch, gathered: list[pa.Array]) -> pa.RecordBatch:
         if gathered:
-            self._row_bytes = max(self._row_bytes, sum(array.nbytes for array in gathered) / len(rows))
+            seen = sum(array.nbytes for array in gathered) / len(rows)
+            self._row_bytes = max(seen, _FADING * self._row_bytes)
         return pa.RecordBatch.from_arrays([*rows.columns, *gathered], schema=self.schema)
 
 

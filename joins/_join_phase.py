@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from joins import _kernels as kernels
 from joins._emit import Matches
+from joins._pairs import Read, joined_rows
 from joins._state import SSIJState, arrivals_at
 from storage.leaves import search
 from storage.plan import ReadPlan
@@ -23,11 +24,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from joins._stream_buffer import Chunk
+    from joins._pairs import Pairs
 
 __all__ = ["JoinPhase"]
 
-_READ_SHARE = 8
+_READ_SHARE = 4
+_READ_LEAST = 16
 _READ_MOST = 1024
 _PLAN_NBYTES = 80
 _NO_PLAN = ReadPlan(np.empty(0, np.int64), np.empty(0, np.int64), np.zeros(1, np.int64))
@@ -92,7 +94,7 @@ class JoinPhase:
         left, capacity = len(self._leaves) - self._at, self._cache.capacity
         frames = self._cache.resident_frames
         fits = left + len(frames) <= capacity
-        self._reading = min(_READ_MOST, capacity if fits else max(1, capacity // _READ_SHARE))
+        self._reading = min(_READ_MOST, capacity if fits else _reading_frames(capacity))
         remove = np.zeros(len(frames), dtype=np.bool_)
         kernels.settle_pages(
             self._store.stream.demand,
@@ -146,30 +148,43 @@ class JoinPhase:
     def _join(self, leaves: NDArray[np.int32], frames: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """Join pages with the tuples that wait for them, and with no others."""
         order = np.argsort(leaves) if len(self._store.disk_order) else slice(None)
-        leaves, places = leaves[order], frames[order].astype(np.int32)
-        for chunk in self._store.stream.chunks:
-            most = self._store.rows_at_once(chunk.rows.nbytes / len(chunk.rows))
-            pieces, found = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
-            cursor = np.zeros(3, dtype=np.int64)
-            while size := kernels.collect_pairs(chunk.first, chunk.last, leaves, places, cursor, pieces, found):
-                yield from self._join_pairs(chunk, pieces[:size], found[:size])
+        read = Read(leaves[order], frames[order].astype(np.int32))
+        chunks = self._store.stream.chunks
+        for group in read.pairs([chunk for chunk in chunks if chunk.simple], self._at_once()):
+            yield from self._join_simple(group)
+        for chunk in chunks:
+            if not chunk.simple:
+                for group in read.pairs([chunk], self._at_once()):
+                    yield from self._join_spanning(group)
 
-    def _join_pairs(
-        self, chunk: Chunk, pieces: NDArray[np.int32], frame: NDArray[np.int32]
-    ) -> Iterator[pa.RecordBatch]:
-        tuples = pieces if chunk.tuples is None else chunk.tuples[pieces]
-        rows = _rows_at(chunk.rows, tuples)
+    def _at_once(self) -> int:
+        stream = self._store.stream
+        return self._store.rows_at_once(stream.tuple_nbytes / max(1, stream.rows))
+
+    def _join_simple(self, group: list[Pairs]) -> Iterator[pa.RecordBatch]:
+        """Join tuples that wait for one leaf each: now their join is complete."""
+        rows = joined_rows([pairs.rows() for pairs in group])
+        frame = np.concatenate([pairs.frame for pairs in group])
+        row, count = self._search(rows, frame)
+        for pairs in group:
+            self._state.completed(arrivals_at(pairs.chunk.arrival, pairs.pieces), len(pairs.pieces))
+        kernels.outer_matches(frame, count, self._state.outer)
+        yield from self._state.emitter.emit(rows, Matches(frame, row, count), self._cache.buffer)
+
+    def _join_spanning(self, group: list[Pairs]) -> Iterator[pa.RecordBatch]:
+        """Join tuples with one of several leaves that they wait for."""
+        for pairs in group:
+            assert pairs.chunk.tuples is not None
+            assert pairs.chunk.matched is not None
+            tuples = pairs.chunk.tuples[pairs.pieces]
+            rows = pairs.chunk.rows.take(pa.array(tuples))
+            row, count = self._search(rows, pairs.frame)
+            pairs.chunk.matched[tuples[count > 0]] = True
+            yield from self._state.emitter.emit(rows, Matches(pairs.frame, row, count), self._cache.buffer)
+
+    def _search(self, rows: pa.RecordBatch, frame: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         keys, _ = self._state.bound.encode(rows)
-        buffer = self._cache.buffer
-        row, count = search(self._snapshot.layout, buffer, frame, keys, unique=self._snapshot.unique)
-        if chunk.matched is not None:
-            chunk.matched[tuples[count > 0]] = True
-        else:
-            self._state.completed(arrivals_at(chunk.arrival, tuples), len(tuples))
-            if self._state.outer:
-                frame = np.where(count > 0, frame, np.int32(-1))
-                count = np.maximum(count, np.int32(1))
-        yield from self._state.emitter.emit(rows, Matches(frame, row, count), buffer)
+        return search(self._snapshot.layout, self._cache.buffer, frame, keys, unique=self._snapshot.unique)
 
     def _unmatched(self) -> Iterator[pa.RecordBatch]:
         """Complete the tuples that waited for several leaves: now it is known which had no match in any."""
@@ -182,12 +197,9 @@ class JoinPhase:
                 yield from self._state.emitter.nulls(chunk.rows.take(pa.array(lonely)))
 
 
-def _rows_at(rows: pa.RecordBatch, index: NDArray[np.int32]) -> pa.RecordBatch:
-    """Return rows at ascending positions, without copying if the positions follow one another."""
-    start = int(index[0])
-    if int(index[-1]) - start == len(index) - 1 and (len(index) < 2 or bool((np.diff(index) == 1).all())):  # noqa: PLR2004 - one position follows itself
-        return rows.slice(start, len(index))
-    return rows.take(pa.array(index))
+def _reading_frames(capacity: int) -> int:
+    """Return how many frames of a full cache are kept free to read into: enough for several reads at once."""
+    return max(1, capacity // _READ_SHARE, min(_READ_LEAST, capacity // 2))
 
 
 def _end_of_runs(pages: NDArray[np.int64], widest: float) -> int:

@@ -56,6 +56,7 @@ _STREAM_THRESHOLD_TIGHT = 400_000
 _TIGHT = 0.02
 _INPUT_SHARE = 8
 _STREAM_SHARE = 3
+_KEY_COPIES = 2  # as they came and sorted, where they are more than one word
 
 
 class SSIJ(StreamJoin):
@@ -201,9 +202,9 @@ class SSIJ(StreamJoin):
         start = 0
         while start < len(batch):
             part = batch.slice(start, self._rows_at_once())
-            yield from self._join_online(Piece(part, arrival))
             start += len(part)
-        yield from self._due_work()
+            yield from self._join_online(Piece(part, arrival))
+            yield from self._due_work()
 
     @property
     def _input_threshold(self) -> int:
@@ -228,7 +229,8 @@ class SSIJ(StreamJoin):
     # Online and join phases
 
     def _rows_at_once(self) -> int:
-        return self.store.rows_at_once(self._row_nbytes + self.emitter.row_bytes(self._row_nbytes))
+        keys = _KEY_COPIES * self._row_nbytes if self.snapshot.codec.kind == "bytes" else 0.0
+        return self.store.rows_at_once(self._row_nbytes + keys + self.emitter.row_bytes(self._row_nbytes))
 
     def _online(self, count: int) -> Iterator[pa.RecordBatch]:
         """Run online phases over the oldest tuples of the input buffer."""

@@ -77,15 +77,16 @@ def leaves_of(table, keys):
 
 
 def crowded(table, policy="utility"):
-    """Return a join that can cache a few pages, after two phases: one wanted `hot` often, the next other pages once."""
+    """Return a join that can cache a few pages, after phases that wanted `hot` often and all others once."""
     memory = 4096 * 24 + table.snapshot().index_nbytes + 20_000
     join = make(table, memory=memory, cache_policy=policy, input_threshold=1, stream_threshold=100_000)
     hot = [100, 1500, 2900]
     join.push(stream_of(hot * 20)).drain()
     join.flush().drain()
-    join.push(stream_of(hot * 20)).drain()
-    join.push(stream_of(range(0, KEYS, 40))).drain()
-    join.flush().drain()
+    for _ in range(2):
+        join.push(stream_of(hot * 20)).drain()
+        join.push(stream_of(range(0, KEYS, 40))).drain()
+        join.flush().drain()
     return join, leaves_of(table, hot)
 
 
