@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 
-from joins import _kernels as kernels
+from joins import _result_kernels as kernels
 from joins.errors import JoinInputError
 from storage.columns import fixed_type
 from storage.leaves import gather

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins import _kernels as kernels
+from joins import _piece_kernels, _result_kernels
 from joins._emit import Matches
 from joins._pairs import Read, joined_rows
 from joins._state import SSIJState, arrivals_at
@@ -96,7 +96,7 @@ class JoinPhase:
         fits = left + len(frames) <= capacity
         self._reading = min(_READ_MOST, capacity if fits else _reading_frames(capacity))
         remove = np.zeros(len(frames), dtype=np.bool_)
-        kernels.settle_pages(
+        _piece_kernels.settle_pages(
             self._store.stream.demand,
             self._leaves[self._at :],
             self._store.newest_first,
@@ -168,7 +168,7 @@ class JoinPhase:
         row, count = self._search(rows, frame)
         for pairs in group:
             self._state.completed(arrivals_at(pairs.chunk.arrival, pairs.pieces), len(pairs.pieces))
-        kernels.outer_matches(frame, count, self._state.outer)
+        _result_kernels.outer_matches(frame, count, self._state.outer)
         yield from self._state.emitter.emit(rows, Matches(frame, row, count), self._cache.buffer)
 
     def _join_spanning(self, group: list[Pairs]) -> Iterator[pa.RecordBatch]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins import _kernels as kernels
+from joins import _piece_kernels, _result_kernels
 from joins._emit import Matches
 from joins._probe import Prober
 from joins._state import SSIJState, arrivals_at
@@ -81,7 +81,7 @@ class OnlinePhase:
         single, rows, buffer = probe.single, probe.piece.rows, self._store.cache.buffer
         row, count = search(self._snapshot.layout, buffer, probe.frame, single.keys, unique=True)
         place = np.full(len(rows), -1, dtype=np.int32)
-        kernels.place_matches(single.order, probe.frame, count, self._state.outer, place)
+        _result_kernels.place_matches(single.order, probe.frame, count, self._state.outer, place)
         if self._state.outer:
             place[probe.impossible()] = -2
         return list(self._state.emitter.emit_placed(rows, place, probe.frame, row, buffer))
@@ -91,7 +91,7 @@ class OnlinePhase:
         state, single, buffer = self._state, probe.single, self._store.cache.buffer
         row, count = search(self._snapshot.layout, buffer, probe.frame, single.keys)
         frame = probe.frame.copy()
-        kernels.outer_matches(frame, count, state.outer)
+        _result_kernels.outer_matches(frame, count, state.outer)
         yield from state.emitter.emit(probe.piece.rows, Matches(frame, row, count, single.order), buffer)
         impossible = probe.impossible()
         if state.outer and len(impossible):
@@ -125,7 +125,9 @@ class OnlinePhase:
         most = self._store.rows_at_once(probe.row_nbytes)
         tuples, frames = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
         cursor = np.zeros(2, dtype=np.int64)
-        while size := kernels.cached_pairs(spanning.first, spanning.last, cache.frame_map, cursor, tuples, frames):
+        while size := _piece_kernels.cached_pairs(
+            spanning.first, spanning.last, cache.frame_map, cursor, tuples, frames
+        ):
             pair, frame = tuples[:size], frames[:size]
             row, count = search(self._snapshot.layout, cache.buffer, frame, spanning.keys.take(pair))
             self._store.touch(frame)
@@ -140,7 +142,9 @@ class OnlinePhase:
         size = int(probe.pieces.sum())
         first, last, tuples = (np.empty(size, dtype=np.int32) for _ in range(3))
         spanning = probe.spanning
-        kernels.split_pieces(spanning.first, spanning.last, self._store.cache.frame_map, waiting, first, last, tuples)
+        _piece_kernels.split_pieces(
+            spanning.first, spanning.last, self._store.cache.frame_map, waiting, first, last, tuples
+        )
         # Pieces of neighbouring tuples interleave; of any two one begins and ends no later, so their sums order both.
         sort = ascending(first.astype(np.int64) + last)
         order = spanning.order[waiting]

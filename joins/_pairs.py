@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins import _kernels as kernels
+from joins import _piece_kernels as kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

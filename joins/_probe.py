@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins import _kernels as kernels
+from joins import _piece_kernels, _result_kernels
 from joins._stream_buffer import PIECE_NBYTES, ascending
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Prober:
             spans = located.last > located.first
             single, spanning = located.only(np.flatnonzero(~spans)), located.only(np.flatnonzero(spans))
         pieces = np.zeros(len(spanning.order), dtype=np.int32)
-        kernels.count_pieces(spanning.first, spanning.last, self._cache.frame_map, pieces)
+        _piece_kernels.count_pieces(spanning.first, spanning.last, self._cache.frame_map, pieces)
         return Probe(piece, single, spanning, self._cache.frame_of(single.first), pieces)
 
     def _locate(self, rows: pa.RecordBatch) -> Located:
@@ -154,9 +154,9 @@ def sorted_positions(
         low, high = separators.prefix[1], separators.prefix[-1]
     bits = max(len(prefix) - 1, 0).bit_length()
     shift = max(0, int(high - low).bit_length() - (_WORD - bits))
-    packed = kernels.pack_positions(prefix, _NO_FLAGS if valid is None else valid, low, high, shift, bits)
+    packed = _result_kernels.pack_positions(prefix, _NO_FLAGS if valid is None else valid, low, high, shift, bits)
     packed.sort()
-    return kernels.unpack_positions(packed, bits)
+    return _result_kernels.unpack_positions(packed, bits)
 
 
 def _ascends(values: NDArray[np.int32]) -> bool:

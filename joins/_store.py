@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins import _kernels as kernels
+from joins import _piece_kernels, _result_kernels
 from joins._deadlines import PhaseEstimate
 from joins._input_buffer import InputBuffer
 from joins._relation import affordable_scan
@@ -99,7 +99,7 @@ class Store:
     def wanted(self) -> NDArray[np.int32]:
         """Return the leaves that tuples wait for, in the order of the disk (the paper's P_u)."""
         leaves = np.empty(self.stream.pages, dtype=np.int32)
-        size = kernels.wanted_leaves(self.stream.demand, self.disk_order, leaves)
+        size = _piece_kernels.wanted_leaves(self.stream.demand, self.disk_order, leaves)
         assert size == len(leaves)
         return leaves
 
@@ -172,7 +172,7 @@ class Store:
 
     def touch(self, frame: NDArray[np.int32]) -> None:
         """Count the stream tuples that met each frame; -1 is none."""
-        size = kernels.tally(frame, self._weight, self._touched)
+        size = _result_kernels.tally(frame, self._weight, self._touched)
         frames = self._touched[:size]
         self.cache.touch(frames, self._weight[frames])
         self._weight[frames] = 0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins import _kernels as kernels
+from joins import _result_kernels as kernels
 from joins._base import StreamJoin
 from joins._emit import Matches
 from joins._pool import BufferPool

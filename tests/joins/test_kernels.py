@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from joins import _kernels as kernels
-from joins import _lru_kernels, _mesh_kernels
+from joins import _lru_kernels, _mesh_kernels, _piece_kernels, _result_kernels
 from joins._probe import sorted_positions
 from joins._stream_buffer import ascending
 from storage.cache import settle
@@ -50,7 +49,7 @@ def test_ascending_is_a_stable_order(values):
 @given(hnp.arrays(np.int32, st.integers(0, 60), elements=st.integers(-1, 7)))
 def test_tally_counts_each_frame(frame):
     weight, touched = np.zeros(8, dtype=np.int64), np.zeros(8, dtype=np.int32)
-    size = kernels.tally(frame, weight, touched)
+    size = _result_kernels.tally(frame, weight, touched)
     counts = collections.Counter(frame[frame >= 0].tolist())
     assert {int(place): int(weight[place]) for place in touched[:size]} == counts
 
@@ -62,7 +61,7 @@ def test_placed_matches_come_back_in_the_order_of_the_stream(seed, rows, outer, 
     frame = rng.integers(-1, 4, len(order)).astype(np.int32)
     row, count = np.arange(len(order), dtype=np.int32), rng.integers(0, 2, len(order)).astype(np.int32)
     place = np.full(rows, -1, dtype=np.int32)
-    kernels.place_matches(order, frame, count, outer, place)
+    _result_kernels.place_matches(order, frame, count, outer, place)
     wanted, got = [], []
     for position in range(rows):
         (at,) = np.flatnonzero(order == position) if position in order else (-1,)
@@ -72,7 +71,7 @@ def test_placed_matches_come_back_in_the_order_of_the_stream(seed, rows, outer, 
     for start in range(0, rows, limit):
         part = place[start : start + limit]
         near, at, index = (np.empty(len(part) + 1, dtype=np.int32) for _ in range(3))
-        gathered, results = kernels.in_key_order(part, frame, row, target, near, at, index)
+        gathered, results = _result_kernels.in_key_order(part, frame, row, target, near, at, index)
         positions = start + np.flatnonzero(part != -1)
         got += [(int(p), int(near[i]), int(at[i])) for p, i in zip(positions, index[:results], strict=True)]
         assert gathered <= len(part) + 1
@@ -92,7 +91,7 @@ def test_matches_are_expanded_from_any_row_on(counts, cut, size):
     match, row = np.empty(len(wanted), dtype=np.int32), np.empty(len(wanted), dtype=np.int32)
     ends = np.cumsum(counts)
     first = (100 * np.arange(len(counts))).astype(np.int32)
-    kernels.expand_matches(ends, first, int(np.searchsorted(ends, start, side="right")), start, match, row)
+    _result_kernels.expand_matches(ends, first, int(np.searchsorted(ends, start, side="right")), start, match, row)
     assert list(zip(match.tolist(), row.tolist(), strict=True)) == wanted
 
 
@@ -102,12 +101,12 @@ def test_pairs_with_cached_leaves_and_runs_of_the_others(seed, most, longest):
     first, last = random_pieces(rng, 15, 12, longest)
     frame_of = np.where(rng.random(15) < 0.5, np.arange(15), -1).astype(np.int32)
     pairs = [(i, leaf) for i in range(12) for leaf in range(first[i], last[i] + 1) if frame_of[leaf] >= 0]
-    assert drained(kernels.cached_pairs, most, 2, first, last, frame_of) == pairs
+    assert drained(_piece_kernels.cached_pairs, most, 2, first, last, frame_of) == pairs
     pieces = np.zeros(12, dtype=np.int32)
-    assert kernels.count_pieces(first, last, frame_of, pieces) == len(pairs)
+    assert _piece_kernels.count_pieces(first, last, frame_of, pieces) == len(pairs)
     waiting = np.flatnonzero(pieces).astype(np.int32)
     begin, end, tuples = (np.empty(pieces.sum(), dtype=np.int32) for _ in range(3))
-    kernels.split_pieces(first, last, frame_of, waiting, begin, end, tuples)
+    _piece_kernels.split_pieces(first, last, frame_of, waiting, begin, end, tuples)
     missing = {(int(waiting[t]), leaf) for b, e, t in zip(begin, end, tuples, strict=True) for leaf in range(b, e + 1)}
     assert missing == {(i, n) for i in range(12) for n in range(first[i], last[i] + 1) if frame_of[n] < 0}
     sort = ascending(begin.astype(np.int64) + end)
@@ -130,7 +129,7 @@ def test_each_piece_meets_the_leaves_read_that_it_waits_for(seed, most, longest)
     first, last = random_pieces(rng, 30, 20, longest)
     leaves = np.flatnonzero(rng.random(30) < rng.choice([0.1, 0.5, 1.0])).astype(np.int32)
     wanted = [(i, leaf) for i in range(20) for leaf in leaves.tolist() if first[i] <= leaf <= last[i]]
-    assert drained(kernels.collect_pairs, most, 3, first, last, leaves, leaves) == wanted
+    assert drained(_piece_kernels.collect_pairs, most, 3, first, last, leaves, leaves) == wanted
 
 
 @given(seed=SEEDS, most=st.integers(1, 9))
@@ -139,22 +138,22 @@ def test_all_pairs_of_tuple_and_leaf(seed, most):
     first = rng.integers(0, 9, 10).astype(np.int32)
     last = (first + rng.integers(-1, 3, 10)).astype(np.int32)
     wanted = [(i, leaf) for i in range(10) for leaf in range(first[i], last[i] + 1)]
-    assert drained(kernels.all_pairs, most, 2, first, last) == wanted
+    assert drained(_result_kernels.all_pairs, most, 2, first, last) == wanted
 
 
 @given(seed=SEEDS, longest=st.sampled_from([1, 5]))
 def test_demand_counts_pieces_and_new_leaves(seed, longest):
     first, last = random_pieces(np.random.default_rng(seed), 12, 9, longest)
     demand = np.zeros(12, dtype=np.int32)
-    fresh = kernels.add_demand(first, last, demand)
+    fresh = _piece_kernels.add_demand(first, last, demand)
     twin = sum(((np.arange(12) >= f) & (np.arange(12) <= e)).astype(int) for f, e in zip(first, last, strict=True))
     assert demand.tolist() == twin.tolist()
     assert fresh == (twin > 0).sum()
     order = np.random.default_rng(seed).permutation(12).astype(np.int32)
     out = np.empty(fresh, dtype=np.int32)
-    assert kernels.wanted_leaves(demand, order, out) == fresh
+    assert _piece_kernels.wanted_leaves(demand, order, out) == fresh
     assert out.tolist() == [leaf for leaf in order.tolist() if twin[leaf]]
-    assert kernels.wanted_leaves(demand, order[:0], out) == fresh
+    assert _piece_kernels.wanted_leaves(demand, order[:0], out) == fresh
     assert out.tolist() == np.flatnonzero(twin).tolist()
 
 
@@ -166,7 +165,7 @@ def test_demand_counts_pieces_and_new_leaves(seed, longest):
 def test_what_stays_is_worth_as_much_as_the_naive_twin_keeps(resident, utility, capacity):
     keep, remove = np.empty(len(utility), dtype=np.bool_), np.empty(len(resident), dtype=np.bool_)
     leaves = np.arange(len(utility), dtype=np.int32)
-    kernels.settle_pages(utility, leaves, False, resident, capacity, keep, remove)  # noqa: FBT003 - a kernel
+    _piece_kernels.settle_pages(utility, leaves, False, resident, capacity, keep, remove)  # noqa: FBT003 - a kernel
     twin_keep, twin_remove = settle(resident, utility.astype(np.int64), capacity)
     assert remove.tolist().count(True) == twin_remove.tolist().count(True)
     assert sorted(utility[keep]) == sorted(utility[twin_keep])
@@ -178,7 +177,7 @@ def test_under_lru_what_is_read_last_stays(residents, wanted, capacity, seed):
     resident = np.random.default_rng(seed).permutation(residents).astype(np.int64)
     keep, remove = np.empty(wanted, dtype=np.bool_), np.empty(residents, dtype=np.bool_)
     demand, leaves = np.ones(wanted, dtype=np.int32), np.arange(wanted, dtype=np.int32)
-    kernels.settle_pages(demand, leaves, True, resident, capacity, keep, remove)  # noqa: FBT003 - a kernel
+    _piece_kernels.settle_pages(demand, leaves, True, resident, capacity, keep, remove)  # noqa: FBT003 - a kernel
     excess = max(0, residents + wanted - capacity)
     assert sorted(resident[remove]) == list(range(min(excess, residents)))
     assert keep.tolist() == [i >= excess - residents for i in range(wanted)]
