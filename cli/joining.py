@@ -84,7 +84,7 @@ def run_join(request: JoinRequest, console: Console) -> JoinReport:
         left=f"nothing; {request.out} was not written or changed",
         repair=f"see what is damaged with: headrace table check {request.table}",
     ):
-        check_place(request.out)
+        check_place(request.out, (request.table, request.stream))
         _refuse_own_tail(request)
         with Table.open(request.table) as table:
             stream = open_stream(request.stream, csv=_typed_csv(request, table.schema))

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from cli.errors import OutputFileError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
     from types import TracebackType
 
@@ -80,12 +81,14 @@ class ParquetSink:
         self._pending_bytes = 0
 
 
-def check_place(path: Path) -> None:
-    """Raise before any work when no file can appear at `path`."""
+def check_place(path: Path, reads: Iterable[Path] = ()) -> None:
+    """Raise before any work when no file can appear at `path`, or when it would take the place of one of `reads`."""
     if path.is_dir():
         raise OutputFileError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
         raise OutputFileError(f"there is no folder {path.parent} to write {path.name} into; make it first")
+    if any(source.exists() and path.exists() and path.samefile(source) for source in reads):
+        raise OutputFileError(f"{path} is what this command reads and would be lost; write elsewhere")
 
 
 def _texts(schema: pa.Schema) -> list[str]:

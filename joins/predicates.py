@@ -84,9 +84,8 @@ class Equality:
                 raise StreamSchemaError(
                     f"the stream must have one column {name!r}; its columns are {', '.join(map(repr, stream.names))}"
                 )
-        bound = BoundEquality(codec, tuple(stream.get_field_index(name) for name in names))
-        bound.encode(_no_rows(stream))
-        return bound
+        codec.encode_stream([pa.array([], stream.field(name).type) for name in names], names)
+        return BoundEquality(codec, tuple(stream.get_field_index(name) for name in names))
 
 
 @dataclass(frozen=True)
@@ -135,7 +134,3 @@ def _pair(item: str | tuple[str, str]) -> tuple[str, str]:
     if len(item) != 2:  # noqa: PLR2004 - a pair
         raise JoinInputError(f"`on` takes column names and (stream column, key column) pairs, not {item!r}")
     return item[0], item[1]
-
-
-def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)

@@ -218,7 +218,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 def _open(path: str, flags: int) -> int:
     try:
-        fd = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)  # a pipe is refused, not waited for
     except FileNotFoundError as error:
         raise TableNotFoundError(_missing(path, creating=bool(flags & os.O_CREAT))) from error
     except FileExistsError as error:

@@ -219,8 +219,17 @@ class KeyCodec:
             arrays.append(array)
         return self._pack(arrays)
 
-    def encode_stream(self, source: KeySource) -> tuple[Keys, NDArray[np.bool_] | None]:
+    def encode_stream(
+        self, source: KeySource, names: Sequence[str] | None = None
+    ) -> tuple[Keys, NDArray[np.bool_] | None]:
         """Return the keys of rows that look for a match, and which of them can have one.
+
+        Parameters
+        ----------
+        source
+            As of `encode`.
+        names
+            What the source calls its columns, for messages; the key's names if not given.
 
         Returns
         -------
@@ -235,7 +244,7 @@ class KeyCodec:
             If no value of a column's type can ever equal a key.
         """
         arrays, valid = [], None
-        for name, column, dtype in zip(self.columns, self._columns_of(source), self.types, strict=True):
+        for name, column, dtype in zip(names or self.columns, self._columns_of(source), self.types, strict=True):
             array, fits = coerce(column, dtype, name)
             arrays.append(array)
             if fits is not None:

@@ -57,6 +57,31 @@ def test_a_missing_stream(join, table, tmp_path):
     assert "there is no file or folder" in outcome.err
 
 
+@pytest.mark.parametrize("target", ["t.tbl", "stream.parquet", "link"])
+def test_a_join_does_not_replace_what_it_reads(invoke, table, stream, tmp_path, target):
+    (tmp_path / "link").symlink_to(stream)
+    before = (tmp_path / target).read_bytes()
+    outcome = invoke("join", table, stream, "--on", "s=k", "-o", tmp_path / target)
+    assert outcome.code == 1
+    assert "is what this command reads" in outcome.err
+    assert (tmp_path / target).read_bytes() == before
+
+
+def test_a_build_does_not_replace_its_source(invoke, stream):
+    before = stream.read_bytes()
+    outcome = invoke("table", "build", stream, "--key", "s", "-o", stream, "--overwrite")
+    assert outcome.code == 1
+    assert "is what this command reads" in outcome.err
+    assert stream.read_bytes() == before
+
+
+def test_a_type_that_never_matches_is_told_by_the_streams_name(join, table, tmp_path):
+    pq.write_table(pa.table({"word": ["x"]}), tmp_path / "words.parquet")
+    outcome = join(table, tmp_path / "words.parquet", on="word=k")
+    assert outcome.code == 1
+    assert "column 'word' has type string" in outcome.err
+
+
 def test_an_empty_folder(join, table, tmp_path):
     (tmp_path / "empty").mkdir()
     outcome = join(table, tmp_path / "empty")

@@ -111,6 +111,12 @@ def test_folder_is_not_a_table(tmp_path):
         FileBackend(tmp_path)
 
 
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(StorageIOError, match="not a regular file"):
+        FileBackend(tmp_path / "pipe")
+
+
 def test_refusals_name_the_file_and_the_reason(pages):
     backend = FileBackend(pages, "r")
     with pytest.raises(StorageIOError, match=r"cannot write .*pages at byte 0: "):
