@@ -7,6 +7,7 @@ each of them half a minute.
 from __future__ import annotations
 
 import tempfile
+from functools import cache
 from pathlib import Path
 from threading import Thread
 
@@ -25,6 +26,7 @@ def compiling() -> Thread:
     return thread
 
 
+@cache
 def compile_kernels() -> None:
     """Exercise tables and joins with each kind of key and of column."""
     with tempfile.TemporaryDirectory(prefix="headrace-compile-") as folder:

@@ -136,7 +136,10 @@ class World:
 
 
 def random_rows(rng, count, first):
-    """Return rows with known and new members, missing keys, repeated ids, and carriers that are not there."""
+    """Return rows with known and new members, missing keys, repeated ids, and carriers that are not there.
+
+    The last row has new members in every role, so that every step of the protocol has something to do.
+    """
 
     def pick(names):
         return names[int(rng.integers(len(names)))]
@@ -149,4 +152,5 @@ def random_rows(rng, count, first):
         rows.append(
             (identity, tail, *airports, pick(["AA", "UA", "UA", "ZZ"] if i % 9 == 0 else ["AA", "UA"]), float(i))
         )
+    rows.append((first * 1000 + 999, f"T{first}", f"O{first}", f"D{first}", "AA", 999.0))
     return rows

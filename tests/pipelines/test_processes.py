@@ -72,7 +72,7 @@ def test_spark_submit_runs_the_same_entry_point_on_two_executors(world, rng):
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads(done.stdout.strip().splitlines()[-1])
-    assert report["rows_in"] == 61
+    assert report["rows_in"] == 62
     hosts = {note for batch in report["batches"] for note in batch["detail"]["workers"]}
     assert len(hosts) >= 2
     world.check()
