@@ -60,6 +60,7 @@ def run_build(request: BuildRequest, console: Console) -> None:
     with console.step(f"building {request.out} from {request.source}", left=f"nothing; {request.out} is as it was"):
         check_place(request.out)
         stream = open_stream(request.source, csv=request.csv)
+        check_place(request.out, stream.files)
         started = console.clock()
         with console.progress("read", total=stream.rows) as progress:
             table = Table.build(
@@ -133,7 +134,7 @@ def run_scan(request: ScanRequest, console: Console) -> None:
         limited = _limited(iter(batches), request.limit)
         if console.json_mode:
             for batch in limited:
-                console.rows(batch.to_pylist())
+                console.rows(_objects(batch))
         else:
             _print_csv(limited, list(request.columns or table.schema.names))
 
@@ -146,7 +147,7 @@ def _bound(text: str | None, key: list[pa.Field]) -> tuple[Any, ...] | None:
     """Return one key as values of the key's types."""
     if text is None:
         return None
-    parts = next(csv.reader([text]))
+    parts = next(csv.reader(io.StringIO(text, newline="")), []) if len(key) > 1 or text.startswith('"') else [text]
     if len(parts) != len(key):
         raise InputError(
             f"the key has {len(key)} columns ({', '.join(f.name for f in key)}), but {text!r} {len(parts)}"
@@ -156,8 +157,10 @@ def _bound(text: str | None, key: list[pa.Field]) -> tuple[Any, ...] | None:
 
 def _parsed(text: str, field: pa.Field) -> Any:
     try:
+        if pa.types.is_binary(field.type):
+            return bytes.fromhex(text)
         return pa.array([text]).cast(field.type)[0].as_py()
-    except pa.ArrowException as error:
+    except (pa.ArrowException, ValueError, OverflowError) as error:
         raise InputError(f"{text!r} is not a {field.type}, the type of key column {field.name!r}") from error
 
 
@@ -175,11 +178,51 @@ def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[p
 
 def _print_csv(batches: Iterator[pa.RecordBatch], names: list[str]) -> None:
     """Print a header and rows; text is quoted, a missing value is an empty field, bytes are hexadecimal."""
-    click.echo(",".join(names))
+    heading = io.StringIO()
+    csv.writer(heading, lineterminator="\n").writerow(names)
+    click.echo(heading.getvalue(), nl=False)
     for batch in batches:
         lines = io.BytesIO()
-        pc.write_csv(_hexadecimal(batch), lines, pc.WriteOptions(include_header=False))
+        pc.write_csv(_hexadecimal(_in_known_zones(batch)), lines, pc.WriteOptions(include_header=False))
         click.echo(lines.getvalue(), nl=False)
+
+
+def _objects(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as Python holds them; a value beyond its calendar is text."""
+    batch = _in_known_zones(batch)
+    try:
+        columns = [column.to_pylist() for column in batch.columns]
+    except (OverflowError, ValueError):
+        columns = [[_object(value) for value in column] for column in batch.columns]
+    return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _object(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return value.cast(pa.string()).as_py()
+
+
+def _in_known_zones(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with instants in UTC where their time zone is not in this system's database."""
+    columns = [
+        column if _zone_is_known(column.type) else column.cast(pa.timestamp(column.type.unit, "UTC"))
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+
+def _zone_is_known(dtype: pa.DataType) -> bool:
+    if not pa.types.is_timestamp(dtype) or dtype.tz is None:
+        return True
+    instant = pa.array([0], pa.int64()).cast(dtype)
+    try:
+        instant.cast(pa.string())
+        instant.to_pylist()
+    except (pa.ArrowException, KeyError, ValueError):
+        return False
+    return True
 
 
 def _hexadecimal(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -149,3 +149,58 @@ def test_two_rows_with_one_key_in_a_unique_table(tmp_path, invoke):
     assert outcome.code == 1
     assert "nothing;" in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+@pytest.fixture
+def stored(tmp_path, invoke):
+    """Return a function that builds a table whose key is the first column."""
+
+    def build(rows):
+        pq.write_table(rows, tmp_path / "stored.parquet")
+        path = tmp_path / "stored"
+        outcome = invoke("table", "build", tmp_path / "stored.parquet", "--key", rows.column_names[0], "-o", path)
+        assert outcome.code == 0, outcome
+        return path
+
+    return build
+
+
+def test_scan_quotes_names_that_hold_a_comma(stored, invoke):
+    outcome = invoke("table", "scan", stored(pa.table({"k": [1], "a,b": [2]})))
+    assert outcome.out == 'k,"a,b"\n1,2\n'
+
+
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        (pa.array([10**7], pa.date32()), "29349-01-26"),
+        (pa.array([2**62], pa.duration("ms")), str(2**62)),
+        (pa.array([2**60], pa.timestamp("us")), f"<value out of range: {2**60}>"),
+    ],
+)
+def test_scan_shows_values_beyond_the_calendar_of_python(stored, invoke, values, shown):
+    outcome = invoke("table", "scan", stored(pa.table({"k": [1], "v": values})), "--json")
+    assert outcome.code == 0, outcome
+    assert outcome.document == {"k": 1, "v": shown}
+
+
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_scan_shows_instants_of_an_unknown_time_zone_in_utc(stored, invoke, option):
+    instants = pa.array([0], pa.timestamp("us", "Nowhere/Zone"))
+    outcome = invoke("table", "scan", stored(pa.table({"k": [1], "v": instants})), *option)
+    assert outcome.code == 0, outcome
+    assert "1970-01-01" in outcome.out
+
+
+@pytest.mark.parametrize("text", ["", "a\nb", 'a"b', "a,b"])
+def test_scan_takes_any_text_as_the_bound_of_one_column(stored, invoke, text):
+    path = stored(pa.table({"k": ["", "a\nb", 'a"b', "a,b"]}))
+    outcome = invoke("table", "scan", path, "--low", text, "--high", text, "--json")
+    assert outcome.code == 0, outcome
+    assert outcome.document == {"k": text}
+
+
+def test_scan_takes_bytes_as_it_prints_them(stored, invoke):
+    path = stored(pa.table({"k": [b"\x01", b"\xff"]}))
+    assert invoke("table", "scan", path, "--low", "ff").out == 'k\n"ff"\n'
+    assert "'junk' is not a binary" in invoke("table", "scan", path, "--low", "junk").err
