@@ -102,12 +102,14 @@ def prepare(
     Raises
     ------
     SchemaError
-        If a column is missing, unknown, or of a type that cannot be stored in the table's.
+        If a column is missing, unknown, or of a type that cannot be stored in the table's, or if what is given is
+        not a batch.
     KeyInputError
         If a key is null.
     UniqueViolationError
         If a key is to be stored twice in a unique table.
     """
+    _refuse_other_types(upserts, deletes, inserts)
     parts = [_rows(layout, batch) for batch in (upserts, inserts)]
     keys = Keys.concat([part[0] for part in parts])
     payload = [pa.concat_arrays(list(arrays)) for arrays in zip(*(part[1] for part in parts), strict=True)]
@@ -129,6 +131,12 @@ def _rows(layout: LeafLayout, batch: Batch | None) -> tuple[Keys, list[pa.Array]
         return Keys.empty(layout.codec.kind), [pa.nulls(0, field.type) for field in layout.payload]
     _check_columns(batch.schema, layout.schema)
     return layout.codec.encode(batch), [_stored(batch, field) for field in layout.payload]
+
+
+def _refuse_other_types(*batches: object) -> None:
+    for batch in batches:
+        if batch is not None and not isinstance(batch, pa.Table | pa.RecordBatch):
+            raise SchemaError(f"changes are pyarrow tables or record batches, not {type(batch).__name__}; convert them")
 
 
 def _check_columns(given: pa.Schema, wanted: pa.Schema) -> None:

@@ -10,6 +10,7 @@ from storage.build import BuildOptions, build_table
 from storage.check import CheckReport, check_backend
 from storage.commit import pages_of
 from storage.compact import CompactResult, compact
+from storage.errors import InputError
 from storage.handle import TableHandle
 from storage.lookup import lookup, scan
 from storage.stats import TableStats, table_stats
@@ -145,7 +146,11 @@ class Table:
             If it is damaged.
         LockedError
             If another handle is the writer and still is after `wait` seconds, with mode ``"w"``.
+        InputError
+            If the mode is another one.
         """
+        if mode not in {"r", "w"}:
+            raise InputError(f"a table is opened with mode 'r' or 'w', not {mode!r}")
         handle = TableHandle(path, direct=direct)
         if mode == "w":
             try:

@@ -227,3 +227,9 @@ def test_importing_the_package_does_not_import_numba():
 def test_unknown_names_of_the_package_are_attribute_errors():
     with pytest.raises(AttributeError, match="no attribute 'Tables'"):
         _ = storage.Tables
+
+
+def test_an_unknown_mode_is_refused(tmp_path):
+    Table.build(tmp_path / "t", pa.table({"k": [1]}), ["k"]).close()
+    with pytest.raises(InputError, match="'r' or 'w', not 'rw'"):
+        Table.open(tmp_path / "t", mode="rw")
