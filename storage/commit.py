@@ -171,11 +171,14 @@ class Writer:
         ------
         PoisonedHandleError
             If a write or sync failed before.
+        InputError
+            If `app` is not a name and a version.
         """
         self._refuse_poisoned()
-        self._busy = True
+        _check_app(app)
         self.reclaim()
         skipped = app is not None and app[1] <= self.snapshot.superblock.apps.get(app[0], app[1] - 1)
+        self._busy = True
         return Transaction(self, None if skipped else self.begin(), app)
 
     def begin(self, take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> Draft:
@@ -350,3 +353,10 @@ class Transaction:
                 txid = self._writer.commit(draft, self._app).txid
         counts = self._counts
         return CommitResult(txid, counts.inserted, counts.updated, counts.deleted, self.skipped)
+
+
+def _check_app(app: object) -> None:
+    match app:
+        case None | (str(), int()):
+            return
+    raise InputError(f"an application's state is given as a name and a whole version, not {app!r}")

@@ -269,6 +269,9 @@ class KeyCodec:
             raise SchemaError(
                 f"key column {missing[0]!r} is missing; the columns are {', '.join(map(repr, source.schema.names))}"
             )
+        twice = [name for name in self.columns if source.schema.names.count(name) > 1]
+        if twice:
+            raise SchemaError(f"key column {twice[0]!r} occurs more than once; give each key column once")
         return [source.column(name) for name in self.columns]
 
     def _pack(self, arrays: Sequence[pa.Array]) -> Keys:

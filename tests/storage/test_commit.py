@@ -99,6 +99,8 @@ def test_an_insert_of_a_deleted_key_is_no_violation(writer, disk):
         ({"deletes": pa.table({"k": ["a"]})}, KeyInputError, "string"),
         ({"upserts": {"k": [1], "v": ["a"]}}, SchemaError, "not dict"),
         ({"deletes": [1]}, SchemaError, "not list"),
+        ({"deletes": pa.table([[1], [2]], ["k", "k"])}, SchemaError, "'k' occurs more than once"),
+        ({"upserts": table_of(rows([1])), "app": "xy"}, InputError, "a name and a whole version"),
         ({"upserts": table_of([{"k": 1, "v": "x" * 5000}])}, InputError, "does not fit in a page"),
         ({"upserts": table_of(rows([1])), "app": ("p", 2**63)}, InputError, "64-bit"),
         ({"upserts": table_of(rows([1])), "app": ("p" * 3000, 1)}, InputError, "application"),
