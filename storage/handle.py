@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import TYPE_CHECKING
 
 from storage.backend import FileBackend
@@ -14,7 +15,6 @@ from storage.reader import PageReader
 from storage.snapshot import Snapshot, open_snapshot
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator
 
     from storage.device import DeviceModel
@@ -87,8 +87,10 @@ class TableHandle:
         PoisonedHandleError
             If a write of this handle failed before.
         StorageIOError
-            If the file may not be written, or the table was replaced by another file.
+            If the file may not be written, the table was replaced by another file, or the handle came from another
+            process.
         """
+        self._refuse_forked()
         self._refuse_replaced()
         if self._writer is None:
             self._writer = _OwnWriter(self.backend, self.reader().device)
@@ -125,6 +127,13 @@ class TableHandle:
         self._closing = []
         self._reader = None
 
+    def _refuse_forked(self) -> None:
+        """Refuse a handle of the parent process: both would hold its one lock."""
+        if os.getpid() != self._process:
+            raise StorageIOError(
+                f"{self.backend.path} was opened before this process was forked; open it again to change it"
+            )
+
     def _refuse_replaced(self) -> None:
         if not self.backend.has_its_name():
             raise StorageIOError(
@@ -139,6 +148,7 @@ class TableHandle:
         self._open(backend)
 
     def _open(self, backend: FileBackend) -> None:
+        self._process = os.getpid()
         self.backend = backend
         self._closing.append(backend.close)
         self._locks = FileLocks(backend.fileno(), backend.path)

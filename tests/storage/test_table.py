@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 import storage
 from storage import Table
-from storage.errors import InputError, KeyInputError, SchemaError, TableExistsError, UniqueViolationError
+from storage.errors import (
+    InputError,
+    KeyInputError,
+    SchemaError,
+    StorageIOError,
+    TableExistsError,
+    UniqueViolationError,
+)
 
 shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 
@@ -233,3 +240,13 @@ def test_an_unknown_mode_is_refused(tmp_path):
     Table.build(tmp_path / "t", pa.table({"k": [1]}), ["k"]).close()
     with pytest.raises(InputError, match="'r' or 'w', not 'rw'"):
         Table.open(tmp_path / "t", mode="rw")
+
+
+@pytest.mark.parametrize("mode", ["r", "w"])
+def test_a_forked_process_does_not_write_with_its_parents_handle(tmp_path, monkeypatch, mode):
+    Table.build(tmp_path / "t", pa.table({"k": [1]}), ["k"]).close()
+    with Table.open(tmp_path / "t", mode=mode) as table:
+        parent = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: parent + 1)
+        with pytest.raises(StorageIOError, match="before this process was forked"):
+            table.apply(inserts=pa.table({"k": [2]}))
