@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 from joins import _mesh_kernels as kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
     from numpy.typing import NDArray
 
-    from joins._input_buffer import Arrivals
+    from joins._input_buffer import Arrivals, Piece
     from storage.keys import Keys
 
 __all__ = ["MeshWindow", "WindowBatch"]
@@ -32,26 +32,34 @@ class WindowBatch:
     ----------
     rows, arrival
         The tuples.
+    slots
+        How many of them can match; each has a slot of the multimap.
+    place : int32[slots] or None
+        Row of each slot, None if it is the slot's own position.
     keys
-        Of the tuples that can match.
-    place : int32[n] or None
-        Row of each key, None if it is the key's own position.
+        Of the slots, if two keys can have one hash.
     matched : bool[rows]
         Whether the tuple has had a match.
     """
 
     rows: pa.RecordBatch
     arrival: Arrivals
-    keys: Keys
+    slots: int
     place: NDArray[np.int32] | None
+    keys: Keys | None
     matched: NDArray[np.bool_]
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tuples and their keys."""
-        arrival = self.arrival.nbytes if isinstance(self.arrival, np.ndarray) else 0
-        place = 0 if self.place is None else self.place.nbytes
-        return self.rows.nbytes + self.keys.nbytes + self.matched.nbytes + arrival + place
+        arrays = (self.arrival, self.place, self.keys, self.matched)
+        return self.rows.nbytes + sum(
+            array.nbytes for array in arrays if array is not None and not isinstance(array, float)
+        )
+
+    def rows_of(self, slots: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the rows of slots, which are numbered from the batch's first."""
+        return slots if self.place is None else self.place[slots]
 
 
 class MeshWindow:
@@ -89,59 +97,64 @@ class MeshWindow:
         """Whether no tuple is here."""
         return all(batch is None for batch in self._batches)
 
-    def enter(self, place: int, batch: WindowBatch) -> None:
-        """Put a batch where the oldest was."""
+    def enter(self, place: int, piece: Piece, keys: Keys, valid: NDArray[np.bool_] | None) -> None:
+        """Put tuples where the oldest batch was; only `valid` ones can match."""
         assert self._batches[place] is None
+        rows = None if valid is None else np.flatnonzero(valid).astype(np.int32)
+        keys = keys if rows is None else keys.take(rows)
+        matched = np.zeros(len(piece.rows), dtype=np.bool_)
+        batch = WindowBatch(piece.rows, piece.arrival, len(keys), rows, keys if keys.wide else None, matched)
         self._batches[place] = batch
         self.nbytes += batch.nbytes
-        kernels.insert(_hashes(batch.keys), place * self._tuples, self._slot_hash, self._follow, self._head, self._tail)
+        kernels.insert(_hashes(keys), place * self._tuples, self._slot_hash, self._follow, self._head, self._tail)
 
     def leave(self, place: int) -> WindowBatch | None:
         """Take out the oldest batch, which is here if it had any tuples."""
         batch, self._batches[place] = self._batches[place], None
         if batch is not None:
             self.nbytes -= batch.nbytes
-            kernels.expire(place * self._tuples, len(batch.keys), self._slot_hash, self._follow, self._head, self._tail)
+            kernels.expire(place * self._tuples, batch.slots, self._slot_hash, self._follow, self._head, self._tail)
         return batch
 
-    def matches(self, keys: Keys, most: int) -> Iterator[tuple[WindowBatch, NDArray[np.int32], NDArray[np.int32]]]:
-        """Yield the pairs of stream tuple and relation row with equal keys: a batch, rows of it, positions in `keys`.
-
-        Parameters
-        ----------
-        keys
-            Of relation rows.
-        most
-            Pairs to find at a time.
-        """
+    def pairs(self, keys: Keys, most: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+        """Yield slots and positions in `keys` that have equal keys, so many at a time."""
         hashes = _hashes(keys)
-        slots, rows = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
         cursor = np.array([0, -1], dtype=np.int64)
         while True:
+            slots, rows = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
             size = kernels.probe(hashes, cursor, self._slot_hash, self._follow, self._head, slots, rows)
             if size == 0:
                 return
-            yield from self._by_batch(slots[:size], rows[:size], keys)
-
-    def _by_batch(
-        self, slots: NDArray[np.int32], rows: NDArray[np.int32], keys: Keys
-    ) -> Iterator[tuple[WindowBatch, NDArray[np.int32], NDArray[np.int32]]]:
-        order = np.argsort(slots, kind="stable")
-        slots, rows = slots[order], rows[order]
-        batch_of = slots // self._tuples
-        cuts = np.flatnonzero(np.diff(batch_of)) + 1
-        for start, stop in zip([0, *cuts.tolist()], [*cuts.tolist(), len(slots)], strict=True):
-            batch = self._batches[int(batch_of[start])]
-            assert batch is not None
-            inside = slots[start:stop] - batch_of[start] * self._tuples
-            relation = rows[start:stop]
+            slots, rows = slots[:size], rows[:size]
             if keys.wide:
-                _, offsets, data = batch.keys.parts
-                wanted = keys.take(relation)
-                same = kernels.same_keys(offsets, data, inside, *wanted.parts[1:])
-                inside, relation = inside[same], relation[same]
-            if len(inside):
-                yield batch, inside if batch.place is None else batch.place[inside], relation
+                same = np.zeros(size, dtype=np.bool_)
+                for batch, inside, which in self._by_batch(slots):
+                    assert batch.keys is not None
+                    wanted = keys.take(rows[which])
+                    same[which] = kernels.same_keys(*batch.keys.parts[1:], inside, *wanted.parts[1:])
+                slots, rows = slots[same], rows[same]
+            yield slots, rows
+
+    def matched(self, slots: NDArray[np.int32]) -> tuple[pa.RecordBatch, NDArray[np.intp]]:
+        """Return the tuples of some slots and the order in which they are; note that they have matched."""
+        parts, order = [], []
+        for batch, inside, which in self._by_batch(slots):
+            rows = batch.rows_of(inside)
+            batch.matched[rows] = True
+            parts.append(batch.rows.take(pa.array(rows)))
+            order.append(which)
+        return pa.concat_batches(parts), np.concatenate(order)
+
+    def _by_batch(self, slots: NDArray[np.int32]) -> Iterator[tuple[WindowBatch, NDArray[np.int32], NDArray[np.intp]]]:
+        """Yield each batch that has some of the slots, their numbers within it, and their positions in `slots`."""
+        batch_of = slots // self._tuples
+        order = np.argsort(batch_of, kind="stable")
+        cuts = np.flatnonzero(np.diff(batch_of[order])) + 1
+        for which in np.split(order, cuts):
+            place = int(batch_of[which[0]])
+            batch = self._batches[place]
+            assert batch is not None
+            yield batch, slots[which] - place * self._tuples, which
 
 
 def _hashes(keys: Keys) -> NDArray[np.uint64]:

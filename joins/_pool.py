@@ -8,6 +8,7 @@ import numpy as np
 
 from joins import _lru_kernels as kernels
 from storage.cache import page_buffer
+from storage.plan import ReadPlan
 from storage.reader import PageReader, ReadReport
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from storage.snapshot import Snapshot
 
 __all__ = ["BufferPool"]
+
+_ONE, _FIRST = np.ones(1, dtype=np.int64), np.arange(2)
 
 
 class BufferPool:
@@ -70,9 +73,9 @@ class BufferPool:
         report = ReadReport()
         for frame in self._missed[:misses]:
             leaf = self._leaf_of[frame : frame + 1]
-            report += self._reader.read(
-                self._snapshot.leaf_pages[leaf], self.buffer, np.array([frame]), self._snapshot.leaf_checksums[leaf]
-            )
+            page, checksum = self._snapshot.leaf_pages[leaf], self._snapshot.leaf_checksums[leaf]
+            plan = ReadPlan(page, _ONE, _FIRST)
+            report += self._reader.read_plan(plan, slice(None), page, self.buffer, np.array([frame]), checksum)
         first = np.zeros(stop - start, dtype=np.bool_)
         _, where = np.unique(frames[start:stop], return_index=True)
         first[where] = np.isin(frames[start:stop][where], self._missed[:misses])

@@ -6,7 +6,7 @@ every tuple stays for exactly one cycle, whatever it looks for. At the end of th
 on for one cycle without new tuples. It uses no index and cannot meet deadlines.
 
 Memory bound: list of the leaves + chunk of b pages + (k + 1) * w tuples with keys and multimap entries, for k chunks in
-the relation + workspace (a sixteenth, two pages at least, 16 MiB at most) + bounce page and read vectors. b and w are
+the relation + workspace (an eighth, two pages at least, 16 MiB at most) + bounce page and read vectors. b and w are
 chosen for the highest rate (`joins._mesh_split`).
 """
 
@@ -22,7 +22,7 @@ from joins._emit import Matches
 from joins._input_buffer import InputBuffer, Piece, compact
 from joins._mesh_kernels import enumerate_rows
 from joins._mesh_split import MeshSplit, split_memory
-from joins._mesh_window import MeshWindow, WindowBatch
+from joins._mesh_window import MeshWindow
 from joins._relation import TableLike, affordable_scan
 from joins.errors import JoinInputError, MemoryBudgetError
 from joins.stats import JoinStats
@@ -33,6 +33,9 @@ from storage.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
+    from joins._mesh_window import WindowBatch
     from joins.predicates import On
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
@@ -40,11 +43,10 @@ if TYPE_CHECKING:
 __all__ = ["MeshJoin"]
 
 _WORKSPACE_PAGES = 2
-_WORKSPACE_SHARE = 16
+_WORKSPACE_SHARE = 8
 _WORKSPACE_MOST = 16 * 2**20
 _SCRATCH_NBYTES = 64
-_KEY_COPIES = 2
-_TUPLE_OVERHEAD = 8 + 8 + 4 + 1  # key, arrival, place, mark
+_TUPLE_OVERHEAD = 8 + 4 + 1  # arrival, place, mark
 
 
 class MeshJoin(StreamJoin):
@@ -132,7 +134,8 @@ class MeshJoin(StreamJoin):
     def _allocate(self, batch: pa.RecordBatch) -> None:
         """Divide the memory, now that the size of a tuple is known."""
         keys, _ = self.bound.encode(batch)
-        size = (batch.nbytes + _KEY_COPIES * keys.nbytes) / len(batch) + _TUPLE_OVERHEAD + MeshWindow.slot_nbytes()
+        key = keys.nbytes / len(batch) if keys.wide else 0.0
+        size = batch.nbytes / len(batch) + key + _TUPLE_OVERHEAD + MeshWindow.slot_nbytes()
         leaves, snapshot = len(self.snapshot.leaf_pages), self.snapshot
         self._split = split_memory(
             self.budget.available, leaves, snapshot.rows / max(1, leaves), size, self.relation.reader.device
@@ -154,7 +157,7 @@ class MeshJoin(StreamJoin):
         assert self._split is not None
         chunk = self._step_number % self._split.chunks
         if piece is not None and len(piece.rows):
-            self._window.enter(chunk, self._as_batch(piece))
+            self._window.enter(chunk, piece, *self.bound.encode(piece.rows))
             self._account()
         yield from self._join_chunk(chunk)
         self._step_number += 1
@@ -162,12 +165,6 @@ class MeshJoin(StreamJoin):
         self._account()
         if leaving is not None:
             yield from self._complete(leaving)
-
-    def _as_batch(self, piece: Piece) -> WindowBatch:
-        keys, valid = self.bound.encode(piece.rows)
-        place = None if valid is None else np.flatnonzero(valid).astype(np.int32)
-        matched = np.zeros(len(piece.rows), dtype=np.bool_)
-        return WindowBatch(piece.rows, piece.arrival, keys if place is None else keys.take(place), place, matched)
 
     def _join_chunk(self, chunk: int) -> Iterator[pa.RecordBatch]:
         assert self._split is not None
@@ -177,27 +174,42 @@ class MeshJoin(StreamJoin):
         if self._in_frames != chunk:
             self._read(leaves)
             self._in_frames = chunk
-        rows = self.snapshot.leaf_rows[leaves]
         at_once = self._pairs_at_once()
+        found = _Found()
+        for frame, row in self._relation_rows(leaves, at_once):
+            keys = gather_keys(self.snapshot.layout, self._frames, frame, row)
+            for slots, which in self._window.pairs(keys, at_once):
+                found.add(slots, frame[which], row[which])
+                if found.size >= at_once:
+                    yield from self._emit(found)
+                    found = _Found()
+        yield from self._emit(found)
+
+    def _relation_rows(
+        self, leaves: NDArray[np.int32], at_once: int
+    ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+        """Yield frame and row of the chunk's tuples, so many at a time."""
+        rows = self.snapshot.leaf_rows[leaves]
+        ends = np.cumsum(rows)
         start = 0
         while start < len(leaves):
-            stop = max(start + 1, int(np.searchsorted(np.cumsum(rows[start:]), at_once, side="right")) + start)
-            frame, row = enumerate_rows(rows[start:stop], start)
-            yield from self._join_rows(frame, row, at_once)
+            before = int(ends[start] - rows[start])
+            stop = max(start + 1, int(np.searchsorted(ends, before + at_once, side="right")))
+            yield enumerate_rows(rows[start:stop], start)
             start = stop
 
-    def _read(self, leaves: np.ndarray) -> None:
+    def _emit(self, found: _Found) -> Iterator[pa.RecordBatch]:
+        if found.size:
+            slots, frame, row = found.arrays()
+            rows, order = self._window.matched(slots)
+            matches = Matches(frame[order], row[order], np.ones(len(order), dtype=np.int32))
+            yield from self.emitter.emit(rows, matches, self._frames)
+
+    def _read(self, leaves: NDArray[np.int32]) -> None:
         reader, pages = self.relation.reader, self.snapshot.leaf_pages[leaves]
         plan = reader.plan(pages, self._scan)
         frames, checksums = np.arange(len(leaves)), self.snapshot.leaf_checksums[leaves]
         self.counters.add_read(reader.read_plan(plan, slice(None), pages, self._frames, frames, checksums))
-
-    def _join_rows(self, frame: np.ndarray, row: np.ndarray, at_once: int) -> Iterator[pa.RecordBatch]:
-        keys = gather_keys(self.snapshot.layout, self._frames, frame, row)
-        for batch, tuples, found in self._window.matches(keys, at_once):
-            batch.matched[tuples] = True
-            matches = Matches(frame[found], row[found], np.ones(len(found), dtype=np.int32))
-            yield from self.emitter.emit(batch.rows.take(pa.array(tuples)), matches, self._frames)
 
     def _complete(self, batch: WindowBatch) -> Iterator[pa.RecordBatch]:
         self.completed(batch.arrival, len(batch.rows))
@@ -213,3 +225,20 @@ class MeshJoin(StreamJoin):
 
     def _output_nbytes(self) -> int:
         return self._workspace // 2
+
+
+class _Found:
+    """Pairs of slot and relation tuple, gathered until they are worth a batch."""
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]] = []
+        self.size = 0
+
+    def add(self, slots: NDArray[np.int32], frame: NDArray[np.int32], row: NDArray[np.int32]) -> None:
+        if len(slots):
+            self._parts.append((slots, frame, row))
+            self.size += len(slots)
+
+    def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        slots, frames, rows = zip(*self._parts, strict=True)
+        return np.concatenate(slots), np.concatenate(frames), np.concatenate(rows)
