@@ -21,6 +21,7 @@ __all__ = [
     "PolicyViolationError",
     "QualityError",
     "ReplicaDamagedError",
+    "SourceFileError",
     "SparkStartError",
 ]
 
@@ -63,6 +64,10 @@ class BatchError(PipelineError):
 
 class ReplicaDamagedError(PipelineError):
     """A replica turned out to be damaged in the middle of a join. It has been discarded; the task runs again."""
+
+
+class SourceFileError(PipelineError, InputError):
+    """A file of the source does not have the declared columns. Nothing of its batch has been written."""
 
 
 class QualityError(PipelineError):

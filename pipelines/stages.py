@@ -27,6 +27,7 @@ from etl.settlement import CAUSES_TYPE
 from pipelines.column_types import arrow_schema, arrow_type
 from pipelines.delta_tables import DeltaHandle, create_dimension, has_table
 from pipelines.errors import DeltaTableError, PipelineFileError
+from pipelines.file_check import FileCheckStep
 from pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, ShardRule, member_column, source_schema
 from pipelines.operators import Joiner
 from pipelines.replica import ReplicaSpec
@@ -184,10 +185,12 @@ class Prepared:
         last = number == len(groups) - 1
         members = self._member_fields(groups[first : number + 1])
         following = None if last else groups[number + 1]
+        parquet = number == 0 and self.config.source.format == "parquet"
+        checks = (FileCheckStep(tuple(self.stream.names)),) if parquet else ()
         return Stage(
             number=number,
             owner=owner,
-            steps=tuple(self._step(role, targets[role]) for role in groups[number].roles),
+            steps=(*checks, *(self._step(role, targets[role]) for role in groups[number].roles)),
             next_shard=None if following is None else self.shard_rule(following.roles[0], shards[following.roles[0]]),
             settles=(tuple(self.lookups.values()), self.duplicates) if last else None,
             schema=pa.schema([*(self._settled_fields() if last else self._fields(groups[: number + 1])), *members]),

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from pipelines.file_check import FileCheckStep
+
 __all__ = ["DuplicateStep", "LookupStep", "Stage"]
 
 _STATISTICS = (
@@ -165,7 +167,7 @@ class Stage:
     owner
         The run, see `pipelines.operators.serve`.
     steps
-        Lookups and the search for duplicates, in order.
+        Checks, lookups and the search for duplicates, in order.
     next_shard
         Where rows go for the next stage; None for the last one of a round.
     settles
@@ -176,7 +178,7 @@ class Stage:
 
     number: int
     owner: str
-    steps: tuple[LookupStep | DuplicateStep, ...]
+    steps: tuple[FileCheckStep | LookupStep | DuplicateStep, ...]
     next_shard: ShardRule | None
     settles: tuple[tuple[Lookup, ...], Duplicates | None] | None
     schema: pa.Schema
