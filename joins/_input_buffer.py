@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["Arrivals", "InputBuffer", "Piece", "compact"]
+__all__ = ["Arrivals", "InputBuffer", "Piece", "arrivals_at", "compact"]
 
 Arrivals = float | NDArray[np.float64]
 """When tuples arrived, in seconds: one time for all of them, or one each."""
@@ -75,6 +75,11 @@ class InputBuffer:
             wanted -= len(rows)
             self.rows -= len(rows)
         return _joined(taken)
+
+
+def arrivals_at(arrival: Arrivals, rows: NDArray[np.integer]) -> Arrivals:
+    """Return when these rows arrived."""
+    return arrival[rows] if isinstance(arrival, np.ndarray) else arrival
 
 
 def compact(rows: pa.RecordBatch) -> pa.RecordBatch:

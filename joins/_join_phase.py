@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from joins import _piece_kernels, _result_kernels
 from joins._emit import Matches
-from joins._pairs import Read, joined_rows
-from joins._state import SSIJState, arrivals_at
+from joins._input_buffer import arrivals_at
+from joins._pairs import Gathered, Read, joined_rows
 from storage.leaves import search
 from storage.plan import ReadPlan
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from joins._pairs import Pairs
+    from joins._state import SSIJState
 
 __all__ = ["JoinPhase"]
 
@@ -57,6 +58,7 @@ class JoinPhase:
         self._reading = 1
         self._plan = _NO_PLAN
         self._read = 0
+        self._gathered = Gathered(self._leaves, self._store.stream.demand, self._store.tuples_to_gather())
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Read the pages, join each with the tuples that wait for it, and empty the stream buffer."""
@@ -150,7 +152,8 @@ class JoinPhase:
         order = np.argsort(leaves) if len(self._store.disk_order) else slice(None)
         read = Read(leaves[order], frames[order].astype(np.int32))
         chunks = self._store.stream.chunks
-        for group in read.pairs([chunk for chunk in chunks if chunk.simple], self._at_once()):
+        simple = [chunk for chunk in chunks if chunk.simple]
+        for group in read.pairs(self._gathered.chunks(simple, self._at, self._at + len(leaves)), self._at_once()):
             yield from self._join_simple(group)
         for chunk in chunks:
             if not chunk.simple:

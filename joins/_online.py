@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from joins import _piece_kernels, _result_kernels
 from joins._emit import Matches
+from joins._input_buffer import arrivals_at
 from joins._probe import Prober
-from joins._state import SSIJState, arrivals_at
 from joins._stream_buffer import Chunk, ascending
 from storage.leaves import search
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from joins._input_buffer import Piece
     from joins._probe import Probe
+    from joins._state import SSIJState
 
 __all__ = ["OnlinePhase"]
 

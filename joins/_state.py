@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from numpy.typing import NDArray
 
     from joins._counters import Counters
     from joins._deadlines import PhaseEstimate
@@ -22,7 +18,7 @@ if TYPE_CHECKING:
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
 
-__all__ = ["SSIJState", "arrivals_at"]
+__all__ = ["SSIJState"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +58,3 @@ class SSIJState:
     counters: Counters
     completed: Callable[[Arrivals, int], None]
     busy: Callable[[], float]
-
-
-def arrivals_at(arrival: Arrivals, rows: NDArray[np.integer]) -> Arrivals:
-    """Return when these rows arrived."""
-    return arrival[rows] if isinstance(arrival, np.ndarray) else arrival

@@ -131,6 +131,11 @@ class Store:
         """Return for how many tuples of this size the workspace has scratch arrays, beside an output batch."""
         return max(1, int(self.workspace // 2 / (_SCRATCH_NBYTES + row_nbytes)))
 
+    def tuples_to_gather(self) -> int:
+        """Return how many waiting tuples the workspace can hold a second time, beside the scratch for joining them."""
+        row_nbytes = self.stream.tuple_nbytes / max(1, self.stream.rows)
+        return max(1, int(self.workspace // 4 / (row_nbytes + PIECE_NBYTES)))
+
     def make_room(self, nbytes: int) -> None:
         """Give frames back until so many bytes are available; the pages with the smallest utility leave.
 
