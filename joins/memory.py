@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 from joins.stats import MemoryUse
 from storage.errors import MemoryBudgetError
 from storage.units import format_size
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 __all__ = ["Component", "MemoryBudget"]
 
@@ -95,15 +91,6 @@ class MemoryBudget:
             self.charge(component, change)
         else:
             self.release(component, -change)
-
-    @contextmanager
-    def lent(self, component: Component, nbytes: int) -> Iterator[None]:
-        """Charge for the duration of a block."""
-        self.charge(component, nbytes)
-        try:
-            yield
-        finally:
-            self.release(component, nbytes)
 
     def use(self) -> MemoryUse:
         """Return the account as it stands."""

@@ -1,7 +1,7 @@
 """Which pairs of stream tuple and relation tuple join. Equality now; the interface leaves room for ranges of keys.
 
-A predicate is what the user states. Bound to the relation's key and the stream's schema it becomes a `BoundPredicate`,
-which turns a batch of stream tuples into normalised keys; an operator locates, searches and buffers by those alone.
+A predicate is what the user states. Bound to the relation's key and the stream's schema it turns a batch of stream
+tuples into normalised keys; an operator locates, searches and buffers by those alone.
 """
 
 from __future__ import annotations

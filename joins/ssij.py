@@ -100,12 +100,17 @@ class SSIJ(StreamJoin):
 
     Examples
     --------
-    >>> join = SSIJ(table, on=[("tailnum", "plane")], how="left", memory="32MiB")  # doctest: +SKIP
-    >>> for batch in stream:  # doctest: +SKIP
-    ...     for result in join.push(batch):
-    ...         load(result)
-    >>> for result in join.finish():  # doctest: +SKIP
-    ...     load(result)
+    >>> import tempfile
+    >>> from storage import Table
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> planes = pa.table({"plane": ["N1", "N2"], "seats": [4, 189]})
+    >>> with Table.build(f"{folder.name}/planes", planes, key=["plane"], unique=True) as table:
+    ...     join = SSIJ(table, on=[("tailnum", "plane")], how="left", memory="32MiB")
+    ...     flights = pa.record_batch({"tailnum": ["N2", None]})
+    ...     batches = [*join.push(flights), *join.finish()]
+    >>> pa.Table.from_batches(batches).to_pylist()
+    [{'tailnum': 'N2', 'seats': 189}, {'tailnum': None, 'seats': None}]
+    >>> folder.cleanup()
     """
 
     def __init__(
