@@ -100,7 +100,7 @@ class SSIJ(StreamJoin):
 
     Examples
     --------
-    >>> import tempfile
+    >>> import pyarrow as pa, tempfile
     >>> from storage import Table
     >>> folder = tempfile.TemporaryDirectory()
     >>> planes = pa.table({"plane": ["N1", "N2"], "seats": [4, 189]})

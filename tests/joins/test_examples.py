@@ -1,0 +1,16 @@
+"""The examples in the docstrings run."""
+
+import doctest
+import importlib
+import pkgutil
+
+import pytest
+
+import joins
+
+MODULES = sorted(module.name for module in pkgutil.iter_modules(joins.__path__))
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_run(name):
+    assert doctest.testmod(importlib.import_module(f"joins.{name}")).failed == 0
