@@ -1,18 +1,23 @@
 """Runs from files to Delta tables under Spark: against a plain-Python oracle, across crashes, damage and changes."""
 
 import contextlib
+import datetime as dt
 import os
 import shutil
 import signal
 import threading
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+import yaml
+from deltalake import DeltaTable, write_deltalake
 from scenario import World, random_rows
 
 from pipelines.catalog import Catalog
 from pipelines.config import load_pipeline
-from pipelines.errors import BatchError, LeaseHeldError, PolicyViolationError
+from pipelines.errors import BatchError, DeltaTableError, LeaseHeldError, PipelineFileError, PolicyViolationError
 from pipelines.lease import Leases
 from pipelines.runner import run
 
@@ -191,8 +196,8 @@ def test_a_followed_stream_ends_after_the_batch_when_it_is_told(world, rng):
     world.check()
 
 
-def test_a_lost_checkpoint_does_not_load_facts_twice(world, rng):
-    world.add_file(random_rows(rng, 20, 1))
+def test_a_lost_checkpoint_does_not_load_facts_twice_when_duplicates_are_declared(world, rng):
+    world.add_file([row for row in random_rows(rng, 20, 1) if row[4] != "ZZ"])
     run(world.pipeline)
     shutil.rmtree(world.folder / ".headrace/flights/checkpoint")
     result = run(world.pipeline)
@@ -204,3 +209,68 @@ def test_a_header_that_is_not_the_schema_fails_with_the_file(world):
     (world.folder / "in" / "a.csv").write_text("id,tail,origin,destination,carrier,amount\n1,N1,JFK,LAX,AA,1\n")
     with pytest.raises(BatchError, match=r"(?i)header"):
         run(world.pipeline)
+
+
+def simple(tmp_path, **source):
+    """Return a pipeline of one lookup whose dimension begins empty."""
+    (tmp_path / "in").mkdir()
+    document = {
+        "name": "simple",
+        "source": {"path": "in", "schema": {"id": "bigint", "code": "string", "at": "timestamp"}, **source},
+        "dimensions": {"code": {"path": "w/code", "natural_key": ["code"], "columns": {"code": "string"}}},
+        "lookups": [{"dimension": "code", "role": "code", "on": {"code": "code"}, "policy": "infer"}],
+        "sink": {"path": "w/facts"},
+        "replicas": "../replicas",
+    }
+    (tmp_path / "p.yml").write_text(yaml.safe_dump(document, sort_keys=False))
+    return tmp_path / "p.yml"
+
+
+def rows_of(path):
+    return DeltaTable(str(path)).to_pyarrow_table().to_pylist()
+
+
+def test_json_that_does_not_fit_goes_to_the_errors_as_it_came(tmp_path):
+    pipeline = simple(tmp_path, format="json", time_zone="America/New_York")
+    lines = ['{"id": 1, "code": "A", "at": "2024-01-01T00:00:00"}', '{"id": "x", "code": "B"}', "{broken"]
+    (tmp_path / "in" / "a.json").write_text("\n".join(lines))
+    result = run(pipeline)
+    assert (result.total("loaded"), result.total("rejected")) == (1, 2)
+    (fact,) = rows_of(tmp_path / "w/facts")
+    assert fact["at"] == dt.datetime(2024, 1, 1, 5, tzinfo=dt.UTC)
+    assert sorted(row["record"] for row in rows_of(tmp_path / "w/facts_errors")) == sorted(lines[1:])
+
+
+def test_parquet_files_are_loaded_and_one_without_a_column_is_named(tmp_path):
+    pipeline = simple(tmp_path, format="parquet")
+    at = pa.array([dt.datetime(2024, 1, 1, tzinfo=dt.UTC)], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"id": [1], "code": ["A"], "at": at}), tmp_path / "in" / "a b.parquet")
+    assert run(pipeline).total("loaded") == 1
+    pq.write_table(pa.table({"id": [2], "cod": ["A"], "at": at}), tmp_path / "in" / "c.parquet")
+    with pytest.raises(BatchError, match=r"c.parquet has no column 'code'"):
+        run(pipeline)
+    assert len(rows_of(tmp_path / "w/facts")) == 1
+
+
+def test_an_empty_folder_is_nothing_to_do_and_a_missing_one_is_named(tmp_path):
+    pipeline = simple(tmp_path, format="csv")
+    assert run(pipeline).batches == ()
+    (tmp_path / "in").rmdir()
+    with pytest.raises(PipelineFileError, match="there is no folder"):
+        run(pipeline)
+
+
+def test_a_checkpoint_that_has_gone_does_not_load_every_file_again(tmp_path):
+    pipeline = simple(tmp_path, format="csv")
+    (tmp_path / "in" / "a.csv").write_text("id,code,at\n1,A,2024-01-01 00:00:00\n")
+    assert run(pipeline).total("loaded") == 1
+    shutil.rmtree(tmp_path / ".headrace/simple/checkpoint")
+    with pytest.raises(PipelineFileError, match="a run would load every file again"):
+        run(pipeline)
+
+
+def test_a_fact_table_of_another_form_is_refused(tmp_path):
+    pipeline = simple(tmp_path, format="csv")
+    write_deltalake(str(tmp_path / "w/facts"), pa.table({"id": ["text"]}))
+    with pytest.raises(DeltaTableError, match="'id' as string, but the pipeline writes int64"):
+        run(pipeline)
