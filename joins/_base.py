@@ -7,6 +7,8 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from joins._counters import Counters
 from joins._deadlines import OperatorTime, WaitRecord
 from joins._emit import Emitter, check_how, output_schema
@@ -19,8 +21,6 @@ from storage.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    import pyarrow as pa
 
     from joins._input_buffer import Arrivals
     from joins.stats import JoinStats
@@ -185,6 +185,7 @@ class StreamJoin(ABC):
 
     def _bind(self, stream: pa.Schema) -> None:
         if self._stream is None:
+            _check_movable(stream)
             self._bound = self.predicate.bind(self.relation.snapshot.codec, stream)
             self._stream = stream
             self._rebind()
@@ -236,3 +237,14 @@ class StreamJoin(ABC):
 
 def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _check_movable(stream: pa.Schema) -> None:
+    """Refuse columns whose rows Arrow cannot pick."""
+    for field in stream:
+        try:
+            pa.array([], field.type).take(pa.array([], pa.int32()))
+        except pa.ArrowNotImplementedError as error:
+            raise StreamSchemaError(
+                f"column {field.name!r} has type {field.type}, whose rows Arrow cannot pick; cast it first"
+            ) from error

@@ -158,6 +158,35 @@ def test_types_that_cannot_match_are_an_error_before_the_first_row(table, operat
         operator(table, on="k").push(pa.record_batch({"k": pa.array([], pa.string())}))
 
 
+def test_a_column_whose_rows_cannot_be_picked_is_refused(table, operator):
+    with pytest.raises(StreamSchemaError, match="'text' has type string_view"):
+        operator(table, on="k").push(pa.record_batch({"k": [1], "text": pa.array(["x"], pa.string_view())}))
+
+
+def test_columns_of_many_types_pass_through(build, operator, rng):
+    names = [f"key {number}" for number in range(600)]
+    with build(pa.table({"name": names, "v": range(600)}), ["name"], unique=True, page_size=4096) as table:
+        join = operator(table, on=[("code", "name")], how="left", memory="512KiB")
+        rows = []
+        for _ in range(4):
+            picked = [f"key {number}" for number in rng.integers(0, 700, 50)]
+            columns = {
+                "code": pa.array(picked).dictionary_encode(),
+                "large": pa.array(picked, pa.large_string()),
+                "list": pa.array([[name, None] for name in picked]),
+                "struct": pa.array([{"a": name} for name in picked]),
+                "flag": pa.array([True, None] * 25),
+            }
+            results = join.push(pa.record_batch(columns))
+            rows += [row for result in results for row in result.to_pylist()]
+        rows += [row for result in join.finish() for row in result.to_pylist()]
+    assert len(rows) == 200
+    for row in rows:
+        number = int(row["code"].split()[1])
+        assert row["v"] == (number if number < 600 else None)
+        assert row["large"] == row["list"][0] == row["struct"]["a"] == row["code"]
+
+
 def test_there_is_one_streaming_side(table, operator):
     with pytest.raises(JoinInputError, match="side"):
         operator(table, on="k").push(batch(1), side="relation")
