@@ -20,6 +20,7 @@ __all__ = ["OperatorTime", "PhaseEstimate", "WaitRecord"]
 
 _BUCKETS = 64
 _ROUNDING = 1e-9
+_FADING = 0.9  # a single hiccup, or the loading of a kernel, is not to spoil the estimate for ever
 _CAUTION = 1.25  # the next phase may find its pages less close together than the worst so far
 
 
@@ -87,7 +88,7 @@ class PhaseEstimate:
         """Note what a join phase has cost."""
         if pages > 0:
             bucket = _bucket(pages)
-            self._worst[bucket] = max(self._worst[bucket], seconds / pages)
+            self._worst[bucket] = max(_FADING * self._worst[bucket], seconds / pages)
 
 
 class WaitRecord:

@@ -151,14 +151,14 @@ def test_due_moves_forward_as_tuples_leave(table):
     assert join.due is None
 
 
-def test_the_estimate_begins_with_random_reads_and_keeps_the_worst():
+def test_the_estimate_begins_with_random_reads_and_remembers_the_worst():
     estimate = PhaseEstimate(SEEK, TRANSFER)
     assert estimate.seconds(0) == 0
     assert estimate.seconds(10) == pytest.approx(0.11)
     estimate.learn(10, 0.5)
     estimate.learn(10, 0.2)
-    assert estimate.seconds(10) == pytest.approx(1.25 * 0.5 + 0.011)
-    assert estimate.seconds(12) == pytest.approx(1.25 * 0.6 + 0.011), "about as many pages"
+    assert estimate.seconds(10) == pytest.approx(1.25 * 0.45 + 0.011), "the worst, which fades"
+    assert estimate.seconds(12) == pytest.approx(1.25 * 0.54 + 0.011), "about as many pages"
     assert estimate.seconds(1000) == pytest.approx(11.0), "nothing is known of so many"
 
 
