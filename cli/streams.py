@@ -185,8 +185,26 @@ def _csv_schema(file: Path, form: CsvFormat) -> pa.Schema:
 
 
 def _csv_batches(file: Path, form: CsvFormat) -> Iterator[pa.RecordBatch]:
+    last = None
     with _csv_reader(file, form) as reader:
-        yield from reader
+        for batch in reader:
+            last = batch if batch.num_rows else last
+            yield batch
+    if last is not None and _spans_lines(last.slice(last.num_rows - 1)) and _quotes(file) % 2:
+        raise InputFileError(
+            f"{file} has a quote that is opened and never closed: its last record would swallow the lines after it; "
+            "close the quote"
+        )
+
+
+def _spans_lines(row: pa.RecordBatch) -> bool:
+    """Return whether a value of a row holds a line break."""
+    return any("\n" in value for value in row.to_pylist()[0].values() if isinstance(value, str))
+
+
+def _quotes(file: Path) -> int:
+    with file.open("rb") as source:
+        return sum(block.count(b'"') for block in iter(lambda: source.read(BLOCK_BYTES), b""))
 
 
 @contextmanager

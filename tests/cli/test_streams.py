@@ -97,6 +97,10 @@ BAD = {
         lambda path: (path.mkdir(), write(path / "a.csv", "a,b\n1,2\n3\n")),
         r"a\.csv, record 3 .*: 1 fields where the heading has 2",
     ),
+    "unclosed quote": (
+        lambda path: (path.mkdir(), write(path / "a.csv", 'a,b\n1,"x\n2,y\n3,z\n')),
+        r"a\.csv has a quote that is opened and never closed",
+    ),
     "text in a column of numbers": (
         lambda path: (path.mkdir(), write(path / "a.csv", "a\n1\n"), write(path / "b.csv", "a\nx\n")),
         r"b\.csv: .*invalid value 'x'; name the column in --text",
