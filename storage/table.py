@@ -55,7 +55,7 @@ class Table:
         cls,
         path: str | os.PathLike[str],
         source: Source,
-        key: Sequence[str],
+        key: str | Sequence[str],
         *,
         unique: bool = False,
         page_size: int = 8192,
@@ -78,7 +78,7 @@ class Table:
             Rows in any order: a `pyarrow.Table`, a `RecordBatchReader` or other iterable of record batches, or the
             path of a Parquet or CSV file or of a folder of them, or several such paths.
         key
-            Names of the key columns, most significant first.
+            Names of the key columns, most significant first; a single name will do.
         unique
             Refuse a key that occurs twice.
         page_size
@@ -107,7 +107,7 @@ class Table:
         InputError
             If the source cannot be read, or a row does not fit in a page.
         """
-        options = BuildOptions(tuple(key), unique, page_size, fill, app)
+        options = BuildOptions((key,) if isinstance(key, str) else tuple(key), unique, page_size, fill, app)
         build_table(
             path,
             source,

@@ -64,3 +64,8 @@ def test_rows_out_of_order_are_refused(tmp_path):
     batches = [pa.record_batch({"k": [1, 5]}), pa.record_batch({"k": [4]})]
     with pytest.raises(InputError, match=r"row 2 \(key k=4\) is out of key order"):
         write(tmp_path / "t", batches, build.BuildOptions(("k",)))
+
+
+def test_a_single_name_is_a_key_of_one_column(tmp_path):
+    with Table.build(tmp_path / "t", pa.table({"ab": [2, 1], "a": [1, 2], "b": [1, 2]}), key="ab") as table:
+        assert table.key == ("ab",)
