@@ -268,12 +268,12 @@ class SSIJ(StreamJoin):
             yield from self._join_phase()
 
     def _join_phase(self) -> Iterator[pa.RecordBatch]:
-        yield from JoinPhase(self.state).run()
+        if self.store.stream.rows:
+            yield from JoinPhase(self.state).run()
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
         yield from self._online(self.store.input.rows)
-        if self.store.stream.rows:
-            yield from self._join_phase()
+        yield from self._join_phase()
 
     # Deadlines
 
