@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage import build
+from storage import Table, build
 from storage.backend import FileBackend
 from storage.errors import InputError
 from storage.lookup import scan
