@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl import UNKNOWN_KEY, Dimension, greatest_key, number_members
+from etl import Dimension, greatest_key, number_members
 from pipelines.errors import DeltaTableError
 
 if TYPE_CHECKING:
@@ -249,11 +249,6 @@ def append(
 def folder_exists(path: str) -> bool:
     """Return whether a local folder exists; for other file systems always true."""
     return "://" in path or Path(path).is_dir()
-
-
-def without_unknown(rows: pa.Table, surrogate_key: str) -> pa.Table:
-    """Return the rows of members other than the unknown one."""
-    return rows.filter(pc.not_equal(rows.column(surrogate_key), UNKNOWN_KEY))
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -40,14 +40,11 @@ def _exercise(path: Path, key: pa.Array) -> None:
     from storage import Table  # noqa: PLC0415 - as above
 
     rows = pa.table({"key": key, "number": _INDEX, "text": _INDEX.cast(pa.string())})
+    keys = pa.record_batch([key], names=["key"])
     shard_of([key], pa.schema([("key", key.type)]), 2)
-    with Table.build(path, rows.slice(0, _ROWS // 2), key=["key"], unique=True):
-        pass
-    with Table.open(path, mode="w") as table:
+    with Table.build(path, rows.slice(0, _ROWS // 2), key=["key"], unique=True) as table:
         operator = SSIJ(table, on=[("key", "key")], how="left")
-        for upserts in (rows.slice(_ROWS // 2), None):
-            operator.push(pa.record_batch([key], names=["key"])).drain()
-            operator.flush().drain()
-            if upserts is not None:
-                operator.apply(upserts=upserts).drain()
+        operator.push(keys).drain()
+        operator.apply(upserts=rows.slice(_ROWS // 2)).drain()
+        operator.push(keys).drain()
         operator.finish().drain()

@@ -10,7 +10,7 @@ import contextlib
 import os
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from storage.keys import Keys
 from storage.layout import LeafLayout
 from storage.metadata import encode_metadata
 from storage.sources import SortedRows, Source, sorted_rows
-from storage.superblock import Superblock, check_page_size, write_superblock
+from storage.superblock import Superblock, check_page_size, write_first_superblocks
 from storage.tree import Entries, build_levels, seal_pages, separators_between
 
 if TYPE_CHECKING:
@@ -148,10 +148,7 @@ class TableWriter:
         self._wait()
         superblock = self._superblock(root, leaves, height)
         self._backend.sync()
-        # Both slots say the same, so that a new table survives the loss of either.
-        for txid in (_FIRST_TXID, _FIRST_TXID + 1):
-            superblock = replace(superblock, txid=txid)
-            write_superblock(self._backend, superblock)
+        write_first_superblocks(self._backend, superblock)
         self._backend.sync()
         return superblock
 
@@ -216,7 +213,7 @@ class TableWriter:
     def _superblock(self, root: Entries, leaves: int, height: int) -> Superblock:
         return Superblock(
             page_size=self._options.page_size,
-            txid=_FIRST_TXID,
+            txid=_FIRST_TXID + 1,
             root_page=int(root.pages[0]) if height else 0,
             root_checksum=int(root.checksums[0]) if height else 0,
             height=height,

@@ -239,7 +239,10 @@ def write_superblock(backend: StorageBackend, superblock: Superblock) -> None:
 
 
 def write_first_superblocks(backend: StorageBackend, superblock: Superblock) -> None:
-    """Write both slots of a new table: the given first commit, and its equal under the transaction id before it."""
+    """Write both slots of a new table: the given first commit, and its equal under the transaction id before it.
+
+    So a new table survives the loss of either.
+    """
     write_superblock(backend, superblock)
     write_superblock(backend, replace(superblock, txid=superblock.txid - 1))
 
