@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from storage.errors import CorruptionError, StorageIOError, TableExistsError, TableNotFoundError
+from storage.errors import ClosedTableError, CorruptionError, StorageIOError, TableExistsError, TableNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -106,6 +106,7 @@ class FileBackend:
 
     def fileno(self) -> int:
         """Return the descriptor that carries the table's locks."""
+        self._refuse_closed()
         return self._fd
 
     def has_its_name(self) -> bool:
@@ -120,11 +121,14 @@ class FileBackend:
 
         Raises
         ------
+        ClosedTableError
+            If the file was closed.
         CorruptionError
             If the file ends before the buffers are full.
         StorageIOError
             If the operating system refuses.
         """
+        self._refuse_closed()
         views = [_bytes_of(buffer) for buffer in buffers]
         for at in range(0, len(views), _IOV_MAX):
             part = views[at : at + _IOV_MAX]
@@ -158,6 +162,7 @@ class FileBackend:
         StorageIOError
             If the operating system refuses, for instance because the disk is full.
         """
+        self._refuse_closed()
         rest = _bytes_of(data)
         while rest.nbytes:
             try:
@@ -169,6 +174,7 @@ class FileBackend:
 
     def sync(self) -> None:
         """Return when everything written is durable."""
+        self._refuse_closed()
         try:
             os.fdatasync(self._fd)
         except OSError as error:
@@ -176,6 +182,7 @@ class FileBackend:
 
     def size(self) -> int:
         """Return the length of the file in bytes."""
+        self._refuse_closed()
         try:
             return os.fstat(self._fd).st_size
         except OSError as error:
@@ -183,6 +190,7 @@ class FileBackend:
 
     def truncate(self, size: int) -> None:
         """Cut or extend the file to `size` bytes."""
+        self._refuse_closed()
         try:
             os.ftruncate(self._fd, size)
         except OSError as error:
@@ -196,6 +204,11 @@ class FileBackend:
         os.close(self._fd)
         if self._direct_fd is not None:
             os.close(self._direct_fd)
+
+    def _refuse_closed(self) -> None:
+        """Refuse to use a descriptor that may be another file's by now."""
+        if not self._open:
+            raise ClosedTableError(f"the table {self._path} was closed; open it again")
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

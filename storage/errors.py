@@ -7,6 +7,7 @@ a file that is damaged (`CorruptionError`), and an operating system that refuses
 from __future__ import annotations
 
 __all__ = [
+    "ClosedTableError",
     "CorruptPageError",
     "CorruptionError",
     "FormatVersionError",
@@ -79,6 +80,10 @@ class StorageIOError(HeadraceError):
 
 class LockedError(StorageIOError):
     """Another process is writing to the table."""
+
+
+class ClosedTableError(StorageIOError):
+    """The table was closed. Raised by whatever would touch its file; open the table again."""
 
 
 class PoisonedHandleError(StorageIOError):

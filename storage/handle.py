@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from storage.backend import FileBackend
 from storage.commit import Writer
 from storage.device import load_device
-from storage.errors import StorageIOError
+from storage.errors import ClosedTableError, StorageIOError
 from storage.locks import Claims, FileLocks, claim_newest
 from storage.reader import PageReader
 from storage.snapshot import Snapshot, open_snapshot
@@ -42,6 +42,7 @@ class TableHandle:
 
     def __init__(self, path: str | os.PathLike[str], *, direct: bool = True) -> None:
         self._closing: list[Callable[[], None]] = []
+        self._closed = False
         self._reader: PageReader | None = None
         self._writer: _OwnWriter | None = None
         self._open(FileBackend(path, direct=direct))
@@ -56,11 +57,14 @@ class TableHandle:
 
         Raises
         ------
+        ClosedTableError
+            If the handle was closed.
         TableNotFoundError
             If there is no such file any more.
         CorruptionError
             If it is damaged.
         """
+        self._refuse_closed()
         current: Snapshot | None = self.snapshot
         if not self.backend.has_its_name():
             self._reopen()
@@ -70,6 +74,7 @@ class TableHandle:
 
     def reader(self) -> PageReader:
         """Return what reads the table's pages, by the costs measured for its disk."""
+        self._refuse_closed()
         if self._reader is None:
             page_size = self.snapshot.page_size
             self._reader = PageReader(self.backend, page_size, load_device(self.backend.path, page_size))
@@ -82,6 +87,8 @@ class TableHandle:
 
         Raises
         ------
+        ClosedTableError
+            If the handle was closed.
         LockedError
             If another handle is the writer and still is after `wait` seconds.
         PoisonedHandleError
@@ -90,6 +97,7 @@ class TableHandle:
             If the file may not be written, the table was replaced by another file, or the handle came from another
             process.
         """
+        self._refuse_closed()
         self._refuse_forked()
         self._refuse_replaced()
         if self._writer is None:
@@ -126,6 +134,11 @@ class TableHandle:
             close()
         self._closing = []
         self._reader = None
+        self._closed = True
+
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise ClosedTableError(f"the table {self.backend.path} was closed; open it again")
 
     def _refuse_forked(self) -> None:
         """Refuse a handle of the parent process: both would hold its one lock."""

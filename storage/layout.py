@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,7 @@ class LeafLayout:
         return HEADER + DIRECTORY_ENTRY * self.entries
 
     def select(self, columns: Sequence[str] | None) -> list[str]:
-        """Return names of columns, by default those of the payload.
+        """Return names of columns, by default those of the payload; a single name will do.
 
         Raises
         ------
@@ -116,6 +117,10 @@ class LeafLayout:
         """
         if columns is None:
             return list(self.payload.names)
+        if isinstance(columns, str):
+            columns = (columns,)
+        if not isinstance(columns, Iterable):
+            raise SchemaError(f"columns are chosen by a list of their names, not by {columns!r}")
         for name in columns:
             if name not in self.schema.names:
                 raise SchemaError(

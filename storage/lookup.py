@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from datetime import date, time, timedelta
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +51,11 @@ def read_leaves(snapshot: Snapshot, reader: PageReader, leaves: NDArray[np.integ
 
 def lookup(snapshot: Snapshot, reader: PageReader, keys: pa.RecordBatch | pa.Table) -> pa.Table:
     """Return the rows that have the given keys, in the order of these; see `Table.lookup`."""
+    if not isinstance(keys, pa.RecordBatch | pa.Table):
+        raise KeyInputError(
+            f"keys to look up are a pyarrow record batch or table with the columns {', '.join(snapshot.key)}, "
+            f"not {type(keys).__name__}; convert them, as with pa.record_batch({{{snapshot.key[0]!r}: [...]}})"
+        )
     wanted, valid = snapshot.codec.encode_stream(keys)
     asked = np.arange(len(wanted)) if valid is None else np.flatnonzero(valid)
     asked = asked[wanted.take(asked).argsort()]
@@ -72,7 +79,8 @@ def scan(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows whose keys lie in a range, in key order; see `Table.scan`."""
     names = snapshot.schema.names if columns is None else snapshot.layout.select(columns)
-    schema = pa.schema([snapshot.schema.field(name) for name in names])
+    decoded = names or snapshot.key[:1]  # a batch of no columns has its number of rows from one that is dropped
+    schema = pa.schema([snapshot.schema.field(name) for name in decoded])
     bottom, top = _bound(snapshot, low), _bound(snapshot, high)
     start = 0 if bottom is None else max(int(snapshot.locate(bottom)[0][0]), 0)
     stop = len(snapshot.entries) if top is None else int(snapshot.locate(top)[1][0]) + 1
@@ -80,8 +88,8 @@ def scan(
     for at in range(start, stop, step):
         leaves = np.arange(at, min(at + step, stop))
         frames = read_leaves(snapshot, reader, leaves)
-        arrays = decode_pages(snapshot.layout, frames, np.arange(len(leaves), dtype=np.int32), names)
-        batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        arrays = decode_pages(snapshot.layout, frames, np.arange(len(leaves), dtype=np.int32), decoded)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=schema).select(names)
         if at == start or leaves[-1] == stop - 1:
             batch = _trim(batch, _keys_in(snapshot, frames, len(leaves)), bottom, top)
         if batch.num_rows:
@@ -137,6 +145,11 @@ def _bound(snapshot: Snapshot, bound: object) -> Keys | None:
         arrays = [pa.array([value], type=dtype) for value, dtype in zip(values, snapshot.codec.types, strict=True)]
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
         raise KeyInputError(f"{bound!r} is not a key of the columns {', '.join(snapshot.key)}: {error}") from error
+    for value, array in zip(values, arrays, strict=True):
+        if isinstance(value, Real | date | time | timedelta) and array[0].as_py() != value:
+            raise KeyInputError(
+                f"{bound!r} is not a key of the columns {', '.join(snapshot.key)}: {array.type} cannot hold {value!r}"
+            )
     return snapshot.codec.encode(arrays)
 
 

@@ -35,6 +35,8 @@ __all__ = ["Table", "TableStats"]
 class Table:
     """A relation on disk, clustered by its key. Open one with `Table.open` or make one with `Table.build`.
 
+    Once it is closed, whatever needs the file raises `ClosedTableError`.
+
     Examples
     --------
     >>> import pyarrow as pa, tempfile

@@ -1,5 +1,6 @@
 import collections
 import os
+from datetime import date, datetime
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import storage
 from storage import Table
 from storage.errors import (
+    ClosedTableError,
     InputError,
     KeyInputError,
     SchemaError,
@@ -18,6 +20,7 @@ from storage.errors import (
     TableExistsError,
     UniqueViolationError,
 )
+from storage.lookup import scan
 
 shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 
@@ -125,6 +128,69 @@ def test_a_scan_of_chosen_columns(tmp_path):
         assert scanned(table, columns=["w", "k"]).to_pylist() == [{"w": None, "k": "a"}, {"w": 3.5, "k": "b"}]
         with pytest.raises(SchemaError, match="no column 'x'; its columns are 'v', 'k', 'w'"):
             scanned(table, columns=["x"])
+
+
+def test_a_scan_of_no_columns_counts_rows(tmp_path):
+    with Table.build(tmp_path / "t", pa.table({"k": range(5000), "v": range(5000)}), "k", page_size=4096) as table:
+        batches = list(table.scan(10, 4009, columns=[]))
+        assert {batch.num_columns for batch in batches} == {0}
+        assert sum(batch.num_rows for batch in batches) == 4000
+
+
+def test_a_single_name_is_one_column_and_other_choices_are_refused(tmp_path):
+    with Table.build(tmp_path / "t", pa.table({"k": [1], "vw": [2]}), "k") as table:
+        assert scanned(table, columns="vw").to_pylist() == [{"vw": 2}]
+        with pytest.raises(SchemaError, match="columns are chosen by a list of their names, not by 5"):
+            scanned(table, columns=5)
+
+
+@pytest.mark.parametrize(
+    ("key", "bound"),
+    [
+        (pa.array([1]), 0.5),
+        (pa.array([date(2020, 1, 1)]), datetime(2020, 1, 1, 5)),  # noqa: DTZ001 - has no zone on purpose
+        (pa.array([0], pa.timestamp("s")), datetime(1970, 1, 1, 0, 0, 0, 7)),  # noqa: DTZ001 - same
+        (pa.array([0], pa.timestamp("s", "UTC")), datetime(1970, 1, 1)),  # noqa: DTZ001 - same
+    ],
+)
+def test_a_bound_between_two_keys_is_refused_not_rounded(tmp_path, key, bound):
+    with (
+        Table.build(tmp_path / "t", pa.table({"k": key}), "k") as table,
+        pytest.raises(KeyInputError, match=r"not a key of the columns k: .* cannot hold"),
+    ):
+        scanned(table, low=bound)
+
+
+@pytest.mark.parametrize("keys", [{"k": [1]}, None, 5, [1]])
+def test_keys_to_look_up_are_a_batch(tmp_path, keys):
+    with (
+        Table.build(tmp_path / "t", pa.table({"k": [1]}), "k") as table,
+        pytest.raises(KeyInputError, match="keys to look up are a pyarrow record batch"),
+    ):
+        table.lookup(keys)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda table: list(table.scan()),
+        lambda table: table.lookup(pa.table({"k": [1]})),
+        lambda table: table.apply(pa.table({"k": [1]})),
+        lambda table: table.stats,
+        Table.check,
+        Table.compact,
+        Table.reader,
+        Table.refresh,
+    ],
+)
+def test_a_closed_table_says_so(tmp_path, use):
+    table = Table.build(tmp_path / "t", pa.table({"k": [1]}), "k")
+    reader = table.reader()
+    table.close()
+    with pytest.raises(ClosedTableError, match="was closed; open it again"):
+        use(table)
+    with pytest.raises(ClosedTableError, match="was closed; open it again"):
+        list(scan(table.snapshot(), reader, None, None, None))
 
 
 def test_scans_by_a_key_of_several_columns(tmp_path):
