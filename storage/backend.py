@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from storage.errors import ClosedTableError, CorruptionError, StorageIOError, TableExistsError, TableNotFoundError
+from storage.errors import (
+    ClosedTableError,
+    CorruptionError,
+    InputError,
+    StorageIOError,
+    TableExistsError,
+    TableNotFoundError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Buffer", "FileBackend", "Mode", "StorageBackend", "sync_folder"]
+__all__ = ["Buffer", "FileBackend", "Mode", "StorageBackend", "path_text", "sync_folder"]
 
 Buffer: TypeAlias = memoryview | npt.NDArray[np.uint8]
 Mode = Literal["r", "w", "x"]
@@ -84,12 +91,14 @@ class FileBackend:
         If there is no such file and `mode` is not ``"x"``.
     TableExistsError
         If there is one and `mode` is ``"x"``.
+    InputError
+        If the path is not one.
     StorageIOError
         If the operating system refuses for another reason.
     """
 
     def __init__(self, path: str | os.PathLike[str], mode: Mode = "r", *, direct: bool = True) -> None:
-        self._path = os.fspath(path)
+        self._path = path_text(path)
         self._fd = _open(self._path, _FLAGS[mode])
         self._direct_fd = _open_direct(self._path) if direct else None
         self._open = True
@@ -209,6 +218,20 @@ class FileBackend:
         """Refuse to use a descriptor that may be another file's by now."""
         if not self._open:
             raise ClosedTableError(f"the table {self._path} was closed; open it again")
+
+
+def path_text(path: object) -> str:
+    """Return a path as text.
+
+    Raises
+    ------
+    InputError
+        If it is none: not text, empty, or with a zero byte.
+    """
+    text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InputError(f"{path!r} is not the path of a file or folder")
+    return text
 
 
 def sync_folder(folder: str | os.PathLike[str]) -> None:

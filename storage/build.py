@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,14 +18,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from storage.backend import FileBackend, StorageBackend, sync_folder
+from storage.backend import FileBackend, StorageBackend, path_text, sync_folder
 from storage.encode import encode_leaves
 from storage.errors import InputError, StorageIOError, TableExistsError, UniqueViolationError
 from storage.keys import Keys
 from storage.layout import LeafLayout
 from storage.metadata import encode_metadata
+from storage.remains import claimed, remove_remains
 from storage.sources import SortedRows, Source, sorted_rows
-from storage.superblock import Superblock, check_page_size, write_first_superblocks
+from storage.superblock import Superblock, check_app, check_page_size, write_first_superblocks
 from storage.tree import Entries, build_levels, seal_pages, separators_between
 
 if TYPE_CHECKING:
@@ -50,8 +52,9 @@ class BuildOptions:
 
     def __post_init__(self) -> None:
         check_page_size(self.page_size)
-        if not 0 < self.fill <= 1:
-            raise InputError(f"the fill factor is a share of a page above 0 and at most 1, not {self.fill}")
+        check_app(self.app)
+        if not isinstance(self.fill, int | float) or not 0 < self.fill <= 1:
+            raise InputError(f"the fill factor is a share of a page above 0 and at most 1, not {self.fill!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,19 +242,14 @@ def build_table(
     overwrite: bool = False,
 ) -> Superblock:
     """Write a table file from any source. A build that fails leaves nothing behind. See `Table.build`."""
-    target = Path(path)
-    if not target.parent.is_dir():
-        raise InputError(f"cannot build {target}: the folder {target.parent} does not exist; create it")
-    if target.exists() and not overwrite:
-        raise TableExistsError(f"{target} exists already; name another file or ask to overwrite it")
+    target, spill = _places(path, temp_directory, overwrite=overwrite)
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}-{threading.get_ident()}")
-    spill = target.parent if temp_directory is None else Path(temp_directory)
-    if not spill.is_dir():
-        raise InputError(f"there is no folder {spill} to sort in; create it or name another one")
     try:
-        with sorted_rows(source, options.key, memory, spill) as rows:
-            superblock = _write_file(temporary, rows, options)
-        temporary.replace(target)
+        remove_remains(target.parent, re.compile(re.escape(target.name) + r"\.tmp-\d+-\d+"))
+        with claimed(lambda: _created(temporary)):
+            with sorted_rows(source, options.key, memory, spill, target) as rows:
+                superblock = _write_file(temporary, rows, options)
+            temporary.replace(target)
         sync_folder(target.parent)
     except OSError as error:
         raise StorageIOError(f"cannot build {target}: {error.strerror}; nothing was left behind") from error
@@ -260,9 +258,34 @@ def build_table(
     return superblock
 
 
+def _places(
+    path: str | os.PathLike[str], temp_directory: str | os.PathLike[str] | None, *, overwrite: bool
+) -> tuple[Path, Path]:
+    """Return where the table goes, and where to sort."""
+    target = Path(path_text(path))
+    spill = target.parent if temp_directory is None else Path(path_text(temp_directory))
+    if not target.name:
+        raise InputError(f"{target} names a folder, not a table in it; name a file")
+    try:
+        if not target.parent.is_dir():
+            raise InputError(f"cannot build {target}: the folder {target.parent} does not exist; create it")
+        if target.exists() and not overwrite:
+            raise TableExistsError(f"{target} exists already; name another file or ask to overwrite it")
+        if not spill.is_dir():
+            raise InputError(f"there is no folder {spill} to sort in; create it or name another one")
+    except OSError as error:
+        raise StorageIOError(f"cannot build {target}: {error.strerror}; nothing was changed") from error
+    return target, spill
+
+
+def _created(path: Path) -> Path:
+    path.touch(0o644, exist_ok=False)
+    return path
+
+
 def _write_file(path: Path, rows: SortedRows, options: BuildOptions) -> Superblock:
     with (
-        contextlib.closing(FileBackend(path, "x", direct=False)) as backend,
+        contextlib.closing(FileBackend(path, "w", direct=False)) as backend,
         contextlib.closing(TableWriter(backend, rows.schema, options)) as writer,
     ):
         for batch, keys in rows.batches:

@@ -27,7 +27,7 @@ from storage.metadata import metadata_pages
 from storage.page_writer import PageWriter
 from storage.snapshot import Snapshot, open_snapshot
 from storage.space import FreeSpace
-from storage.superblock import encode_superblock, read_superblock, write_superblock
+from storage.superblock import check_app, encode_superblock, read_superblock, write_superblock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -175,7 +175,7 @@ class Writer:
             If `app` is not a name and a version.
         """
         self._refuse_poisoned()
-        _check_app(app)
+        check_app(app)
         self.reclaim()
         skipped = app is not None and app[1] <= self.snapshot.superblock.apps.get(app[0], app[1] - 1)
         self._busy = True
@@ -353,10 +353,3 @@ class Transaction:
                 txid = self._writer.commit(draft, self._app).txid
         counts = self._counts
         return CommitResult(txid, counts.inserted, counts.updated, counts.deleted, self.skipped)
-
-
-def _check_app(app: object) -> None:
-    match app:
-        case None | (str(), int()):
-            return
-    raise InputError(f"an application's state is given as a name and a whole version, not {app!r}")

@@ -7,7 +7,6 @@ integers they are stored as.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ import pyarrow as pa
 from storage._duckdb import connect
 from storage.columns import conform
 from storage.errors import InputError, KeyInputError
+from storage.remains import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,8 +80,8 @@ def sort_externally(
     InputError
         If the source cannot be read.
     """
-    with tempfile.TemporaryDirectory(prefix=".headrace-sort-", dir=spill) as folder:
-        config = {"memory_limit": f"{max(memory, LEAST_MEMORY)}B", "temp_directory": folder}
+    with scratch_folder(spill) as folder:
+        config = {"memory_limit": f"{max(memory, LEAST_MEMORY)}B", "temp_directory": str(folder)}
         with connect(config) as connection:
             source = _Source(batches, schema, codec)
             relation = _relation(rows, schema)
@@ -90,22 +90,25 @@ def sort_externally(
                 relation = "source"
             order = ", ".join(f"{_quote(name)} NULLS FIRST" for name in codec.columns)
             query = f"SELECT * FROM {relation} ORDER BY {order}"  # noqa: S608 - names are quoted
-            yield _ordered(connection, query, rows.name, source, schema, codec)
+            yield _ordered(connection, query, rows, source, schema, codec)
 
 
 def _ordered(
-    connection: duckdb.DuckDBPyConnection, query: str, name: str, source: _Source, schema: pa.Schema, codec: KeyCodec
+    connection: duckdb.DuckDBPyConnection, query: str, rows: Rows, source: _Source, schema: pa.Schema, codec: KeyCodec
 ) -> Iterator[pa.RecordBatch]:
     import duckdb  # noqa: PLC0415 - loaded only for large sources
 
     try:
         reader = connection.sql(query).to_arrow_reader(_BATCH_ROWS)
         while (batch := next(reader, None)) is not None:
-            yield _restored(batch, schema, codec)
+            for name in codec.columns:
+                if batch.column(name).null_count:
+                    _refuse_null_of(rows, name)
+            yield _restored(batch, schema)
     except (duckdb.Error, pa.ArrowException, OSError) as error:  # what DuckDB finds late comes through Arrow
         if source.error is not None:
             raise source.error from None
-        raise InputError(f"cannot sort {name}: {str(error).splitlines()[0]}") from error
+        raise InputError(f"cannot sort {rows.name}: {str(error).splitlines()[0]}") from error
 
 
 def _relation(rows: Rows, schema: pa.Schema) -> str | None:
@@ -138,12 +141,7 @@ def _carried(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=_carried_schema(batch.schema))
 
 
-def _restored(batch: pa.RecordBatch, schema: pa.Schema, codec: KeyCodec) -> pa.RecordBatch:
-    for name in codec.columns:
-        if batch.column(name).null_count:
-            raise KeyInputError(
-                f"key column {name!r} is null in {batch.column(name).null_count} rows, but a key never is"
-            )
+def _restored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     arrays = []
     for field in schema:
         array = batch.column(field.name)
@@ -151,6 +149,16 @@ def _restored(batch: pa.RecordBatch, schema: pa.Schema, codec: KeyCodec) -> pa.R
         array = array if array.type == carrier else array.cast(carrier)
         arrays.append(array.view(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _refuse_null_of(rows: Rows, name: str) -> None:
+    """Name the first null of a column that DuckDB read by itself: where it was is lost in the sorted rows."""
+    row = 0
+    with contextlib.closing(rows.read([name])) as batches:
+        for batch in batches:
+            _refuse_null(batch.column(0), name, row)
+            row += batch.num_rows
+    raise InputError(f"{rows.name} changed while it was read; load it again")
 
 
 def _refuse_null(column: pa.Array, name: str, first_row: int) -> None:

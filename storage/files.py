@@ -45,6 +45,8 @@ class Rows:
         Whether the source can be read more than once.
     query
         What DuckDB calls the rows, if it can read them by itself.
+    files
+        That the rows come from.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Rows:
     read: Callable[[Sequence[str] | None], Generator[pa.RecordBatch]]
     again: bool = True
     query: str | None = None
+    files: Sequence[Path] = ()
 
 
 def open_files(paths: Sequence[Path]) -> Rows:
@@ -138,7 +141,7 @@ def _parquet(files: Sequence[Path]) -> Rows:
             except (pa.ArrowException, OSError) as error:
                 raise InputError(f"cannot read {file} as Parquet: {error}") from error
 
-    return Rows(_name(files), schema, read, query=f"read_parquet({_quoted(files)}, union_by_name=true)")
+    return Rows(_name(files), schema, read, query=f"read_parquet({_quoted(files)}, union_by_name=true)", files=files)
 
 
 def _parquet_batches(file: Path, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -183,7 +186,7 @@ def _csv(files: Sequence[Path]) -> Rows:
             found = (_ragged_line(connection, file, header) for file, header in zip(files, headers, strict=True))
             cause = next((text for text in found if text), _cause(error))
             raise InputError(f"cannot read {_name(files)} as CSV: {cause}") from error
-    return Rows(_name(files), schema, read, query=query)
+    return Rows(_name(files), schema, read, query=query, files=files)
 
 
 def _header(file: Path) -> str:

@@ -27,7 +27,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from storage.errors import LockedError, StorageIOError
+from storage.errors import InputError, LockedError, StorageIOError
 from storage.superblock import read_superblock
 
 if TYPE_CHECKING:
@@ -105,9 +105,13 @@ class FileLocks:
         ------
         LockedError
             If another handle is still the writer after that time.
+        InputError
+            If the time is not a number of seconds.
         StorageIOError
             If the file system has no locks.
         """
+        if not isinstance(wait, int | float) or not wait >= 0:
+            raise InputError(f"the time to wait for another writer is a number of seconds from 0 on, not {wait!r}")
         until = self._clock() + wait
         pause = _FIRST_PAUSE
         while not self._lock(fcntl.F_WRLCK, _WRITER):

@@ -9,19 +9,21 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
+from storage.backend import path_text
 from storage.columns import conform, stored_schema
 from storage.errors import InputError
 from storage.files import Rows, open_files
 from storage.keys import KeyCodec, Keys
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Generator, Iterator, Sequence
 
 __all__ = ["SortedRows", "Source", "sorted_rows"]
 
@@ -52,7 +54,9 @@ class SortedRows:
 
 
 @contextlib.contextmanager
-def sorted_rows(source: Source, key: Sequence[str], memory: int, spill: Path) -> Iterator[SortedRows]:
+def sorted_rows(
+    source: Source, key: Sequence[str], memory: int, spill: Path, target: Path | None = None
+) -> Iterator[SortedRows]:
     """Give the rows of a source in key order, for as long as the context lasts.
 
     Parameters
@@ -65,13 +69,17 @@ def sorted_rows(source: Source, key: Sequence[str], memory: int, spill: Path) ->
         Bytes that sorting may take.
     spill
         Folder for what does not fit.
+    target
+        File that the rows are to replace, which must not be one of the source's.
 
     Raises
     ------
     InputError
-        If the source cannot be read, has no key column of that name, or a key is null.
+        If the source cannot be read, is the target, has no key column of that name, or a key is null.
     """
     rows = _rows_of(source)
+    if target is not None and target.exists() and any(target.samefile(file) for file in rows.files):
+        raise InputError(f"{target} is the source itself, which the table would replace; name another file")
     schema = stored_schema(rows.schema, key)
     codec = KeyCodec(schema, key)
     with contextlib.ExitStack() as stack:
@@ -123,16 +131,35 @@ def _rows_of(source: Source) -> Rows:
         reader = source
         return Rows("the stream", reader.schema, lambda _: (batch for batch in reader), again=False)
     if isinstance(source, str | os.PathLike):
-        return open_files([Path(source)])
+        return open_files([Path(path_text(source))])
+    _refuse_unknown(source)
     items = iter(source)
     first = next(items, None)
     if first is None:
         raise InputError("the source has no batch, so its columns are unknown; give a table or a reader with a schema")
     if isinstance(first, str | os.PathLike):
-        return open_files([Path(first), *(Path(path) for path in items)])
-    if not isinstance(first, pa.RecordBatch):
-        raise InputError(f"a source is made of record batches or of paths, not of {type(first).__name__}")
-    return Rows("the stream", first.schema, lambda _: (batch for batch in itertools.chain([first], items)), again=False)
+        return open_files([Path(path_text(path)) for path in itertools.chain([first], items)])
+    _refuse_other(first)
+    return Rows("the stream", first.schema, lambda _: _only_batches(itertools.chain([first], items)), again=False)
+
+
+def _refuse_unknown(source: object) -> None:
+    if not isinstance(source, Iterable) or isinstance(source, Mapping) or hasattr(source, "__dataframe__"):
+        raise InputError(
+            "a source is a pyarrow table, a reader or iterable of record batches, or paths, not "
+            f"{type(source).__name__}; convert it to a pyarrow table"
+        )
+
+
+def _only_batches(items: Iterable[object]) -> Generator[pa.RecordBatch]:
+    for item in items:
+        _refuse_other(item)
+        yield item
+
+
+def _refuse_other(item: object) -> None:
+    if not isinstance(item, pa.RecordBatch):
+        raise InputError(f"a source is made of record batches or of paths, not of {type(item).__name__}")
 
 
 def _collect(batches: Iterator[pa.RecordBatch], schema: pa.Schema, memory: int) -> tuple[list[pa.RecordBatch], bool]:

@@ -41,6 +41,7 @@ __all__ = [
     "PAGE_SIZES",
     "SLOT_BYTES",
     "Superblock",
+    "check_app",
     "check_page_size",
     "damaged_copies",
     "decode_superblock",
@@ -120,8 +121,22 @@ def check_page_size(page_size: int) -> None:
     InputError
         If the size is not a power of two from 4 to 64 KiB.
     """
-    if page_size not in PAGE_SIZES:
+    if not isinstance(page_size, int) or page_size not in PAGE_SIZES:
         raise InputError(f"a page has {', '.join(map(str, PAGE_SIZES))} bytes, not {page_size}")
+
+
+def check_app(app: object) -> None:
+    """Refuse what is neither None nor an application's name and version.
+
+    Raises
+    ------
+    InputError
+        If it is something else.
+    """
+    match app:
+        case None | (str(), int()):
+            return
+    raise InputError(f"an application's state is given as a name and a whole version, not {app!r}")
 
 
 def encode_superblock(superblock: Superblock) -> bytes:

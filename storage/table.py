@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -10,7 +11,7 @@ from storage.build import BuildOptions, build_table
 from storage.check import CheckReport, check_backend
 from storage.commit import pages_of
 from storage.compact import CompactResult, compact
-from storage.errors import InputError
+from storage.errors import InputError, SchemaError
 from storage.handle import TableHandle
 from storage.lookup import lookup, scan
 from storage.stats import TableStats, table_stats
@@ -107,9 +108,10 @@ class Table:
         UniqueViolationError
             If the table is to be unique and a key occurs twice; the message names it.
         InputError
-            If the source cannot be read, or a row does not fit in a page.
+            If the source cannot be read or is the table's own file, a row does not fit in a page, or an option is
+            none that there is.
         """
-        options = BuildOptions((key,) if isinstance(key, str) else tuple(key), unique, page_size, fill, app)
+        options = BuildOptions(_names(key), unique, page_size, fill, app)
         build_table(
             path,
             source,
@@ -338,3 +340,11 @@ class Table:
         """What the table is and how it lies on disk."""
         snapshot = self._handle.snapshot
         return table_stats(snapshot, self._handle.reader(), len(pages_of(snapshot)))
+
+
+def _names(key: object) -> tuple[str, ...]:
+    """Return the names of key columns, of which one alone will do."""
+    names = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, Iterable) else ()
+    if not all(isinstance(name, str) for name in names) or not isinstance(key, Iterable):
+        raise SchemaError(f"a key is the name of a column or a list of such names, not {key!r}")
+    return names

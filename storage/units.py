@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from storage.errors import InputError
 
@@ -50,7 +51,7 @@ def parse_memory(value: int | str) -> int:
             raise InputError(
                 f"not a size: {value!r}; write a number and a unit, as in '32MiB' (units: B, KB, MB, GB, KiB, MiB, GiB)"
             )
-        size = int(float(match[1]) * _SIZES[match[2].upper()])
+        size = int(Decimal(match[1]) * _SIZES[match[2].upper()])
     if size <= 0:
         raise InputError(f"a size must be positive, not {value!r}")
     return size

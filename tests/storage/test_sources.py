@@ -120,9 +120,18 @@ def test_a_null_key_is_refused_in_any_form(tmp_path, form, memory):
     elif form == "csv":
         source = tmp_path / "r.csv"
         pa_csv.write_csv(rows, source)
-    with pytest.raises(KeyInputError, match="key column 'k' is null"):
+    with pytest.raises(KeyInputError, match=r"key column 'k' is null, but a key never is \(row 1\)"):
         Table.build(tmp_path / "t", source, ["k"], memory=memory)
     assert not (tmp_path / "t").exists()
+
+
+@pytest.mark.parametrize("source", ["t.parquet", "."])
+def test_a_source_is_not_replaced_by_its_own_table(tmp_path, rows, source):
+    target = tmp_path / "t.parquet"
+    pq.write_table(rows, target)
+    with pytest.raises(InputError, match=r"t\.parquet is the source itself.*name another file"):
+        Table.build(target, tmp_path / source, "k", overwrite=True)
+    assert pq.read_table(target).equals(rows)
 
 
 def test_a_key_that_occurs_twice_is_named_after_sorting_on_disk(tmp_path, rows):

@@ -265,6 +265,17 @@ def broken_batches():
         (pa.table({"k": [1]}), {"memory": "much"}, InputError, "not a size"),
         (iter([]), {}, InputError, "no batch, so its columns are unknown"),
         ([1], {}, InputError, "record batches or of paths, not of int"),
+        ([pa.record_batch({"k": [1]}), 5], {}, InputError, "record batches or of paths, not of int"),
+        (5, {}, InputError, "a source is a pyarrow table, .* not int; convert it"),
+        (None, {}, InputError, "a source is a pyarrow table, .* not NoneType; convert it"),
+        ({"k": [1]}, {}, InputError, "a source is a pyarrow table, .* not dict; convert it"),
+        ("", {}, InputError, "'' is not the path of a file or folder"),
+        (pa.table({"k": [1]}), {"key": 5}, SchemaError, "a key is the name of a column .* not 5"),
+        (pa.table({"k": [1]}), {"key": [["k"]]}, SchemaError, "a key is the name of a column"),
+        (pa.table({"k": [1]}), {"fill": "x"}, InputError, "fill factor is a share"),
+        (pa.table({"k": [1]}), {"page_size": 8192.0}, InputError, "a page has 4096, 8192"),
+        (pa.table({"k": [1]}), {"app": ("a",)}, InputError, "a name and a whole version"),
+        (pa.table({"k": [1]}), {"temp_directory": 5}, InputError, "5 is not the path"),
         (
             [pa.record_batch({"k": [1]}), pa.record_batch({"k": ["2"]})],
             {},
@@ -278,10 +289,30 @@ def broken_batches():
 def test_a_failed_build_says_why_and_leaves_what_was_there(tmp_path, source, options, error, message):
     Table.build(tmp_path / "t", pa.table({"k": [42]}), ["k"]).close()
     with pytest.raises(error, match=message):
-        Table.build(tmp_path / "t", source, ["k"], overwrite=True, **options)
+        Table.build(tmp_path / "t", source, **{"key": ["k"], "overwrite": True, **options})
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     with Table.open(tmp_path / "t") as table:
         assert scanned(table).to_pylist() == [{"k": 42}]
+
+
+@pytest.mark.parametrize("path", [5, None, "", "a\0b", b"t"])
+def test_what_is_no_path_is_refused(path):
+    with pytest.raises(InputError, match="is not the path of a file or folder"):
+        Table.build(path, pa.table({"k": [1]}), "k")
+    with pytest.raises(InputError, match="is not the path of a file or folder"):
+        Table.open(path)
+
+
+@pytest.mark.parametrize("wait", ["x", None, -1, float("nan")])
+def test_a_time_to_wait_is_a_number_of_seconds(tmp_path, wait):
+    Table.build(tmp_path / "t", pa.table({"k": [1]}), "k").close()
+    with pytest.raises(InputError, match=r"the time to wait .* is a number of seconds from 0 on"):
+        Table.open(tmp_path / "t", mode="w", wait=wait)
+
+
+def test_a_path_that_is_too_long_is_refused(tmp_path):
+    with pytest.raises(StorageIOError, match="File name too long"):
+        Table.build(tmp_path / ("x" * 300), pa.table({"k": [1]}), "k")
 
 
 def test_a_build_in_a_missing_folder_names_it(tmp_path):
