@@ -21,6 +21,7 @@ _SIZES = {
     "GIB": 2**30,
     "TIB": 2**40,
 }
+_STEP = 1024
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
@@ -90,16 +91,18 @@ def parse_duration(value: float | str) -> float:
 
 
 def format_size(size: int) -> str:
-    """Return a size as people read it.
+    """Return a size as people read it, rounded up: a budget of what is read is enough.
 
     Examples
     --------
-    >>> format_size(33554432)
-    '32.0 MiB'
+    >>> format_size(33554432), format_size(33554433)
+    ('32.0 MiB', '32.1 MiB')
     """
-    amount = float(size)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if amount < 1024 or unit == "GiB":  # noqa: PLR2004 - the binary step
-            return f"{size} B" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1024
-    raise AssertionError(size)
+    if size < _STEP:
+        return f"{size} B"
+    unit = next(unit for unit in ("KiB", "MiB", "GiB") if unit == "GiB" or _tenths(size, unit) < 10 * _STEP)
+    return f"{_tenths(size, unit) / 10:.1f} {unit}"
+
+
+def _tenths(size: int, unit: str) -> int:
+    return -(-10 * size // _SIZES[unit.upper()])

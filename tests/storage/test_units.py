@@ -1,0 +1,30 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.errors import InputError
+from storage.units import format_size, parse_memory
+
+
+@given(st.integers(1, 2**50))
+def test_a_size_that_is_read_back_is_enough_and_not_much_more(size):
+    read = parse_memory(format_size(size))
+    assert size <= read <= size * 1.1
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(1023, "1023 B"), (1024, "1.0 KiB"), (1024**2 - 1, "1.0 MiB"), (1024**2 + 1, "1.1 MiB"), (2**50, "1048576.0 GiB")],
+)
+def test_sizes_are_rounded_up(size, text):
+    assert format_size(size) == text
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "1 parsec", "0", "1e3", None, 1.5j, True])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(InputError, match="size"):
+        parse_memory(text)
+
+
+def test_a_size_of_many_digits_is_one():
+    assert parse_memory("9" * 400 + "GB") > 10**400
