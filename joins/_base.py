@@ -81,7 +81,7 @@ class StreamJoin(ABC):
         Raises
         ------
         StreamSchemaError
-            If the batch lacks the join column, or its schema differs from the one before.
+            If what is pushed is not a record batch, lacks the join column, or its schema differs from the one before.
         KeyInputError
             If the join column has a type that can never equal the key's.
         FinishedError
@@ -90,6 +90,7 @@ class StreamJoin(ABC):
         self._open()
         if side != "stream":
             raise JoinInputError(f"this join has one streaming side, 'stream', not {side!r}")
+        _refuse_other(batch)
         self._latest = max(self._latest, self.time.reach(at))
         self._bind(batch.schema)
         self.counters.batches_in += 1
@@ -237,6 +238,14 @@ class StreamJoin(ABC):
 
 def _columns(schema: pa.Schema) -> str:
     return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _refuse_other(batch: object) -> None:
+    if not isinstance(batch, pa.RecordBatch):
+        raise StreamSchemaError(
+            f"a stream comes as pyarrow record batches, not as {type(batch).__name__}; "
+            "of a table, push each of `to_batches()`"
+        )
 
 
 def _check_movable(stream: pa.Schema) -> None:

@@ -93,13 +93,22 @@ def open_relation(source: TableLike | Snapshot, reader: PageReader | None) -> Re
     Raises
     ------
     JoinInputError
-        If a snapshot comes without a reader.
+        If a snapshot comes without a reader, or what is given is neither a table nor a snapshot.
     """
     if isinstance(source, Snapshot):
         if reader is None:
             raise JoinInputError("a join over a snapshot needs `reader`, which reads its pages; or give it the table")
         return Relation(source, reader, given=reader)
+    _refuse_other(source)
     return Relation(source.snapshot(), reader or source.reader(), source, reader)
+
+
+def _refuse_other(source: object) -> None:
+    if not isinstance(source, TableLike):
+        raise JoinInputError(
+            f"a join is made over a table or a snapshot of one, not over {type(source).__name__}; open one with "
+            "storage.Table.open"
+        )
 
 
 def affordable_scan(reader: PageReader, max_scan: int, spare: int) -> int:

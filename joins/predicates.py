@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import pyarrow as pa
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["BoundEquality", "Equality", "On", "Predicate", "as_predicate"]
 
 
+@runtime_checkable
 class Predicate(Protocol):
     """A condition between columns of the stream and key columns of the relation."""
 
@@ -116,6 +117,11 @@ def as_predicate(on: On) -> Predicate:
     on
         A predicate; a column name that both sides share; or a list of names and ``(stream column, key column)`` pairs.
 
+    Raises
+    ------
+    JoinInputError
+        If it is something else.
+
     Examples
     --------
     >>> as_predicate(["year", ("tailnum", "plane")])
@@ -125,12 +131,19 @@ def as_predicate(on: On) -> Predicate:
         return Equality(((on, on),))
     if isinstance(on, Sequence):
         return Equality(tuple(_pair(item) for item in on))
+    if not isinstance(on, Predicate):
+        raise JoinInputError(_refusal(on))
     return on
 
 
-def _pair(item: str | tuple[str, str]) -> tuple[str, str]:
-    if isinstance(item, str):
-        return item, item
-    if len(item) != 2:  # noqa: PLR2004 - a pair
-        raise JoinInputError(f"`on` takes column names and (stream column, key column) pairs, not {item!r}")
-    return item[0], item[1]
+def _pair(item: object) -> tuple[str, str]:
+    match item:
+        case str():
+            return item, item
+        case str() as stream, str() as key:
+            return stream, key
+    raise JoinInputError(_refusal(item))
+
+
+def _refusal(given: object) -> str:
+    return f"`on` takes column names and (stream column, key column) pairs, not {given!r}"

@@ -138,6 +138,11 @@ def test_the_stream_keeps_its_schema(table, operator):
         ({"on": [("k", "v")]}, JoinInputError, "the key is 'k'"),
         ({"on": []}, JoinInputError, "names none"),
         ({"on": [("a", "b", "c")]}, JoinInputError, "pairs"),
+        ({"on": [1]}, JoinInputError, "pairs, not 1"),
+        ({"on": [("k", 1)]}, JoinInputError, "pairs"),
+        ({"on": 5}, JoinInputError, "pairs, not 5"),
+        ({"on": {"k": "k"}}, JoinInputError, "pairs"),
+        ({"on": "k", "columns": 5}, SchemaError, "a list of their names, not by 5"),
         ({"on": "k", "how": "outer"}, JoinInputError, "'inner' or 'left'"),
         ({"on": "k", "columns": ["x"]}, SchemaError, "'x'"),
         ({"on": "k", "memory": "lots"}, ValueError, "not a size"),
@@ -146,6 +151,20 @@ def test_the_stream_keeps_its_schema(table, operator):
 def test_parameters_are_checked(table, operator, given, error, message):
     with pytest.raises(error, match=message):
         operator(table, **given)
+
+
+@pytest.mark.parametrize("other", ["planes", None, pa.table({"k": [1]})])
+def test_a_join_is_made_over_a_table(operator, other):
+    with pytest.raises(JoinInputError, match="over a table or a snapshot of one, not over"):
+        operator(other, on="k")
+
+
+@pytest.mark.parametrize("other", ["x", None, pa.table({"k": [1]})])
+def test_what_is_pushed_is_a_record_batch(table, operator, other):
+    join = operator(table, on="k")
+    with pytest.raises(StreamSchemaError, match="comes as pyarrow record batches, not as"):
+        join.push(other)
+    assert numbers(join.push(batch(1))) + numbers(join.finish()) == [1]
 
 
 def test_a_missing_join_column_is_named(table, operator):
