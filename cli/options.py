@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -64,7 +65,7 @@ class Duration(click.ParamType[Any]):
 
 
 class Columns(click.ParamType[Any]):
-    """Names of columns, separated by commas."""
+    """Names of columns, separated by commas; one that holds a comma is quoted as in CSV."""
 
     name = "columns"
 
@@ -72,14 +73,17 @@ class Columns(click.ParamType[Any]):
         """Return the names in the order written."""
         if isinstance(value, tuple):
             return value
-        names = tuple(name.strip() for name in str(value).split(","))
+        names, at = [], -1
+        while at < len(value):
+            name, at = _take_name(value, at + 1, ",")
+            names.append(name)
         if not all(names) or len(set(names)) != len(names):
             self.fail(f"{value!r} is not a list of different column names separated by commas", param, ctx)
-        return names
+        return tuple(names)
 
 
 class Pairing(click.ParamType[Any]):
-    """Pairs of a stream's and a table's columns, written as in ``dest=faa,day=day``."""
+    """Pairs of a stream's and a table's columns, written as in ``dest=faa,day=day``; names may be quoted as in CSV."""
 
     name = "pairs"
 
@@ -89,13 +93,22 @@ class Pairing(click.ParamType[Any]):
         """Return (stream column, key column) pairs; a name alone stands for both."""
         if isinstance(value, tuple):
             return value
-        pairs = []
-        for part in str(value).split(","):
-            stream, equals, key = (piece.strip() for piece in part.partition("="))
-            if not stream or (equals and not key):
-                self.fail(f"{part!r} is not STREAM_COL=KEY_COL, as in dest=faa", param, ctx)
-            pairs.append((stream, key or stream))
+        pairs, at = [], -1
+        while at < len(value):
+            start = at + 1
+            stream, at = _take_name(value, start, ",=")
+            key, at = _take_name(value, at + 1, ",") if value[at : at + 1] == "=" else (stream, at)
+            if not stream or not key:
+                self.fail(f"{value[start:at]!r} is not STREAM_COL=KEY_COL, as in dest=faa", param, ctx)
+            pairs.append((stream, key))
         return tuple(pairs)
+
+
+def _take_name(text: str, at: int, marks: str) -> tuple[str, int]:
+    """Return the name that begins at a position of a list, and where the mark after it or the end is."""
+    match = re.compile(rf'\s*(?:"((?:[^"]|"")*)"\s*(?=[{marks}]|\Z)|([^{marks}]*))').match(text, at)
+    assert match is not None  # a plain name may be empty
+    return match[2].strip() if match[1] is None else match[1].replace('""', '"'), match.end()
 
 
 SIZE = Size()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -159,7 +160,11 @@ def _parsed(text: str, field: pa.Field) -> Any:
     try:
         if pa.types.is_binary(field.type):
             return bytes.fromhex(text)
-        return pa.array([text]).cast(field.type)[0].as_py()
+        if pa.types.is_time(field.type):
+            return pa.array([f"1970-01-01T{text}"]).cast(pa.timestamp(field.type.unit)).cast(field.type)[0]
+        if pa.types.is_duration(field.type):
+            return pa.array([int(text)], pa.int64()).cast(field.type)[0]
+        return pa.array([text]).cast(field.type)[0]
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise InputError(f"{text!r} is not a {field.type}, the type of key column {field.name!r}") from error
 
@@ -177,11 +182,15 @@ def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[p
 
 
 def _print_csv(batches: Iterator[pa.RecordBatch], names: list[str]) -> None:
-    """Print a header and rows; text is quoted, a missing value is an empty field, bytes are hexadecimal."""
+    """Print a header and rows; text is quoted, a missing value is an empty field, bytes are hexadecimal.
+
+    What fails at once, such as an unknown column, has printed nothing.
+    """
+    first = next(batches, None)
     heading = io.StringIO()
     csv.writer(heading, lineterminator="\n").writerow(names)
     click.echo(heading.getvalue(), nl=False)
-    for batch in batches:
+    for batch in itertools.chain([] if first is None else [first], batches):
         lines = io.BytesIO()
         pc.write_csv(_hexadecimal(_in_known_zones(batch)), lines, pc.WriteOptions(include_header=False))
         click.echo(lines.getvalue(), nl=False)

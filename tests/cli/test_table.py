@@ -204,3 +204,44 @@ def test_scan_takes_bytes_as_it_prints_them(stored, invoke):
     path = stored(pa.table({"k": [b"\x01", b"\xff"]}))
     assert invoke("table", "scan", path, "--low", "ff").out == 'k\n"ff"\n'
     assert "'junk' is not a binary" in invoke("table", "scan", path, "--low", "junk").err
+
+
+@pytest.mark.parametrize(
+    ("keys", "bound"),
+    [
+        (pa.array([0, 3_661_000_000_001], pa.time64("ns")), "01:01:01.000000001"),
+        (pa.array([0, 3661], pa.time32("s")), "01:01:01"),
+        (pa.array([0, 5], pa.duration("us")), "5"),
+        (pa.array([0, 1], pa.timestamp("ns")), "1970-01-01 00:00:00.000000001"),
+        (pa.array([0, 1], pa.timestamp("us", "UTC")), "1970-01-01 00:00:00.000001Z"),
+        (pa.array([0, 1], pa.decimal128(5, 2)), "1.00"),
+        (pa.array([False, True]), "true"),
+    ],
+)
+def test_scan_takes_a_bound_as_it_prints_it(stored, invoke, keys, bound):
+    path = stored(pa.table({"k": keys}))
+    for option in ("--low", "--high"):
+        outcome = invoke("table", "scan", path, option, bound)
+        assert outcome.code == 0, outcome
+        assert bound in outcome.out
+        assert len(outcome.out.splitlines()) == (2 if option == "--low" else 3)
+    assert "'junk' is not a" in invoke("table", "scan", path, "--low", "junk").err
+
+
+def test_scan_prints_no_heading_over_a_column_that_is_not_there(table, invoke):
+    outcome = invoke("table", "scan", table, "--columns", "nope")
+    assert outcome.code == 1
+    assert outcome.out == ""
+    assert "'nope'" in outcome.err
+
+
+def test_names_that_hold_a_comma_are_quoted(tmp_path, invoke):
+    pq.write_table(pa.table({"a,b": [1], 'c"=d': [2], "e": [3]}), tmp_path / "r.parquet")
+    names = '"a,b","c""=d"'
+    outcome = invoke("table", "build", tmp_path / "r.parquet", "--key", names, "-o", tmp_path / "t", "--json")
+    assert outcome.document["key"] == ["a,b", 'c"=d']
+    assert invoke("table", "scan", tmp_path / "t", "--columns", '"a,b" , e').out == '"a,b",e\n1,3\n'
+    pairs = '"a,b","c""=d"=c"=d'
+    outcome = invoke("join", tmp_path / "t", tmp_path / "r.parquet", "--on", pairs, "-o", tmp_path / "o.parquet")
+    assert outcome.code == 0, outcome
+    assert pq.read_table(tmp_path / "o.parquet")["e_right"].to_pylist() == [3]
