@@ -12,7 +12,7 @@ from storage._byte_kernels import compare_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["find_sorted", "merge_order", "take_near"]
+__all__ = ["find_sorted", "merge_order", "take_near", "touched_leaves"]
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -111,3 +111,37 @@ def take_near(free: NDArray[np.uint8], hints: NDArray[np.int64], reach: int, pag
                 break
         if pages[i] >= 0:
             free[pages[i]] = 0
+
+
+@njit(cache=True, nogil=True)
+def touched_leaves(
+    first: NDArray[np.int64], last: NDArray[np.int64], leaf: NDArray[np.int64], count: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the leaves in the ranges `first` to `last` and in `leaf`, ascending, and which lie with the next in one.
+
+    All three ascend, and there are `count` leaves.
+    """
+    room = len(leaf)
+    for i in range(len(first)):
+        room += last[i] - first[i] + 1
+    leaves = np.empty(min(room, count), dtype=np.int64)
+    joined = np.zeros(min(room, count), dtype=np.bool_)
+    found = 0
+    i = 0
+    j = 0
+    while i < len(first) or j < len(leaf):
+        if j == len(leaf) or (i < len(first) and first[i] <= leaf[j]):
+            start = first[i]
+            stop = last[i]
+            i += 1
+        else:
+            start = leaf[j]
+            stop = leaf[j]
+            j += 1
+        for at in range(start, stop + 1):
+            if found == 0 or leaves[found - 1] < at:
+                leaves[found] = at
+                found += 1
+            if at < stop and leaves[found - 1] == at:
+                joined[found - 1] = True
+    return leaves[:found], joined[:found]

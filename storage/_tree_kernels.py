@@ -16,7 +16,7 @@ from storage._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64,
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["locate", "plan_inner", "read_inner", "read_separators", "write_inner"]
+__all__ = ["locate", "plan_inner", "read_inner", "read_separators", "write_inner", "write_nodes"]
 
 _HEADER = 24
 _CHILD = 25
@@ -49,6 +49,47 @@ def plan_inner(offsets: NDArray[np.int64], wide: bool, rows: int, limit: int) ->
 
 
 @njit(cache=True, nogil=True)
+def _write_node(
+    prefix: NDArray[np.uint64],
+    offsets: NDArray[np.int64],
+    data: NDArray[np.uint8],
+    wide: bool,
+    children: NDArray[np.int64],
+    checksums: NDArray[np.uint64],
+    rows: NDArray[np.int64],
+    flags: NDArray[np.uint8],
+    start: int,
+    stop: int,
+    level: int,
+    pages: NDArray[np.uint8],
+    origin: int,
+) -> None:
+    """Write the inner page of the entries from `start` up to `stop` at `origin`."""
+    count = stop - start
+    kind = np.uint64(2) | (np.uint64(level) << np.uint64(16)) | (np.uint64(count) << np.uint64(32))
+    store_u64(pages, origin + 16, kind)
+    at = origin + _HEADER
+    for i in range(count):
+        store_u64(pages, at + 8 * i, np.uint64(children[start + i]))
+        store_u64(pages, at + 8 * (count + i), checksums[start + i])
+        store_u64(pages, at + 8 * (2 * count + i), np.uint64(rows[start + i]))
+        pages[at + 24 * count + i] = flags[start + i]
+    at += _CHILD * count
+    if not wide:
+        for i in range(count):
+            store_u64(pages, at + 8 * i, prefix[start + i])
+        return
+    text = at + _END * count
+    end = 0
+    for i in range(count):
+        length = offsets[start + i + 1] - offsets[start + i]
+        copy_bytes(data, offsets[start + i], pages, text + end, length)
+        end += length
+        pages[at + 2 * i] = np.uint8(end & 0xFF)
+        pages[at + 2 * i + 1] = np.uint8(end >> 8)
+
+
+@njit(cache=True, nogil=True)
 def write_inner(
     prefix: NDArray[np.uint64],
     offsets: NDArray[np.int64],
@@ -66,31 +107,39 @@ def write_inner(
     """Write the inner pages that end at the entries `ends` into `pages`, zeroed uint8[len(ends) * page_size + 8]."""
     start = 0
     for number in range(len(ends)):
-        stop = ends[number]
-        count = stop - start
-        origin = number * page_size
-        kind = np.uint64(2) | (np.uint64(level) << np.uint64(16)) | (np.uint64(count) << np.uint64(32))
-        store_u64(pages, origin + 16, kind)
-        at = origin + _HEADER
-        for i in range(count):
-            store_u64(pages, at + 8 * i, np.uint64(children[start + i]))
-            store_u64(pages, at + 8 * (count + i), checksums[start + i])
-            store_u64(pages, at + 8 * (2 * count + i), np.uint64(rows[start + i]))
-            pages[at + 24 * count + i] = flags[start + i]
-        at += _CHILD * count
-        if not wide:
-            for i in range(count):
-                store_u64(pages, at + 8 * i, prefix[start + i])
-        else:
-            text = at + _END * count
-            end = 0
-            for i in range(count):
-                length = offsets[start + i + 1] - offsets[start + i]
-                copy_bytes(data, offsets[start + i], pages, text + end, length)
-                end += length
-                pages[at + 2 * i] = np.uint8(end & 0xFF)
-                pages[at + 2 * i + 1] = np.uint8(end >> 8)
-        start = stop
+        _write_node(
+            prefix, offsets, data, wide, children, checksums, rows, flags,
+            start, ends[number], level, pages, number * page_size,
+        )  # fmt: skip
+        start = ends[number]
+
+
+@njit(cache=True, nogil=True)
+def write_nodes(
+    prefix: NDArray[np.uint64],
+    offsets: NDArray[np.int64],
+    data: NDArray[np.uint8],
+    wide: bool,
+    children: NDArray[np.int64],
+    checksums: NDArray[np.uint64],
+    rows: NDArray[np.int64],
+    flags: NDArray[np.uint8],
+    first: NDArray[np.int64],
+    nodes: NDArray[np.int64],
+    page_size: int,
+    level: int,
+    pages: NDArray[np.uint8],
+    sums: NDArray[np.int64],
+) -> None:
+    """Write some nodes of a level whose children begin at `first`, and the rows below each of them, into `sums`."""
+    for number in range(len(nodes)):
+        start = first[nodes[number]]
+        stop = first[nodes[number] + 1]
+        _write_node(
+            prefix, offsets, data, wide, children, checksums, rows, flags,
+            start, stop, level, pages, number * page_size,
+        )  # fmt: skip
+        sums[number] = rows[start:stop].sum()
 
 
 @njit(cache=True, nogil=True)

@@ -110,20 +110,32 @@ def prepare(
         If a key is to be stored twice in a unique table.
     """
     _refuse_other_types(upserts, deletes, inserts)
-    parts = [_rows(layout, batch) for batch in (upserts, inserts)]
-    keys = Keys.concat([part[0] for part in parts])
-    payload = [pa.concat_arrays(list(arrays)) for arrays in zip(*(part[1] for part in parts), strict=True)]
-    fresh = np.arange(len(keys)) >= len(parts[0][0])
+    keys, payload, fresh = _to_store(layout, upserts, inserts)
     if keys.first_descent() >= 0:
         order = keys.argsort()
         keys, fresh = keys.take(order), fresh[order]
         payload = [array.take(pa.array(order)) for array in payload]
     if unique:
         _refuse_twice(layout, keys)
-    replaced = _distinct(keys.take(np.flatnonzero(~fresh)))
+    replaced = _distinct(keys if inserts is None else keys.take(np.flatnonzero(~fresh)))
+    if deletes is None:
+        return Changes(keys, payload, fresh, replaced, np.ones(len(replaced), dtype=np.bool_))
     gone = _distinct(_deleted(layout, deletes))
     touched = _distinct(Keys.concat([replaced, gone]))
     return Changes(keys, payload, fresh, touched, find_keys(touched, replaced) >= 0)
+
+
+def _to_store(
+    layout: LeafLayout, upserts: Batch | None, inserts: Batch | None
+) -> tuple[Keys, list[pa.Array], NDArray[np.bool_]]:
+    """Return the rows to store as they came: keys, payload, and which are inserts."""
+    if inserts is None:
+        keys, payload = _rows(layout, upserts)
+        return keys, payload, np.zeros(len(keys), dtype=np.bool_)
+    parts = [_rows(layout, batch) for batch in (upserts, inserts)]
+    keys = Keys.concat([part[0] for part in parts])
+    payload = [pa.concat_arrays(list(arrays)) for arrays in zip(*(part[1] for part in parts), strict=True)]
+    return keys, payload, np.arange(len(keys)) >= len(parts[0][0])
 
 
 def _rows(layout: LeafLayout, batch: Batch | None) -> tuple[Keys, list[pa.Array]]:

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from storage.inner import NewTree, Placed
     from storage.locks import Locks
     from storage.reader import PageReader
+    from storage.superblock import Superblock
 
 __all__ = ["CommitResult", "Transaction", "Writer", "pages_of"]
 
@@ -80,6 +81,19 @@ def pages_of(snapshot: Snapshot) -> NDArray[np.int64]:
     metadata = head.metadata_page + np.arange(count, dtype=np.int64)
     inner = [level.pages for level in snapshot.levels]
     return np.concatenate([np.arange(_SUPERBLOCKS, dtype=np.int64), metadata, *inner, snapshot.leaf_pages])
+
+
+def _length(head: Superblock, leaves: Placed, tree: NewTree, freed: NDArray[np.int64]) -> int:
+    """Return the pages of the file that the next commit relies on; `head` is the superblock of the one before it.
+
+    Takes no look at all leaves unless the last page of the file went.
+    """
+    last, some = head.pages - 1, leaves.entries.pages
+    if (freed == last).any():
+        last = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size) - 1
+    else:
+        some = some[leaves.changed]
+    return max(last, *(int(pages.max(initial=0)) for pages in (some, *(level.pages for level in tree.levels)))) + 1
 
 
 class Writer:
@@ -212,11 +226,11 @@ class Writer:
 
     def commit(self, draft: Draft, app: App | None) -> Snapshot:
         """Make a draft the table's state; the caller has it guarded."""
-        apps = dict(self.snapshot.superblock.apps)
+        head = self.snapshot.superblock
         if app is not None:
-            apps[app[0]] = app[1]
-        encode_superblock(replace(self.snapshot.superblock, apps=apps))  # refuses too many before anything is written
-        snapshot = self._next(*draft.finish(self.snapshot.fill), draft.pages.txid, apps)
+            head = replace(head, apps={**head.apps, app[0]: app[1]})
+            encode_superblock(head)  # refuses too many before anything is written
+        snapshot = self._next(draft, head)
         self._backend.sync()
         write_superblock(self._backend, snapshot.superblock)
         self._backend.sync()
@@ -230,26 +244,23 @@ class Writer:
         self._backend.truncate(self.space.cut() * self.snapshot.page_size)
         self._backend.sync()
 
-    def _next(self, leaves: Placed, tree: NewTree, txid: int, apps: dict[str, int]) -> Snapshot:
+    def _next(self, draft: Draft, head: Superblock) -> Snapshot:
+        """Write the inner nodes of a draft and return the state that it makes; `head` is that before it."""
+        leaves, tree = draft.finish(self.snapshot.fill)
         entries, root = leaves.entries, tree.root
         superblock = replace(
-            self.snapshot.superblock,
-            txid=txid,
+            head,
+            txid=draft.pages.txid,
             root_page=int(root.pages[0]) if len(root) else 0,
             root_checksum=int(root.checksums[0]) if len(root) else 0,
             height=tree.height,
-            rows=int(entries.rows.sum()),
+            rows=draft.rows,
             leaves=len(entries),
-            apps=apps,
+            pages=_length(head, leaves, tree, draft.freed),
         )
-        snapshot = replace(
-            self.snapshot,
-            superblock=superblock,
-            entries=entries,
-            levels=tree.levels,
-            leaf_rows=entries.rows.astype(np.int32),
-        )
-        return replace(snapshot, superblock=replace(superblock, pages=int(pages_of(snapshot).max()) + 1))
+        same = entries.rows is self.snapshot.entries.rows
+        leaf_rows = self.snapshot.leaf_rows if same else entries.rows.astype(np.int32)
+        return Snapshot(self.snapshot.path, superblock, self.snapshot.layout, entries, tree.levels, leaf_rows)
 
     def _map_space(self, snapshot: Snapshot) -> FreeSpace:
         """Return the free pages: all that the newest commit does not reach, held back while older readers live."""

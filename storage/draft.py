@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage import _kernels
+from storage import _commit_kernels, _kernels
 from storage import _tree_kernels as tree_kernels
 from storage.cache import page_buffer
 from storage.inner import NewTree, Placed, rewrite_inner
@@ -21,7 +21,7 @@ from storage.keys import Keys
 from storage.leaves import gather, gather_keys
 from storage.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
 from storage.patch import can_patch, patch_leaves
-from storage.tree import Entries, seal_pages, separators_between
+from storage.tree import Entries, read_pages, seal_pages, separators_between
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Draft", "Replacement"]
 
-_CHUNK_BYTES = 8 << 20
+_CHUNK_BYTES = 2 << 20
+_FEW_LEAVES = 4
 _UNDERFULL = 4
 _NONE = np.zeros(0, dtype=np.int64)
 
@@ -66,6 +67,21 @@ class _Part:
     leaf: NDArray[np.int64]
     touched_leaf: NDArray[np.int64]
 
+    @classmethod
+    def cut(
+        cls,
+        leaves: NDArray[np.int64],
+        joined: NDArray[np.bool_],
+        bounds: tuple[int, int],
+        changes: Changes,
+        leaf: NDArray[np.int64],
+        first: NDArray[np.int64],
+    ) -> _Part:
+        """Return the part of all changes that falls into some leaves; `bounds` are `low` and `high`."""
+        around = [int(leaves[0]), int(leaves[-1]) + 1]
+        rows, touched = slice(*np.searchsorted(leaf, around)), slice(*np.searchsorted(first, around))
+        return cls(leaves, joined, *bounds, changes.slice(rows, touched), leaf[rows], first[touched])
+
     def only(self, some: NDArray[np.bool_]) -> _Part:
         """Return some of the leaves with what changes in them."""
         rows = np.flatnonzero(some[_positions(self.leaves, self.leaf)])
@@ -88,6 +104,11 @@ class Replacement:
     entries: Entries
     at: NDArray[np.int64]
 
+    @property
+    def in_place(self) -> bool:
+        """Whether one leaf comes for each that goes; it then has the same separator."""
+        return self.at is self.leaves or np.array_equal(self.at, self.leaves)
+
 
 class Draft:
     """The next state of a table, as far as it is made.
@@ -107,7 +128,7 @@ class Draft:
         self._reader = reader
         self._pages = pages
         self._layout = base.layout
-        self._leaves = Placed(base.entries, np.arange(len(base.entries)), np.ones(len(base.entries), dtype=np.bool_))
+        self._leaves = Placed(base.entries, _NONE)
         self._rows = base.rows
         self._freed: list[NDArray[np.int64]] = []
         self.page_size = base.page_size
@@ -133,11 +154,16 @@ class Draft:
                 counts += counted
                 done.append(replacement)
             if rest is not None:
-                replacement, counted = self._change(rest)
+                replacement, counted = self._change(rest, None if frames is None else (part.leaves, frames))
                 counts += counted
                 done.append(replacement)
         self.install([replacement for replacement in done if len(replacement.leaves)])
         return counts
+
+    @property
+    def rows(self) -> int:
+        """Rows of the relation as it is now."""
+        return self._rows
 
     @property
     def entries(self) -> Entries:
@@ -166,24 +192,17 @@ class Draft:
         row_first, row_last = self._locate(changes.keys)
         leaf = np.where(changes.fresh, row_last, row_first)
         count = max(len(self._leaves), 1)
-        leaves = np.flatnonzero(_covered(first, last + 1, count) | _covered(leaf, leaf + 1, count))
-        joined = _covered(first, last, count)[leaves]
+        leaves, joined = _commit_kernels.touched_leaves(first, last, leaf, count)
         step = max(_CHUNK_BYTES // self.page_size, 1)
+        if len(leaves) <= step:
+            yield _Part(leaves, joined, 0, count, changes, leaf, first)
+            return
         start = 0
         while start < len(leaves):
             stop = min(start + step, len(leaves))
             stop += int(np.argmin(joined[stop - 1 :]))
-            bounds = [int(leaves[start]), int(leaves[stop - 1]) + 1]
-            rows, touched = slice(*np.searchsorted(leaf, bounds)), slice(*np.searchsorted(first, bounds))
-            yield _Part(
-                leaves[start:stop],
-                joined[start:stop],
-                int(leaves[start]) if start else 0,
-                int(leaves[stop]) if stop < len(leaves) else count,
-                changes.slice(rows, touched),
-                leaf[rows],
-                first[touched],
-            )
+            bounds = int(leaves[start]) if start else 0, int(leaves[stop]) if stop < len(leaves) else count
+            yield _Part.cut(leaves[start:stop], joined[start:stop], bounds, changes, leaf, first)
             start = stop
 
     def _locate(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -227,18 +246,20 @@ class Draft:
             unique=self._base.unique, average=self._average,
         )  # fmt: skip
         done = leaves[patched.done]
-        numbers = self._pages.place(self._hints(np.arange(len(done)), done, np.ones(len(done), dtype=np.int64)))
+        numbers = self._pages.place(self._hints_near(done))
         checksums = seal_pages(patched.pages, self.page_size, numbers, self._pages.txid)
         self._pages.put(patched.pages, numbers)
-        old = self.entries.take(done)
-        entries = Entries(numbers, checksums, patched.rows, old.continued, old.separators)
+        old = self.entries
+        entries = Entries(numbers, checksums, patched.rows, old.continued[done], old.separators.take(done))
         rest = part.only(patched.rest) if patched.rest.any() else None
         return Replacement(done, entries, done), patched.counts, rest
 
-    def _change(self, part: _Part) -> tuple[Replacement, Counts]:
-        rows, dirty, counts = apply_changes(
-            self._layout, self.load(part.leaves), part.changes, part.leaf, unique=self._base.unique
-        )
+    def _change(
+        self, part: _Part, read: tuple[NDArray[np.int64], NDArray[np.uint8]] | None
+    ) -> tuple[Replacement, Counts]:
+        """Merge changes into the rows of their leaves; `read` holds leaves that have been read, with their pages."""
+        present = self.load(part.leaves) if read is None else self._decode(part.leaves, *read)
+        rows, dirty, counts = apply_changes(self._layout, present, part.changes, part.leaf, unique=self._base.unique)
         changed = np.isin(part.leaves, dirty)
         leaves, joined = self._draw_in(
             part, np.bincount(_positions(part.leaves, rows.leaf), minlength=len(changed)), changed
@@ -269,18 +290,23 @@ class Draft:
 
     def load(self, leaves: NDArray[np.int64]) -> LeafRows:
         """Read the rows of leaves."""
-        layout = self._layout
         leaves = leaves if len(self.entries) else _NONE
-        frames = self.read(leaves)
-        frame = np.arange(len(leaves), dtype=np.int32)
+        return self._decode(leaves, leaves, self.read(leaves))
+
+    def _decode(self, leaves: NDArray[np.int64], read: NDArray[np.int64], frames: NDArray[np.uint8]) -> LeafRows:
+        """Return the rows of some of the leaves that were read into `frames`."""
+        layout = self._layout
+        frame = _positions(read, leaves).astype(np.int32)
         counts = _kernels.count_rows(frames, self.page_size, frame)
         places, rows, _ = _kernels.expand_rows(frame, np.zeros(len(leaves), dtype=np.int32), counts)
         keys = gather_keys(layout, frames, places, rows)
-        return LeafRows(keys, gather(layout, frames, places, rows), leaves[places])
+        return LeafRows(keys, gather(layout, frames, places, rows), read[places])
 
     def read(self, leaves: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Return the pages of leaves side by side."""
         pages, checksums = self.entries.pages[leaves], self.entries.checksums[leaves]
+        if len(leaves) <= _FEW_LEAVES:
+            return read_pages(self._reader.backend, self.page_size, pages, checksums)
         frames = page_buffer(len(leaves), self.page_size)
         order = np.argsort(pages)
         self._reader.read(pages[order], frames, order, checksums[order])
@@ -313,9 +339,13 @@ class Draft:
         count = np.bincount(group, minlength=len(first))
         rank = np.arange(len(group)) - (np.cumsum(count) - count)[group]
         leaf = first[group] + rank * leaves[group] // count[group]
+        return self._hints_near(leaf)
+
+    def _hints_near(self, leaf: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the median of where leaves and their neighbours are."""
         pages, end = self._leaves.entries.pages, len(self._leaves) - 1
-        around = np.stack([pages[np.maximum(leaf - 1, 0)], pages[leaf], pages[np.minimum(leaf + 1, end)]])
-        hints: NDArray[np.int64] = np.median(around, axis=0).astype(np.int64)
+        before, here, after = pages[np.maximum(leaf - 1, 0)], pages[leaf], pages[np.minimum(leaf + 1, end)]
+        hints: NDArray[np.int64] = np.maximum(np.minimum(before, after), np.minimum(np.maximum(before, after), here))
         return hints
 
     def _separators(self, packed: Packed, at: NDArray[np.int64]) -> tuple[Keys, NDArray[np.uint8]]:
@@ -336,32 +366,40 @@ class Draft:
         if not done:
             return
         self.changed = True
+        if len(self._leaves) and self._leaves.position is None and all(part.in_place for part in done):
+            self._install_in_place(done)
+        else:
+            self._install_anew(done)
+
+    def _install_in_place(self, done: list[Replacement]) -> None:
+        leaves = np.concatenate([part.leaves for part in done])
+        new = done[0].entries if len(done) == 1 else Entries.concat([part.entries for part in done])
         old = self._leaves
+        self._rows += int(new.rows.sum() - old.entries.rows[leaves].sum())
+        again = np.isin(leaves, old.changed)
+        self._freed.append(old.entries.pages[leaves[~again]])
+        self._pages.give(old.entries.pages[leaves[again]])
+        self._leaves = Placed(old.entries.replaced(leaves, new), np.union1d(old.changed, leaves))
+
+    def _install_anew(self, done: list[Replacement]) -> None:
+        old, kept = self._leaves, self._leaves.kept
         gone = np.zeros(len(old), dtype=np.bool_)
         if len(old):
             gone[np.concatenate([part.leaves for part in done])] = True
-        self._freed.append(old.entries.pages[gone & old.kept])
-        self._pages.give(old.entries.pages[gone & ~old.kept])
+        self._freed.append(old.entries.pages[gone & kept])
+        self._pages.give(old.entries.pages[gone & ~kept])
         stay = np.flatnonzero(~gone)
         at = np.concatenate([part.at for part in done])
-        position = old.position[at] if len(old) else at
+        position = old.positions[at] if len(old) else at
         order = np.argsort(np.concatenate([stay, at]), kind="stable")
         entries = Entries.concat([old.entries, *(part.entries for part in done)])
         index = np.concatenate([stay, len(old) + np.arange(len(at))])[order]
         self._leaves = Placed(
             _with_open_left(entries.take(index)),
-            np.concatenate([old.position[stay], position])[order],
-            np.concatenate([old.kept[stay], np.zeros(len(at), dtype=np.bool_)])[order],
+            np.flatnonzero(~np.concatenate([kept[stay], np.zeros(len(at), dtype=np.bool_)])[order]),
+            np.concatenate([old.positions[stay], position])[order],
         )
         self._rows = int(self._leaves.entries.rows.sum())
-
-
-def _covered(first: NDArray[np.int64], stop: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
-    """Return which of `count` places lie in one of the ranges."""
-    begins = np.bincount(first, minlength=count + 1)
-    ends = np.bincount(stop, minlength=count + 1)
-    covered: NDArray[np.bool_] = np.cumsum(begins - ends)[:count] > 0
-    return covered
 
 
 def _positions(leaves: NDArray[np.int64], leaf: NDArray[np.int64]) -> NDArray[np.int64]:

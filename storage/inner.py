@@ -58,18 +58,31 @@ class Placed:
     ----------
     entries
         In key order.
-    position : int64[n]
-        For an entry that was there before its position then; for a new one that of the first entry it replaces.
-    kept : bool[n]
-        Whether the entry was there before.
+    changed : int64 array
+        Which of them are new, ascending; the others were there before.
+    position : int64[n] or None
+        For an entry that was there before its position then; for a new one that of the first entry it replaces. None
+        if every entry stands where one stood, with the same separator.
     """
 
     entries: Entries
-    position: NDArray[np.int64]
-    kept: NDArray[np.bool_]
+    changed: NDArray[np.int64]
+    position: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
-        return len(self.position)
+        return len(self.entries)
+
+    @property
+    def kept(self) -> NDArray[np.bool_]:
+        """bool[n], which entries were there before."""
+        kept = np.ones(len(self), dtype=np.bool_)
+        kept[self.changed] = False
+        return kept
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        """int64[n], `position` also if it is None."""
+        return np.arange(len(self)) if self.position is None else self.position
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,12 +130,13 @@ def rewrite_inner(leaves: Placed, levels: Sequence[InnerLevel], fill: float, sin
         if len(children) <= 1:
             freed.append(old.pages)
             continue
-        if _is_one_to_one(children, old):
+        if children.position is None:
             children, level = _replace_nodes(children, old, len(new_levels) + 1, sink)
+            freed.append(old.pages[children.changed])
         else:
             children, level = _Level(children, old, len(new_levels) + 1, fill, sink).rewrite()
+            freed.append(old.pages[~np.isin(old.pages, level.pages, kind="sort")])
         new_levels.append(level)
-        freed.append(old.pages[~np.isin(old.pages, level.pages, kind="sort")])
     while len(children) > 1:
         children, level = _grow(children.entries, len(new_levels) + 1, fill, sink)
         new_levels.append(level)
@@ -130,34 +144,22 @@ def rewrite_inner(leaves: Placed, levels: Sequence[InnerLevel], fill: float, sin
     return NewTree(children.entries, tuple(reversed(new_levels)), gone)
 
 
-def _is_one_to_one(children: Placed, old: InnerLevel) -> bool:
-    """Return whether each child stands where one child stood before, so that no node changes its size."""
-    count = len(children)
-    return count == int(old.first[-1]) and bool((children.position == np.arange(count)).all())
-
-
 def _replace_nodes(children: Placed, old: InnerLevel, level: int, sink: PageSink) -> tuple[Placed, InnerLevel]:
     """Write anew the nodes whose children changed, child for child."""
-    node = np.searchsorted(old.first, np.flatnonzero(~children.kept), side="right") - 1
-    nodes = node[np.diff(node, prepend=-1) != 0]
-    starts = old.first[:-1]
-    count = old.first[nodes + 1] - starts[nodes]
-    ends = np.cumsum(count)
-    within = np.arange(int(count.sum())) + np.repeat(starts[nodes] - ends + count, count)
-    new = _write_nodes(children.entries.take(within), ends, level, old.pages[nodes], sink)
-    pages, checksums = old.pages.copy(), old.checksums.copy()
-    pages[nodes], checksums[nodes] = new.pages, new.checksums
-    kept = np.ones(len(pages), dtype=np.bool_)
-    kept[nodes] = False
-    below = children.entries
-    entries = Entries(
-        pages,
-        checksums,
-        np.add.reduceat(below.rows, starts),
-        below.continued[starts],
-        below.separators.take(starts),
-    )
-    return Placed(entries, np.arange(len(pages)), kept), InnerLevel(pages, checksums, old.first)
+    node = np.searchsorted(old.first, children.changed, side="right") - 1
+    nodes = node[np.flatnonzero(np.diff(node, prepend=-1))]
+    below, rows = children.entries, np.empty(len(nodes), dtype=np.int64)
+    pages = aligned_pages(len(nodes), sink.page_size)
+    kernels.write_nodes(
+        *below.separators.parts, below.separators.wide, below.pages, below.checksums, below.rows, below.continued,
+        old.first, nodes, sink.page_size, level, pages, rows,
+    )  # fmt: skip
+    numbers = sink.place(old.pages[nodes])
+    checksums = seal_pages(pages, sink.page_size, numbers, sink.txid)
+    sink.put(pages, numbers)
+    same = old.nodes.take(nodes)
+    entries = old.nodes.replaced(nodes, Entries(numbers, checksums, rows, same.continued, same.separators))
+    return Placed(entries, nodes), InnerLevel(entries, old.first)
 
 
 class _Level:
@@ -169,7 +171,7 @@ class _Level:
         self._level = level
         self._fill = fill
         self._sink = sink
-        self._node = np.searchsorted(old.first, children.position, side="right") - 1
+        self._node = np.searchsorted(old.first, children.positions, side="right") - 1
         count = np.bincount(self._node, minlength=len(old.pages))
         same = np.bincount(self._node, weights=children.kept, minlength=len(old.pages)) == count
         self._nodes = np.flatnonzero(count)
@@ -223,7 +225,7 @@ class _Level:
         nodes, starts = self._nodes[kept], self._starts[kept]
         old = Entries(
             self._old.pages[nodes],
-            self._old.checksums[nodes],
+            self._old.nodes.checksums[nodes],
             np.add.reduceat(self._children.rows, self._starts)[kept],
             self._children.continued[starts],
             self._children.separators.take(starts),
@@ -232,8 +234,8 @@ class _Level:
         order = np.argsort(places, kind="stable")
         entries = Entries.concat([old, new]).take(order)
         counts = np.concatenate([self._count[kept], sizes])[order]
-        level = InnerLevel(entries.pages, entries.checksums, np.concatenate([[0], np.cumsum(counts)]))
-        return Placed(entries, places[order], order < len(kept)), level
+        level = InnerLevel(entries, np.concatenate([[0], np.cumsum(counts)]))
+        return Placed(entries, np.flatnonzero(order >= len(kept)), places[order]), level
 
 
 def _grow(children: Entries, level: int, fill: float, sink: PageSink) -> tuple[Placed, InnerLevel]:
@@ -242,8 +244,8 @@ def _grow(children: Entries, level: int, fill: float, sink: PageSink) -> tuple[P
     ends = kernels.plan_inner(keys.parts[1], keys.wide, len(children), int(fill * sink.page_size))
     first = np.concatenate([[0], ends])
     entries = _write_nodes(children, ends, level, children.pages[first[:-1]], sink)
-    level_of = InnerLevel(entries.pages, entries.checksums, first)
-    return Placed(entries, np.arange(len(entries)), np.zeros(len(entries), dtype=np.bool_)), level_of
+    every = np.arange(len(entries))
+    return Placed(entries, every, every), InnerLevel(entries, first)
 
 
 def _write_nodes(

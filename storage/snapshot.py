@@ -119,10 +119,7 @@ class Snapshot:
     @property
     def index_nbytes(self) -> int:
         """Bytes of the index in memory."""
-        entries = self.entries
-        leaves = entries.pages.nbytes + entries.checksums.nbytes + entries.rows.nbytes + entries.continued.nbytes
-        inner = sum(level.pages.nbytes + level.checksums.nbytes + level.first.nbytes for level in self.levels)
-        return leaves + self.leaf_rows.nbytes + entries.separators.nbytes + inner
+        return self.entries.nbytes + self.leaf_rows.nbytes + sum(level.nbytes for level in self.levels)
 
     def locate(self, keys: Keys) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the first and the last leaf that may hold each key.

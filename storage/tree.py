@@ -71,6 +71,21 @@ class Entries:
     def __len__(self) -> int:
         return len(self.pages)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        fixed = self.pages.nbytes + self.checksums.nbytes + self.rows.nbytes + self.continued.nbytes
+        return fixed + self.separators.nbytes
+
+    def replaced(self, at: NDArray[np.int64], new: Entries) -> Entries:
+        """Return the entries with others at the positions `at`, which have the same separators."""
+        pages, checksums, rows = self.pages.copy(), self.checksums.copy(), self.rows
+        pages[at], checksums[at] = new.pages, new.checksums
+        if not np.array_equal(rows[at], new.rows):
+            rows = rows.copy()
+            rows[at] = new.rows
+        return Entries(pages, checksums, rows, self.continued, self.separators)
+
     def slice(self, start: int, stop: int) -> Entries:
         """Return the entries from `start` up to `stop`."""
         part = slice(start, stop)
@@ -116,15 +131,24 @@ class InnerLevel:
 
     Attributes
     ----------
-    pages : int64[m]
-    checksums : uint64[m]
+    nodes
+        What is said of them one level up.
     first : int64[m + 1]
         Positions in the level below at which each node's children begin.
     """
 
-    pages: NDArray[np.int64]
-    checksums: NDArray[np.uint64]
+    nodes: Entries
     first: NDArray[np.int64]
+
+    @property
+    def pages(self) -> NDArray[np.int64]:
+        """int64[m], page numbers."""
+        return self.nodes.pages
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self.nodes.nbytes + self.first.nbytes
 
 
 def key_limit(page_size: int) -> int:
@@ -271,7 +295,7 @@ def read_tree(
         below = read_entries(frames, page_size, kind, counts)
         if isinstance(below, int):
             raise CorruptPageError(f"{backend.path}: the entries of inner page {int(entries.pages[below])} overrun it")
-        levels.append(InnerLevel(entries.pages, entries.checksums, _starts(counts)))
+        levels.append(InnerLevel(entries, _starts(counts)))
         entries = below
     return entries, levels
 
