@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -72,5 +73,13 @@ class RootGroup(LazyGroup):
 
 
 def heed_termination() -> None:
-    """Let SIGTERM clean up like Ctrl-C."""
+    """Let SIGTERM clean up like Ctrl-C, and let nobody but the console tell of either.
+
+    py4j logs an interrupt of a call into the JVM with its stack, on the root logger.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    logging.getLogger().addFilter(_is_no_interrupt)
+
+
+def _is_no_interrupt(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or record.exc_info[0] is not KeyboardInterrupt

@@ -163,3 +163,23 @@ def test_an_interrupt_leaves_no_half_written_output(tmp_path, number):
     assert "interrupted" in errors
     assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]
     assert out.read_text() == "older result"
+
+
+INTERRUPTED_CALL = """
+import logging
+from cli.main import heed_termination
+
+heed_termination()
+for error in (KeyboardInterrupt(), ValueError("lost connection")):
+    try:
+        raise error
+    except BaseException:
+        logging.exception("%s while sending command.", type(error).__name__)
+"""
+
+
+def test_py4j_tells_no_interrupt_with_its_stack():
+    command = [sys.executable, "-c", INTERRUPTED_CALL]
+    errors = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert "KeyboardInterrupt" not in errors
+    assert "lost connection" in errors
