@@ -17,6 +17,7 @@ import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
 from cli.errors import InputFileError
+from storage.encodings import not_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -178,9 +179,11 @@ def _parquet_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
 
 def _csv_schema(file: Path, form: CsvFormat) -> pa.Schema:
     with _csv_reader(file, form) as reader:
-        schema = reader.schema
-    if len(set(schema.names)) != len(schema.names):
-        raise InputFileError(f"{file} names a column twice in its first line: {', '.join(schema.names)}")
+        schema, names = reader.schema, reader.schema.names
+    if any(pa.types.is_binary(column.type) and column.name not in form.types for column in schema):
+        _refuse_other_encoding(file)  # Arrow takes text for bytes then
+    if len(set(names)) != len(names):
+        raise InputFileError(f"{file} names a column twice in its first line: {', '.join(names)}")
     return pa.schema([column.with_type(pa.string()) if pa.types.is_null(column.type) else column for column in schema])
 
 
@@ -219,7 +222,8 @@ def _csv_reader(file: Path, form: CsvFormat) -> Iterator[pc.CSVStreamingReader]:
     try:
         with pc.open_csv(file, *_csv_options(form, refuse)) as reader:
             yield reader
-    except pa.ArrowInvalid as error:
+    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+        _refuse_other_encoding(file)
         if not refused:
             raise
         row = refused[0]
@@ -227,6 +231,12 @@ def _csv_reader(file: Path, form: CsvFormat) -> Iterator[pc.CSVStreamingReader]:
             f"{file}, record {row.number} (the heading is record 1): {row.actual_columns} fields where the heading has "
             f"{row.expected_columns}; quote a field that holds {form.delimiter!r}: {row.text[:80]}"
         ) from error
+
+
+def _refuse_other_encoding(file: Path) -> None:
+    place = not_utf8(file)
+    if place:
+        raise InputFileError(f"{file}: {place}")
 
 
 def _csv_options(

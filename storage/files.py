@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from storage._duckdb import connect
+from storage.encodings import not_utf8
 from storage.errors import InputError
 
 if TYPE_CHECKING:
@@ -177,16 +178,23 @@ def _csv(files: Sequence[Path]) -> Rows:
             try:
                 yield from connection.sql(f"SELECT {chosen} FROM {query}").to_arrow_reader(_BATCH_ROWS)  # noqa: S608 - quoted
             except refused as error:
-                raise InputError(f"cannot read {_name(files)} as CSV: {_cause(error)}") from error
+                cause = _other_encoding(files) or _cause(error)
+                raise InputError(f"cannot read {_name(files)} as CSV: {cause}") from error
 
     with connect() as connection:
         try:
             schema = connection.sql(f"FROM {query} LIMIT 0").to_arrow_table().schema
         except duckdb.Error as error:
             found = (_ragged_line(connection, file, header) for file, header in zip(files, headers, strict=True))
-            cause = next((text for text in found if text), _cause(error))
+            cause = _other_encoding(files) or next((text for text in found if text), _cause(error))
             raise InputError(f"cannot read {_name(files)} as CSV: {cause}") from error
     return Rows(_name(files), schema, read, query=query, files=files)
+
+
+def _other_encoding(files: Sequence[Path]) -> str | None:
+    """Return where the first file that is not UTF-8 is not."""
+    found = ((file, not_utf8(file)) for file in files)
+    return next((f"{file}: {place}" for file, place in found if place), None)
 
 
 def _header(file: Path) -> str:

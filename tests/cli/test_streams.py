@@ -111,6 +111,22 @@ BAD = {
     ),
     "a column twice": (lambda path: (path.mkdir(), write(path / "a.csv", "a,a\n1,2\n")), "names a column twice"),
     "no header": (lambda path: (path.mkdir(), write(path / "a.csv", "")), "Empty CSV file"),
+    "text that is not UTF-8": (
+        lambda path: (path.mkdir(), (path / "a.csv").write_bytes(b"a,b\n1,M\xfcller\n")),
+        r"a\.csv: line 2 is not UTF-8 \(byte 7 of the file is 0xfc\); convert it",
+    ),
+    "text that is not UTF-8 behind a mebibyte": (
+        lambda path: (path.mkdir(), (path / "a.csv").write_bytes(b"a,b\n" + b"1,b\n" * 400_000 + b"1,\xfc\n")),
+        r"a\.csv: line 400002 is not UTF-8",
+    ),
+    "a heading that is not UTF-8": (
+        lambda path: (path.mkdir(), (path / "a.csv").write_bytes(b"a,\xfc\n1,2\n")),
+        r"a\.csv: line 1 is not UTF-8",
+    ),
+    "UTF-16": (
+        lambda path: (path.mkdir(), (path / "a.csv").write_bytes("a,b\n1,2\n".encode("utf-16"))),
+        r"a\.csv: line 1 is not UTF-8",
+    ),
     "cut Parquet": (lambda path: (path.mkdir(), write(path / "a.parquet", "PAR1 no more")), "cannot read .*a.parquet"),
 }
 

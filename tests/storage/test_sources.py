@@ -167,7 +167,8 @@ def test_text_keys_sort_alike_in_memory_and_on_disk(tmp_path):
         ("k,v\n" + "1,2\n" * 50_000 + "3,4,5\n", r"Line: 50002; Original Line: 3,4,5"),
         ("k,v\n1\n", r"Line: 2; Original Line: 1"),
         ("", "does not begin with a line of column names"),
-        ("k,v\n1,\xff\n", "Invalid unicode"),
+        ("k,v\n1,\xff\n", r"r.csv: line 2 is not UTF-8 \(byte 6 of the file is 0xff\); convert it"),
+        ("k,\xff\n1,2\n", "line 1 is not UTF-8"),
         ('k,v\n1,"open\n', "r.csv as CSV"),
     ],
 )
