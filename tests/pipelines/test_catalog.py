@@ -143,8 +143,8 @@ def test_a_process_id_that_was_given_again_is_not_taken_for_the_holder(catalog, 
     Leases(catalog, ["d"], clock=clock)._take("d")
     with catalog.transaction() as connection:
         connection.execute(update(LEASES).values(process="1"))
-    with Leases(catalog, ["d"], clock=clock):
-        pass
+    with Leases(catalog, ["d"], clock=clock) as leases:
+        leases.check()
 
 
 def test_a_holder_on_another_machine_is_believed_until_its_time_is_up(catalog, clock):
