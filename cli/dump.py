@@ -104,11 +104,12 @@ def _heads(numbers: np.ndarray[Any, Any], frames: np.ndarray[Any, Any]) -> Itera
 
 def _show_page(path: Path, superblock: Superblock, page: int, console: Console) -> None:
     page_size = superblock.page_size
+    pages = path.stat().st_size // page_size
+    if not 2 <= page < pages:  # noqa: PLR2004 - the superblocks are pages 0 and 1
+        raise InputError(f"{path} has pages 2 to {pages - 1}, not page {page}")
     with path.open("rb") as file:
         file.seek(page * page_size)
         content = file.read(page_size)
-    if page < 2 or len(content) < page_size:  # noqa: PLR2004 - the superblocks are pages 0 and 1
-        raise InputError(f"{path} has pages 2 to {path.stat().st_size // page_size - 1}, not page {page}")
     frames = np.frombuffer(content + bytes(SLACK), dtype=np.uint8)
     head = next(_heads(np.array([page], dtype=np.int64), frames))
     entries = _directory(content, head)

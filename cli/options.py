@@ -16,6 +16,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 __all__ = [
     "COLUMNS",
+    "DELIMITER",
     "DURATION",
     "NEW_FILE",
     "PAIRING",
@@ -62,6 +63,19 @@ class Duration(click.ParamType[Any]):
             return parse_duration(value)
         except InputError as error:
             self.fail(str(error), param, ctx)
+
+
+class Delimiter(click.ParamType[Any]):
+    r"""What separates the fields of a CSV; a tab may be written as ``\t``."""
+
+    name = "delimiter"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return one character."""
+        mark = "\t" if value == "\\t" else str(value)
+        if len(mark) != 1 or not mark.isascii() or mark in '"\r\n\0':
+            self.fail(f"{value!r} is not one ASCII character other than a quote or line end", param, ctx)
+        return mark
 
 
 class Columns(click.ParamType[Any]):
@@ -113,6 +127,7 @@ def _take_name(text: str, at: int, marks: str) -> tuple[str, int]:
 
 SIZE = Size()
 DURATION = Duration()
+DELIMITER = Delimiter()
 COLUMNS = Columns()
 PAIRING = Pairing()
 
@@ -129,7 +144,7 @@ def csv_options(function: Function) -> Function:
     for option in (
         click.option("--text", type=COLUMNS, default=(), help="Columns of a CSV to keep as text."),
         click.option("--null", "nulls", multiple=True, help="How a CSV spells a missing value; by default, empty."),
-        click.option("--delimiter", default=",", show_default=True, help="What separates the fields of a CSV."),
+        click.option("--delimiter", type=DELIMITER, default=",", show_default=True, help="Between fields of a CSV."),
     ):
         gather = option(gather)
     return cast("Function", gather)

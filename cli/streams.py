@@ -184,6 +184,9 @@ def _csv_schema(file: Path, form: CsvFormat) -> pa.Schema:
         _refuse_other_encoding(file)  # Arrow takes text for bytes then
     if len(set(names)) != len(names):
         raise InputFileError(f"{file} names a column twice in its first line: {', '.join(names)}")
+    unknown = [name for name in form.types if name not in names]
+    if unknown:
+        raise InputFileError(f"{file} has no column {unknown[0]!r}; its columns are {', '.join(names)}")
     return pa.schema([column.with_type(pa.string()) if pa.types.is_null(column.type) else column for column in schema])
 
 

@@ -148,12 +148,19 @@ def _bound(text: str | None, key: list[pa.Field]) -> tuple[Any, ...] | None:
     """Return one key as values of the key's types."""
     if text is None:
         return None
-    parts = next(csv.reader(io.StringIO(text, newline="")), []) if len(key) > 1 or text.startswith('"') else [text]
+    parts = _fields(text) if len(key) > 1 or text.startswith('"') else [text]
     if len(parts) != len(key):
         raise InputError(
             f"the key has {len(key)} columns ({', '.join(f.name for f in key)}), but {text!r} {len(parts)}"
         )
     return tuple(_parsed(part, field) for part, field in zip(parts, key, strict=True))
+
+
+def _fields(text: str) -> list[str]:
+    try:
+        return next(csv.reader(io.StringIO(text, newline=""), strict=True), [])
+    except csv.Error as error:
+        raise InputError(f"{text!r} is not quoted as in CSV: {error}") from error
 
 
 def _parsed(text: str, field: pa.Field) -> Any:

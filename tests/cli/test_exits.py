@@ -123,7 +123,14 @@ def test_an_unknown_command_lists_the_valid_ones(invoke):
 
 
 @pytest.mark.parametrize(
-    "options", [["--on", "=k"], ["--on", "k", "--memory", "lots"], ["--on", "k", "--deadline", "-1s"]]
+    "options",
+    [
+        ["--on", "=k"],
+        ["--on", "k="],
+        ["--on", "k", "--memory", "lots"],
+        ["--on", "k", "--deadline", "-1s"],
+        *(["--on", "k", "--delimiter", mark] for mark in ("", ",,", "é", "\n", '"')),
+    ],
 )
 def test_values_that_cannot_be_read_are_usage_errors(invoke, options):
     assert invoke("join", "t", "s", "-o", "out.parquet", *options).code == 2

@@ -109,6 +109,11 @@ BAD = {
         lambda path: (path.mkdir(), write(path / "a.csv", "a\n1\n"), write(path / "b.csv", "a,b\n1,2\n")),
         "they differ in b",
     ),
+    "an unknown column to keep as text": (
+        lambda path: (path.mkdir(), write(path / "a.csv", "a,b\n1,2\n")),
+        "no column 'c'; its columns are a, b",
+        {"csv": CsvFormat(types={"c": pa.string()})},
+    ),
     "a column twice": (lambda path: (path.mkdir(), write(path / "a.csv", "a,a\n1,2\n")), "names a column twice"),
     "no header": (lambda path: (path.mkdir(), write(path / "a.csv", "")), "Empty CSV file"),
     "text that is not UTF-8": (
@@ -133,8 +138,8 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_named(tmp_path, case):
-    make, message = BAD[case]
+    make, message, *options = BAD[case]
     path = tmp_path / "input"
     make(path)
     with pytest.raises(InputFileError, match=message):
-        rows_of(path)
+        rows_of(path, **(options[0] if options else {}))

@@ -118,6 +118,13 @@ def test_dump_lists_the_pages(table, invoke):
     assert "Pages" in invoke("table", "dump", table).out
 
 
+@pytest.mark.parametrize("page", [0, 1, 10**6, 10**18, 10**30])
+def test_dump_names_the_pages_that_there_are(table, invoke, page):
+    outcome = invoke("table", "dump", table, "--page", page)
+    assert outcome.code == 1, outcome
+    assert f"has pages 2 to 3, not page {page}" in outcome.err
+
+
 def test_dump_shows_the_directory_of_a_leaf(table, invoke):
     pages = invoke("table", "dump", table, "--json").document["pages"]
     leaf = next(page["page"] for page in pages if page["type"] == "leaf")
@@ -245,3 +252,15 @@ def test_names_that_hold_a_comma_are_quoted(tmp_path, invoke):
     outcome = invoke("join", tmp_path / "t", tmp_path / "r.parquet", "--on", pairs, "-o", tmp_path / "o.parquet")
     assert outcome.code == 0, outcome
     assert pq.read_table(tmp_path / "o.parquet")["e_right"].to_pylist() == [3]
+
+
+def test_a_bound_whose_quote_is_never_closed_is_refused(stored, invoke):
+    path = stored(pa.table({"k": ["a", "b"]}))
+    assert "not quoted as in CSV" in invoke("table", "scan", path, "--low", '"b').err
+    assert invoke("table", "scan", path, "--low", '"b"').out == 'k\n"b"\n'
+
+
+def test_a_tab_may_be_written_with_a_backslash(tmp_path, invoke):
+    (tmp_path / "a.tsv").write_text("k\tv\n1\t2\n")
+    outcome = invoke("table", "build", tmp_path / "a.tsv", "--key", "k", "--delimiter", r"\t", "-o", tmp_path / "t")
+    assert outcome.code == 0, outcome
