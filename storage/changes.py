@@ -152,11 +152,14 @@ def _refuse_other_types(*batches: object) -> None:
 
 
 def _check_columns(given: pa.Schema, wanted: pa.Schema) -> None:
-    missing = [name for name in wanted.names if name not in given.names]
-    unknown = [name for name in given.names if name not in wanted.names]
-    if missing or unknown or len(given) != len(wanted):
-        what = f"column {missing[0]!r} is missing" if missing else f"column {(unknown or given.names)[0]!r} is unknown"
-        raise SchemaError(f"{what}; rows to store have the columns {', '.join(map(repr, wanted.names))}, each once")
+    names, expected = given.names, wanted.names
+    if names == expected and len(set(names)) == len(names):
+        return
+    missing = [name for name in expected if name not in names]
+    unknown = [name for name in names if name not in expected]
+    if missing or unknown or len(names) != len(expected):
+        what = f"column {missing[0]!r} is missing" if missing else f"column {(unknown or names)[0]!r} is unknown"
+        raise SchemaError(f"{what}; rows to store have the columns {', '.join(map(repr, expected))}, each once")
 
 
 def _stored(batch: Batch, field: pa.Field) -> pa.Array:

@@ -53,6 +53,8 @@ def coerce(column: pa.Array | pa.ChunkedArray, target: pa.DataType, name: str) -
     [True, False, False]
     """
     array = as_array(column)
+    if array.type == target and array.null_count == 0:
+        return array, None
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_null(array.type):

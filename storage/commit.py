@@ -7,6 +7,8 @@ A commit by transaction `t` goes like this; `FORMAT.md` argues each crash point:
 3. the superblock of `t` is written into slot ``t mod 2``; that of ``t - 1`` lies in the other slot, untouched;
 4. sync: the commit is durable and may be acknowledged.
 
+A commit of few pages leaves step 2 out: its superblock says how to see that the pages are there.
+
 Pages that `t` frees are used again by a later commit only, and only when no reader claims a snapshot before `t`.
 A write or sync that fails leaves unknown bytes in free pages or in one slot; the writer then refuses to go on.
 """
@@ -21,13 +23,21 @@ import numpy as np
 
 from storage.changes import prepare
 from storage.draft import Draft
-from storage.errors import CorruptionError, InputError, PoisonedHandleError
+from storage.errors import CorruptionError, InputError, PoisonedHandleError, StorageIOError
 from storage.merge import Counts
 from storage.metadata import metadata_pages
 from storage.page_writer import PageWriter
 from storage.snapshot import Snapshot, open_snapshot
 from storage.space import FreeSpace
-from storage.superblock import check_app, encode_superblock, read_superblock, write_superblock
+from storage.superblock import (
+    FORMAT_VERSION,
+    check_app,
+    encode_superblock,
+    has_room_for_proof,
+    read_superblock,
+    repeat_superblock,
+    write_superblock,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -155,6 +165,8 @@ class Writer:
             newest = read_superblock(self._backend)
             if self._state is None or self._state[0].txid != newest.txid:
                 self._backend.sync()  # what is read may be the last words of a writer that died before its sync
+                if newest.proof is not None:
+                    repeat_superblock(self._backend, newest)
                 snapshot = open_snapshot(self._backend, newest)
                 self._state = snapshot, self._map_space(snapshot)
         except BaseException:
@@ -231,13 +243,27 @@ class Writer:
             head = replace(head, apps={**head.apps, app[0]: app[1]})
             encode_superblock(head)  # refuses too many before anything is written
         snapshot = self._next(draft, head)
-        self._backend.sync()
-        write_superblock(self._backend, snapshot.superblock)
-        self._backend.sync()
+        if snapshot.superblock.proof is None:
+            self._backend.sync()
+            write_superblock(self._backend, snapshot.superblock)
+            self._backend.sync()
+        else:
+            self._commit_at_once(head, snapshot.superblock)
         self.space.hold(draft.pages.txid, draft.freed)
         self._state = snapshot, self.space
         self._draft = None
         return snapshot
+
+    def _commit_at_once(self, before: Superblock, superblock: Superblock) -> None:
+        """Make pages and superblock durable by one sync; the superblock says how to see that the pages are there."""
+        try:
+            write_superblock(self._backend, superblock)
+            self._backend.sync()
+        except StorageIOError:
+            with contextlib.suppress(StorageIOError):  # the first failure is the one to report
+                repeat_superblock(self._backend, before)  # what the system has in memory may never reach the disk
+            raise
+        repeat_superblock(self._backend, superblock)
 
     def cut(self) -> None:
         """Give back the free pages at the end of the file; the caller has it guarded."""
@@ -257,6 +283,8 @@ class Writer:
             rows=draft.rows,
             leaves=len(entries),
             pages=_length(head, leaves, tree, draft.freed),
+            version=FORMAT_VERSION,
+            proof=draft.pages.proof if has_room_for_proof(head) else None,
         )
         same = entries.rows is self.snapshot.entries.rows
         leaf_rows = self.snapshot.leaf_rows if same else entries.rows.astype(np.int32)

@@ -6,7 +6,6 @@ whether it becomes the table's next state.
 
 from __future__ import annotations
 
-import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -189,7 +188,8 @@ class Draft:
     def _parts(self, changes: Changes) -> Iterator[_Part]:
         """Cut changes into parts that touch few leaves each, never within a run of leaves that one key spans."""
         first, last = self._locate(changes.touched)
-        row_first, row_last = self._locate(changes.keys)
+        same = changes.touched is changes.keys
+        row_first, row_last = (first, last) if same else self._locate(changes.keys)
         leaf = np.where(changes.fresh, row_last, row_first)
         count = max(len(self._leaves), 1)
         leaves, joined = _commit_kernels.touched_leaves(first, last, leaf, count)
@@ -226,15 +226,15 @@ class Draft:
         current = next(parts, None)
         if current is None:
             return
-        frames = self.read(current.leaves)
-        with contextlib.ExitStack() as stack:
-            pool: ThreadPoolExecutor | None = None
-            for following in parts:
-                if pool is None:
-                    pool = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="headrace-ahead"))
+        frames, following = self.read(current.leaves), next(parts, None)
+        if following is None:
+            yield current, frames
+            return
+        with ThreadPoolExecutor(1, thread_name_prefix="headrace-ahead") as pool:
+            while following is not None:
                 reading = pool.submit(self.read, following.leaves)
                 yield current, frames
-                current, frames = following, reading.result()
+                current, frames, following = following, reading.result(), next(parts, None)
             yield current, frames
 
     def _patch(self, part: _Part, frames: NDArray[np.uint8]) -> tuple[Replacement, Counts, _Part | None]:
@@ -376,10 +376,14 @@ class Draft:
         new = done[0].entries if len(done) == 1 else Entries.concat([part.entries for part in done])
         old = self._leaves
         self._rows += int(new.rows.sum() - old.entries.rows[leaves].sum())
-        again = np.isin(leaves, old.changed)
-        self._freed.append(old.entries.pages[leaves[~again]])
-        self._pages.give(old.entries.pages[leaves[again]])
-        self._leaves = Placed(old.entries.replaced(leaves, new), np.union1d(old.changed, leaves))
+        kept = leaves
+        if len(old.changed):
+            again = np.isin(leaves, old.changed)
+            self._pages.give(old.entries.pages[leaves[again]])
+            kept = leaves[~again]
+        self._freed.append(old.entries.pages[kept])
+        changed = leaves if len(leaves) == 1 and not len(old.changed) else np.union1d(old.changed, leaves)
+        self._leaves = Placed(old.entries.replaced(leaves, new), changed)
 
     def _install_anew(self, done: list[Replacement]) -> None:
         old, kept = self._leaves, self._leaves.kept

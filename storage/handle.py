@@ -106,7 +106,8 @@ class TableHandle:
         if not self._exclusive:
             writer.acquire(wait)
         try:
-            self._refuse_replaced()
+            if not self._exclusive:
+                self._refuse_replaced()
             yield writer
             self.adopt(writer.snapshot)
         finally:
@@ -185,10 +186,13 @@ class TableHandle:
 
 
 class _OwnWriter:
-    """A writer with a descriptor of its own, for the handle's is open for reading only."""
+    """A writer with a descriptor of its own, for the handle's is open for reading only.
+
+    It reads through the page cache, which holds what it wrote.
+    """
 
     def __init__(self, read: FileBackend, device: DeviceModel) -> None:
-        self._backend = FileBackend(read.path, "w", direct=read.direct)
+        self._backend = FileBackend(read.path, "w", direct=False)
         self._reader = PageReader(self._backend, device.page_size, device)
         self.writer = Writer(self._backend, FileLocks(self._backend.fileno(), read.path), self._reader)
 

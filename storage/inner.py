@@ -146,8 +146,9 @@ def rewrite_inner(leaves: Placed, levels: Sequence[InnerLevel], fill: float, sin
 
 def _replace_nodes(children: Placed, old: InnerLevel, level: int, sink: PageSink) -> tuple[Placed, InnerLevel]:
     """Write anew the nodes whose children changed, child for child."""
-    node = np.searchsorted(old.first, children.changed, side="right") - 1
-    nodes = node[np.flatnonzero(np.diff(node, prepend=-1))]
+    nodes = old.first.searchsorted(children.changed, side="right") - 1
+    if len(nodes) > 1:
+        nodes = nodes[np.flatnonzero(np.diff(nodes, prepend=-1))]
     below, rows = children.entries, np.empty(len(nodes), dtype=np.int64)
     pages = aligned_pages(len(nodes), sink.page_size)
     kernels.write_nodes(

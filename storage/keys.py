@@ -264,12 +264,11 @@ class KeyCodec:
     def _columns_of(self, source: KeySource) -> list[pa.Array | pa.ChunkedArray]:
         if not isinstance(source, pa.RecordBatch | pa.Table):
             return list(source)
-        missing = [name for name in self.columns if name not in source.schema.names]
+        names = source.schema.names
+        missing = [name for name in self.columns if name not in names]
         if missing:
-            raise SchemaError(
-                f"key column {missing[0]!r} is missing; the columns are {', '.join(map(repr, source.schema.names))}"
-            )
-        twice = [name for name in self.columns if source.schema.names.count(name) > 1]
+            raise SchemaError(f"key column {missing[0]!r} is missing; the columns are {', '.join(map(repr, names))}")
+        twice = [name for name in self.columns if names.count(name) > 1]
         if twice:
             raise SchemaError(f"key column {twice[0]!r} occurs more than once; give each key column once")
         return [source.column(name) for name in self.columns]

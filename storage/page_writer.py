@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
-import numpy as np
+from storage.superblock import PROOF_PAGES, Proof
+from storage.tree import runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from storage.backend import StorageBackend
@@ -45,6 +46,7 @@ class PageWriter:
         self._space = space
         self._take = space.take if take is None else take
         self._taken: list[NDArray[np.int64]] = []
+        self._checksums: dict[int, bytes] | None = {}
         self.page_size = page_size
         self.txid = txid
 
@@ -57,13 +59,29 @@ class PageWriter:
     def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
         """Write sealed pages, those that follow one another on disk and in memory with one call."""
         size = self.page_size
-        cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
-        for start, stop in itertools.pairwise([0, *cuts.tolist(), len(numbers)] if len(numbers) else []):
+        self._note(pages, numbers)
+        for start, stop in runs_of(numbers):
             self._backend.pwrite(int(numbers[start]) * size, pages[start * size : stop * size])
 
     def give(self, pages: NDArray[np.int64]) -> None:
         """Return pages of this transaction that it no longer needs."""
         self._space.give(pages)
+        if self._checksums is not None:
+            for page in pages.tolist():
+                self._checksums.pop(page, None)
+
+    @property
+    def proof(self) -> Proof | None:
+        """The proof that the pages of this transaction are on disk, if they are few."""
+        return None if self._checksums is None else Proof.of(self._checksums)
+
+    def _note(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
+        """Note the checksums of pages as long as they are few."""
+        if self._checksums is None or len(self._checksums) + len(numbers) > PROOF_PAGES:
+            self._checksums = None
+            return
+        for at, number in enumerate(numbers.tolist()):
+            self._checksums[number] = pages[at * self.page_size : at * self.page_size + 8].tobytes()
 
     def roll_back(self) -> None:
         """Return all pages that were taken."""

@@ -90,9 +90,11 @@ def patch_leaves(
     UniqueViolationError
         If an insert's key is there already and the table is unique.
     """
-    shared = joined.copy()
-    shared[1:] |= joined[:-1]
-    skip = _beside(leaves, shared)
+    skip = joined
+    if joined.any():
+        shared = joined.copy()
+        shared[1:] |= joined[:-1]
+        skip = _beside(leaves, shared)
     patch = _Patch(layout, frames, changes, ends, unique=unique, average=average)
     patched, small = patch.run(skip)
     if small.any():

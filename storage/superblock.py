@@ -15,9 +15,13 @@ that a damaged byte does not lose a commit. All integers are little-endian:
     104  u32       height (levels)       108  u8   flags (bit 0: unique)
     109  u8        zero                  110  u16  number of applications
     112  per application: i64 version, u16 length of the name, the name in UTF-8
+    then if bit 1 of the flags is set, the proof: u16 number of pages, BLAKE2b-64 of their checksums, u64 page ...
 
-A copy counts if magic, checksum and slot (transaction id mod 2) are right; of those that count, the one with the
-highest transaction id is the table. Opening files and reading pages is for others.
+A superblock with a proof was written together with the pages of its commit, and counts only if these are on disk. As
+soon as they are known to be, it is repeated without the proof in the other slot (bit 2 of the flags).
+
+A copy counts if magic, checksum and slot are right; of those that count and are proven, the one with the highest
+transaction id is the table. Opening files and reading pages is for others.
 """
 
 from __future__ import annotations
@@ -27,7 +31,9 @@ import struct
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from storage.errors import FormatVersionError, InputError, NotATableError
+import numpy as np
+
+from storage.errors import CorruptionError, FormatVersionError, InputError, NotATableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,29 +45,58 @@ __all__ = [
     "FORMAT_VERSION",
     "MAGIC",
     "PAGE_SIZES",
+    "PROOF_PAGES",
     "SLOT_BYTES",
+    "Proof",
     "Superblock",
     "check_app",
     "check_page_size",
     "damaged_copies",
     "decode_superblock",
     "encode_superblock",
+    "has_room_for_proof",
     "read_superblock",
+    "repeat_superblock",
     "write_first_superblocks",
     "write_superblock",
 ]
 
 MAGIC = b"HEADRACE"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 COPY_BYTES = 2048
 SLOT_BYTES = 2 * COPY_BYTES
 PAGE_SIZES = (4096, 8192, 16384, 32768, 65536)
+PROOF_PAGES = 64
 
 _HEAD = struct.Struct("<8s8sIIQQQQQQQQQdIBBH")
 _APP = struct.Struct("<qH")
+_PROOF = struct.Struct("<H8s")
 _CHECKED = 16
 _UNIQUE = 1
+_PROVEN_BY_PAGES = 2
+_REPEATED = 4
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """By which pages it can be seen that all pages of a commit reached the disk.
+
+    Attributes
+    ----------
+    pages
+        Numbers of the pages that the commit wrote.
+    digest
+        BLAKE2b-64 of their checksums, in this order.
+    """
+
+    pages: tuple[int, ...]
+    digest: bytes
+
+    @classmethod
+    def of(cls, checksums: Mapping[int, bytes]) -> Proof:
+        """Return the proof for pages and what the first eight bytes of each are."""
+        return cls(tuple(checksums), _digest(b"".join(checksums.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +124,10 @@ class Superblock:
         Whether a key may occur only once.
     apps
         For each application id the version it has reached.
+    version
+        Of the format.
+    proof
+        Of a commit whose pages were not made durable before its superblock was written.
     """
 
     page_size: int
@@ -106,6 +145,7 @@ class Superblock:
     unique: bool
     apps: Mapping[str, int] = field(default_factory=dict)
     version: int = FORMAT_VERSION
+    proof: Proof | None = field(default=None, compare=False)
 
     @property
     def slot(self) -> int:
@@ -139,14 +179,29 @@ def check_app(app: object) -> None:
     raise InputError(f"an application's state is given as a name and a whole version, not {app!r}")
 
 
-def encode_superblock(superblock: Superblock) -> bytes:
+def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> bytes:
     """Return one copy of a superblock: `COPY_BYTES` bytes, checksum included.
+
+    Parameters
+    ----------
+    superblock
+        What to encode.
+    repeated
+        Whether it is for the other slot than its own.
 
     Raises
     ------
     InputError
         If the application ids do not fit, or a version is not a 64-bit integer.
     """
+    apps = _encode_apps(superblock.apps)
+    if _HEAD.size + len(apps) > COPY_BYTES:
+        raise InputError(
+            f"the {len(superblock.apps)} application ids need {len(apps)} bytes, "
+            f"but a superblock has room for {COPY_BYTES - _HEAD.size}; use fewer or shorter ids"
+        )
+    proof = b"" if superblock.proof is None else _encode_proof(superblock.proof)
+    flags = (_UNIQUE if superblock.unique else 0) | (_PROVEN_BY_PAGES if proof else 0) | (_REPEATED if repeated else 0)
     head = _HEAD.pack(
         MAGIC,
         bytes(8),
@@ -163,19 +218,18 @@ def encode_superblock(superblock: Superblock) -> bytes:
         superblock.metadata_checksum,
         superblock.fill,
         superblock.height,
-        _UNIQUE if superblock.unique else 0,
+        flags,
         0,
         len(superblock.apps),
     )
-    body = head + _encode_apps(superblock.apps)
-    if len(body) > COPY_BYTES:
-        raise InputError(
-            f"the {len(superblock.apps)} application ids need {len(body) - _HEAD.size} bytes, "
-            f"but a superblock has room for {COPY_BYTES - _HEAD.size}; use fewer or shorter ids"
-        )
-    copy = bytearray(body.ljust(COPY_BYTES, b"\0"))
+    copy = bytearray((head + apps + proof).ljust(COPY_BYTES, b"\0"))
     copy[8:_CHECKED] = _checksum(copy)
     return bytes(copy)
+
+
+def has_room_for_proof(superblock: Superblock) -> bool:
+    """Return whether the largest proof fits beside what else the superblock says."""
+    return _HEAD.size + len(_encode_apps(superblock.apps)) + _PROOF.size + 8 * PROOF_PAGES <= COPY_BYTES
 
 
 def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
@@ -195,8 +249,9 @@ def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
             f"the table has format version {version}, but this release reads up to {FORMAT_VERSION}; "
             "install a newer release of headrace"
         )
-    if txid % 2 != slot or page_size not in PAGE_SIZES:
+    if (txid + bool(flags & _REPEATED)) % 2 != slot or page_size not in PAGE_SIZES:
         return None
+    versions, end = _decode_apps(copy, apps)
     return Superblock(
         page_size=page_size,
         txid=txid,
@@ -211,13 +266,16 @@ def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
         metadata_checksum=meta_sum,
         fill=fill,
         unique=bool(flags & _UNIQUE),
-        apps=_decode_apps(copy, apps),
+        apps=versions,
         version=version,
+        proof=_decode_proof(copy, end) if flags & _PROVEN_BY_PAGES else None,
     )
 
 
 def read_superblock(backend: StorageBackend) -> Superblock:
-    """Return the superblock that counts: the whole one with the highest transaction id.
+    """Return the superblock that counts: of those that are whole and proven the one with the highest transaction id.
+
+    If none is proven, the newest whole one counts, and reading will tell what is damaged.
 
     Raises
     ------
@@ -231,6 +289,18 @@ def read_superblock(backend: StorageBackend) -> Superblock:
     The second slot lies at the page size, which the first slot tells. If the first one is torn, all page sizes of
     the format are tried.
     """
+    whole = _newest_first(backend)
+    at = 0
+    while at < len(whole):
+        if whole[at].proof is None or _is_proven(backend, whole[at]):
+            return whole[at]
+        now = _newest_first(backend)
+        at, whole = (at + 1, whole) if now == whole else (0, now)  # a commit in between may use the pages again
+    return whole[0]
+
+
+def _newest_first(backend: StorageBackend) -> list[Superblock]:
+    """Return the whole superblocks, each transaction once, without a proof if one of its copies needs none."""
     size = backend.size()
     whole = [found for found in _copies(backend, 0, 0, size) if found is not None]
     for page_size in (whole[0].page_size,) if whole else PAGE_SIZES:
@@ -238,7 +308,22 @@ def read_superblock(backend: StorageBackend) -> Superblock:
         whole += [found for found in second if found is not None and found.page_size == page_size]
     if not whole:
         raise NotATableError(_not_a_table(backend, size))
-    return max(whole, key=lambda superblock: superblock.txid)
+    whole.sort(key=lambda found: (found.txid, found.proof is None))
+    return list({found.txid: found for found in whole}.values())[::-1]
+
+
+def _is_proven(backend: StorageBackend, superblock: Superblock) -> bool:
+    """Return whether the pages that a commit wrote are on disk, as it wrote them."""
+    from storage.tree import read_pages  # noqa: PLC0415 - numba is loaded with the first page
+
+    assert superblock.proof is not None
+    numbers, size = np.array(superblock.proof.pages, dtype=np.int64), superblock.page_size
+    try:
+        pages = read_pages(backend, size, numbers, None)
+    except CorruptionError:
+        return False
+    checksums = pages[: len(numbers) * size].reshape(-1, size)[:, :8].tobytes()
+    return _digest(checksums) == superblock.proof.digest
 
 
 def damaged_copies(backend: StorageBackend, page_size: int) -> list[tuple[int, int]]:
@@ -249,8 +334,14 @@ def damaged_copies(backend: StorageBackend, page_size: int) -> list[tuple[int, i
 
 
 def write_superblock(backend: StorageBackend, superblock: Superblock) -> None:
-    """Write a superblock into its slot. The caller syncs before (the pages) and after (the superblock)."""
+    """Write a superblock into its slot. The caller syncs after, and before unless the superblock has a proof."""
     backend.pwrite(superblock.slot * superblock.page_size, 2 * encode_superblock(superblock))
+
+
+def repeat_superblock(backend: StorageBackend, superblock: Superblock) -> None:
+    """Write a superblock whose commit is durable into the other slot, without a proof."""
+    copy = encode_superblock(replace(superblock, proof=None), repeated=True)
+    backend.pwrite((1 - superblock.slot) * superblock.page_size, 2 * copy)
 
 
 def write_first_superblocks(backend: StorageBackend, superblock: Superblock) -> None:
@@ -295,7 +386,8 @@ def _encode_apps(apps: Mapping[str, int]) -> bytes:
     return b"".join(parts)
 
 
-def _decode_apps(copy: bytes, count: int) -> dict[str, int]:
+def _decode_apps(copy: bytes, count: int) -> tuple[dict[str, int], int]:
+    """Return the versions, and where they end."""
     apps: dict[str, int] = {}
     at = _HEAD.size
     for _ in range(count):
@@ -303,8 +395,21 @@ def _decode_apps(copy: bytes, count: int) -> dict[str, int]:
         at += _APP.size
         apps[copy[at : at + length].decode()] = version
         at += length
-    return apps
+    return apps, at
+
+
+def _encode_proof(proof: Proof) -> bytes:
+    return _PROOF.pack(len(proof.pages), proof.digest) + struct.pack(f"<{len(proof.pages)}Q", *proof.pages)
+
+
+def _decode_proof(copy: bytes, at: int) -> Proof:
+    count, digest = _PROOF.unpack_from(copy, at)
+    return Proof(struct.unpack_from(f"<{count}Q", copy, at + _PROOF.size), digest)
 
 
 def _checksum(copy: bytes | bytearray) -> bytes:
-    return hashlib.blake2b(memoryview(copy)[_CHECKED:COPY_BYTES], digest_size=8).digest()
+    return _digest(memoryview(copy)[_CHECKED:COPY_BYTES])
+
+
+def _digest(data: bytes | memoryview) -> bytes:
+    return hashlib.blake2b(data, digest_size=8).digest()

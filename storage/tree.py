@@ -20,7 +20,7 @@ from storage.keys import Keys, Kind
 from storage.layout import HEADER, INNER_PAGE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,6 +36,7 @@ __all__ = [
     "read_heads",
     "read_pages",
     "read_tree",
+    "runs_of",
     "seal_pages",
     "separators_between",
 ]
@@ -159,8 +160,16 @@ def key_limit(page_size: int) -> int:
 def aligned_pages(count: int, page_size: int) -> NDArray[np.uint8]:
     """Return zeroed room for pages and the kernels' slack behind them, aligned for direct I/O."""
     room = np.zeros(count * page_size + SLACK + _BLOCK, dtype=np.uint8)
-    start = -room.ctypes.data % _BLOCK
+    start = -room.__array_interface__["data"][0] % _BLOCK
     return room[start : start + count * page_size + SLACK]
+
+
+def runs_of(numbers: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
+    """Return where runs of pages that follow one another begin and end in `numbers`."""
+    if len(numbers) == 1:
+        return ((0, 1),)
+    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
+    return itertools.pairwise([0, *cuts.tolist(), len(numbers)] if len(numbers) else [])
 
 
 def seal_pages(pages: NDArray[np.uint8], page_size: int, numbers: NDArray[np.int64], txid: int) -> NDArray[np.uint64]:
@@ -252,11 +261,8 @@ def read_pages(
         page = int(numbers[int(np.argmax(beyond))])
         raise CorruptPageError(f"{backend.path}: page {page} lies outside the file; it has been truncated or damaged")
     frames = aligned_pages(len(numbers), page_size)
-    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
-    bounds = [0, *cuts.tolist(), len(numbers)]
-    for start, stop in itertools.pairwise(bounds):
-        if stop > start:
-            backend.pread_into(int(numbers[start]) * page_size, [frames[start * page_size : stop * page_size]])
+    for start, stop in runs_of(numbers):
+        backend.pread_into(int(numbers[start]) * page_size, [frames[start * page_size : stop * page_size]])
     expected = _NO_CHECKSUMS if checksums is None else checksums
     bad = _kernels.verify_pages(
         frames, page_size, np.arange(len(numbers), dtype=np.int64), np.ascontiguousarray(numbers), expected

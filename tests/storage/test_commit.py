@@ -1,11 +1,14 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from simulated import Model, Write, build, rows_at, rows_of, writer_of
+from simulated import Model, Sync, Write, build, rows_at, rows_of, writer_of
 
+from storage import page_writer
+from storage.commit import pages_of
 from storage.errors import InputError, KeyInputError, SchemaError, UniqueViolationError
 from storage.locks import NoLocks
 from storage.snapshot import open_snapshot
+from storage.superblock import read_superblock
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
@@ -211,7 +214,7 @@ def test_only_the_paths_to_changes_are_written():
     assert leaves > 200
     writer.apply(table_of(rows([10000], "w")))
     written = sum(len(operation.data) for operation in disk.log if isinstance(operation, Write))
-    assert written == (height + 1) * 4096
+    assert written == (height + 2) * 4096  # the path, the superblock, and the superblock again
 
 
 @pytest.mark.parametrize("run", [1, 50, 3000])
@@ -262,3 +265,27 @@ def test_pages_that_a_reader_needs_are_left_alone(disk):
     for turn in range(30):
         writer.apply(table_of(rows(np.unique(rng.integers(0, 3000, 40)), f"u{turn}-")))
     assert len(disk.image) <= 1.2 * before
+
+
+@pytest.mark.parametrize(("proof_pages", "syncs"), [(64, 1), (0, 2)])
+def test_a_small_commit_syncs_once(proof_pages, syncs, monkeypatch):
+    monkeypatch.setattr(page_writer, "PROOF_PAGES", proof_pages)
+    disk = build(table_of(rows(range(1000))), ["k"], unique=True)
+    writer = writer_of(disk)
+    for number in range(3):
+        disk.log.clear()
+        writer.apply(table_of(rows([number], "w")))
+        assert sum(isinstance(operation, Sync) for operation in disk.log) == syncs
+    assert read_superblock(disk).proof is None
+
+
+def test_pages_that_a_transaction_replaced_are_not_part_of_its_proof():
+    """A later commit may use them while this one may still have to be proven."""
+    disk = build(table_of(rows(range(1000))), ["k"], unique=True)
+    writer = writer_of(disk)
+    with writer.transaction() as change:
+        for text in "abc":
+            change.apply(table_of(rows([500], text)))
+    proof = writer.snapshot.superblock.proof
+    assert set(proof.pages) <= set(pages_of(writer.snapshot).tolist())
+    assert len(proof.pages) == writer.snapshot.superblock.height

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pytest
 from simulated import Model, SimulatedDisk, build, crash_images, rows_of, writer_of
 
+from storage import page_writer
 from storage.errors import PoisonedHandleError, StorageIOError
 
 KINDS = {
@@ -44,9 +45,12 @@ def sort_rows(rows):
 
 
 class Workload:
-    """Commits to a simulated disk; knows after which operation each commit was acknowledged."""
+    """Commits to a simulated disk; knows after which operation each commit was acknowledged.
 
-    def __init__(self, rng, kind, commits):
+    Some commits write their superblock with their pages, some after them, as small and large ones do.
+    """
+
+    def __init__(self, rng, kind, commits, monkeypatch):
         self.key, self.unique = KINDS[kind]
         rows = random_rows(rng, 500)
         rows = distinct(rows, self.key) if self.unique else rows
@@ -58,6 +62,7 @@ class Workload:
         writer = writer_of(self.disk)
         for _ in range(commits):
             upserts, deletes = random_changes(rng, self.key, self.unique)
+            monkeypatch.setattr(page_writer, "PROOF_PAGES", int(rng.choice([0, 12, 64])))
             writer.apply(table_of(upserts), table_of(deletes), app=("crash", len(self.states)))
             model.apply(upserts, deletes)
             self.states.append(sort_rows(model.sorted()))
@@ -86,24 +91,26 @@ def check_crashes(workload, rng, resume_every):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_crash_at_every_write_leaves_a_commit(kind):
+def test_a_crash_at_every_write_leaves_a_commit(kind, monkeypatch):
     rng = np.random.default_rng([len(kind), 1])
-    workload = Workload(rng, kind, commits=45)
+    workload = Workload(rng, kind, 45, monkeypatch)
     assert check_crashes(workload, rng, resume_every=7) >= 500
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(10))
-def test_a_crash_at_every_write_of_long_workloads(kind, seed):
+def test_a_crash_at_every_write_of_long_workloads(kind, seed, monkeypatch):
     rng = np.random.default_rng([len(kind), 2, seed])
-    workload = Workload(rng, kind, commits=290)
+    workload = Workload(rng, kind, 290, monkeypatch)
     assert check_crashes(workload, rng, resume_every=11) >= 2500
 
 
+@pytest.mark.parametrize("proof_pages", [0, 64])
 @pytest.mark.parametrize("short", [0, 100, 4096])
-def test_a_failed_write_or_sync_stops_the_writer_and_loses_nothing(short):
+def test_a_failed_write_or_sync_stops_the_writer_and_loses_nothing(short, proof_pages, monkeypatch):
     """Every operation of a commit fails in turn, after none, some or all of its bytes."""
+    monkeypatch.setattr(page_writer, "PROOF_PAGES", proof_pages)
     rng = np.random.default_rng(3)
     rows = distinct(random_rows(rng, 300), ["k"])
     start = build(table_of(rows), ["k"], unique=True)

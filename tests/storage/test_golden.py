@@ -55,7 +55,7 @@ def test_a_newer_format_is_refused(golden):
     from storage.superblock import _checksum  # noqa: PLC0415 - forges what no release writes yet
 
     for at in (0, 2048, 4096, 6144):
-        image[at + 16] = 2
+        image[at + 16] = 3
         image[at + 8 : at + 16] = _checksum(image[at : at + 2048])
     path.write_bytes(image)
     with pytest.raises(FormatVersionError, match="install a newer release"):

@@ -1,21 +1,27 @@
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from storage._byte_kernels import xxh64
 from storage.backend import FileBackend
 from storage.errors import FormatVersionError, InputError, NotATableError
 from storage.superblock import (
     COPY_BYTES,
     PAGE_SIZES,
+    PROOF_PAGES,
     SLOT_BYTES,
+    Proof,
     Superblock,
     check_page_size,
     damaged_copies,
     decode_superblock,
     encode_superblock,
+    has_room_for_proof,
     read_superblock,
+    repeat_superblock,
     write_first_superblocks,
     write_superblock,
 )
@@ -69,8 +75,8 @@ def test_the_bytes_are_stable():
     block = encode_superblock(FIRST)
     assert len(block) == COPY_BYTES
     assert block[:8] == b"HEADRACE"
-    assert block[16:32].hex() == "01000000002000000100000000000000"
-    assert block[8:16].hex() == "893c036712074f32"
+    assert block[16:32].hex() == "02000000002000000100000000000000"
+    assert block[8:16].hex() == "d015ff2c7f0e3b26"
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
@@ -135,3 +141,82 @@ def test_versions_are_64_bit():
 def test_page_sizes_are_named():
     with pytest.raises(InputError, match="4096, 8192"):
         check_page_size(5000)
+
+
+def seal(backend, page, content):
+    """Write a page with its checksum, and return what the proof says of it."""
+    body = np.frombuffer(content.ljust(FIRST.page_size - 8, b"\0") + bytes(8), dtype=np.uint8)
+    checksum = int(xxh64(body, 0, FIRST.page_size - 8, np.uint64(page))).to_bytes(8, "little")
+    backend.pwrite(page * FIRST.page_size, checksum + body[:-8].tobytes())
+    return checksum
+
+
+@pytest.fixture
+def proven(table):
+    """A table whose newest superblock was written together with pages 2 and 3."""
+    proof = Proof.of({page: seal(table, page, b"new") for page in (3, 2)})
+    newest = replace(FIRST, txid=2, rows=77, proof=proof)
+    write_superblock(table, newest)
+    return table, newest
+
+
+def test_a_proof_is_read_back():
+    block = replace(FIRST, proof=Proof(tuple(range(5, 5 + PROOF_PAGES)), b"12345678"))
+    assert decode_superblock(encode_superblock(block), 1).proof == block.proof
+    assert has_room_for_proof(block)
+    assert not has_room_for_proof(replace(block, apps={"a" * 1500: 1}))
+
+
+def test_a_superblock_whose_pages_are_there_counts(proven):
+    table, newest = proven
+    assert read_superblock(table) == newest
+
+
+@pytest.mark.parametrize("page", [2, 3])
+def test_a_superblock_counts_only_if_its_pages_are_there(proven, page):
+    table, _ = proven
+    table.pwrite(page * FIRST.page_size + 100, b"x")
+    assert read_superblock(table) == FIRST
+
+
+def test_a_superblock_counts_only_if_its_pages_are_those_that_it_was_written_with(proven):
+    table, _ = proven
+    seal(table, 3, b"of another attempt")
+    assert read_superblock(table) == FIRST
+
+
+def test_a_repeated_superblock_needs_no_proof(proven):
+    table, newest = proven
+    repeat_superblock(table, newest)
+    assert read_superblock(table).proof is None
+    table.pwrite(3 * FIRST.page_size + 100, b"x")
+    assert read_superblock(table) == newest
+    table.pwrite(newest.slot * FIRST.page_size, b"\xff" * SLOT_BYTES)
+    assert read_superblock(table) == newest
+
+
+def test_a_superblock_without_proof_counts_if_there_is_no_other(proven):
+    table, newest = proven
+    table.pwrite(3 * FIRST.page_size + 100, b"x")
+    table.pwrite((1 - newest.slot) * FIRST.page_size, b"\xff" * SLOT_BYTES)
+    assert read_superblock(table) == newest
+
+
+def test_a_commit_during_the_proof_is_seen(proven):
+    table, newest = proven
+
+    class Overtaken:
+        """Its pages are used again by a later commit as soon as one looks at them."""
+
+        path = "overtaken"
+        size = table.size
+        commits = 0
+
+        def pread_into(self, offset, buffers):
+            if offset >= 2 * FIRST.page_size and not self.commits:
+                self.commits = 1
+                table.pwrite(3 * FIRST.page_size + 100, b"x")
+                write_superblock(table, replace(newest, txid=3, proof=None))
+            table.pread_into(offset, buffers)
+
+    assert read_superblock(Overtaken()).txid == 3
