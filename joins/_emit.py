@@ -86,7 +86,7 @@ class Emitter:
     def __init__(self, snapshot: Snapshot, columns: Sequence[str], schema: pa.Schema, nbytes: int) -> None:
         self.snapshot = snapshot
         self.schema = schema
-        self._columns = list(columns)
+        self.columns = list(columns)
         self._nbytes = nbytes
         self._row_bytes = _relation_row_bytes(snapshot, columns)
         self._stream_bytes = 0.0
@@ -97,7 +97,8 @@ class Emitter:
         return self._row_bytes + self._stream_bytes
 
     @property
-    def _limit(self) -> int:
+    def most_rows(self) -> int:
+        """Result rows that a batch should have at most, judged by those made so far."""
         return max(1, int(self._nbytes / (self._row_bytes + self._stream_bytes)))
 
     def emit(self, rows: pa.RecordBatch, matches: Matches, frames: NDArray[np.uint8]) -> Iterator[pa.RecordBatch]:
@@ -111,7 +112,7 @@ class Emitter:
             return
         start = 0
         while start < total:
-            stop = min(start + self._limit, total)
+            stop = min(start + self.most_rows, total)
             match = np.empty(stop - start, dtype=np.int32)
             row = np.empty(stop - start, dtype=np.int32)
             begin = int(np.searchsorted(ends, start, side="right"))
@@ -145,7 +146,7 @@ class Emitter:
             Pages.
         """
         target = np.full(len(frame), -1, dtype=np.int32)
-        limit = self._limit
+        limit = self.most_rows
         for start in range(0, len(rows), limit):
             part = place[start : start + limit]
             near, at = np.empty(len(part) + 1, dtype=np.int32), np.empty(len(part) + 1, dtype=np.int32)
@@ -156,15 +157,15 @@ class Emitter:
             stream = rows.slice(start, len(part))
             if results < len(part):
                 stream = _take(stream, np.flatnonzero(part != -1).astype(np.int32))
-            columns = gather(self.snapshot.layout, frames, near[:gathered], at[:gathered], self._columns)
+            columns = gather(self.snapshot.layout, frames, near[:gathered], at[:gathered], self.columns)
             places = pa.array(index[:results])
-            yield self._finished(stream, [column.take(places) for column in columns])
+            yield self.finished(stream, [column.take(places) for column in columns])
 
     def nulls(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the stream rows with nulls for the relation."""
         start = 0
         while start < len(rows):
-            part = rows.slice(start, self._limit)
+            part = rows.slice(start, self.most_rows)
             start += len(part)
             nulls = [pa.nulls(len(part), field.type) for field in list(self.schema)[rows.num_columns :]]
             yield pa.RecordBatch.from_arrays([*part.columns, *nulls], schema=self.schema)
@@ -173,7 +174,7 @@ class Emitter:
         """Every stream row gives one result row, so the stream's columns pass through as they are."""
         start = 0
         while start < len(rows):
-            stop = min(start + self._limit, len(rows))
+            stop = min(start + self.most_rows, len(rows))
             part = rows.slice(start, stop - start)
             yield self._batch(part, matches.frame[start:stop], matches.row[start:stop], frames)
             start = stop
@@ -181,9 +182,10 @@ class Emitter:
     def _batch(
         self, rows: pa.RecordBatch, frame: NDArray[np.int32], row: NDArray[np.int32], frames: NDArray[np.uint8]
     ) -> pa.RecordBatch:
-        return self._finished(rows, gather(self.snapshot.layout, frames, frame, row, self._columns))
+        return self.finished(rows, gather(self.snapshot.layout, frames, frame, row, self.columns))
 
-    def _finished(self, rows: pa.RecordBatch, gathered: list[pa.Array]) -> pa.RecordBatch:
+    def finished(self, rows: pa.RecordBatch, gathered: list[pa.Array]) -> pa.RecordBatch:
+        """Return a result batch: stream rows, and the relation's columns for them."""
         if gathered:
             seen = sum(array.nbytes for array in gathered) / len(rows)
             self._row_bytes = max(seen, _FADING * self._row_bytes)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from joins._store import Store
     from joins._workers import Workers
     from joins.predicates import BoundEquality
+    from storage.read_queue import ReadQueue
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
 
@@ -27,7 +28,7 @@ class SSIJState:
 
     Attributes
     ----------
-    snapshot, reader
+    snapshot, reader, queue
         The relation.
     store
         Cache, buffers and their account.
@@ -49,6 +50,7 @@ class SSIJState:
 
     snapshot: Snapshot
     reader: PageReader
+    queue: ReadQueue
     store: Store
     bound: BoundEquality
     emitter: Emitter

@@ -1,11 +1,13 @@
 """SSIJ's memory: the account, the page cache that fills what the others leave, and the stream buffer.
 
 The split is dynamic (the paper's section IV-A): stream tuples that need room take the frame of the page with the
-smallest utility; a join phase takes back for pages whatever is free.
+smallest utility; a join phase takes back for pages whatever is free. Only the buffer that pages are read into has a
+size of its own.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,11 +15,11 @@ import numpy as np
 from joins import _piece_kernels, _result_kernels
 from joins._deadlines import PhaseEstimate
 from joins._input_buffer import InputBuffer
-from joins._relation import affordable_scan
 from joins._stream_buffer import PIECE_NBYTES, StreamBuffer
 from joins.errors import JoinInputError
-from storage.cache import LRU, CachePolicy, PageCache, UtilityCounter
+from storage.cache import LRU, CachePolicy, PageCache, UtilityCounter, page_buffer
 from storage.errors import MemoryBudgetError
+from storage.read_queue import ReadQueue
 from storage.units import format_size
 
 if TYPE_CHECKING:
@@ -27,12 +29,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from joins._counters import Counters
+    from joins._emit import Emitter
     from joins._stream_buffer import Chunk
     from joins.memory import Component, MemoryBudget
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
 
-__all__ = ["Store"]
+__all__ = ["ReadBuffer", "Store"]
 
 _POLICIES: dict[str, Callable[[], CachePolicy]] = {"utility": UtilityCounter, "lru": LRU}
 _FRAME_MAPS = 16 + 12 + 17  # of the page cache, of `Store.touch`, and of settling what stays
@@ -42,7 +45,25 @@ _FRAMES_TO_GROW = 1024
 _WORKSPACE_PAGES = 2
 _WORKSPACE_SHARE = 8
 _WORKSPACE_MOST = 48 * 2**20
+_READ_SHARE = 8
+_READ_LEAST = 32  # pages, or half of what there is: below that each step costs more than its pages
+_READ_MOST = 512
 _SCRATCH_NBYTES = 96  # positions, keys twice, leaves, frames, rows and counts of a tuple
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBuffer:
+    """Where the pages of a join phase are read to.
+
+    Attributes
+    ----------
+    frames : uint8[pages * page size + slack]
+    pages
+        How many there is room for.
+    """
+
+    frames: NDArray[np.uint8]
+    pages: int
 
 
 class Store:
@@ -89,10 +110,11 @@ class Store:
         self._pins = 0
         self._page = snapshot.page_size
         self.disk_order = _disk_order(snapshot)
-        self.max_scan, self.workspace = self._reserve(reader, max_scan)
+        self.max_scan = max_scan
+        pages, self.workspace = self._reserve(reader)
+        self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages)
         self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), _POLICIES[policy]())
-        self.cache.resize(1)  # this frame stays, so that there is always one to read into
-        self.budget.charge("cache", self._page)
+        self.cache.resize(0)
         self._weight = np.zeros(self.cache.frames_max, dtype=np.int64)
         self._touched = np.zeros(self.cache.frames_max, dtype=np.int32)
 
@@ -105,36 +127,39 @@ class Store:
 
     @staticmethod
     def needed(snapshot: Snapshot, reader: PageReader) -> int:
-        """Return the least memory that works: the index, a page for each buffer, one frame, and scratch."""
+        """Return the least memory that works: the index, a page for each buffer, one to read into, and scratch."""
         pages = len(_BUFFERS) + 1 + _WORKSPACE_PAGES
         return (
             snapshot.index_nbytes
             + _leaf_maps_nbytes(snapshot)
             + PageCache.map_nbytes(0, 0)
             + _FRAME_MAPS
+            + ReadQueue.nbytes
             + reader.nbytes_at(1)
             + PhaseEstimate.nbytes
             + pages * snapshot.page_size
         )
 
     def fits(self, tuples: int, index: int) -> bool:
-        """Return whether the stream buffer could take so many bytes more, if all cached pages but one gave way."""
-        return self._growth(tuples, index) <= self.budget.available + self._removable() * self._page
+        """Return whether the stream buffer could take so many bytes more, if all cached pages gave way."""
+        return self._growth(tuples, index) <= self.budget.available + self.cache.capacity * self._page
 
     def tuples_at_most(self, row_nbytes: float) -> int:
         """Return about how many tuples of this size the stream buffer can hold at the expense of all cached pages."""
         held = self.budget.held
-        room = self.budget.available + held("stream_buffer") + held("inverted_index") + held("cache") - self._page
+        room = self.budget.available + held("stream_buffer") + held("inverted_index") + held("cache")
         return max(1, int(room / (row_nbytes + PIECE_NBYTES)))
 
     def rows_at_once(self, row_nbytes: float) -> int:
         """Return for how many tuples of this size the workspace has scratch arrays, beside an output batch."""
         return max(1, int(self.workspace // 2 / (_SCRATCH_NBYTES + row_nbytes)))
 
-    def tuples_to_gather(self) -> int:
-        """Return how many waiting tuples the workspace can hold a second time, beside the scratch for joining them."""
+    def tuples_in_a_part(self, emitter: Emitter) -> int:
+        """Return how many waiting tuples the workspace can hold a second time, with keys, matches and results."""
         row_nbytes = self.stream.tuple_nbytes / max(1, self.stream.rows)
-        return max(1, int(self.workspace // 4 / (row_nbytes + PIECE_NBYTES)))
+        keys = row_nbytes if self.snapshot.codec.kind == "bytes" else 0.0
+        each = _SCRATCH_NBYTES + row_nbytes + keys + emitter.row_bytes(row_nbytes)
+        return max(1, int(self.workspace // 2 / each))
 
     def make_room(self, nbytes: int) -> None:
         """Give frames back until so many bytes are available; the pages with the smallest utility leave.
@@ -148,10 +173,11 @@ class Store:
         if missing <= 0:
             return
         frames = -(-missing // self._page)
-        if frames > self._removable():
+        if frames > self.cache.capacity:
+            more = (frames - self.cache.capacity) * self._page
             raise MemoryBudgetError(
-                f"the join needs {format_size(self.budget.limit + (frames - self._removable()) * self._page)} to go on "
-                f"with tuples as large as these, and has {format_size(self.budget.limit)}"
+                f"the join needs {format_size(self.budget.limit + more)} to go on with tuples as large as these, and "
+                f"has {format_size(self.budget.limit)}"
             )
         self._shrink(frames)
 
@@ -160,7 +186,7 @@ class Store:
         if self._pins:
             return
         missing = nbytes - self.budget.available
-        frames = min(-(-missing // self._page), self._removable())
+        frames = min(-(-missing // self._page), self.cache.capacity)
         if frames > 0:
             self._shrink(frames)
 
@@ -193,7 +219,7 @@ class Store:
     def accept(self, rows: pa.RecordBatch, arrival: float) -> bool:
         """Put tuples into the input buffer, if there is room for them."""
         growth = max(self._page, self.input.nbytes + rows.nbytes) - self.budget.held("input_buffer")
-        if growth > self.budget.available + self._removable() * self._page:
+        if growth > self.budget.available + self.cache.capacity * self._page:
             return False
         self.make_room(growth)
         self.input.add(rows, arrival)
@@ -229,8 +255,8 @@ class Store:
         self.budget.resize("inverted_index", max(self._page, self.stream.index_nbytes))
         self.budget.resize("input_buffer", max(self._page, self.input.nbytes))
 
-    def _reserve(self, reader: PageReader, max_scan: int) -> tuple[int, int]:
-        """Charge what never changes; return how long a read may be, and the bytes for scratch arrays and output."""
+    def _reserve(self, reader: PageReader) -> tuple[int, int]:
+        """Charge what never changes; return the pages to read into, and the bytes for scratch arrays and output."""
         needed, limit = self.needed(self.snapshot, reader), self.budget.limit
         if needed > limit:
             raise MemoryBudgetError(
@@ -238,15 +264,15 @@ class Store:
                 f"buffer, and has {format_size(limit)}"
             )
         spare = limit - needed
-        scan = affordable_scan(reader, max_scan, spare)
+        pages = 1 + _pages_to_read_into(spare // self._page)
         workspace = _WORKSPACE_PAGES * self._page + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
         self.budget.charge("index", self.snapshot.index_nbytes + _leaf_maps_nbytes(self.snapshot))
-        self.budget.charge("bounce_pages", reader.nbytes_at(scan))
+        self.budget.charge("read_buffer", ReadQueue.nbytes + reader.nbytes_at(1) + pages * self._page)
         self.budget.charge("statistics", PhaseEstimate.nbytes)
         self.budget.charge("workspace", workspace)
         for component in _BUFFERS:
             self.budget.charge(component, self._page)
-        return scan, workspace
+        return pages, workspace
 
     def _frames_max(self) -> int:
         """Charge the cache's maps and return how many frames there can ever be: the table may grow."""
@@ -255,11 +281,6 @@ class Store:
         frames = max(1, min(spare // (self._page + _FRAME_MAPS), most))
         self.budget.charge("index", PageCache.map_nbytes(0, 0) + _FRAME_MAPS * frames)
         return frames
-
-    def _removable(self) -> int:
-        """Frames that could be given back: all but those in use by a read, and always one that stays."""
-        held = self.cache.used - len(self.cache.resident)
-        return max(0, self.cache.capacity - max(1, held))
 
     def _growth(self, tuples: int, index: int) -> int:
         """Return what the account must grow by for so many bytes more in the stream buffer and its index."""
@@ -271,6 +292,11 @@ class Store:
         evicted = self.cache.resize(self.cache.capacity - frames)
         self._counters.pages_evicted += len(evicted)
         self.budget.resize("cache", self.cache.capacity * self._page)
+
+
+def _pages_to_read_into(spare: int) -> int:
+    """Return how many of the spare pages are for reading."""
+    return min(_READ_MOST, spare // 2, max(_READ_LEAST, spare // _READ_SHARE))
 
 
 def _in_key_order(snapshot: Snapshot) -> bool:

@@ -17,11 +17,13 @@ import pyarrow as pa
 from joins import _piece_kernels as kernels
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from joins._input_buffer import Arrivals
 
-__all__ = ["PIECE_NBYTES", "Chunk", "StreamBuffer", "ascending", "merge_simple"]
+__all__ = ["PIECE_NBYTES", "Chunk", "StreamBuffer", "ascending", "merge_simple", "merged_arrivals"]
 
 _ARRIVAL_NBYTES = 8
 PIECE_NBYTES = 12
@@ -153,7 +155,8 @@ def merge_simple(chunks: list[Chunk]) -> Chunk:
     rows = pa.concat_batches([chunk.rows for chunk in chunks])
     order = ascending(first)
     first = first[order]
-    return Chunk(rows.take(pa.array(order)), _merged_arrivals(chunks, order), first, first)
+    arrival = merged_arrivals([chunk.arrival for chunk in chunks], [len(chunk.rows) for chunk in chunks], order)
+    return Chunk(rows.take(pa.array(order)), arrival, first, first)
 
 
 def ascending(values: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -163,10 +166,9 @@ def ascending(values: NDArray[np.integer]) -> NDArray[np.int32]:
     return (packed & np.int64(2**31 - 1)).astype(np.int32)
 
 
-def _merged_arrivals(chunks: list[Chunk], order: NDArray[np.int32]) -> Arrivals:
-    if len({chunk.arrival for chunk in chunks if isinstance(chunk.arrival, float)}) == 1 and all(
-        isinstance(chunk.arrival, float) for chunk in chunks
-    ):
-        return chunks[0].arrival
-    parts = [np.broadcast_to(np.asarray(chunk.arrival), len(chunk.rows)) for chunk in chunks]
-    return np.concatenate(parts)[order]
+def merged_arrivals(parts: Sequence[Arrivals], rows: Sequence[int], order: NDArray[np.int32] | None) -> Arrivals:
+    """Return when tuples of several parts, of so many rows, arrived, in another order."""
+    if len({part if isinstance(part, float) else None for part in parts}) == 1 and isinstance(parts[0], float):
+        return parts[0]
+    each = np.concatenate([np.broadcast_to(np.asarray(part), count) for part, count in zip(parts, rows, strict=True)])
+    return each if order is None else each[order]

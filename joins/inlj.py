@@ -79,7 +79,7 @@ class IndexNestedLoops(StreamJoin):
         spare = (self.budget.limit - needed) // _WORKSPACE_SHARE
         self._workspace = _WORKSPACE_PAGES * page + min(spare, _WORKSPACE_MOST)
         self.budget.charge("index", snapshot.index_nbytes)
-        self.budget.charge("bounce_pages", self.relation.reader.nbytes_at(1))
+        self.budget.charge("read_buffer", self.relation.reader.nbytes_at(1))
         self.budget.charge("workspace", self._workspace)
         per_frame = BufferPool.nbytes(1, 0, page) - BufferPool.nbytes(0, 0, page)
         room = self.budget.available - BufferPool.nbytes(0, leaves, page)

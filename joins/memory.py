@@ -17,7 +17,7 @@ Component = Literal[
     "stream_buffer",
     "inverted_index",
     "workspace",
-    "bounce_pages",
+    "read_buffer",
     "statistics",
 ]
 

@@ -87,7 +87,7 @@ class MeshJoin(StreamJoin):
         self._scan = affordable_scan(self.relation.reader, self.relation.reader.max_scan, spare)
         self._workspace = _WORKSPACE_PAGES * snapshot.page_size + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
         self.budget.charge("index", fixed)
-        self.budget.charge("bounce_pages", self.relation.reader.nbytes_at(self._scan))
+        self.budget.charge("read_buffer", self.relation.reader.nbytes_at(self._scan))
         self.budget.charge("workspace", self._workspace)
         self._order = np.argsort(snapshot.leaf_pages).astype(np.int32)
         self._input = InputBuffer()

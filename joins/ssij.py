@@ -36,6 +36,7 @@ from joins._stream_buffer import PIECE_NBYTES
 from joins._workers import Workers
 from joins.errors import JoinInputError, MemoryBudgetError
 from joins.stats import SSIJStats
+from storage.read_queue import ReadQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -143,6 +144,7 @@ class SSIJ(StreamJoin):
         self._estimate = PhaseEstimate(device.seek, device.transfer)
         self.store = Store(self.snapshot, self.relation.reader, max_scan, self.budget, cache_policy, self.counters)
         self._workers = Workers(threads)
+        self._queue = ReadQueue(self.relation.reader)
         self._row_nbytes = 1.0
         self._state: SSIJState | None = None
 
@@ -229,7 +231,7 @@ class SSIJ(StreamJoin):
     def _free(self) -> int:
         """Bytes of the memory that are not index, workspace or the like."""
         held = self.budget.held
-        return self.budget.limit - held("index") - held("workspace") - held("bounce_pages") - held("statistics")
+        return self.budget.limit - held("index") - held("workspace") - held("read_buffer") - held("statistics")
 
     # Online and join phases
 
@@ -320,6 +322,8 @@ class SSIJ(StreamJoin):
         yield from self._drain()
         change()
         self.relation = self.relation.newest()
+        self._queue.close()
+        self._queue = ReadQueue(self.relation.reader)
         self.store.install(self.snapshot)
         self._rebind()
 
@@ -335,6 +339,7 @@ class SSIJ(StreamJoin):
         self._state = SSIJState(
             snapshot=self.snapshot,
             reader=self.relation.reader,
+            queue=self._queue,
             store=self.store,
             bound=self.bound,
             emitter=self.emitter,

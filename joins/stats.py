@@ -50,8 +50,8 @@ class MemoryUse(_Reading):
         Which of them wait for which page (II).
     workspace
         Scratch arrays, and the output batch that is being made.
-    bounce_pages
-        Where pages are read that nobody wants.
+    read_buffer
+        Where pages are read to be joined, and those in the gaps between them.
     statistics
         Of the cost model.
     """
@@ -65,7 +65,7 @@ class MemoryUse(_Reading):
     stream_buffer: int = field(default=0, metadata=_GAUGE)
     inverted_index: int = field(default=0, metadata=_GAUGE)
     workspace: int = field(default=0, metadata=_GAUGE)
-    bounce_pages: int = field(default=0, metadata=_GAUGE)
+    read_buffer: int = field(default=0, metadata=_GAUGE)
     statistics: int = field(default=0, metadata=_GAUGE)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from storage.layout import LeafLayout, PhysicalColumn
 
 __all__ = [
+    "copy_pages",
     "decode_pages",
     "expand_matches",
     "gather",
@@ -137,6 +138,17 @@ def decode_pages(
     counts = _kernels.count_rows(frames, layout.page_size, frame)
     places, rows, _ = _kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
     return gather(layout, frames, places, rows, layout.schema.names if columns is None else columns)
+
+
+def copy_pages(
+    source: NDArray[np.uint8],
+    source_frame: NDArray[np.integer],
+    target: NDArray[np.uint8],
+    target_frame: NDArray[np.integer],
+    page_size: int,
+) -> None:
+    """Copy whole pages from frames of one buffer to frames of another."""
+    _kernels.copy_pages(source, source_frame.astype(np.int64), target, target_frame.astype(np.int64), page_size)
 
 
 def verify(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from storage.device import DeviceModel
     from storage.plan import ReadPlan
 
-__all__ = ["PageReader", "ReadReport"]
+__all__ = ["PageReader", "ReadReport", "page_damaged"]
 
 _BYTES_PER_VECTOR = 320  # a memoryview, its base and its place in the list
 _FEW_READS = 2
@@ -86,7 +87,7 @@ class PageReader:
         self.device = device
         self.threads = threads
         self.max_scan = max_scan
-        self._clock = clock
+        self.clock = clock
         self._bounce = page_buffer(1, page_size)[:page_size]
         self._pool: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()  # reads may come from several threads
@@ -152,7 +153,7 @@ class PageReader:
 
         See `read` for the parameters and what is raised.
         """
-        begin = self._clock()
+        begin = self.clock()
         reads = range(*part.indices(len(plan)))
         if not reads:
             return ReadReport()
@@ -163,9 +164,32 @@ class PageReader:
             self._share(job, reads)
         wanted = int(plan.first[reads[-1] + 1] - plan.first[reads[0]])
         length = int(plan.length[reads[0] : reads[-1] + 1].sum())
-        return ReadReport(wanted, length, len(reads), self._clock() - begin)
+        return ReadReport(wanted, length, len(reads), self.clock() - begin)
 
-    def _share(self, job: _Job, reads: range) -> None:
+    def fill(
+        self,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        frames: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> None:
+        """Read bytes from `offsets` on to `places` in the frames, several reads at a time; nothing is verified.
+
+        Raises
+        ------
+        CorruptPageError
+            If the file ends before.
+        StorageIOError
+            If the operating system refuses.
+        """
+        reads = range(len(offsets))
+        job = _Fill(self, offsets, lengths, frames, places)
+        if len(reads) <= _FEW_READS or self.threads == 1:
+            job.run(reads)
+        else:
+            self._share(job, reads)
+
+    def _share(self, job: _Shared, reads: range) -> None:
         with self._starting:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="headrace-read")
@@ -177,7 +201,52 @@ class PageReader:
             raise errors[0]
 
 
-class _Job:
+class _Shared(ABC):
+    """Reads that several threads share."""
+
+    def run(self, reads: Iterable[int]) -> None:
+        """Make the reads that no other thread has taken yet."""
+        todo = iter(reads)
+        try:
+            for read in todo:
+                self.one(read)
+        except BaseException:
+            for _ in todo:  # leave nothing for the other threads
+                pass
+            raise
+
+    @abstractmethod
+    def one(self, read: int) -> None:
+        """Make one read."""
+
+
+class _Fill(_Shared):
+    """Reads of adjacent pages to adjacent frames."""
+
+    def __init__(
+        self,
+        reader: PageReader,
+        offsets: NDArray[np.int64],
+        lengths: NDArray[np.int64],
+        frames: NDArray[np.uint8],
+        places: NDArray[np.int64],
+    ) -> None:
+        self._reader = reader
+        self._offsets = offsets.tolist()
+        self._lengths = lengths.tolist()
+        self._frames = frames
+        self._places = places.tolist()
+
+    def one(self, read: int) -> None:
+        offset, length, place = self._offsets[read], self._lengths[read], self._places[read]
+        try:
+            self._reader.backend.pread_into(offset, [self._frames[place : place + length]])
+        except CorruptionError as error:
+            size = self._reader.page_size
+            raise CorruptPageError(f"page {offset // size} or one read with it: {error}") from error
+
+
+class _Job(_Shared):
     """The reads of one plan into one set of frames. Runs in several threads."""
 
     def __init__(
@@ -200,17 +269,7 @@ class _Job:
         self._start = plan.start
         self._verify = verify_pages
 
-    def run(self, reads: Iterable[int]) -> None:
-        todo = iter(reads)
-        try:
-            for read in todo:
-                self._one(read)
-        except BaseException:
-            for _ in todo:  # leave nothing for the other threads
-                pass
-            raise
-
-    def _one(self, read: int) -> None:
+    def one(self, read: int) -> None:
         low, high = int(self._first[read]), int(self._first[read + 1])
         start = int(self._start[read])
         try:
@@ -221,10 +280,7 @@ class _Job:
         size, ids = self._reader.page_size, self._ids[low:high]
         bad = int(self._verify(self._frames, size, ids, pages, self._checksums[low:high]))
         if bad >= 0:
-            raise CorruptPageError(
-                f"page {int(pages[bad])} of {self._reader.backend.path} is damaged: its checksum does not match; "
-                "run `headrace table check` and restore the file or build it again"
-            )
+            raise page_damaged(int(pages[bad]), self._reader.backend.path)
 
     def _vectors(self, low: int, high: int) -> Iterator[NDArray[np.uint8]]:
         """Yield the buffers of one read: runs of adjacent frames for wanted pages, the bounce page for the others."""
@@ -239,3 +295,11 @@ class _Job:
             for _ in range(gap):
                 yield self._reader._bounce  # noqa: SLF001 - the two are one
         yield self._frames[ids[begin] * size : (ids[-1] + 1) * size]
+
+
+def page_damaged(page: int, path: str) -> CorruptPageError:
+    """Return the error of a page whose checksum is wrong."""
+    return CorruptPageError(
+        f"page {page} of {path} is damaged: its checksum does not match; run `headrace table check` and restore the "
+        "file or build it again"
+    )

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from joins import SSIJ
 from joins._deadlines import OperatorTime, PhaseEstimate, WaitRecord
+from storage.backend import FileBackend
 from storage.device import DeviceModel
 from storage.reader import PageReader
 
@@ -29,13 +30,12 @@ class SlowReader(PageReader):
     def __init__(self, table, clock, slowness=1.0):
         page_size = table.snapshot().page_size
         device = DeviceModel(SEEK, TRANSFER, page_size)
-        super().__init__(table.reader().backend, page_size, device, clock=clock)
+        super().__init__(FileBackend(table.snapshot().path, direct=False), page_size, device, clock=clock)
         self.clock, self.slowness = clock, slowness
 
-    def read_plan(self, plan, part, *arrays):
-        report = super().read_plan(plan, part, *arrays)
-        self.clock.now += self.slowness * (SEEK * len(plan) + TRANSFER * plan.pages_read)
-        return report
+    def fill(self, offsets, lengths, *arrays):
+        super().fill(offsets, lengths, *arrays)
+        self.clock.now += self.slowness * (SEEK * len(offsets) + TRANSFER * int(lengths.sum()) / self.page_size)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from joins import SSIJ
 from joins.errors import JoinInputError
 from storage.errors import MemoryBudgetError
+from storage.read_queue import ReadQueue
 
 KEYS = 3000
 
@@ -125,10 +126,11 @@ def test_pages_read_over_a_gap_are_not_cached(table):
 @pytest.mark.parametrize("max_scan", [1, 2, 7, 10_000])
 def test_no_read_is_longer_than_max_scan(table, monkeypatch, max_scan):
     join = make(table, max_scan=max_scan, input_threshold=1, memory="4MiB")
-    lengths, reader = [], table.reader()
-    read_plan = reader.read_plan
+    lengths, begin = [], ReadQueue.begin
     monkeypatch.setattr(
-        reader, "read_plan", lambda plan, *rest: (lengths.extend(plan.length.tolist()), read_plan(plan, *rest))[1]
+        ReadQueue,
+        "begin",
+        lambda self, plan, *rest: (lengths.extend(plan.length.tolist()), begin(self, plan, *rest))[1],
     )
     join.push(stream_of(range(0, KEYS, 50))).drain()
     assert join.flush().drain() == len(range(0, KEYS, 50))
