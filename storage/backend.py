@@ -113,6 +113,12 @@ class FileBackend:
         """Whether aligned reads bypass the page cache."""
         return self._direct_fd is not None
 
+    @property
+    def direct_descriptor(self) -> int | None:
+        """The descriptor of reads that bypass the page cache; None if there are none."""
+        self._refuse_closed()
+        return self._direct_fd
+
     def fileno(self) -> int:
         """Return the descriptor that carries the table's locks."""
         self._refuse_closed()
