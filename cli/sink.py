@@ -85,6 +85,8 @@ def check_place(path: Path, reads: Iterable[Path] = ()) -> None:
     """Raise before any work when no file can appear at `path`, or when it would take the place of one of `reads`."""
     if path.is_dir():
         raise OutputFileError(f"{path} is a folder; name a file in it")
+    if path.exists() and not path.is_file():
+        raise OutputFileError(f"{path} is no regular file and would be lost; name another one")
     if not path.parent.is_dir():
         raise OutputFileError(f"there is no folder {path.parent} to write {path.name} into; make it first")
     if any(source.exists() and path.exists() and path.samefile(source) for source in reads):

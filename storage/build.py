@@ -25,18 +25,22 @@ from storage.keys import Keys
 from storage.layout import LeafLayout
 from storage.metadata import encode_metadata
 from storage.remains import claimed, remove_remains
-from storage.sources import SortedRows, Source, sorted_rows
+from storage.sources import NotInOrderError, SortedRows, Source, sorted_rows
 from storage.superblock import Superblock, check_app, check_page_size, write_first_superblocks
 from storage.tree import Entries, build_levels, seal_pages, separators_between
 
 if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
     from numpy.typing import NDArray
+
+    _Batch = tuple[pa.RecordBatch, Keys | None]
 
 __all__ = ["BuildOptions", "TableWriter", "build_table", "leaf_limit"]
 
 _FIRST_TXID = 1
 _SUPERBLOCKS = 2
-_CHUNK_ROWS = 1 << 17
+_CHUNK_ROWS = 1 << 15
 _CHUNK_BYTES = 16 << 20
 
 
@@ -247,8 +251,12 @@ def build_table(
     try:
         remove_remains(target.parent, re.compile(re.escape(target.name) + r"\.tmp-\d+-\d+"))
         with claimed(lambda: _created(temporary)):
-            with sorted_rows(source, options.key, memory, spill, target) as rows:
-                superblock = _write_file(temporary, rows, options)
+            try:
+                with sorted_rows(source, options.key, memory, spill, target, hopeful=True) as rows:
+                    superblock = _write_file(temporary, rows, options)
+            except NotInOrderError:
+                with sorted_rows(source, options.key, memory, spill, target) as rows:
+                    superblock = _write_file(temporary, rows, options)
             temporary.replace(target)
         sync_folder(target.parent)
     except OSError as error:
@@ -271,6 +279,8 @@ def _places(
             raise InputError(f"cannot build {target}: the folder {target.parent} does not exist; create it")
         if target.exists() and not overwrite:
             raise TableExistsError(f"{target} exists already; name another file or ask to overwrite it")
+        if target.exists() and not target.is_file():
+            raise InputError(f"{target} is no regular file, which a table could replace; name another file")
         if not spill.is_dir():
             raise InputError(f"there is no folder {spill} to sort in; create it or name another one")
     except OSError as error:
@@ -288,6 +298,17 @@ def _write_file(path: Path, rows: SortedRows, options: BuildOptions) -> Superblo
         contextlib.closing(FileBackend(path, "w", direct=False)) as backend,
         contextlib.closing(TableWriter(backend, rows.schema, options)) as writer,
     ):
-        for batch, keys in rows.batches:
-            writer.write(batch, keys)
+        backend.truncate(0)
+        with contextlib.closing(_ahead(rows.batches)) as batches:
+            for batch, keys in batches:
+                writer.write(batch, keys)
         return writer.finish()
+
+
+def _ahead(batches: Iterator[_Batch]) -> Generator[_Batch]:
+    """Give batches, each one made while the one before is worked on."""
+    with ThreadPoolExecutor(1, thread_name_prefix="headrace-ahead") as pool:
+        following = pool.submit(next, batches, None)
+        while (batch := following.result()) is not None:
+            following = pool.submit(next, batches, None)
+            yield batch

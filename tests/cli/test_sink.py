@@ -1,5 +1,7 @@
 """A result file appears whole or not at all."""
 
+import os
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -43,6 +45,13 @@ def test_a_failure_leaves_the_older_file_and_nothing_else(tmp_path):
         fail_half_way()
     assert out.read_text() == "older"
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OutputFileError, match="pipe is no regular file and would be lost"):
+        ParquetSink(tmp_path / "pipe", pa.schema([("k", pa.int64())]))
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):

@@ -310,6 +310,15 @@ def test_a_time_to_wait_is_a_number_of_seconds(tmp_path, wait):
         Table.open(tmp_path / "t", mode="w", wait=wait)
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir])
+def test_what_is_no_regular_file_is_not_replaced(tmp_path, make):
+    make(tmp_path / "t")
+    kind = (tmp_path / "t").stat().st_mode
+    with pytest.raises(InputError, match="t is no regular file, which a table could replace"):
+        Table.build(tmp_path / "t", pa.table({"k": [1]}), "k", overwrite=True)
+    assert (tmp_path / "t").stat().st_mode == kind
+
+
 def test_a_path_that_is_too_long_is_refused(tmp_path):
     with pytest.raises(StorageIOError, match="File name too long"):
         Table.build(tmp_path / ("x" * 300), pa.table({"k": [1]}), "k")
