@@ -241,9 +241,12 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
         If the file cannot be read, is not YAML, or says something that is not valid; the message names every place.
     """
     file = Path(path).absolute()
-    parsed = _parsed(file)
-    _refuse_plain_secret(parsed.get("catalog"), file)
-    document = _substituted(parsed, file)
+    try:
+        parsed = _parsed(file)
+        _refuse_plain_secret(parsed.get("catalog"), file)
+        document = _substituted(parsed, file)
+    except RecursionError as error:
+        raise PipelineFileError(f"{file} is nested too deeply, or a part of it holds itself; write it flat") from error
     try:
         config = PipelineConfig.model_validate(document)
     except ValidationError as error:

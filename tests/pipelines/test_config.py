@@ -125,6 +125,12 @@ def test_a_password_in_the_file_is_refused_and_not_repeated(tmp_path):
     assert "s3cret" not in message
 
 
+@pytest.mark.parametrize("text", ["x: &a [*a]", "x: &a {y: *a}", "x: " + "[" * 5000 + "]" * 5000])
+def test_a_file_that_never_ends_is_refused(tmp_path, text):
+    with pytest.raises(PipelineFileError, match="nested too deeply, or a part of it holds itself"):
+        load_pipeline(write(tmp_path, text))
+
+
 def test_yes_and_no_are_names_not_booleans(tmp_path):
     config = load_pipeline(write(tmp_path, GOOD.replace("tail: string", "no: string").replace("{tail:", "{no:")))
     assert "no" in config.source.columns
