@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from storage.backend import path_text
 from storage.columns import conform, stored_schema
-from storage.errors import InputError
+from storage.errors import InputError, KeyInputError
 from storage.files import Rows, open_files
 from storage.keys import KeyCodec, Keys
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
-__all__ = ["SortedRows", "Source", "sorted_rows"]
+__all__ = ["NotInOrderError", "SortedRows", "Source", "sorted_rows"]
 
 Paths: TypeAlias = "str | os.PathLike[str]"
 Source: TypeAlias = (
@@ -53,9 +53,19 @@ class SortedRows:
     batches: Iterator[tuple[pa.RecordBatch, Keys | None]]
 
 
+class NotInOrderError(Exception):
+    """The rows of a source that was hoped to be in key order are not. Never leaves a build."""
+
+
 @contextlib.contextmanager
 def sorted_rows(
-    source: Source, key: Sequence[str], memory: int, spill: Path, target: Path | None = None
+    source: Source,
+    key: Sequence[str],
+    memory: int,
+    spill: Path,
+    target: Path | None = None,
+    *,
+    hopeful: bool = False,
 ) -> Iterator[SortedRows]:
     """Give the rows of a source in key order, for as long as the context lasts.
 
@@ -71,9 +81,13 @@ def sorted_rows(
         Folder for what does not fit.
     target
         File that the rows are to replace, which must not be one of the source's.
+    hopeful
+        Give the rows of a source that can be read again as they come.
 
     Raises
     ------
+    NotInOrderError
+        If rows are not in key order that were hoped to be; read the source again without hope.
     InputError
         If the source cannot be read, is the target, has no key column of that name, or a key is null.
     """
@@ -84,6 +98,9 @@ def sorted_rows(
     codec = KeyCodec(schema, key)
     with contextlib.ExitStack() as stack:
         batches = stack.enter_context(contextlib.closing(rows.read(None)))
+        if hopeful and rows.again:
+            yield SortedRows(schema, _in_order(batches, schema, codec))
+            return
         held, complete = _collect(batches, schema, memory)
         if complete:
             yield SortedRows(schema, _sorted_in_memory(held, schema, codec))
@@ -92,9 +109,6 @@ def sorted_rows(
             held.clear()
             batches.close()
             batches = stack.enter_context(contextlib.closing(rows.read(None)))
-            if _is_sorted(rows, schema, codec):
-                yield SortedRows(schema, ((conform(batch, schema), None) for batch in batches))
-                return
         yield SortedRows(schema, _sorted_on_disk(stack, rows, _first_then(held, batches), schema, codec, memory, spill))
 
 
@@ -188,14 +202,19 @@ def _sorted_in_memory(
         yield rows.take(pa.array(part)), keys.take(part)
 
 
-def _is_sorted(rows: Rows, schema: pa.Schema, codec: KeyCodec) -> bool:
-    """Whether a source that can be read again is in key order; reads its key columns up to the first descent."""
-    narrow = pa.schema([schema.field(name) for name in codec.columns])
+def _in_order(
+    batches: Iterator[pa.RecordBatch], schema: pa.Schema, codec: KeyCodec
+) -> Iterator[tuple[pa.RecordBatch, Keys]]:
+    """Give batches with their keys as long as these ascend."""
     last = Keys.empty(codec.kind)
-    with contextlib.closing(rows.read(codec.columns)) as batches:
-        for batch in batches:
-            keys = Keys.concat([last, codec.encode(conform(batch.select(list(codec.columns)), narrow))])
-            if keys.first_descent() >= 0:
-                return False
-            last = keys.slice(max(len(keys) - 1, 0), len(keys))
-    return True
+    for batch in batches:
+        rows = conform(batch, schema)
+        try:
+            keys = codec.encode(rows)
+        except KeyInputError as error:
+            raise NotInOrderError from error  # told with the row's number when the source is read again
+        ends = Keys.concat([last, keys.slice(0, min(len(keys), 1))])
+        if keys.first_descent() >= 0 or ends.first_descent() >= 0:
+            raise NotInOrderError
+        yield rows, keys
+        last = keys.slice(len(keys) - 1, len(keys)) if len(keys) else last
