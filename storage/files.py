@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -16,7 +18,6 @@ from storage.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
-    from pathlib import Path
 
     import duckdb
 
@@ -86,14 +87,22 @@ def _files_of(path: Path) -> list[Path]:
                 return [path]
         if not path.is_dir():
             raise InputError(f"there is no file or folder {path}; correct the path")
-        found = sorted(file for file in path.rglob("*") if _wanted(file, path))
-        for folder in (path, *(file.parent for file in found)):
-            next(iter(folder.iterdir()), None)
+        found = sorted(file for file in _walk(path) if _wanted(file, path))
     except OSError as error:
         raise InputError(f"cannot read {error.filename or path}: {error.strerror}; check the permissions") from error
     if not found:
         raise InputError(f"the folder {path} holds no Parquet or CSV file")
     return found
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Yield all files below a folder; one that cannot be listed is an error, not an empty folder."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    for base, _, names in os.walk(folder, onerror=refuse):
+        yield from (Path(base) / name for name in names)
 
 
 def _wanted(file: Path, folder: Path) -> bool:

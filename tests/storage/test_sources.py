@@ -1,3 +1,6 @@
+import errno
+import os
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -210,6 +213,22 @@ def test_missing_empty_and_mixed_places_are_refused(tmp_path):
     pq.write_table(pa.table({"k": [1]}), tmp_path / "b.parquet")
     with pytest.raises(InputError, match="both Parquet and CSV"):
         Table.build(tmp_path / "t", [tmp_path / "a.csv", tmp_path / "b.parquet"], ["k"])
+
+
+def test_a_folder_within_that_cannot_be_listed_is_refused(tmp_path, rows, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / "in" / name).mkdir(parents=True)
+        pq.write_table(rows, tmp_path / "in" / name / "r.parquet")
+
+    def list_folder(path):
+        if str(path).endswith("b"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))  # root, too
+        return scandir(path)
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", list_folder)
+    with pytest.raises(InputError, match=r"cannot read .*in/b: Permission denied; check the permissions"):
+        Table.build(tmp_path / "t", tmp_path / "in", "k")
 
 
 def test_nothing_is_drawn_on_the_terminal(tmp_path, rows, monkeypatch):
