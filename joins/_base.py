@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -55,6 +56,8 @@ class StreamJoin(ABC):
         self.budget = MemoryBudget(parse_memory(memory))
         self.counters = Counters()
         self.waits = WaitRecord(self.deadline)
+        if clock is not None and not callable(clock):
+            raise JoinInputError(f"`clock` is a function that returns seconds, not {clock!r}")
         self.time = OperatorTime(clock)
         self._work = Work(clock or time.monotonic)
         self._bound: BoundEquality | None = None
@@ -84,6 +87,8 @@ class StreamJoin(ABC):
             If what is pushed is not a record batch, lacks the join column, or its schema differs from the one before.
         KeyInputError
             If the join column has a type that can never equal the key's.
+        JoinInputError
+            If the side or the time is none.
         FinishedError
             After `finish`.
         """
@@ -91,6 +96,7 @@ class StreamJoin(ABC):
         if side != "stream":
             raise JoinInputError(f"this join has one streaming side, 'stream', not {side!r}")
         _refuse_other(batch)
+        _check_time(at)
         self._latest = max(self._latest, self.time.reach(at))
         self._bind(batch.schema)
         self.counters.batches_in += 1
@@ -104,8 +110,16 @@ class StreamJoin(ABC):
         ----------
         now
             Time in seconds of the operator's clock; the clock's if not given.
+
+        Raises
+        ------
+        JoinInputError
+            If the time is none.
+        FinishedError
+            After `finish`.
         """
         self._open()
+        _check_time(now)
         self.time.reach(now)
         return self._work.start(self._counted(self._due_work()))
 
@@ -246,6 +260,11 @@ def _refuse_other(batch: object) -> None:
             f"a stream comes as pyarrow record batches, not as {type(batch).__name__}; "
             "of a table, push each of `to_batches()`"
         )
+
+
+def _check_time(at: object) -> None:
+    if at is not None and (not isinstance(at, Real) or not math.isfinite(at)):
+        raise JoinInputError(f"a time is a finite number of seconds on the operator's clock, not {at!r}")
 
 
 def _check_movable(stream: pa.Schema) -> None:
