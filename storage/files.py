@@ -66,7 +66,7 @@ def open_files(paths: Sequence[Path]) -> Rows:
     ----------
     paths
         Parquet or CSV files (by their suffix), or folders that hold such files at any depth; names that begin with
-        a dot or an underscore are passed over in folders.
+        a dot or an underscore are passed over in folders. In a CSV an empty field is null, and ``""`` an empty text.
 
     Raises
     ------
@@ -177,7 +177,9 @@ def _csv(files: Sequence[Path]) -> Rows:
     import duckdb  # noqa: PLC0415 - loaded only for CSV
 
     headers = [_header(file) for file in files]
-    options = f"{_dialect(headers[0])}, header=true, skip=0, sample_size=-1, union_by_name=true"
+    options = (
+        f"{_dialect(headers[0])}, header=true, skip=0, sample_size=-1, union_by_name=true, allow_quoted_nulls=false"
+    )
     query = f"read_csv({_quoted(files)}, {options})"
     refused = (duckdb.Error, pa.ArrowException, OSError)  # what DuckDB finds late comes through Arrow
 

@@ -111,6 +111,13 @@ def test_types_of_csv_columns_come_from_all_rows(tmp_path):
 
 
 @pytest.mark.parametrize("memory", ["1GiB", TINY])
+def test_an_empty_text_in_a_csv_is_not_missing(tmp_path, memory):
+    (tmp_path / "r.csv").write_text('k,v\n2,""\n1,\n')
+    with Table.build(tmp_path / "t", tmp_path / "r.csv", "k", memory=memory) as table:
+        assert next(table.scan()).to_pylist() == [{"k": 1, "v": None}, {"k": 2, "v": ""}]
+
+
+@pytest.mark.parametrize("memory", ["1GiB", TINY])
 @pytest.mark.parametrize("form", ["table", "stream", "parquet", "csv"])
 def test_a_null_key_is_refused_in_any_form(tmp_path, form, memory):
     rows = pa.table({"k": [3, None, 2], "v": [1, 2, 3]})
