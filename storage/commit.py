@@ -243,6 +243,7 @@ class Writer:
             head = replace(head, apps={**head.apps, app[0]: app[1]})
             encode_superblock(head)  # refuses too many before anything is written
         snapshot = self._next(draft, head)
+        draft.pages.settle()
         if snapshot.superblock.proof is None:
             self._backend.sync()
             write_superblock(self._backend, snapshot.superblock)
@@ -286,9 +287,7 @@ class Writer:
             version=FORMAT_VERSION,
             proof=draft.pages.proof if has_room_for_proof(head) else None,
         )
-        same = entries.rows is self.snapshot.entries.rows
-        leaf_rows = self.snapshot.leaf_rows if same else entries.rows.astype(np.int32)
-        return Snapshot(self.snapshot.path, superblock, self.snapshot.layout, entries, tree.levels, leaf_rows)
+        return Snapshot(self.snapshot.path, superblock, self.snapshot.layout, entries, tree.levels)
 
     def _map_space(self, snapshot: Snapshot) -> FreeSpace:
         """Return the free pages: all that the newest commit does not reach, held back while older readers live."""

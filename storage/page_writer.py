@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from storage.superblock import PROOF_PAGES, Proof
@@ -9,6 +10,7 @@ from storage.tree import runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     import numpy as np
     from numpy.typing import NDArray
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from storage.space import FreeSpace
 
 __all__ = ["PageWriter"]
+
+_SYNC_BYTES = 4 << 20
 
 
 class PageWriter:
@@ -47,6 +51,9 @@ class PageWriter:
         self._take = space.take if take is None else take
         self._taken: list[NDArray[np.int64]] = []
         self._checksums: dict[int, bytes] | None = {}
+        self._unsynced = 0
+        self._pool: ThreadPoolExecutor | None = None
+        self._syncs: list[Future[None]] = []
         self.page_size = page_size
         self.txid = txid
 
@@ -62,6 +69,33 @@ class PageWriter:
         self._note(pages, numbers)
         for start, stop in runs_of(numbers):
             self._backend.pwrite(int(numbers[start]) * size, pages[start * size : stop * size])
+        self._unsynced += len(numbers) * size
+        if self._unsynced >= _SYNC_BYTES and (not self._syncs or self._syncs[-1].done()):
+            self._begin_sync()
+
+    def _begin_sync(self) -> None:
+        """Let the disk begin with what is written while more is made; what the commit relies on is its last sync."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="headrace-sync")
+        self._unsynced = 0
+        self._syncs.append(self._pool.submit(self._backend.sync))
+
+    def settle(self) -> None:
+        """Wait until no write is under way.
+
+        Raises
+        ------
+        StorageIOError
+            If the disk failed to write something. It tells so only once.
+        """
+        self._stop()
+        for sync in self._syncs:
+            sync.result()
+
+    def _stop(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
     def give(self, pages: NDArray[np.int64]) -> None:
         """Return pages of this transaction that it no longer needs."""
@@ -85,6 +119,7 @@ class PageWriter:
 
     def roll_back(self) -> None:
         """Return all pages that were taken."""
+        self._stop()
         for pages in self._taken:
             self._space.give(pages)
         self._taken = []

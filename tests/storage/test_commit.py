@@ -5,7 +5,14 @@ from simulated import Model, Sync, Write, build, rows_at, rows_of, writer_of
 
 from storage import page_writer
 from storage.commit import pages_of
-from storage.errors import InputError, KeyInputError, SchemaError, UniqueViolationError
+from storage.errors import (
+    InputError,
+    KeyInputError,
+    PoisonedHandleError,
+    SchemaError,
+    StorageIOError,
+    UniqueViolationError,
+)
 from storage.locks import NoLocks
 from storage.snapshot import open_snapshot
 from storage.superblock import read_superblock
@@ -289,3 +296,27 @@ def test_pages_that_a_transaction_replaced_are_not_part_of_its_proof():
     proof = writer.snapshot.superblock.proof
     assert set(proof.pages) <= set(pages_of(writer.snapshot).tolist())
     assert len(proof.pages) == writer.snapshot.superblock.height
+
+
+def test_a_sync_that_fails_while_a_large_commit_goes_on_fails_the_commit(disk, writer, monkeypatch):
+    monkeypatch.setattr(page_writer, "_SYNC_BYTES", 4096)
+    before, sync = rows_of(disk), disk.sync
+
+    def fail_once():
+        disk.sync = sync
+        raise StorageIOError("cannot sync")
+
+    disk.sync = fail_once
+    with pytest.raises(StorageIOError, match="cannot sync"):
+        writer.apply(table_of(rows(range(0, 2000, 2), "w")))
+    with pytest.raises(PoisonedHandleError):
+        writer.apply(table_of(rows([0], "w")))
+    assert rows_of(disk) == before
+
+
+def test_a_large_commit_syncs_as_it_goes(disk, writer, monkeypatch):
+    monkeypatch.setattr(page_writer, "_SYNC_BYTES", 4096)
+    disk.log.clear()
+    writer.apply(table_of(rows(range(0, 2000, 2), "w")))
+    assert sum(isinstance(operation, Sync) for operation in disk.log) > 2
+    assert [row["v"][0] for row in rows_of(disk)] == ["w"] * 1000
