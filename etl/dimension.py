@@ -55,7 +55,7 @@ class Dimension:
     Raises
     ------
     DeclarationError
-        If a column is named that the schema does not have.
+        If a column is named that the schema does not have, or one is named for two purposes.
 
     Examples
     --------
@@ -72,7 +72,7 @@ class Dimension:
     inferred_flag: str | None = "is_inferred"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "natural_key", tuple(self.natural_key))
+        object.__setattr__(self, "natural_key", _names(self.natural_key))
         plain = [column.with_type(stored_type(column.type) or column.type) for column in self.schema]
         object.__setattr__(self, "schema", pa.schema(plain))
         if not self.natural_key:
@@ -81,6 +81,13 @@ class Dimension:
         for column in (*self.natural_key, *self.rules):
             if column not in names:
                 raise DeclarationError(f"dimension {self.name!r} has no column {column!r}; it has {', '.join(names)}")
+        apart = [*self.natural_key, self.surrogate_key, self.inferred_flag]
+        twice = next((column for column in apart if apart.count(column) > 1), None)
+        if twice is not None:
+            raise DeclarationError(
+                f"dimension {self.name!r} names {twice!r} twice among natural key, surrogate key and the flag of "
+                "inferred members; give each a column of its own"
+            )
         for column, rule in self.rules.items():
             check_rule(rule, self.schema.field(column).type, column)
 
@@ -139,6 +146,10 @@ class Dimension:
 
     def _nullable_key(self) -> list[pa.Field]:
         return [column.with_nullable(nullable=True) for column in self.key_schema]
+
+
+def _names(given: str | Iterable[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
 
 
 def number_members(dimension: Dimension, rows: pa.Table, base: int = 0) -> pa.Table:

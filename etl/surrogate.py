@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from etl.dimension import UNKNOWN_KEY
-from etl.errors import ConservationError, DeclarationError, MissingMembersError
+from etl.errors import ConservationError, DeclarationError, DimensionError, MissingMembersError
 from etl.lookup import Lookup, Policy
 from etl.outcomes import Outcome
 from etl.ranking import key_text, rank_rows, sort_rows
@@ -45,6 +45,7 @@ __all__ = ["MAX_KEY_BYTES", "JoinOperator", "KeyAllocator", "new_members", "reso
 MAX_KEY_BYTES: Final = 1024
 _NAMED: Final = 10
 _SHOWN: Final = 80
+_GREATEST: Final = 2**63 - 1
 
 
 class JoinOperator(Protocol):
@@ -85,7 +86,17 @@ class KeyAllocator:
             raise DeclarationError(f"no such shard: {self.shard} of {self.shards} above key {self.base}")
 
     def allocate(self, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """Return the surrogate keys of this shard's first `count` new keys in key order."""
+        """Return the surrogate keys of this shard's first `count` new keys in key order.
+
+        Raises
+        ------
+        DimensionError
+            If there are not so many 64-bit integers above the base.
+        """
+        if self.base + count * self.shards > _GREATEST:
+            raise DimensionError(
+                f"there are no {count} surrogate keys left above {self.base}; number the dimension's members anew"
+            )
         return self.base + 1 + np.arange(count, dtype=np.int64) * self.shards + self.shard
 
 

@@ -31,6 +31,19 @@ def test_columns_that_are_not_there_are_named():
         Dimension("plane", ("tail",), "plane_key", PLANE.schema)
 
 
+@pytest.mark.parametrize(
+    ("natural_key", "surrogate_key"),
+    [(("tailnum", "tailnum"), "plane_key"), (("tailnum",), "tailnum"), (("tailnum",), "is_inferred")],
+)
+def test_each_purpose_has_a_column_of_its_own(natural_key, surrogate_key):
+    with pytest.raises(DeclarationError, match=r"names '\w+' twice"):
+        Dimension("plane", natural_key, surrogate_key, PLANE.schema)
+
+
+def test_a_single_name_is_a_natural_key_of_one_column():
+    assert Dimension("plane", "tailnum", "plane_key", PLANE.schema).natural_key == ("tailnum",)
+
+
 def test_a_dimension_needs_a_natural_key():
     with pytest.raises(DeclarationError, match="no natural key"):
         Dimension("plane", (), "plane_key", PLANE.schema)

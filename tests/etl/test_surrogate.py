@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etl import Dimension, KeyAllocator, KeyRule, Lookup, new_members, number_members, resolve
-from etl.errors import ConservationError, DeclarationError, MissingMembersError
+from etl.errors import ConservationError, DeclarationError, DimensionError, MissingMembersError
 from storage.errors import KeyInputError
 
 AIRPORT = Dimension(
@@ -117,6 +117,13 @@ def test_composite_keys_do_not_collide_by_concatenation(dict_join):
 def test_shards_never_hand_out_the_same_key():
     keys = [key for shard in range(4) for key in KeyAllocator(7, 4, shard).allocate(25)]
     assert sorted(keys) == list(range(8, 108))
+
+
+@pytest.mark.parametrize("base", [2**63 - 1, 2**63 - 10, 2**70])
+def test_keys_that_do_not_fit_in_64_bits_are_not_handed_out(base):
+    with pytest.raises(DimensionError, match="no 5 surrogate keys left"):
+        KeyAllocator(base, 2, 1).allocate(5)
+    assert KeyAllocator(2**63 - 11, 2, 1).allocate(5)[-1] == 2**63 - 1
 
 
 @pytest.mark.parametrize(("base", "shards", "shard"), [(-1, 1, 0), (0, 2, 2), (0, 0, 0), (0, 1, -1)])
