@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cli.blocks import Pairs
 from cli.exits import ExitCode
+from pipelines.config import load_pipeline
 from pipelines.runner import run
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
         console.note(_batch_line(batch))
 
     with console.step(f"running {pipeline}", left=LEFT):
+        config = load_pipeline(pipeline)
         console.note("starting Spark; the first time, Delta's jars are fetched and the kernels compiled")
-        return run(pipeline, follow=follow, on_batch=tell)
+        return run(config, follow=follow, on_batch=tell)
 
 
 def outcome_pairs(result: RunResult) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def test_a_misspelt_field_fails_before_spark_starts(invoke, shop):
     (shop / "pipeline.yml").write_text(text)
     outcome = invoke("run", shop / "pipeline.yml", "--once")
     assert outcome.code == 1
+    assert "starting Spark" not in outcome.err
     assert "polcy" in outcome.err
     assert "policy" in outcome.err
     assert not (shop / "warehouse").exists()
