@@ -6,6 +6,7 @@ bounce page that nobody looks at. Which pages are wanted, and which frames they 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -91,6 +92,7 @@ class PageReader:
         self._bounce = page_buffer(1, page_size)[:page_size]
         self._pool: ThreadPoolExecutor | None = None
         self._starting = threading.Lock()  # reads may come from several threads
+        self._process = os.getpid()
 
     @property
     def nbytes(self) -> int:
@@ -103,6 +105,7 @@ class PageReader:
 
     def close(self) -> None:
         """Stop the threads. The backend is the caller's."""
+        self._forget_parents_threads()
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
@@ -189,7 +192,15 @@ class PageReader:
         else:
             self._share(job, reads)
 
+    def _forget_parents_threads(self) -> None:
+        """Begin anew in a forked process, which has none of the threads, and whose lock nobody might ever open."""
+        if self._process != os.getpid():
+            self._starting = threading.Lock()
+            self._pool = None
+            self._process = os.getpid()
+
     def _share(self, job: _Shared, reads: range) -> None:
+        self._forget_parents_threads()
         with self._starting:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix="headrace-read")

@@ -1,4 +1,6 @@
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -165,3 +167,35 @@ def test_a_failed_read_stops_the_others():
         reader.read(pages, page_buffer(len(pages), PAGE), np.arange(len(pages)))
     assert len(backend.reads) <= 8
     reader.close()
+
+
+def test_a_forked_process_reads_with_threads_of_its_own(tmp_path):
+    """In a process of its own, since one with threads of Arrow must not be forked while tests run."""
+    code = """
+import os, sys
+import numpy as np
+from storage.backend import FileBackend
+from storage.cache import page_buffer
+from storage.device import DeviceModel
+from storage.reader import PageReader
+
+def read(reader):
+    offsets = np.arange(8) * 4096
+    frames = page_buffer(8, 4096)
+    reader.fill(offsets, np.full(8, 4096), frames, offsets)
+    return bytes(frames[::4096][:8])
+
+with open(sys.argv[1], "wb") as file:
+    file.write(b"".join(bytes([number]) * 4096 for number in range(8)))
+reader = PageReader(FileBackend(sys.argv[1]), 4096, DeviceModel.default(4096))
+assert read(reader) == bytes(range(8))
+child = os.fork()
+if child == 0:
+    reader._starting.acquire(blocking=False)  # as if another thread had held it
+    same = read(reader) == bytes(range(8))
+    reader.close()
+    os._exit(0 if same else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert read(reader) == bytes(range(8))
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "file")], check=True, timeout=60)

@@ -4,11 +4,13 @@ import tempfile
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulated import Model
 
+from storage import page_writer
 from storage.errors import UniqueViolationError
 from storage.table import Table
 
@@ -47,6 +49,7 @@ class TableMachine(RuleBasedStateMachine):
         self.model = Model(self.key, self.storable(rows))
         source = batch(self.model.sorted())
         self.table = Table.build(self.path, source, key=self.key, unique=unique, page_size=4096, fill=fill)
+        self.proof_pages = pytest.MonkeyPatch()
         self.readers = []
         self.versions = {}
 
@@ -126,6 +129,17 @@ class TableMachine(RuleBasedStateMachine):
         assert as_set(found) == as_set(expected)
 
     @rule()
+    def compact(self):
+        result = self.table.compact()
+        assert result.shrunk or self.readers
+        if result.shrunk:
+            assert self.path.stat().st_size == result.pages_after * 4096
+
+    @rule(pages=st.sampled_from([0, 3, page_writer.PROOF_PAGES]))
+    def commit_at_once_up_to(self, pages):
+        self.proof_pages.setattr(page_writer, "PROOF_PAGES", pages)
+
+    @rule()
     def reopen(self):
         self.table.close()
         self.table = Table.open(self.path)
@@ -141,6 +155,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "table"):
+            self.proof_pages.undo()
             for table, expected in self.readers:
                 assert as_set(content(table)) == expected
                 table.close()
