@@ -13,7 +13,7 @@ from storage.backend import FileBackend
 from storage.errors import InputError
 from storage.layout import DIRECTORY_ENTRY, HEADER, INNER_PAGE, LEAF_PAGE, METADATA_PAGE
 from storage.leaves import verify
-from storage.superblock import damaged_copies, read_superblock
+from storage.slots import damaged_copies, read_superblock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

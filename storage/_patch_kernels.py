@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64
+from storage._byte_kernels import copy_bytes, load_u64, store_u64
+from storage._edit_kernels import column_bytes, dictionary_bytes, field, plan_edits, put_number, text_end
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,186 +30,11 @@ SMALL = 3
 
 _HEADER = 24
 _ENTRY = 16
-_WORD = 8
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 _SIGN = np.uint64(1 << 63)
-_ALL = ~np.uint64(0)
 _UNDERFULL = 4
 _TEXT_PLAIN = 1
 _TEXT_DICTIONARY = 2
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _number(page: NDArray[np.uint8], at: int, width: int) -> Any:
-    if width == 0:
-        return 0
-    mask = _ALL if width >= _WORD else (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)
-    return np.int64(load_u64(page, at) & mask)
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _put_number(page: NDArray[np.uint8], at: int, value: np.uint64, width: int) -> None:
-    for byte in range(width):
-        page[at + byte] = np.uint8((value >> np.uint64(8 * byte)) & np.uint64(0xFF))
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _fits(value: np.uint64, width: int) -> Any:
-    return width >= _WORD or value < (np.uint64(1) << np.uint64(8 * width))
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _field(page: NDArray[np.uint8], entry: int, at: int) -> Any:
-    return load_u16(page, entry + at)
-
-
-@njit(cache=True, nogil=True)
-def _lower_bound(page: NDArray[np.uint8], data: int, width: int, start: int, stop: int, delta: np.uint64) -> int:
-    while start < stop:
-        middle = (start + stop) >> 1
-        if np.uint64(_number(page, data + middle * width, width)) < delta:
-            start = middle + 1
-        else:
-            stop = middle
-    return start
-
-
-@njit(cache=True, nogil=True)
-def _plan_edits(
-    page: NDArray[np.uint8],
-    origin: int,
-    touched: NDArray[np.uint64],
-    upserted: NDArray[np.bool_],
-    t: int,
-    t_end: int,
-    keys: NDArray[np.uint64],
-    fresh: NDArray[np.bool_],
-    q: int,
-    q_end: int,
-    edits: NDArray[np.int64],
-    counts: NDArray[np.int64],
-) -> tuple[int, int]:
-    """Find which old rows go and where new ones come in; return how many edits, and a new row whose key stays, or -1.
-
-    An edit replaces old rows edits[e, 0] up to edits[e, 1] by new rows edits[e, 2] up to edits[e, 3].
-    """
-    entry = origin + _HEADER
-    rows = np.int64(load_u64(page, origin + 16) >> np.uint64(32))
-    base = load_u64(page, entry)
-    width = np.int64(page[entry + 14])
-    data = origin + _field(page, entry, 8)
-    found = 0
-    clash = -1
-    position = 0
-    while t < t_end or q < q_end:
-        key = touched[t] if t < t_end and (q == q_end or touched[t] <= keys[q]) else keys[q]
-        low = position
-        if key >= base:
-            low = _lower_bound(page, data, width, position, rows, key - base)
-        high = low
-        while high < rows and key >= base and np.uint64(_number(page, data + high * width, width)) == key - base:
-            high += 1
-        stop = q
-        replacing = 0
-        while stop < q_end and keys[stop] == key:
-            replacing += not fresh[stop]
-            stop += 1
-        if t < t_end and touched[t] == key:
-            if high > low:
-                counts[1] += replacing
-                counts[0] -= replacing
-            if not upserted[t]:
-                counts[2] += high - low
-            t += 1
-        else:
-            if high > low:
-                clash = q
-            low = high
-        counts[0] += stop - q
-        if high > low or stop > q:
-            edits[found, 0] = low
-            edits[found, 1] = high
-            edits[found, 2] = q
-            edits[found, 3] = stop
-            found += 1
-        q = stop
-        position = high
-    return found, clash
-
-
-@njit(cache=True, nogil=True)
-def _dictionary_code(page: NDArray[np.uint8], block: int, heap: NDArray[np.uint8], start: int, end: int) -> int:
-    size = load_u16(page, block)
-    text = block + 2 + 2 * size
-    begin = 0
-    for code in range(size):
-        stop = load_u16(page, block + 2 + 2 * code)
-        if stop - begin == end - start and compare_bytes(page, text + begin, text + stop, heap, start, end) == 0:
-            return code
-        begin = stop
-    return -1
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _text_end(page: NDArray[np.uint8], data: int, width: int, base: int, row: int) -> Any:
-    """Return where the text of a row ends; 0 for the row before the first."""
-    return (row + 1) * base + _number(page, data + row * width, width) if row >= 0 else 0
-
-
-@njit(cache=True, nogil=True)
-def _dictionary_bytes(page: NDArray[np.uint8], block: int) -> Any:
-    size = load_u16(page, block)
-    return 2 + 2 * size + (load_u16(page, block + 2 * size) if size > 0 else 0)
-
-
-@njit(cache=True, nogil=True)
-def _column_bytes(
-    page: NDArray[np.uint8],
-    origin: int,
-    entry: int,
-    rows: int,
-    edits: NDArray[np.int64],
-    found: int,
-    words: NDArray[np.int64],
-    spans: NDArray[np.int64],
-    heap: NDArray[np.uint8],
-    absent: NDArray[np.uint8],
-    flip: np.uint64,
-    codes: NDArray[np.int32],
-) -> Any:
-    """Return the bytes of a patched column without its nulls, or -1 if a new value does not fit."""
-    base = load_u64(page, entry)
-    data = origin + _field(page, entry, 8)
-    aux = origin + _field(page, entry, 10)
-    width = np.int64(page[entry + 14])
-    encoding = page[entry + 15]
-    total = 0
-    if encoding == _TEXT_PLAIN:
-        total = _text_end(page, data, width, np.int64(base), rows - 1)
-    for edit in range(found):
-        if encoding == _TEXT_PLAIN:
-            before = _text_end(page, data, width, np.int64(base), edits[edit, 0] - 1)
-            total -= _text_end(page, data, width, np.int64(base), edits[edit, 1] - 1) - before
-        rows += edits[edit, 3] - edits[edit, 2] - edits[edit, 1] + edits[edit, 0]
-        for row in range(edits[edit, 2], edits[edit, 3]):
-            null = len(absent) > 0 and absent[row] != 0
-            if encoding == 0:
-                if not null and not _fits((np.uint64(words[row]) ^ flip) - base, width):
-                    return -1
-            elif encoding == _TEXT_PLAIN:
-                length = 0 if null else spans[row + 1] - spans[row]
-                if length < np.int64(base):
-                    return -1
-                total += length
-            elif not null:
-                codes[row] = _dictionary_code(page, aux, heap, spans[row], spans[row + 1])
-                if codes[row] < 0:
-                    return -1
-    if encoding == 0:
-        return rows * width
-    if encoding == _TEXT_PLAIN:
-        return rows * width + total if _fits(np.uint64(total - rows * np.int64(base)), width) else -1
-    return rows * width + _dictionary_bytes(page, aux)
 
 
 @njit(cache=True, nogil=True)
@@ -267,7 +93,7 @@ def _copy_numbers(
         for row in range(edits[edit, 2], edits[edit, 3]):
             if len(absent) == 0 or absent[row] == 0:
                 value = np.uint64(codes[row]) if coded != 0 else (np.uint64(values[row]) ^ flip) - base
-                _put_number(out, at, value, width)
+                put_number(out, at, value, width)
             at += width
         source = edits[edit, 1]
     return at
@@ -296,12 +122,12 @@ def _copy_text(
     source = 0
     for edit in range(found + 1):
         stop = edits[edit, 0] if edit < found else rows
-        first = _text_end(page, data, width, base, source - 1)
-        last = _text_end(page, data, width, base, stop - 1)
+        first = text_end(page, data, width, base, source - 1)
+        last = text_end(page, data, width, base, stop - 1)
         shift = text - begin - first
         for row in range(source, stop):
-            end = _text_end(page, data, width, base, row) + shift
-            _put_number(out, at + target * width, np.uint64(end - (target + 1) * base), width)
+            end = text_end(page, data, width, base, row) + shift
+            put_number(out, at + target * width, np.uint64(end - (target + 1) * base), width)
             target += 1
         copy_bytes(page, aux + first, out, text, last - first)
         text += last - first
@@ -311,7 +137,7 @@ def _copy_text(
             if len(absent) == 0 or absent[row] == 0:
                 copy_bytes(heap, spans[row], out, text, spans[row + 1] - spans[row])
                 text += spans[row + 1] - spans[row]
-            _put_number(out, at + target * width, np.uint64(text - begin - (target + 1) * base), width)
+            put_number(out, at + target * width, np.uint64(text - begin - (target + 1) * base), width)
             target += 1
         source = edits[edit, 1]
     return text
@@ -339,13 +165,13 @@ def _write_column(
 ) -> int:
     """Write a column of `after` rows from `at` on, and its directory entry; return where it ends."""
     base = load_u64(page, entry)
-    data = origin + _field(page, entry, 8)
-    aux = origin + _field(page, entry, 10)
+    data = origin + field(page, entry, 8)
+    aux = origin + field(page, entry, 10)
     width = _I64(page[entry + 14])
     encoding = np.int64(page[entry + 15])
     bitmap = 0
     if nulls:
-        old = _field(page, entry, 12)
+        old = field(page, entry, 12)
         _copy_nulls(page, origin + old if old > 0 else 0, rows, edits, found, absent, out, at)
         bitmap = at - out_origin
         at += (after + 7) >> 3
@@ -362,7 +188,7 @@ def _write_column(
             page, data, width, rows, edits, found, words, codes, 1, np.uint64(0), np.uint64(0), absent, out, at
         )
         side = at - out_origin
-        size = _dictionary_bytes(page, aux)
+        size = dictionary_bytes(page, aux)
         copy_bytes(page, aux, out, at, size)
         at += size
     target = out_origin + (entry - origin)
@@ -432,7 +258,7 @@ def patch_leaves(
         if not skip[leaf]:
             made[:] = 0
             rows = np.int64(load_u64(frames, origin + 16) >> np.uint64(32))
-            found, clash = _plan_edits(frames, origin, touched, upserted, t, t_end, keys, fresh, q, q_end, edits, made)
+            found, clash = plan_edits(frames, origin, touched, upserted, t, t_end, keys, fresh, q, q_end, edits, made)
             if unique and clash >= 0:
                 return clash
             total = rows
@@ -449,7 +275,7 @@ def patch_leaves(
                     entry = origin + _HEADER + _ENTRY * column
                     absent = nulls[places[column, 2]] if places[column, 2] >= 0 else nothing
                     is_text = places[column, 0] != 0
-                    part = _column_bytes(
+                    part = column_bytes(
                         frames, origin, entry, rows, edits, found,
                         no_words if is_text else words[places[column, 1]],
                         spans[places[column, 1]] if is_text else no_words,
@@ -458,7 +284,7 @@ def patch_leaves(
                     if part < 0:
                         status[leaf] = FALLBACK
                         break
-                    with_nulls[column] = _field(frames, entry, 12) > 0
+                    with_nulls[column] = field(frames, entry, 12) > 0
                     if len(absent) > 0 and not with_nulls[column]:
                         with_nulls[column] = absent[q:q_end].any()
                     size += part + ((total + 7) >> 3 if with_nulls[column] else 0)

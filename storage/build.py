@@ -25,8 +25,9 @@ from storage.keys import Keys
 from storage.layout import LeafLayout
 from storage.metadata import encode_metadata
 from storage.remains import claimed, remove_remains
+from storage.slots import write_first_superblocks
 from storage.sources import NotInOrderError, SortedRows, Source, sorted_rows
-from storage.superblock import Superblock, check_app, check_page_size, write_first_superblocks
+from storage.superblock import Superblock, check_app, check_page_size
 from storage.tree import Entries, build_levels, seal_pages, separators_between
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from storage.keys import Keys
 from storage.layout import INNER_PAGE, LeafLayout
 from storage.leaves import gather_keys
 from storage.metadata import metadata_pages, read_metadata
+from storage.slots import read_superblock
 from storage.snapshot import root_entries
-from storage.superblock import Superblock, read_superblock
 from storage.tree import Entries, aligned_pages, read_entries, read_heads
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from storage.backend import StorageBackend
+    from storage.superblock import Superblock
 
 __all__ = ["CheckReport", "Violation", "check_backend"]
 

@@ -27,17 +27,10 @@ from storage.errors import CorruptionError, InputError, PoisonedHandleError, Sto
 from storage.merge import Counts
 from storage.metadata import metadata_pages
 from storage.page_writer import PageWriter
+from storage.slots import read_superblock, repeat_superblock, write_superblock
 from storage.snapshot import Snapshot, open_snapshot
 from storage.space import FreeSpace
-from storage.superblock import (
-    FORMAT_VERSION,
-    check_app,
-    encode_superblock,
-    has_room_for_proof,
-    read_superblock,
-    repeat_superblock,
-    write_superblock,
-)
+from storage.superblock import FORMAT_VERSION, check_app, encode_superblock, has_room_for_proof
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,7 +28,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from storage.errors import InputError, LockedError, StorageIOError
-from storage.superblock import read_superblock
+from storage.slots import read_superblock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from storage.errors import CorruptionError, CorruptPageError
 from storage.keys import KeyCodec, Keys
 from storage.layout import LeafLayout
 from storage.metadata import read_metadata
-from storage.superblock import Superblock, read_superblock
+from storage.slots import read_superblock
 from storage.tree import Entries, InnerLevel, read_tree
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from storage.backend import StorageBackend
+    from storage.superblock import Superblock
 
 __all__ = ["Snapshot", "open_snapshot", "root_entries"]
 

@@ -9,7 +9,7 @@ from storage._byte_kernels import xxh64
 from storage.backend import FileBackend
 from storage.check import check_backend
 from storage.errors import CorruptionError, NotATableError
-from storage.superblock import write_superblock
+from storage.slots import write_superblock
 
 PAGE = 4096
 

@@ -14,8 +14,8 @@ from storage.errors import (
     UniqueViolationError,
 )
 from storage.locks import NoLocks
+from storage.slots import read_superblock
 from storage.snapshot import open_snapshot
-from storage.superblock import read_superblock
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 

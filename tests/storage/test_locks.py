@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from storage.backend import FileBackend
 from storage.errors import LockedError, StorageIOError
 from storage.locks import FileLocks, NoLocks, claim_newest
-from storage.superblock import Superblock, write_superblock
+from storage.slots import write_superblock
+from storage.superblock import Superblock
 
 HOLDER = """
 import sys

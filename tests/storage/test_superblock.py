@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from storage._byte_kernels import xxh64
 from storage.backend import FileBackend
 from storage.errors import FormatVersionError, InputError, NotATableError
+from storage.slots import damaged_copies, read_superblock, repeat_superblock, write_first_superblocks, write_superblock
 from storage.superblock import (
     COPY_BYTES,
     PAGE_SIZES,
@@ -16,14 +17,9 @@ from storage.superblock import (
     Proof,
     Superblock,
     check_page_size,
-    damaged_copies,
     decode_superblock,
     encode_superblock,
     has_room_for_proof,
-    read_superblock,
-    repeat_superblock,
-    write_first_superblocks,
-    write_superblock,
 )
 
 FIRST = Superblock(
