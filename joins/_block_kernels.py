@@ -19,8 +19,9 @@ def lay_out(
     length: NDArray[np.int64],
     first: NDArray[np.int64],
     pages: NDArray[np.int64],
+    number: int,
     half: int,
-    slots: NDArray[np.int32],
+    slots: NDArray[np.int64],
     blocks: NDArray[np.int64],
 ) -> int:
     """Divide the reads of a plan into blocks of at most `half` pages each, its reads side by side.
@@ -31,10 +32,12 @@ def lay_out(
         The plan: reads of at most `half` pages.
     pages : int64[n]
         That it was made for.
+    number
+        Of the first block: blocks take turns in the two halves of the read buffer.
     half
-        Pages in a block. Blocks take turns in the two halves of the read buffer.
-    slots : int32[n]
-        Becomes the place of each page within its block's half.
+        Pages in a block.
+    slots : int64[n]
+        Becomes the frame of each page in the read buffer.
     blocks : int64[reads + 1]
         Becomes the first read of each block, and the number of reads at the end.
 
@@ -52,7 +55,7 @@ def lay_out(
             blocks[count] = read
             used = np.int64(0)
         for page in range(first[read], first[read + 1]):
-            slots[page] = used + pages[page] - start[read]
+            slots[page] = half * ((number + count) % 2) + used + pages[page] - start[read]
         used += length[read]
     count += 1
     blocks[count] = len(start)

@@ -97,9 +97,10 @@ class JoinPhase:
         """Copy the pages that are to stay into the cache; pages that are to be removed give way."""
         if self._settled_for != self._cache.capacity:
             self._settle(block.start)
-        keep = np.flatnonzero(self._keep[block.start : block.stop])
-        if len(keep) == 0:
+        chosen = self._keep[block.start : block.stop]
+        if not chosen.any():
             return
+        keep = np.flatnonzero(chosen)
         missing = len(keep) - self._cache.available
         if missing > 0:
             leaving, self._remove = self._remove[:missing], self._remove[missing:]
@@ -206,7 +207,8 @@ class _PartResults:
         cursor = np.zeros(2, dtype=np.int64)
         while cursor[0] < len(frame):
             staged = self._stage(len(part.rows))
-            match, at, where = (np.empty(staged.free, dtype=np.int32) for _ in range(3))
+            most = staged.free if not state.snapshot.unique else min(staged.free, len(frame))
+            match, at, where = np.empty((3, most), dtype=np.int32)
             size = expand_found(frame, row, count, state.outer, cursor, match, where, at)
             if size:
                 staged.add(state.store.read_buffer.frames, where[:size], at[:size])

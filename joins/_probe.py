@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from joins import _piece_kernels, _result_kernels
-from joins._stream_buffer import PIECE_NBYTES, ascending
+from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, ascending
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -24,7 +24,6 @@ __all__ = ["Located", "Probe", "Prober", "sorted_positions"]
 
 _NO_FLAGS = np.zeros(0, dtype=np.bool_)
 _WORD = 64
-_ARRIVAL_NBYTES = 8
 _BITMAP_NBYTES = 2
 
 
@@ -66,6 +65,8 @@ class Probe:
         Where the leaf of each single tuple is cached, or -1.
     pieces : int32[m]
         Runs of uncached leaves of each spanning tuple.
+    leaves
+        Of the relation.
     """
 
     piece: Piece
@@ -73,6 +74,7 @@ class Probe:
     spanning: Located
     frame: NDArray[np.int32]
     pieces: NDArray[np.int32]
+    leaves: int
 
     def impossible(self) -> NDArray[np.int32]:
         """Return the positions of the tuples that can match nothing."""
@@ -92,10 +94,16 @@ class Probe:
     @property
     def waiting_nbytes(self) -> tuple[int, int]:
         """The most that the stream buffer and the inverted index will grow by."""
-        pieces = int((self.frame < 0).sum()) + int(self.pieces.sum())
+        single = int((self.frame < 0).sum())
+        pieces = single + int(self.pieces.sum())
+        if not pieces:
+            return 0, 0
+        spanned = int((self.spanning.last - self.spanning.first).sum()) + len(self.spanning.order)
+        wanted = min(single + spanned, self.leaves)
         rows = self.piece.rows
-        tuples = rows.nbytes + (_ARRIVAL_NBYTES + _BITMAP_NBYTES * rows.num_columns + 1) * len(rows)
-        return (tuples, PIECE_NBYTES * pieces) if pieces else (0, 0)
+        arrivals = 0 if isinstance(self.piece.arrival, float) else self.piece.arrival.nbytes
+        tuples = rows.nbytes + arrivals + (_BITMAP_NBYTES * rows.num_columns + 1) * len(rows)
+        return tuples, PIECE_NBYTES * pieces + WANTED_NBYTES * wanted
 
 
 class Prober:
@@ -125,7 +133,9 @@ class Prober:
             single, spanning = located.only(np.flatnonzero(~spans)), located.only(np.flatnonzero(spans))
         pieces = np.zeros(len(spanning.order), dtype=np.int32)
         _piece_kernels.count_pieces(spanning.first, spanning.last, self._cache.frame_map, pieces)
-        return Probe(piece, single, spanning, self._cache.frame_of(single.first), pieces)
+        return Probe(
+            piece, single, spanning, self._cache.frame_of(single.first), pieces, len(self._snapshot.leaf_pages)
+        )
 
     def _locate(self, rows: pa.RecordBatch) -> Located:
         keys, valid = self._bound.encode(rows)

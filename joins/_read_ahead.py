@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from joins._block_kernels import lay_out
-from storage.plan import ReadPlan
+from storage.read_queue import Reads
+from storage.reader import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Block", "ReadAhead"]
 
-_PLAN_NBYTES = 80
+_PLAN_NBYTES = 144
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +31,12 @@ class Block:
 
     Attributes
     ----------
-    plan
-        The reads.
     start, stop
-        Which of the wanted leaves they bring in.
+        Which of the wanted leaves.
     slots : int32[stop - start]
         Frame of the read buffer in which each of these lies.
     """
 
-    plan: ReadPlan
     start: int
     stop: int
     slots: NDArray[np.int32]
@@ -58,44 +56,57 @@ class ReadAhead:
     def __init__(self, state: SSIJState, leaves: NDArray[np.int32]) -> None:
         self._state = state
         self._leaves = leaves
-        self._buffer = state.store.read_buffer
-        self._half = max(1, self._buffer.pages // 2)
+        self._half = max(1, state.store.read_buffer.pages // 2)
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks, each readable until the next one is asked for."""
+        queue, clock = self._state.queue, self._state.reader.clock
         before: tuple[Block, Reading] | None = None
+        seconds = 0.0
         try:
-            for block in self._blocks():
+            for block, reads in self._blocks():
+                begin = clock()
                 arrived, before = before, None
                 if arrived is not None:
                     arrived[1].wait()
-                before = (block, self._begin(block))
+                before = (block, queue.begin(reads))
                 if arrived is not None:
-                    yield self._checked(*arrived)
+                    arrived[1].check()
+                seconds += clock() - begin
+                if arrived is not None:
+                    yield arrived[0]
             if before is not None:
+                begin = clock()
                 arrived, before = before, None
                 arrived[1].wait()
-                yield self._checked(*arrived)
+                arrived[1].check()
+                seconds += clock() - begin
+                yield arrived[0]
         finally:
+            self._state.counters.read_seconds += seconds
             if before is not None:
                 before[1].wait()  # nobody else may write to the buffer before it has ended
 
-    def _blocks(self) -> Iterator[Block]:
+    def _blocks(self) -> Iterator[tuple[Block, Reads]]:
         """Yield the blocks before they are read."""
         start, number = 0, 0
+        size = self._state.snapshot.page_size
         while start < len(self._leaves):
             pages = self._next_pages(start)
+            checksums = self._state.snapshot.leaf_checksums[self._leaves[start : start + len(pages)]]
             plan = self._state.reader.plan(pages, min(self._state.store.max_scan, self._half))
-            slots = np.empty(len(pages), dtype=np.int32)
-            bounds = np.empty(len(plan) + 1, dtype=np.int64)
-            count = lay_out(plan.start, plan.length, plan.first, pages, self._half, slots, bounds)
-            firsts = plan.first.tolist()
+            self._state.counters.add_read(ReadReport(plan.pages_wanted, plan.pages_read, len(plan)))
+            slots, bounds = np.empty(len(pages), dtype=np.int64), np.empty(len(plan) + 1, dtype=np.int64)
+            count = lay_out(plan.start, plan.length, plan.first, pages, number, self._half, slots, bounds)
+            number += count
+            offsets, lengths, places = plan.start * size, plan.length * size, slots[plan.first[:-1]] * size
+            frames, wanted = slots.astype(np.int32), plan.first.tolist()
             for low, high in pairwise(bounds[: count + 1].tolist()):
-                left, right = firsts[low], firsts[high]
-                part = ReadPlan(plan.start[low:high], plan.length[low:high], plan.first[low : high + 1] - left)
-                frames = slots[left:right] + np.int32(self._half * (number % 2))
-                yield Block(part, start + left, start + right, frames)
-                number += 1
+                left, right = wanted[low], wanted[high]
+                yield Block(start + left, start + right, frames[left:right]), Reads(
+                    offsets[low:high], lengths[low:high], places[low:high],
+                    pages[left:right], slots[left:right], checksums[left:right],
+                )  # fmt: skip
             start += len(pages)
 
     def _next_pages(self, start: int) -> NDArray[np.int64]:
@@ -106,15 +117,6 @@ class ReadAhead:
         if start + len(pages) < len(self._leaves):
             pages = pages[: _end_of_runs(pages, device.seek / device.transfer)]
         return pages
-
-    def _begin(self, block: Block) -> Reading:
-        leaves, snapshot = self._leaves[block.start : block.stop], self._state.snapshot
-        pages, checksums = snapshot.leaf_pages[leaves], snapshot.leaf_checksums[leaves]
-        return self._state.queue.begin(block.plan, pages, self._buffer.frames, block.slots, checksums)
-
-    def _checked(self, block: Block, reading: Reading) -> Block:
-        self._state.counters.add_read(reading.check())
-        return block
 
 
 def _end_of_runs(pages: NDArray[np.int64], widest: float) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from joins import _piece_kernels, _result_kernels
 from joins._deadlines import PhaseEstimate
 from joins._input_buffer import InputBuffer
-from joins._stream_buffer import PIECE_NBYTES, StreamBuffer
+from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
 from joins.errors import JoinInputError
 from storage.cache import LRU, CachePolicy, PageCache, UtilityCounter, page_buffer
 from storage.errors import MemoryBudgetError
@@ -39,14 +39,15 @@ __all__ = ["ReadBuffer", "Store"]
 
 _POLICIES: dict[str, Callable[[], CachePolicy]] = {"utility": UtilityCounter, "lru": LRU}
 _FRAME_MAPS = 16 + 12 + 17  # of the page cache, of `Store.touch`, and of settling what stays
-_LEAF_MAPS = 4 + 4 + 4 + 1  # of each leaf: frame, demand, place in the list of wanted leaves, whether it is to stay
+_LEAF_MAPS = 4 + 4  # of each leaf: frame, demand
 _BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
 _FRAMES_TO_GROW = 1024
 _WORKSPACE_PAGES = 2
 _WORKSPACE_SHARE = 8
 _WORKSPACE_MOST = 48 * 2**20
-_READ_SHARE = 8
-_READ_LEAST = 32  # pages, or half of what there is: below that each step costs more than its pages
+_READ_SHARE = 6
+_READ_LEAST = 64  # pages, or five eighths of what there is: below that each step costs more than its pages
+_READ_TIGHT = 5
 _READ_MOST = 512
 _SCRATCH_NBYTES = 96  # positions, keys twice, leaves, frames, rows and counts of a tuple
 
@@ -134,8 +135,7 @@ class Store:
             + _leaf_maps_nbytes(snapshot)
             + PageCache.map_nbytes(0, 0)
             + _FRAME_MAPS
-            + ReadQueue.nbytes
-            + reader.nbytes_at(1)
+            + _reading_nbytes(reader)
             + PhaseEstimate.nbytes
             + pages * snapshot.page_size
         )
@@ -210,18 +210,33 @@ class Store:
 
     def hold(self, chunk: Chunk) -> None:
         """Put tuples into the stream buffer."""
-        self.make_room(self._growth(chunk.tuple_nbytes, chunk.index_nbytes))
+        wanted = min(chunk.wanted_most, len(self.snapshot.leaf_pages) - self.stream.pages)
+        self.make_room(self._growth(chunk.tuple_nbytes, chunk.index_nbytes + WANTED_NBYTES * wanted))
         self.stream.add(chunk)
-        while few := self.stream.mergeable(self.workspace // 2):
-            self.stream.merge(few)
         self.account()
+        while (few := self.stream.mergeable(self.workspace // 2)) and self._spares(self.stream.merged_growth(few)):
+            self.stream.merge(few)
+            self.account()
+
+    def coldest(self, nbytes: int) -> int:
+        """Return how many tuples joined, since the last join phase, with the pages that so many bytes would push out.
+
+        Per page, at most.
+        """
+        frames = -(-(nbytes - self.budget.available) // self._page)
+        if frames <= 0:
+            return 0
+        utility = self.cache.utility[self.cache.resident_frames]
+        spare = self.cache.capacity - len(utility)
+        if frames <= spare or len(utility) == 0:
+            return 0
+        worst = min(frames - spare, len(utility)) - 1
+        return int(np.partition(utility, worst)[worst])
 
     def accept(self, rows: pa.RecordBatch, arrival: float) -> bool:
         """Put tuples into the input buffer, if there is room for them."""
-        growth = max(self._page, self.input.nbytes + rows.nbytes) - self.budget.held("input_buffer")
-        if growth > self.budget.available + self.cache.capacity * self._page:
+        if not self._spares(max(self._page, self.input.nbytes + rows.nbytes) - self.budget.held("input_buffer")):
             return False
-        self.make_room(growth)
         self.input.add(rows, arrival)
         self.account()
         return True
@@ -267,7 +282,7 @@ class Store:
         pages = 1 + _pages_to_read_into(spare // self._page)
         workspace = _WORKSPACE_PAGES * self._page + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
         self.budget.charge("index", self.snapshot.index_nbytes + _leaf_maps_nbytes(self.snapshot))
-        self.budget.charge("read_buffer", ReadQueue.nbytes + reader.nbytes_at(1) + pages * self._page)
+        self.budget.charge("read_buffer", _reading_nbytes(reader) + pages * self._page)
         self.budget.charge("statistics", PhaseEstimate.nbytes)
         self.budget.charge("workspace", workspace)
         for component in _BUFFERS:
@@ -281,6 +296,13 @@ class Store:
         frames = max(1, min(spare // (self._page + _FRAME_MAPS), most))
         self.budget.charge("index", PageCache.map_nbytes(0, 0) + _FRAME_MAPS * frames)
         return frames
+
+    def _spares(self, nbytes: int) -> bool:
+        """Make room for so many bytes, if it can be had."""
+        if nbytes > self.budget.available + self.cache.capacity * self._page:
+            return False
+        self.make_room(nbytes)
+        return True
 
     def _growth(self, tuples: int, index: int) -> int:
         """Return what the account must grow by for so many bytes more in the stream buffer and its index."""
@@ -296,7 +318,12 @@ class Store:
 
 def _pages_to_read_into(spare: int) -> int:
     """Return how many of the spare pages are for reading."""
-    return min(_READ_MOST, spare // 2, max(_READ_LEAST, spare // _READ_SHARE))
+    return min(_READ_MOST, _READ_TIGHT * spare // 8, max(_READ_LEAST, spare // _READ_SHARE))
+
+
+def _reading_nbytes(reader: PageReader) -> int:
+    """Return what reading takes beside the pages: the queue, and vectors if threads read instead."""
+    return ReadQueue.nbytes + reader.nbytes_at(1) - reader.page_size
 
 
 def _in_key_order(snapshot: Snapshot) -> bool:

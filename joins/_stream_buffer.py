@@ -23,11 +23,13 @@ if TYPE_CHECKING:
 
     from joins._input_buffer import Arrivals
 
-__all__ = ["PIECE_NBYTES", "Chunk", "StreamBuffer", "ascending", "merge_simple", "merged_arrivals"]
+__all__ = ["PIECE_NBYTES", "WANTED_NBYTES", "Chunk", "StreamBuffer", "ascending", "merge_simple", "merged_arrivals"]
 
 _ARRIVAL_NBYTES = 8
 PIECE_NBYTES = 12
 """Bytes of a piece that is not one leaf: first and last leaf, and tuple."""
+WANTED_NBYTES = 5
+"""Bytes of a wanted page in a join phase: the leaf, and whether it is to stay."""
 
 _FAN_IN = 8
 _TIER = 4
@@ -61,15 +63,19 @@ class Chunk:
     @property
     def tuple_nbytes(self) -> int:
         """Bytes of the tuples: the stream buffer's share."""
-        # Merging chunks may give each tuple an arrival of its own and each column a bitmap: both are counted at once.
-        merged = len(self.rows) * _ARRIVAL_NBYTES + self.rows.num_columns * (len(self.rows) // 8 + 1)
-        return self.rows.nbytes + merged + (0 if self.matched is None else self.matched.nbytes)
+        arrival = 0 if isinstance(self.arrival, float) else self.arrival.nbytes
+        return self.rows.nbytes + arrival + (0 if self.matched is None else self.matched.nbytes)
 
     @property
     def index_nbytes(self) -> int:
         """Bytes of the pieces: the inverted index's share."""
         last = 0 if self.last is self.first else self.last.nbytes
         return self.first.nbytes + last + (0 if self.tuples is None else self.tuples.nbytes)
+
+    @property
+    def wanted_most(self) -> int:
+        """How many leaves the pieces wait for at most: those that several wait for count more than once."""
+        return len(self.first) if self.last is self.first else int((self.last - self.first).sum()) + len(self.first)
 
     def oldest(self) -> float:
         """Return when the tuple that has waited longest arrived."""
@@ -99,8 +105,8 @@ class StreamBuffer:
         Leaves that somebody waits for (the size of the paper's P_u).
     rows
         Tuples that wait.
-    tuple_nbytes, index_nbytes
-        Bytes of the tuples, and of the pieces (the map `demand` not included).
+    tuple_nbytes
+        Bytes of the tuples.
     oldest
         When the tuple that has waited longest arrived.
     """
@@ -111,8 +117,13 @@ class StreamBuffer:
         self.rows = 0
         self.pages = 0
         self.tuple_nbytes = 0
-        self.index_nbytes = 0
+        self._pieces_nbytes = 0
         self.oldest: float | None = None
+
+    @property
+    def index_nbytes(self) -> int:
+        """Bytes of the pieces, and of the list of wanted pages that a join phase makes."""
+        return self._pieces_nbytes + WANTED_NBYTES * self.pages
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk."""
@@ -129,24 +140,31 @@ class StreamBuffer:
         alike = len(last) == _FAN_IN and max(sizes) <= _TIER * min(sizes) and all(chunk.simple for chunk in last)
         return last if alike and sum(chunk.tuple_nbytes for chunk in last) <= nbytes else []
 
+    @staticmethod
+    def merged_growth(chunks: list[Chunk]) -> int:
+        """Return by how many bytes chunks may grow if they are merged: arrivals and bitmaps of each column."""
+        return sum(
+            len(chunk.rows) * _ARRIVAL_NBYTES + chunk.rows.num_columns * (len(chunk.rows) // 8 + 1) for chunk in chunks
+        )
+
     def merge(self, last: list[Chunk]) -> None:
         """Put one chunk in the place of the latest ones, which `mergeable` returned."""
         del self.chunks[-len(last) :]
         self.tuple_nbytes -= sum(chunk.tuple_nbytes for chunk in last)
-        self.index_nbytes -= sum(chunk.index_nbytes for chunk in last)
+        self._pieces_nbytes -= sum(chunk.index_nbytes for chunk in last)
         self._append(merge_simple(last))
 
     def clear(self) -> None:
         """Forget everything: the join phase is over."""
         self.demand[:] = 0
         self.chunks.clear()
-        self.rows = self.pages = self.tuple_nbytes = self.index_nbytes = 0
+        self.rows = self.pages = self.tuple_nbytes = self._pieces_nbytes = 0
         self.oldest = None
 
     def _append(self, chunk: Chunk) -> None:
         self.chunks.append(chunk)
         self.tuple_nbytes += chunk.tuple_nbytes
-        self.index_nbytes += chunk.index_nbytes
+        self._pieces_nbytes += chunk.index_nbytes
 
 
 def merge_simple(chunks: list[Chunk]) -> Chunk:

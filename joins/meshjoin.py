@@ -189,7 +189,7 @@ class MeshJoin(StreamJoin):
         self, leaves: NDArray[np.int32], at_once: int
     ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
         """Yield frame and row of the chunk's tuples, so many at a time."""
-        rows = self.snapshot.leaf_rows[leaves]
+        rows = self.snapshot.leaf_rows[leaves].astype(np.int32)
         ends = np.cumsum(rows)
         start = 0
         while start < len(leaves):

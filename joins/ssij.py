@@ -55,6 +55,7 @@ _INPUT_THRESHOLD = 250_000
 _STREAM_THRESHOLD = 1_000_000
 _STREAM_THRESHOLD_TIGHT = 400_000
 _TIGHT = 0.02
+_WAITING_SECONDS = 0.25e-6  # what it costs a tuple to wait: it is copied twice, and its row comes from a cold page
 _INPUT_SHARE = 8
 _STREAM_SHARE = 3
 _KEY_COPIES = 2  # as they came and sorted, where they are more than one word
@@ -144,7 +145,7 @@ class SSIJ(StreamJoin):
         self._estimate = PhaseEstimate(device.seek, device.transfer)
         self.store = Store(self.snapshot, self.relation.reader, max_scan, self.budget, cache_policy, self.counters)
         self._workers = Workers(threads)
-        self._queue = ReadQueue(self.relation.reader)
+        self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
         self._row_nbytes = 1.0
         self._state: SSIJState | None = None
 
@@ -266,8 +267,23 @@ class SSIJ(StreamJoin):
                 f"join more than {self.budget.limit} bytes"
             )
         yield from online.run(probes)
-        if self.store.stream.rows >= self._stream_threshold:
+        if self.store.stream.rows >= self._stream_threshold and not self._waiting_pays(sum(map(sum, waiting))):
             yield from self._join_phase()
+
+    def _waiting_pays(self, nbytes: int) -> bool:
+        """Return whether more tuples should wait for the join phase, at the expense of so many bytes of cached pages.
+
+        Tuples that wait together share the reads, so more of them pay until reading costs less than the waiting
+        itself. A page is worth its frame only if more tuples joined with it since the last join phase than could wait
+        in its place.
+        """
+        stream, device = self.store.stream, self.relation.reader.device
+        one_by_one, scan = device.seek + device.transfer, device.transfer * len(self.snapshot.leaf_pages)
+        reading = min(stream.pages * one_by_one, scan)
+        if self._thresholds[1] is not None or not nbytes or reading < _WAITING_SECONDS * stream.rows:
+            return False
+        in_a_frame = self.snapshot.page_size * stream.rows // max(1, stream.tuple_nbytes + stream.index_nbytes)
+        return self.store.coldest(nbytes) < in_a_frame
 
     def _join_phase(self) -> Iterator[pa.RecordBatch]:
         if self.store.stream.rows:
@@ -323,7 +339,7 @@ class SSIJ(StreamJoin):
         change()
         self.relation = self.relation.newest()
         self._queue.close()
-        self._queue = ReadQueue(self.relation.reader)
+        self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
         self.store.install(self.snapshot)
         self._rebind()
 

@@ -13,7 +13,7 @@ import os
 import platform
 import sys
 import weakref
-from functools import cache
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,15 +27,12 @@ __all__ = ["READ_NBYTES", "KernelQueue", "open_kernel_queue"]
 
 _SETUP, _DESTROY, _EVENTS, _SUBMIT = 0, 1, 2, 3
 _NUMBERS = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
-_CONTROL_BLOCK = np.dtype(
-    [
-        ("data", "<u8"), ("key", "<u4"), ("flags", "<u4"), ("operation", "<u2"), ("priority", "<i2"),
-        ("descriptor", "<u4"), ("address", "<u8"), ("length", "<u8"), ("offset", "<i8"), ("reserved", "<u8"),
-        ("more_flags", "<u4"), ("event_descriptor", "<u4"),
-    ]
-)  # fmt: skip
-_EVENT = np.dtype([("data", "<u8"), ("control_block", "<u8"), ("result", "<i8"), ("second", "<i8")])
-READ_NBYTES = _CONTROL_BLOCK.itemsize + _EVENT.itemsize + 8
+_CONTROL_BLOCK_WORDS, _EVENT_WORDS, _WORD = 8, 4, 8
+_DATA, _DESCRIPTOR, _ADDRESS, _LENGTH, _OFFSET = 0, 2, 3, 4, 5  # words of a control block
+_READ, _DESCRIPTOR_BIT = 0, 32
+_EVENT_DATA, _EVENT_RESULT = 0, 2  # words of an event
+_NONE = np.zeros(0, dtype=np.intp)
+READ_NBYTES = (_CONTROL_BLOCK_WORDS + _EVENT_WORDS + 1) * _WORD
 """Bytes that a queue holds for each read it may have in flight."""
 
 
@@ -56,11 +53,13 @@ class KernelQueue:
         self.depth = depth
         self._context = context
         self._process = os.getpid()
-        self._blocks = np.zeros(depth, dtype=_CONTROL_BLOCK)
-        self._blocks["descriptor"] = descriptor
-        self._blocks["data"] = np.arange(depth)
-        self._pointers = self._blocks.ctypes.data + _CONTROL_BLOCK.itemsize * np.arange(depth, dtype=np.uint64)
-        self._events = np.zeros(depth, dtype=_EVENT)
+        self._blocks = np.zeros((depth, _CONTROL_BLOCK_WORDS), dtype=np.int64)
+        self._blocks[:, _DATA] = np.arange(depth)
+        self._blocks[:, _DESCRIPTOR] = _READ | descriptor << _DESCRIPTOR_BIT
+        self._pointers = self._blocks.ctypes.data + _CONTROL_BLOCK_WORDS * _WORD * np.arange(depth, dtype=np.uint64)
+        self._first_pointer = self._pointers.ctypes.data
+        self._events = np.zeros((depth, _EVENT_WORDS), dtype=np.int64)
+        self._first_event = ctypes.c_void_p(self._events.ctypes.data)
         self._submitted = 0
         self._close = weakref.finalize(self, _destroy, context, self._process)
 
@@ -69,36 +68,35 @@ class KernelQueue:
         """Whether the queue is this process's own: it does not outlive a fork."""
         return self._process == os.getpid()
 
-    def submit(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], addresses: NDArray[np.uint64]) -> None:
+    def submit(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], addresses: NDArray[np.int64]) -> None:
         """Begin to read; at most `depth` reads, and none before those before have been waited for."""
         size = len(offsets)
         blocks = self._blocks[:size]
-        blocks["offset"], blocks["length"], blocks["address"] = offsets, lengths, addresses
+        blocks[:, _OFFSET], blocks[:, _LENGTH], blocks[:, _ADDRESS] = offsets, lengths, addresses
         self._submitted = 0
         while self._submitted < size:
-            pointer = ctypes.c_void_p(self._pointers.ctypes.data + 8 * self._submitted)
+            pointer = ctypes.c_void_p(self._first_pointer + _WORD * self._submitted)
             taken = _call(_SUBMIT, self._context, ctypes.c_long(size - self._submitted), pointer)
             if taken <= 0:
                 break
             self._submitted += taken
 
-    def wait(self, size: int) -> NDArray[np.int64]:
-        """Return, once all are done, how many bytes each of the `size` reads has brought, or less than 0 if it failed.
-
-        A read that the kernel did not take has brought 0 bytes.
-        """
-        results = np.zeros(size, dtype=np.int64)
+    def wait(self, lengths: NDArray[np.int64]) -> NDArray[np.intp]:
+        """Return, once all are done, which of the submitted reads, of these lengths, did not bring all of its bytes."""
+        brought = np.zeros(0, dtype=np.int64)
         done = 0
         while done < self._submitted:
             most = ctypes.c_long(self._submitted - done)
-            got = _call(_EVENTS, self._context, most, most, ctypes.c_void_p(self._events.ctypes.data), None)
+            got = _call(_EVENTS, self._context, most, most, self._first_event, None)
+            if got == len(lengths) and self._events[:got, _EVENT_RESULT].sum() == lengths.sum():
+                return _NONE  # no read brings more than its bytes, and a failure brings less than none
             if got > 0:
-                results[self._events["data"][:got]] = self._events["result"][:got]
+                brought = np.zeros(len(lengths), dtype=np.int64) if done == 0 else brought
+                brought[self._events[:got, _EVENT_DATA]] = self._events[:got, _EVENT_RESULT]
                 done += got
-            elif not _interrupted():
+            elif ctypes.get_errno() != errno.EINTR:
                 raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        self._submitted = 0
-        return results
+        return np.flatnonzero(brought != lengths) if done else np.arange(len(lengths))
 
     def close(self) -> None:
         """Give the queue back; what is in flight ends first."""
@@ -116,18 +114,14 @@ def open_kernel_queue(descriptor: int, depth: int) -> KernelQueue | None:
 
 
 @cache
-def _system_call() -> Callable[..., int]:
-    function = ctypes.CDLL(None, use_errno=True).syscall
-    function.restype = ctypes.c_long
-    return function
+def _system_call(function: int) -> Callable[..., int]:
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call.restype = ctypes.c_long
+    return partial(call, ctypes.c_long(_NUMBERS[platform.machine()][function]))
 
 
 def _call(function: int, *arguments: object) -> int:
-    return _system_call()(ctypes.c_long(_NUMBERS[platform.machine()][function]), *arguments)
-
-
-def _interrupted() -> bool:
-    return ctypes.get_errno() == errno.EINTR
+    return _system_call(function)(*arguments)
 
 
 def _destroy(context: ctypes.c_ulong, process: int) -> None:

@@ -5,65 +5,73 @@ Each read brings adjacent disk pages to adjacent frames, the pages of its gaps t
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from storage.kernel_reads import READ_NBYTES, KernelQueue, open_kernel_queue
-from storage.reader import ReadReport, page_damaged
+from storage.reader import page_damaged
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
-    from storage.plan import ReadPlan
     from storage.reader import PageReader
 
-__all__ = ["ReadQueue", "Reading"]
+__all__ = ["ReadQueue", "Reading", "Reads"]
 
 _DEPTH = 64
 
 
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """What to read, and where to.
+
+    Attributes
+    ----------
+    offsets, lengths : int64[reads]
+        Bytes of the file.
+    places : int64[reads]
+        First byte of each in the frames.
+    pages : int64[n]
+        Numbers of the pages wanted.
+    frame_ids : int64[n]
+        Their frames. Those of one read lie as far apart as its pages, and those between are overwritten.
+    checksums : uint64[n]
+        What the parents' pointers say.
+    """
+
+    offsets: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    places: NDArray[np.int64]
+    pages: NDArray[np.int64]
+    frame_ids: NDArray[np.int64]
+    checksums: NDArray[np.uint64]
+
+
 class ReadQueue:
-    """Begins reads of one reader's file; one `Reading` at a time. Not for several threads.
+    """Begins reads of one reader's file into one buffer; one `Reading` at a time. Not for several threads.
 
     Parameters
     ----------
     reader
         Of the file.
+    frames
+        Flat page-aligned buffer with slack behind its end.
     """
-
-    def __init__(self, reader: PageReader) -> None:
-        self.reader = reader
-        self._kernel: KernelQueue | None = None
-        self._refused = False
 
     nbytes = _DEPTH * READ_NBYTES
     """Bytes that a queue holds beside the frames."""
 
-    def begin(
-        self,
-        plan: ReadPlan,
-        pages: NDArray[np.int64],
-        frames: NDArray[np.uint8],
-        frame_ids: NDArray[np.integer],
-        checksums: NDArray[np.uint64],
-    ) -> Reading:
-        """Begin all reads of a plan.
+    def __init__(self, reader: PageReader, frames: NDArray[np.uint8]) -> None:
+        self.reader = reader
+        self.frames = frames
+        self.address = int(frames.ctypes.data)
+        self._kernel: KernelQueue | None = None
+        self._refused = False
 
-        Parameters
-        ----------
-        plan
-            For `pages`.
-        pages
-            int64[n], page numbers in ascending order, each once.
-        frames
-            Flat page-aligned buffer with slack behind its end.
-        frame_ids
-            Frame of each page. Those of one read lie as far apart as its pages, and those between are overwritten.
-        checksums
-            uint64[n], what the parents' pointers say.
-        """
-        return Reading(self.reader, self._queue(), plan, pages, frames, frame_ids, checksums)
+    def begin(self, reads: Reads) -> Reading:
+        """Begin to read."""
+        return Reading(self, self._queue(), reads)
 
     def close(self) -> None:
         """Give the kernel's queue back."""
@@ -84,30 +92,13 @@ class ReadQueue:
 class Reading:
     """Reads that were begun. Wait for them before anything else happens to their frames, then check them."""
 
-    def __init__(
-        self,
-        reader: PageReader,
-        queue: KernelQueue | None,
-        plan: ReadPlan,
-        pages: NDArray[np.int64],
-        frames: NDArray[np.uint8],
-        frame_ids: NDArray[np.integer],
-        checksums: NDArray[np.uint64],
-    ) -> None:
-        self._reader = reader
+    def __init__(self, queue: ReadQueue, kernel: KernelQueue | None, reads: Reads) -> None:
         self._queue = queue
-        self._plan = plan
-        self._pages = pages
-        self._frames = frames
-        self._ids = np.ascontiguousarray(frame_ids, dtype=np.int64)
-        self._checksums = checksums
-        self._offsets = plan.start * reader.page_size
-        self._lengths = plan.length * reader.page_size
-        self._places = self._ids[plan.first[:-1]] * reader.page_size
-        self._seconds = 0.0
+        self._kernel = kernel
+        self._reads = reads
         self._at = self._stop = 0
-        if queue is not None:
-            self._submit(queue)
+        if kernel is not None:
+            self._submit(kernel)
 
     def wait(self) -> None:
         """Return when all pages are in their frames.
@@ -119,21 +110,21 @@ class Reading:
         StorageIOError
             If the operating system refuses.
         """
-        begin = self._reader.clock()
-        if self._queue is None:
-            self._reader.fill(self._offsets, self._lengths, self._frames, self._places)
-        while self._queue is not None and self._at < len(self._plan):
-            got = self._queue.wait(self._stop - self._at)
-            short = self._at + np.flatnonzero(got != self._lengths[self._at : self._stop])
+        offsets, lengths, places = self._reads.offsets, self._reads.lengths, self._reads.places
+        fill, frames = self._queue.reader.fill, self._queue.frames
+        if self._kernel is None:
+            fill(offsets, lengths, frames, places)
+            return
+        while self._at < len(offsets):
+            short = self._at + self._kernel.wait(lengths[self._at : self._stop])
             self._at = self._stop
-            if self._stop < len(self._plan):
-                self._submit(self._queue)
-            # Whatever the kernel did not do, the reader does again, and says why it cannot.
-            self._reader.fill(self._offsets[short], self._lengths[short], self._frames, self._places[short])
-        self._seconds = self._reader.clock() - begin
+            if self._stop < len(offsets):
+                self._submit(self._kernel)
+            if len(short):  # whatever the kernel did not do the reader does again, and says why it cannot
+                fill(offsets[short], lengths[short], frames, places[short])
 
-    def check(self) -> ReadReport:
-        """Verify all pages; return what reading them took of the caller's time.
+    def check(self) -> None:
+        """Verify all pages.
 
         Raises
         ------
@@ -142,15 +133,13 @@ class Reading:
         """
         from storage._kernels import verify_pages  # noqa: PLC0415 - numba is loaded with the first read
 
-        begin = self._reader.clock()
-        bad = int(verify_pages(self._frames, self._reader.page_size, self._ids, self._pages, self._checksums))
+        reads, reader = self._reads, self._queue.reader
+        bad = verify_pages(self._queue.frames, reader.page_size, reads.frame_ids, reads.pages, reads.checksums)
         if bad >= 0:
-            raise page_damaged(int(self._pages[bad]), self._reader.backend.path)
-        seconds = self._seconds + self._reader.clock() - begin
-        return ReadReport(self._plan.pages_wanted, self._plan.pages_read, len(self._plan), seconds)
+            raise page_damaged(int(reads.pages[bad]), reader.backend.path)
 
-    def _submit(self, queue: KernelQueue) -> None:
-        self._stop = min(self._at + queue.depth, len(self._plan))
+    def _submit(self, kernel: KernelQueue) -> None:
+        reads = self._reads
+        self._stop = min(self._at + kernel.depth, len(reads.offsets))
         now = slice(self._at, self._stop)
-        addresses = np.uint64(self._frames.ctypes.data) + self._places[now].astype(np.uint64)
-        queue.submit(self._offsets[now], self._lengths[now], addresses)
+        kernel.submit(reads.offsets[now], reads.lengths[now], reads.places[now] + self._queue.address)

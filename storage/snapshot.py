@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,8 +41,6 @@ class Snapshot:
         The index: one entry for each leaf, in key order.
     levels
         The inner nodes that the entries were read from, root first.
-    leaf_rows : int32[n]
-        Rows of each leaf.
     """
 
     path: str
@@ -50,7 +48,6 @@ class Snapshot:
     layout: LeafLayout
     entries: Entries
     levels: tuple[InnerLevel, ...]
-    leaf_rows: NDArray[np.int32] = field(repr=False)
 
     @property
     def schema(self) -> pa.Schema:
@@ -103,6 +100,11 @@ class Snapshot:
         return self.entries.pages
 
     @property
+    def leaf_rows(self) -> NDArray[np.int64]:
+        """int64[n], rows of each leaf."""
+        return self.entries.rows
+
+    @property
     def leaf_checksums(self) -> NDArray[np.uint64]:
         """uint64[n], what the leaves' parents say of them."""
         return self.entries.checksums
@@ -120,7 +122,7 @@ class Snapshot:
     @property
     def index_nbytes(self) -> int:
         """Bytes of the index in memory."""
-        return self.entries.nbytes + self.leaf_rows.nbytes + sum(level.nbytes for level in self.levels)
+        return self.entries.nbytes + sum(level.nbytes for level in self.levels)
 
     def locate(self, keys: Keys) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the first and the last leaf that may hold each key.
@@ -176,7 +178,7 @@ def open_snapshot(backend: StorageBackend, superblock: Superblock | None = None)
             f"{backend.path}: the tree has {len(entries)} leaves and {int(entries.rows.sum())} rows, "
             f"the superblock says {head.leaves} and {head.rows}; restore the file or build it again"
         )
-    return Snapshot(backend.path, head, layout, entries, tuple(levels), entries.rows.astype(np.int32))
+    return Snapshot(backend.path, head, layout, entries, tuple(levels))
 
 
 def root_entries(head: Superblock, layout: LeafLayout) -> Entries:
