@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from storage.backend import FileBackend, StorageBackend, path_text, sync_folder
 from storage.encode import encode_leaves
-from storage.errors import InputError, StorageIOError, TableExistsError, UniqueViolationError
+from storage.errors import InputError, SchemaError, StorageIOError, TableExistsError, UniqueViolationError
 from storage.keys import Keys
 from storage.layout import LeafLayout
 from storage.metadata import encode_metadata
@@ -120,9 +120,12 @@ class TableWriter:
         ------
         UniqueViolationError
             If the table is unique and a key occurs twice.
+        SchemaError
+            If a column that the schema declares not null holds a null.
         InputError
             If the rows are not in key order, or one fits in no page.
         """
+        self._refuse_nulls(batch)
         rows = _Rows(
             self._layout.codec.encode(batch) if keys is None else keys,
             [batch.column(name) for name in self._layout.payload.names],
@@ -142,6 +145,11 @@ class TableWriter:
             else:
                 self._open = joined.slice(done, len(joined))
                 at += len(part)
+
+    def _refuse_nulls(self, batch: pa.RecordBatch) -> None:
+        for field in self._layout.payload:
+            if not field.nullable and batch.column(field.name).null_count:
+                raise SchemaError(f"column {field.name!r} holds nulls, but its schema says it never does; correct one")
 
     def finish(self) -> Superblock:
         """Write what is left, the inner levels and both superblocks, and make all durable."""

@@ -258,6 +258,12 @@ def broken_batches():
         (pa.table({"k": [1, None]}), {}, KeyInputError, r"'k' is null, but a key never is \(row 1\)"),
         (pa.table({"k": [1], "v": ["x" * 9000]}), {}, InputError, r"row 0 \(key k=1\) does not fit in a page of 8192"),
         (pa.table({"k": [1], "v": [[1]]}), {}, SchemaError, "'v' has type list.*cannot store"),
+        (
+            pa.table([[1], [None]], schema=pa.schema([("k", pa.int64()), pa.field("v", pa.int64(), nullable=False)])),
+            {},
+            SchemaError,
+            "column 'v' holds nulls, but its schema says it never does",
+        ),
         (pa.table({"v": [1]}), {}, SchemaError, "no key column 'k'; the columns are 'v'"),
         (pa.table([[1], [2]], names=["k", "k"]), {}, SchemaError, "'k' occurs more than once"),
         (pa.table({"k": [1]}), {"page_size": 5000}, InputError, "a page has 4096, 8192"),
