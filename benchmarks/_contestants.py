@@ -1,4 +1,4 @@
-"""The join operators and DuckDB behind one interface: `step` takes in some of the stream, `complete` ends."""
+"""The join operators and DuckDB behind one interface: `run` joins for a while and returns how many tuples are done."""
 
 import time
 from itertools import cycle
@@ -13,6 +13,7 @@ __all__ = ["DuckDBJoin", "OperatorJoin", "operators"]
 ON = [("key", "id")]
 FIRST_PIECE = 1_024
 PIECE_SECONDS = 0.05
+LONGEST = 10  # times what a round should last: the join phase of a slow operator may come late
 
 
 def operators():
@@ -39,32 +40,35 @@ class OperatorJoin:
         return piece, pa.Table.from_batches(results)
 
     def warm_up(self, tuples, seconds):
-        """Fill the cache with that many tuples or for that long, and find the size of a piece."""
-        done, began = 0, time.perf_counter()
-        while done < tuples and time.perf_counter() - began < seconds:
+        """Fill the cache with that many tuples or for that long, and find the size of a piece.
+
+        A contestant that has completed nothing by then goes on until it does: MeshJoin needs a whole cycle.
+        """
+        began = time.perf_counter()
+        while (done := self._operator.stats.rows_done) < tuples:
             started = time.perf_counter()
-            done += self.step()
+            if started - began >= seconds and done:
+                break
+            self._operator.push(self._next()).drain()
             if time.perf_counter() - started < PIECE_SECONDS:
-                self._rows *= 2
-        self.complete()
+                self._rows = min(2 * self._rows, self._most)
         self._read = self._operator.stats
 
-    def step(self):
-        """Push some of the stream and return how many tuples that was."""
-        piece = self._next()
-        self._operator.push(piece).drain()
-        return piece.num_rows
-
-    def complete(self):
-        """Bring out all that waits."""
-        self._operator.flush().drain()
+    def run(self, seconds):
+        """Join for so long, and until no more tuples wait than at the beginning; return how many are done."""
+        before, started = self._operator.stats, time.perf_counter()
+        while True:
+            spent, now = time.perf_counter() - started, self._operator.stats
+            if spent >= seconds and (now.rows_held <= before.rows_held or spent >= LONGEST * seconds):
+                return now.rows_done - before.rows_done
+            self._operator.push(self._next()).drain()
 
     def details(self):
         """Return what the operator counted since it was asked last."""
         now = self._operator.stats
         interval, self._read = now - self._read, now
         return {
-            "piece_rows": min(self._rows, self._most),
+            "piece_rows": self._rows,
             "hit_ratio": round(interval.hit_ratio, 4),
             "pages_wanted": interval.pages_wanted,
             "pages_read": interval.pages_read,
@@ -106,15 +110,15 @@ class DuckDBJoin:
         batch = next(self._batches)
         return batch, self._join(batch)
 
-    def step(self):
-        return self._join(next(self._batches)).num_rows
+    def run(self, seconds):
+        """Join batches for so long; return how many tuples that was."""
+        started, done = time.perf_counter(), 0
+        while time.perf_counter() - started < seconds:
+            done += self._join(next(self._batches)).num_rows
+        return done
 
-    def complete(self):
-        """Nothing waits: each batch is joined at once."""
-
-    def warm_up(self, _tuples, _seconds):
-        self.step()
-        self.step()
+    def warm_up(self, _tuples, seconds):
+        self.run(seconds / 2)
 
     def details(self):
         return {}

@@ -102,9 +102,10 @@ def _print_settings(settings, table):
         "random; inner join"
     )
     print(
-        f"rounds: {settings.rounds} of {settings.seconds} s for each contestant, in turns, and until its last result "
-        f"is out; before them a warm-up of {settings.warm_up:,} tuples or {settings.warm_seconds} s. Operators take "
-        f"batches in pieces that last {PIECE_SECONDS} s, so slow ones join fewer tuples; rates are per tuple"
+        f"rounds: {settings.rounds} of {settings.seconds} s for each contestant, in turns, and until no more tuples "
+        f"wait than at its beginning; before them a warm-up of {settings.warm_up:,} tuples or {settings.warm_seconds} "
+        f"s. Operators take batches in pieces that last {PIECE_SECONDS} s, so slow ones join fewer tuples; rates are "
+        "of tuples that are done"
     )
     print(
         f"memory: per cent of the table's file (100 % with {format_size(settings.room)} for index and buffers); "
