@@ -157,9 +157,10 @@ def _check_columns(given: pa.Schema, wanted: pa.Schema) -> None:
         return
     missing = [name for name in expected if name not in names]
     unknown = [name for name in names if name not in expected]
-    if missing or unknown or len(names) != len(expected):
-        what = f"column {missing[0]!r} is missing" if missing else f"column {(unknown or names)[0]!r} is unknown"
-        raise SchemaError(f"{what}; rows to store have the columns {', '.join(map(repr, expected))}, each once")
+    twice = [name for name in names if names.count(name) > 1]
+    if missing or unknown or twice:
+        what = "is missing" if missing else "is unknown" if unknown else "occurs more than once"
+        raise SchemaError(f"column {(missing or unknown or twice)[0]!r} {what}; rows to store have the columns {', '.join(map(repr, expected))}, each once")
 
 
 def _stored(batch: Batch, field: pa.Field) -> pa.Array:

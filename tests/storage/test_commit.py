@@ -102,6 +102,7 @@ def test_an_insert_of_a_deleted_key_is_no_violation(writer, disk):
     [
         ({"upserts": pa.table({"k": [1]})}, SchemaError, "'v' is missing"),
         ({"upserts": pa.table({"k": [1], "v": ["a"], "w": [1]})}, SchemaError, "'w' is unknown"),
+        ({"upserts": pa.table([[1], ["a"], ["b"]], ["k", "v", "v"])}, SchemaError, "'v' occurs more than once"),
         ({"upserts": pa.table({"k": [1], "v": [[1]]})}, SchemaError, "'v' of type .*cannot be stored"),
         ({"upserts": pa.table({"k": [None], "v": ["a"]})}, KeyInputError, "'k' has type null|'k' is null"),
         ({"deletes": keys(1, None)}, KeyInputError, "'k' .*null"),
