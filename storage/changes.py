@@ -160,7 +160,8 @@ def _check_columns(given: pa.Schema, wanted: pa.Schema) -> None:
     twice = [name for name in names if names.count(name) > 1]
     if missing or unknown or twice:
         what = "is missing" if missing else "is unknown" if unknown else "occurs more than once"
-        raise SchemaError(f"column {(missing or unknown or twice)[0]!r} {what}; rows to store have the columns {', '.join(map(repr, expected))}, each once")
+        name, columns = (missing or unknown or twice)[0], ", ".join(map(repr, expected))
+        raise SchemaError(f"column {name!r} {what}; rows to store have the columns {columns}, each once")
 
 
 def _stored(batch: Batch, field: pa.Field) -> pa.Array:
