@@ -92,3 +92,13 @@ def dump(console: Console, /, path: Path, page: int | None) -> None:
     from cli.dump import run_dump
 
     run_dump(path, page, console)
+
+
+@table.command("compact", cls=ReportingCommand)
+@click.argument("path", metavar="TABLE", type=PATH)
+@pass_console
+def compact(console: Console, /, path: Path) -> None:
+    """Bring TABLE back into key order on disk and give space back, while readers go on."""
+    from cli.tables import run_compact
+
+    run_compact(path, console)

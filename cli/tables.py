@@ -1,4 +1,4 @@
-"""What `headrace table build|info|check|scan` does."""
+"""What `headrace table build|info|check|scan|compact` does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cli.blocks import Block
     from cli.console import Console
 
-__all__ = ["BuildRequest", "ScanRequest", "run_build", "run_check", "run_info", "run_scan"]
+__all__ = ["BuildRequest", "ScanRequest", "run_build", "run_check", "run_compact", "run_info", "run_scan"]
 
 
 @dataclass(frozen=True)
@@ -98,15 +98,14 @@ def run_info(path: Path, console: Console) -> None:
 
 def run_check(path: Path, console: Console) -> ExitCode:
     """Verify the table, print what is wrong, and return the exit code."""
-    with (
-        console.step(
-            f"checking {path}",
-            left="the table as it was",
-            repair="build the table again from its source: headrace table build ... --overwrite",
-        ),
-        Table.open(path) as table,
+    from storage.check import check_file
+
+    with console.step(
+        f"checking {path}",
+        left="the table as it was",
+        repair="build the table again from its source: headrace table build ... --overwrite",
     ):
-        report = table.check()
+        report = check_file(path)
     violations = [asdict(violation) for violation in report.violations]
     document = {"table": str(path), "ok": report.ok, "violations": violations}
     if report.ok:
@@ -119,6 +118,20 @@ def run_check(path: Path, console: Console) -> ExitCode:
         Text("Build it again from its source: headrace table build ... --overwrite"),
     )
     return ExitCode.DAMAGED
+
+
+def run_compact(path: Path, console: Console) -> None:
+    """Restore key order on disk, and print what that gave back."""
+    with (
+        console.step(f"compacting {path}", left="the table with all its rows", repair=_after_damage(path)),
+        Table.open(path, mode="w") as table,
+    ):
+        done, size = table.compact(), table.stats.page_size
+    before, after = done.pages_before * size, done.pages_after * size
+    document = {"table": str(path), "bytes_before": before, "bytes_after": after, "shrunk": done.shrunk}
+    text = f"{path} is in key order: {format_size(before)} became {format_size(after)}"
+    later = Text("A reader still needs an earlier state: compact again when it is done, to give its space back")
+    console.result(document, Text(text), *([] if done.shrunk else [later]))
 
 
 def run_scan(request: ScanRequest, console: Console) -> None:

@@ -5,6 +5,7 @@ Unlike opening a table, a check goes on after the first damage: whatever can sti
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from storage import _check_kernels, _kernels
 from storage import _tree_kernels as tree_kernels
+from storage.backend import FileBackend
 from storage.errors import CorruptionError
 from storage.keys import Keys
 from storage.layout import INNER_PAGE, LeafLayout
@@ -24,6 +26,7 @@ from storage.snapshot import root_entries
 from storage.tree import Entries, aligned_pages, read_entries, read_heads
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
@@ -31,7 +34,7 @@ if TYPE_CHECKING:
     from storage.backend import StorageBackend
     from storage.superblock import Superblock
 
-__all__ = ["CheckReport", "Violation", "check_backend"]
+__all__ = ["CheckReport", "Violation", "check_backend", "check_file"]
 
 _WINDOW_BYTES = 8 << 20
 _SUPERBLOCKS = 2
@@ -281,6 +284,22 @@ class _LeafChecker:
         separators = self._entries.separators
         tree_kernels.locate(*separators.parts, self._entries.continued, *keys.parts, separators.wide, first, last)
         return first, last
+
+
+def check_file(path: str | os.PathLike[str]) -> CheckReport:
+    """Check the newest commit of a table, even if it cannot be opened for its damage.
+
+    Raises
+    ------
+    TableNotFoundError
+        If there is no such file.
+    StorageIOError
+        If it cannot be read.
+    FormatVersionError
+        If the table is of a newer format.
+    """
+    with contextlib.closing(FileBackend(path)) as backend:
+        return check_backend(backend)
 
 
 def check_backend(backend: StorageBackend) -> CheckReport:

@@ -9,6 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from storage import Table
+
 ROWS = pa.table(
     {
         "k": pa.array([3, 1, 2], pa.int64()),
@@ -64,6 +66,16 @@ def test_a_flipped_bit_checks_with_three(table, invoke):
     outcome = invoke("table", "check", table)
     assert outcome.code == 3
     assert "2" in outcome.out + outcome.err
+
+
+def test_damage_is_told_as_json_too(table, invoke):
+    content = bytearray(table.read_bytes())
+    content[2 * 8192 + 100] ^= 1
+    table.write_bytes(content)
+    outcome = invoke("table", "check", table, "--json")
+    assert (outcome.code, outcome.document["ok"]) == (3, False)
+    (violation,) = outcome.document["violations"]
+    assert violation["page"] == 2
 
 
 def test_a_truncated_table_checks_with_three(table, invoke):
@@ -264,3 +276,19 @@ def test_a_tab_may_be_written_with_a_backslash(tmp_path, invoke):
     (tmp_path / "a.tsv").write_text("k\tv\n1\t2\n")
     outcome = invoke("table", "build", tmp_path / "a.tsv", "--key", "k", "--delimiter", r"\t", "-o", tmp_path / "t")
     assert outcome.code == 0, outcome
+
+
+def test_compact_gives_space_back(table, invoke):
+    with Table.open(table) as changing:
+        rows = pa.Table.from_batches(list(changing.scan()))
+        changing.apply(rows)
+        changing.apply(rows)
+    outcome = invoke("table", "compact", table, "--json")
+    assert outcome.code == 0
+    assert outcome.document["shrunk"]
+    assert outcome.document["bytes_before"] > outcome.document["bytes_after"] == table.stat().st_size
+    assert invoke("table", "check", table).code == 0
+
+
+def test_compact_says_what_it_did(table, invoke):
+    assert "is in key order" in invoke("table", "compact", table).out
