@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from etl.duplicates import DUPLICATE_COLUMN, DuplicateAction, Duplicates
 from etl.outcomes import Outcome, OutcomeCounts, gravest, outcome_text, tally
@@ -115,9 +114,9 @@ def settle(batch: pa.RecordBatch, lookups: Sequence[Lookup], duplicates: Duplica
     stream = batch.select([name for name in batch.schema.names if name not in added])
     outcome = outcome_text(gravity)
     return Settled(
-        loaded=facts.append_column(OUTCOME_COLUMN, outcome).filter(pa.array(loaded)),
+        loaded=_those(facts.append_column(OUTCOME_COLUMN, outcome), loaded),
         routed=_routed(batch, stream, routed),
-        rejected=stream.append_column(CAUSES_COLUMN, causes(batch, lookups)).filter(pa.array(rejected)),
+        rejected=_those(stream.append_column(CAUSES_COLUMN, causes(batch, lookups)), rejected),
         counts=OutcomeCounts(
             rows_in=batch.num_rows,
             loaded=int(loaded.sum()),
@@ -134,4 +133,11 @@ def _routed(batch: pa.RecordBatch, stream: pa.RecordBatch, routed: NDArray[np.bo
     kind = pa.nulls(batch.num_rows, pa.string())
     if DUPLICATE_COLUMN in batch.schema.names:
         kind = batch.column(DUPLICATE_COLUMN)
-    return pc.filter(stream.append_column(DUPLICATE_COLUMN, kind), pa.array(routed))
+    return _those(stream.append_column(DUPLICATE_COLUMN, kind), routed)
+
+
+def _those(batch: pa.RecordBatch, wanted: NDArray[np.bool_]) -> pa.RecordBatch:
+    """Return the wanted rows, without copying all or none of them."""
+    if wanted.all():
+        return batch
+    return batch.filter(pa.array(wanted)) if wanted.any() else batch.slice(0, 0)

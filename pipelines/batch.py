@@ -3,11 +3,13 @@
 1. If the facts hold the batch, it is done; only its record may be missing.
 2. For each round: the versions to join at are planned, and kept in the catalog before anything is written. A replay
    takes the kept plan, so it computes the same rows whatever else happened to the dimensions.
-3. The round's frame is computed and persisted; the notes of its tasks come back. New members are appended.
-4. After the last round: rejected rows, routed duplicates and, last of all, the facts are appended.
+3. The round's frame is computed and persisted; its tasks write new members and facts into files of the tables, and
+   their notes come back. The new members' files are committed.
+4. After the last round: rejected rows, routed duplicates and, last of all, the facts are committed.
 
-Every append carries a transaction of Delta: the application is the stream and the table's part, the version the batch.
-An append that is repeated is skipped by Delta. The books are checked before the facts are written and after.
+Every commit carries a transaction of Delta: the application is the stream and the table's part, the version the batch.
+A commit that is repeated is skipped, and files that no commit names are not part of a table. The books are checked
+before the facts are committed. Tables that ask for more than plain files are written by Spark, from the same frame.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ import pyarrow as pa
 
 from etl import CAUSES_COLUMN
 from etl.settlement import CAUSES_TYPE
-from pipelines.delta_tables import DeltaHandle, append
+from pipelines.data_files import FILE_SCHEMA, DataFile, FileSpec, FileTask
+from pipelines.delta_commits import append, commit_files, takes_files
+from pipelines.delta_tables import DeltaHandle, has_table
 from pipelines.failures import explained
 from pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, State, member_column
 from pipelines.metrics import BatchCounts, check_books, first_failure, record_of, summarise
-from pipelines.stages import DUPLICATES_ROLE, Group, Prepared, Target
+from pipelines.stages import DUPLICATES_ROLE, Group, Prepared, StageRun, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +74,7 @@ class _Batch:
     plan: dict[str, Any]
     phases: dict[str, float]
     persisted: list[DataFrame]
+    files: frozenset[str]
 
 
 class BatchProtocol:
@@ -108,9 +113,11 @@ class BatchProtocol:
         self._holds = holds
         self._hook = hook
         self._clock = clock
-        self._rounds = prepared.rounds()
-        paths = [prepared.path(role) for groups in self._rounds for group in groups for role in group.roles]
-        self._handles = {path: DeltaHandle(path) for path in dict.fromkeys([*paths, self._config.sink.path])}
+        roles = [*prepared.lookups, *([DUPLICATES_ROLE] if prepared.duplicates is not None else [])]
+        paths = [*map(prepared.path, roles), self._config.sink.path, self._config.errors_path]
+        if has_table(self._config.duplicates_path):
+            paths.append(self._config.duplicates_path)
+        self._handles = {path: DeltaHandle(path) for path in dict.fromkeys(paths)}
 
     def run_batch(self, frame: DataFrame, number: int, stream: str) -> BatchRecord:
         """Do a batch, or find that it has been done.
@@ -137,27 +144,32 @@ class BatchProtocol:
         done = facts.transaction(application)
         if done is not None and done >= number:
             return self._recover(facts.commit_note(application, number), number, stream)
-        batch = _Batch(number, stream, self._clock(), self._catalog.plan(stream, number) or {}, {}, [])
+        batch = _Batch(number, stream, self._clock(), self._catalog.plan(stream, number) or {}, {}, [], self._files())
         try:
             return self._do(frame, batch)
         finally:
             for persisted in batch.persisted:
                 persisted.unpersist()
 
+    def _files(self) -> frozenset[str]:
+        """Return the tables that take files from tasks."""
+        return frozenset(path for path, handle in self._handles.items() if takes_files(handle.table))
+
     def _do(self, frame: DataFrame, batch: _Batch) -> BatchRecord:
         notes: list[dict[str, Any]] = []
-        for number in range(len(self._rounds)):
-            stages = self._planned(number, batch)
-            frame = self._joined(frame, stages, number, batch)
+        rounds = self._prepared.rounds(self._shards(batch))
+        for number, groups in enumerate(rounds):
+            stages = self._planned(rounds, number, batch)
+            frame = self._joined(frame if number == 0 else _rows_of_the_stream(frame), stages, groups, batch)
             notes += self._notes(frame, batch)
             first_failure(notes)
-            for role in self._inferring(number):
+            for role in (role for group in groups for role in group.roles if self._prepared.infers(role)):
                 self._append_members(frame, role, notes, batch)
         counts = summarise(notes)
         check_books(counts, {})
         record = self._record(counts, batch)
         self._append_rest(frame, counts, batch)
-        self._append_facts(frame, counts, record, batch)
+        self._append_facts(frame, notes, counts, record, batch)
         record = self._record(counts, batch)
         self._hook("before record")
         self._catalog.record_batch(record)
@@ -166,16 +178,16 @@ class BatchProtocol:
 
     # Plan
 
-    def _planned(self, number: int, batch: _Batch) -> list[Stage]:
+    def _planned(self, rounds: list[list[Group]], number: int, batch: _Batch) -> list[Stage]:
         """Return the stages of a round at versions that are kept before anything is written."""
         with self._phase("plan", batch):
-            roles = [role for group in self._rounds[number] for role in group.roles]
+            roles = [role for group in rounds[number] for role in group.roles]
             targets = {role: self._target(role, batch) for role in roles}
             kept = {role: asdict(target) for role, target in targets.items()}
             if any(batch.plan.get(role) != target for role, target in kept.items()):
                 batch.plan |= kept
                 self._catalog.save_plan(batch.stream, batch.number, batch.plan)
-            return self._prepared.stages(self._rounds, number, targets, self._shards(batch), self._run)
+            return self._prepared.stages(rounds, number, targets, StageRun(self._run, self._shards(batch), batch.files))
 
     def _target(self, role: str, batch: _Batch) -> Target:
         """Return the kept plan of a role, or plan it at the table's latest version."""
@@ -195,16 +207,16 @@ class BatchProtocol:
 
     # Join
 
-    def _joined(self, frame: DataFrame, stages: Sequence[Stage], number: int, batch: _Batch) -> DataFrame:
+    def _joined(self, frame: DataFrame, stages: Sequence[Stage], groups: Sequence[Group], batch: _Batch) -> DataFrame:
         """Return the persisted frame of a round; it is computed when its notes are read."""
         from pyspark import StorageLevel  # noqa: PLC0415 - pyspark is heavy
 
-        if number > 0:
-            frame = _rows_of_the_stream(frame)
-        for stage, group in zip(stages, self._rounds[number], strict=True):
+        for number, (stage, group) in enumerate(zip(stages, groups, strict=True)):
             if group.shuffled:
                 role = group.roles[0]
                 frame = _shuffled(frame, self._prepared.shard_rule(role, self._shards(batch)[role]))
+            elif group.alone:
+                frame = frame.coalesce(1) if number == 0 else frame.repartition(1)
             frame = frame.mapInArrow(stage, _spark_schema(stage.schema))
         frame = frame.persist(StorageLevel.MEMORY_AND_DISK_DESER)
         batch.persisted.append(frame)
@@ -218,33 +230,29 @@ class BatchProtocol:
         self._hook("after join")
         return [json.loads(row[0]) for row in rows]
 
-    def _inferring(self, number: int) -> list[str]:
-        return [role for group in self._rounds[number] for role in group.roles if self._infers(group, role)]
-
-    def _infers(self, group: Group, role: str) -> bool:
-        return group.shuffled and role != DUPLICATES_ROLE
-
     # Write
 
     def _append_members(self, frame: DataFrame, role: str, notes: Sequence[Mapping[str, Any]], batch: _Batch) -> None:
         joins = [join for note in notes for join in note["joins"] if join["role"] == role]
         if not sum(join.get("new_members", 0) for join in joins):
             return
+        path, part = self._prepared.path(role), f"members:{role}"
+        if path in batch.files:
+            self._commit(_noted_files(joins), path, part, batch)
+            return
         members = frame.where(frame[STATE] == int(State.MEMBER)).where(frame[member_column(role)].isNotNull())
-        rows = members.select(f"{member_column(role)}.*").coalesce(1)
-        self._append(rows, self._prepared.path(role), f"members:{role}", batch)
+        self._append_by_spark(members.select(f"{member_column(role)}.*").coalesce(1), path, part, batch)
 
     def _append_rest(self, frame: DataFrame, counts: BatchCounts, batch: _Batch) -> None:
         """Append what does not become a fact."""
         written: dict[str, int | None] = {}
         if counts.books.rejected:
-            self._append(self._rejected(frame, batch), self._config.errors_path, "errors", batch)
-            written["errors"] = self._written(self._config.errors_path, "errors", batch)
+            spec = FileSpec(self._config.errors_path, ERROR_SCHEMA)
+            written["errors"] = self._append(self._rejected(frame, batch), spec, "errors", batch)
         if counts.books.routed:
-            names = self._prepared.duplicate_schema.names
-            rows = frame.where(frame[STATE] == int(State.DUPLICATE)).select(*map(_quoted, names))
-            self._append(rows, self._config.duplicates_path, "duplicates", batch)
-            written["duplicates"] = self._written(self._config.duplicates_path, "duplicates", batch)
+            spec = FileSpec(self._config.duplicates_path, self._prepared.duplicate_schema)
+            rows = frame.where(frame[STATE] == int(State.DUPLICATE)).select(*map(_quoted, spec.schema.names))
+            written["duplicates"] = self._append(rows, spec, "duplicates", batch)
         check_books(counts, written)
 
     def _rejected(self, frame: DataFrame, batch: _Batch) -> DataFrame:
@@ -266,27 +274,58 @@ class BatchProtocol:
             sf.coalesce(sf.col(MALFORMED), original).alias("record"),
         )
 
-    def _append_facts(self, frame: DataFrame, counts: BatchCounts, record: BatchRecord, batch: _Batch) -> None:
+    def _append_facts(
+        self,
+        frame: DataFrame,
+        notes: Sequence[Mapping[str, Any]],
+        counts: BatchCounts,
+        record: BatchRecord,
+        batch: _Batch,
+    ) -> None:
+        path = self._config.sink.path
+        note = {"record": {name: value for name, value in asdict(record).items() if name != "detail"}}
+        if path in batch.files:
+            files = _noted_files(notes)
+            check_books(counts, {"facts": sum(file.rows for file in files)})
+            self._commit(files, path, "facts", batch, note)
+            return
         names = self._prepared.fact_schema.names
         rows = frame.where(frame[STATE] == int(State.OPEN)).select(*map(_quoted, names))
-        note = {"record": {name: value for name, value in asdict(record).items() if name != "detail"}}
-        self._append(rows, self._config.sink.path, "facts", batch, note)
-        check_books(counts, {"facts": self._written(self._config.sink.path, "facts", batch)})
+        check_books(counts, {"facts": self._append_by_spark(rows, path, "facts", batch, note)})
 
-    def _append(
-        self, rows: DataFrame, path: str, part: str, batch: _Batch, note: Mapping[str, Any] | None = None
+    def _append(self, rows: DataFrame, spec: FileSpec, part: str, batch: _Batch) -> int | None:
+        """Append rows of the batch's frame to a table, and return how many were written."""
+        if spec.path not in batch.files:
+            return self._append_by_spark(rows, spec.path, part, batch)
+        with self._phase(part, batch), explained(f"writing to {spec.path}"):
+            written = rows.mapInArrow(FileTask(spec), _spark_schema(FILE_SCHEMA)).collect()
+        files = [DataFile(**json.loads(row[0])) for row in written]
+        self._commit(files, spec.path, part, batch)
+        return sum(file.rows for file in files)
+
+    def _commit(
+        self, files: Sequence[DataFile], path: str, part: str, batch: _Batch, note: Mapping[str, Any] | None = None
     ) -> None:
+        """Commit files that tasks wrote."""
         self._hook(f"before {part}")
         self._holds()
-        with self._phase(part, batch), explained(f"the append to {path}"):
-            append(rows, path, _application(batch.stream, part), batch.number, note)
+        with self._phase(part, batch), explained(f"the commit to {path}"):
+            commit_files(self._handles[path].table, files, _application(batch.stream, part), batch.number, note)
         self._hook(f"after {part}")
 
-    def _written(self, path: str, part: str, batch: _Batch) -> int | None:
-        """Return how many rows the commit of this batch has by Spark's count."""
-        handle = self._handles.setdefault(path, DeltaHandle(path))
+    def _append_by_spark(
+        self, rows: DataFrame, path: str, part: str, batch: _Batch, note: Mapping[str, Any] | None = None
+    ) -> int | None:
+        """Append rows by Spark's writer, and return how many its commit says were written."""
+        self._hook(f"before {part}")
+        self._holds()
+        application = _application(batch.stream, part)
+        with self._phase(part, batch), explained(f"the append to {path}"):
+            append(rows, path, application, batch.number, note)
+        self._hook(f"after {part}")
+        handle = self._handles[path]
         handle.latest()
-        return handle.commit_note(_application(batch.stream, part), batch.number).get("rows_written")
+        return handle.commit_note(application, batch.number).get("rows_written")
 
     # Record
 
@@ -347,6 +386,11 @@ class _Phase:
 
 def _application(stream: str, part: str) -> str:
     return f"headrace:{stream}:{part}"
+
+
+def _noted_files(notes: Sequence[Mapping[str, Any]]) -> list[DataFile]:
+    """Return the files that tasks noted."""
+    return [DataFile(**file) for note in notes for file in note.get("files", ())]
 
 
 def _rows_of_the_stream(frame: DataFrame) -> DataFrame:

@@ -1,7 +1,7 @@
-"""Delta tables without Spark: versions, transactions, rows, the change feed, creation; and Spark's appends.
+"""Delta tables without Spark: versions, transactions, rows, the change feed, creation.
 
-Everything read here is read by `deltalake`, on the driver and in the workers alike. Appends of a batch go through
-Spark, because only they carry an application's transaction and run on the executors.
+Everything here is done by `deltalake`, on the driver and in the workers alike. Appends of a batch are in
+`pipelines.delta_commits`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from deltalake import DeltaTable
-    from pyspark.sql import DataFrame
 
 __all__ = [
     "CHANGE_TYPE",
     "COMMIT_VERSION",
     "DeltaHandle",
     "TableVersion",
-    "append",
     "create_dimension",
     "create_table",
     "open_table",
@@ -73,6 +71,11 @@ class DeltaHandle:
         """Read what was committed since, and return the latest version."""
         self._table.update_incremental()
         return TableVersion(self.path, str(self._table.metadata().id), self._table.version())
+
+    @property
+    def table(self) -> DeltaTable:
+        """The table itself, for commits."""
+        return self._table
 
     def schema(self) -> pa.Schema:
         """Return the columns at the version last read."""
@@ -223,27 +226,6 @@ def has_table(path: str) -> bool:
     from deltalake import DeltaTable  # noqa: PLC0415 - heavy
 
     return bool(DeltaTable.is_deltatable(path))
-
-
-def append(
-    frame: DataFrame, path: str, application: str, transaction: int, note: Mapping[str, Any] | None = None
-) -> None:
-    """Append rows by Spark, once: a transaction that the table holds already is skipped by Delta.
-
-    Parameters
-    ----------
-    frame
-        The rows; the same ones whenever this transaction is repeated.
-    path
-        The table.
-    application, transaction
-        Delta's `txnAppId` and `txnVersion`.
-    note
-        Plain values kept in the commit, to be read by `DeltaHandle.commit_note`.
-    """
-    noted = json.dumps({"application": application, "transaction": transaction, **(note or {})})
-    writer = frame.write.format("delta").mode("append").option("userMetadata", noted)
-    writer.option("txnAppId", application).option("txnVersion", transaction).save(path)
 
 
 def folder_exists(path: str) -> bool:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from pipelines.worker import Task
+    from pipelines.steps import Task
 
 __all__ = ["FileCheckStep"]
 

@@ -36,6 +36,7 @@ __all__ = [
     "conform",
     "member_column",
     "source_schema",
+    "with_state",
 ]
 
 FILE = "_file"
@@ -128,6 +129,17 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
         for field in schema
     ]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def with_state(batch: pa.RecordBatch, wanted: pa.Array, state: State) -> pa.RecordBatch:
+    """Return the batch with a new state for the wanted rows."""
+    if STATE not in batch.schema.names:
+        return batch.append_column(pa.field(STATE, pa.int8()), pa.repeat(pa.scalar(int(state), pa.int8()), len(batch)))
+    if not pc.any(wanted, min_count=0).as_py():
+        return batch
+    position = batch.schema.get_field_index(STATE)
+    changed = pc.if_else(wanted, pa.scalar(int(state), pa.int8()), batch.column(position))
+    return batch.set_column(position, batch.schema.field(position), changed)
 
 
 def _as(column: pa.Array, kind: pa.DataType) -> pa.Array:

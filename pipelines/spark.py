@@ -29,11 +29,14 @@ _TAIL_LINES = 8
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
-# Every session, wherever it came from.
+# Every session, wherever it came from. Spark measures an Arrow batch after each row unless its size is unlimited, which
+# takes longer than all else; the number of rows limits it enough. What is persisted is read once, so is not compressed.
 _RUNTIME_CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.databricks.delta.snapshotPartitions": "2",
 }
 # Stages are planned explicitly, and adaptive execution would start several jobs where one does.

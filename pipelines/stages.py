@@ -2,7 +2,8 @@
 
 Order of a batch: lookups that cannot infer members (over whole replicas, no shuffle); the search for duplicates; then
 each lookup that infers, on rows shuffled by its key. Rows that were rejected, or that are duplicates to be left out,
-pass the later stages by, so that they add no members. Lookups that infer members of different dimensions share a round,
+pass the later stages by, so that they add no members. What has its keys in one part needs no shuffle: one task does it
+together with what is beside it. Lookups that infer members of different dimensions share a round,
 which is computed once; a second role of one dimension waits for the members of the first.
 """
 
@@ -25,6 +26,7 @@ from etl import (
 from etl.lookup import Policy
 from etl.settlement import CAUSES_TYPE
 from pipelines.column_types import arrow_schema, arrow_type
+from pipelines.data_files import FileSpec
 from pipelines.delta_tables import DeltaHandle, create_dimension, has_table
 from pipelines.errors import DeltaTableError, PipelineFileError
 from pipelines.file_check import FileCheckStep
@@ -32,7 +34,8 @@ from pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, ShardRule, memb
 from pipelines.operators import Joiner
 from pipelines.replica import ReplicaSpec
 from pipelines.replica_rows import LoadedKeyRows, MemberRows
-from pipelines.worker import DuplicateStep, LookupStep, Stage
+from pipelines.steps import DuplicateStep, LookupStep
+from pipelines.worker import Settlement, Stage
 from storage.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
     from pipelines.config import DimensionConfig, PipelineConfig
     from pipelines.replica_rows import ReplicaRows
 
-__all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "Target", "prepare"]
+__all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "StageRun", "Target", "prepare"]
 
 DUPLICATES_ROLE = "(duplicates)"
 _INFERRED_FLAG = "is_inferred"
@@ -69,10 +72,40 @@ class Target:
 
 @dataclass(frozen=True)
 class Group:
-    """Lookups that one stage does: its roles, and whether rows must be shuffled to it."""
+    """Lookups that one stage does.
+
+    Parameters
+    ----------
+    roles
+        In their order.
+    shuffled
+        Whether rows must be shuffled to it, by the key of its one role.
+    alone
+        Whether one task must have all rows, since keys are in one part.
+    """
 
     roles: tuple[str, ...]
     shuffled: bool
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """What all stages of a batch share.
+
+    Parameters
+    ----------
+    owner
+        The run, for the operators that workers keep.
+    shards
+        For each role of any round that needs a shuffle, the number of shards.
+    files
+        Tables into which tasks write files themselves; what others receive travels with the rows, for Spark to write.
+    """
+
+    owner: str
+    shards: Mapping[str, int]
+    files: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -111,8 +144,8 @@ class Prepared:
         """The table of routed duplicates."""
         return pa.schema([*self.stream, pa.field(DUPLICATE_COLUMN, pa.string()), pa.field(FILE, pa.string())])
 
-    def rounds(self) -> list[list[Group]]:
-        """Return the stages of a batch, in rounds that are each computed once."""
+    def rounds(self, shards: Mapping[str, int] | None = None) -> list[list[Group]]:
+        """Return the stages of a batch, in rounds that are each computed once; `shards` if a batch has its own."""
         calm = tuple(role for role, look in self.lookups.items() if look.policy is not Policy.INFER)
         current = [Group(calm, shuffled=False)] if calm else []
         if self.duplicates is not None:
@@ -127,7 +160,11 @@ class Prepared:
                 met.clear()
             met.add(lookup.dimension.name)
             rounds[-1].append(Group((role,), shuffled=True))
-        return rounds
+        return [_joined(groups, self.shards if shards is None else shards) for groups in rounds]
+
+    def infers(self, role: str) -> bool:
+        """Return whether a role adds members to its dimension."""
+        return role != DUPLICATES_ROLE and self.lookups[role].policy is Policy.INFER
 
     def path(self, role: str) -> str:
         """Return the Delta table that a role joins with."""
@@ -150,8 +187,7 @@ class Prepared:
         rounds: list[list[Group]],
         number: int,
         targets: Mapping[str, Target],
-        shards: Mapping[str, int],
-        owner: str,
+        run: StageRun,
     ) -> list[Stage]:
         """Return the stages of one round.
 
@@ -163,14 +199,12 @@ class Prepared:
             Which one.
         targets
             The planned version of each of its roles.
-        shards
-            For each role of any round that needs a shuffle, the number of shards of this batch.
-        owner
-            The run, for the operators that workers keep.
+        run
+            What all stages of the batch share.
         """
         before = sum(len(groups) for groups in rounds[:number])
         flat = [group for groups in rounds for group in groups]
-        return [self._stage(flat, before, before + i, targets, shards, owner) for i in range(len(rounds[number]))]
+        return [self._stage(flat, before, before + i, targets, run) for i in range(len(rounds[number]))]
 
     def _stage(
         self,
@@ -178,8 +212,7 @@ class Prepared:
         first: int,
         number: int,
         targets: Mapping[str, Target],
-        shards: Mapping[str, int],
-        owner: str,
+        run: StageRun,
     ) -> Stage:
         """Return a stage; `first` is the stage that its round begins with."""
         last = number == len(groups) - 1
@@ -189,23 +222,30 @@ class Prepared:
         checks = (FileCheckStep(tuple(self.stream.names)),) if parquet else ()
         return Stage(
             number=number,
-            owner=owner,
-            steps=(*checks, *(self._step(role, targets[role]) for role in groups[number].roles)),
-            next_shard=None if following is None else self.shard_rule(following.roles[0], shards[following.roles[0]]),
-            settles=(tuple(self.lookups.values()), self.duplicates) if last else None,
-            schema=pa.schema([*(self._settled_fields() if last else self._fields(groups[: number + 1])), *members]),
+            owner=run.owner,
+            steps=(*checks, *(self._step(role, targets[role], run) for role in groups[number].roles)),
+            next_shard=self.shard_rule(following.roles[0], run.shards[following.roles[0]])
+            if following is not None and following.shuffled
+            else None,
+            settles=self._settlement(run) if last else None,
+            schema=pa.schema([*(self._settled_fields() if last else self._fields(groups[: number + 2])), *members]),
         )
 
+    def _settlement(self, run: StageRun) -> Settlement:
+        sink = self.config.sink
+        files = FileSpec(sink.path, self.fact_schema, tuple(sink.partition_by)) if sink.path in run.files else None
+        return Settlement(tuple(self.lookups.values()), self.duplicates, files)
+
     def _fields(self, groups: list[Group]) -> list[pa.Field]:
-        """Return the columns after some stages of which more follow."""
-        roles = [role for group in groups for role in group.roles]
+        """Return the columns with which rows go to the last of some stages."""
+        roles = [role for group in groups[:-1] for role in group.roles]
         fields = list(source_schema(self.stream))
         for role in roles:
             if role == DUPLICATES_ROLE:
                 fields.append(pa.field(DUPLICATE_COLUMN, pa.string()))
             else:
                 fields.extend(self.lookups[role].added_schema())
-        return [*fields, pa.field(SHARD, pa.int32())]
+        return [*fields, pa.field(SHARD, pa.int32())] if groups[-1].shuffled else fields
 
     def _settled_fields(self) -> list[pa.Field]:
         own = [(FILE, pa.string()), (MALFORMED, pa.string()), (DUPLICATE_COLUMN, pa.string())]
@@ -213,12 +253,10 @@ class Prepared:
         return [*self.fact_schema, *(pa.field(*pair) for pair in own)]
 
     def _member_fields(self, groups: list[Group]) -> list[pa.Field]:
-        inferring = [
-            self.lookups[role] for group in groups for role in group.roles if group.shuffled and role != DUPLICATES_ROLE
-        ]
+        inferring = [self.lookups[role] for group in groups for role in group.roles if self.infers(role)]
         return [pa.field(member_column(look.role), pa.struct(look.dimension.table_schema)) for look in inferring]
 
-    def _step(self, role: str, target: Target) -> LookupStep | DuplicateStep:
+    def _step(self, role: str, target: Target, run: StageRun) -> LookupStep | DuplicateStep:
         if role == DUPLICATES_ROLE:
             assert self.duplicates is not None
             rows: ReplicaRows = LoadedKeyRows(Duplicates(self.duplicates.key, rules=self.duplicates.rules))
@@ -226,7 +264,10 @@ class Prepared:
             return DuplicateStep(self.duplicates, joiner)
         lookup = self.lookups[role]
         rows = MemberRows(self._narrow(lookup.dimension))
-        return LookupStep(lookup, self._joiner(role, target, rows, lookup.operator_on, lookup.operator_columns))
+        joiner = self._joiner(role, target, rows, lookup.operator_on, lookup.operator_columns)
+        path = self.path(role)
+        files = FileSpec(path, lookup.dimension.table_schema) if path in run.files else None
+        return LookupStep(lookup, joiner, files)
 
     def _narrow(self, dimension: Dimension) -> Dimension:
         """Return the dimension with the attributes that some fact carries, which is all that a replica holds."""
@@ -264,6 +305,18 @@ class Prepared:
 
     def _duplicate_roles(self) -> tuple[str, ...]:
         return () if self.duplicates is None else (DUPLICATES_ROLE,)
+
+
+def _joined(groups: list[Group], shards: Mapping[str, int]) -> list[Group]:
+    """Let one task do in one go what needs all rows in one task anyway, and what comes directly before it."""
+    joined: list[Group] = []
+    for group in groups:
+        if group.shuffled and shards[group.roles[0]] == 1:
+            before = joined.pop().roles if joined and not joined[-1].shuffled else ()
+            joined.append(Group((*before, *group.roles), shuffled=False, alone=True))
+        else:
+            joined.append(group)
+    return joined
 
 
 def prepare(config: PipelineConfig, parallelism: int) -> Prepared:

@@ -11,34 +11,20 @@ import json
 import os
 import socket
 import time
-from collections import deque
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl import (
-    DUPLICATE_COLUMN,
-    DuplicateAction,
-    Duplicates,
-    KeyAllocator,
-    Lookup,
-    MissingMembersError,
-    Outcome,
-    OutcomeCounts,
-    Policy,
-    mark_duplicates,
-    new_members,
-    resolve,
-    settle,
-)
-from pipelines.errors import BatchError, ReplicaDamagedError
-from pipelines.frame import NOTE, SHARD, STATE, ShardRule, State, channel_row, conform, member_column
-from pipelines.operators import Joiner, Serving, close, serve
-from storage.errors import CorruptionError, StorageIOError
+from etl import Duplicates, Lookup, MissingMembersError, OutcomeCounts, settle
+from pipelines.data_files import FileSpec, FileWriter
+from pipelines.errors import BatchError
+from pipelines.frame import NOTE, SHARD, STATE, ShardRule, State, channel_row, conform, with_state
+from pipelines.steps import DuplicateStep, LookupStep, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -47,113 +33,24 @@ if TYPE_CHECKING:
 
     from pipelines.file_check import FileCheckStep
 
-__all__ = ["DuplicateStep", "LookupStep", "Stage"]
-
-_STATISTICS = (
-    "rows_in",
-    "rows_done",
-    "rows_cached",
-    "pages_wanted",
-    "pages_read",
-    "seeks",
-    "deadline_misses",
-    "read_seconds",
-    "busy_seconds",
-)
-
-
-@dataclass
-class Task:
-    """One task of a stage: its shard, whose operators it uses, and what it counted."""
-
-    owner: str
-    shard: int
-    joins: list[dict[str, Any]] = field(default_factory=list)
-    members: list[pa.RecordBatch] = field(default_factory=list)
-
-    def serving(self, joiner: Joiner, shard: int, schema: pa.Schema) -> Serving:
-        """Return the operator for a join of this task."""
-        return serve(joiner, shard, self.owner, schema.to_string(show_schema_metadata=False))
+__all__ = ["Settlement", "Stage"]
 
 
 @dataclass(frozen=True)
-class LookupStep:
-    """One lookup, and the replicas it joins with: one shard for a lookup that infers, else the whole dimension."""
+class Settlement:
+    """How the last stage of a batch decides where each row goes.
 
-    lookup: Lookup
-    joiner: Joiner
+    Parameters
+    ----------
+    lookups, duplicates
+        All lookups, and the declared key or None.
+    files
+        Where facts are written; None when they travel with the other rows, for Spark to write.
+    """
 
-    def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
-        """Yield all rows with the lookup's columns; rows that are not open pass by."""
-        infers = self.lookup.policy is Policy.INFER
-        shard = task.shard if infers else 0
-        shards = self.joiner.replica.shards
-        allocator = KeyAllocator(self.joiner.base, shards, shard) if infers else None
-        passing = _Passing(batches)
-        first = next(passing, None)
-        if first is not None:
-            with _Join(self.joiner, shard, task, first.schema) as join:
-                resolved = resolve(
-                    self.lookup,
-                    join.serving.operator,
-                    chain([first], passing),
-                    allocator,
-                    visible_to=join.serving.visible_to,
-                )
-                yield from self._outcomes(resolved, join, task)
-        for batch in passing.closed():
-            yield self._passed(batch)
-
-    def _outcomes(self, resolved: Iterator[pa.RecordBatch], join: _Join, task: Task) -> Iterator[pa.RecordBatch]:
-        """Yield resolved rows with their new state, and keep the members that were inferred."""
-        inferred = []
-        for batch in resolved:
-            outcomes = batch.column(self.lookup.outcome_column)
-            join.tally(outcomes)
-            if pc.any(pc.equal(outcomes, str(Outcome.INFERRED)), min_count=0).as_py():
-                inferred.append(batch)
-            rejected = pc.equal(outcomes, str(Outcome.REJECTED))
-            yield _with_state(batch, rejected, State.REJECTED)
-        if inferred:
-            members = new_members(self.lookup, inferred).combine_chunks()
-            column = member_column(self.lookup.role)
-            values = pa.chunked_array(members.to_struct_array()).combine_chunks()
-            task.members.append(pa.RecordBatch.from_arrays([values], names=[column]))
-            join.note["new_members"] = members.num_rows
-
-    def _passed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows that pass by with this lookup's columns: no key, and the outcome that closed them."""
-        state = np.asarray(batch.column(STATE))
-        outcome = np.where(state == State.DUPLICATE, str(Outcome.DUPLICATE), str(Outcome.REJECTED))
-        for added in self.lookup.added_schema():
-            values = pa.nulls(batch.num_rows, added.type)
-            if added.name == self.lookup.outcome_column:
-                values = pa.array(outcome, pa.string())
-            batch = batch.append_column(added, values)
-        return batch
-
-
-@dataclass(frozen=True)
-class DuplicateStep:
-    """The search for duplicates, over one shard of the keys."""
-
-    duplicates: Duplicates
-    joiner: Joiner
-
-    def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
-        """Yield all rows with `_duplicate`; rows that are not open pass by."""
-        passing = _Passing(batches)
-        first = next(passing, None)
-        if first is not None:
-            with _Join(self.joiner, task.shard, task, first.schema) as join:
-                rows = chain([first], passing)
-                for batch in mark_duplicates(self.duplicates, rows, join.serving.operator):
-                    repeats = batch.column(DUPLICATE_COLUMN).is_valid()
-                    join.tally(pc.if_else(repeats, str(Outcome.DUPLICATE), str(Outcome.MATCHED)))
-                    closes = self.duplicates.action is not DuplicateAction.FLAG
-                    yield _with_state(batch, repeats, State.DUPLICATE) if closes else batch
-        for batch in passing.closed():
-            yield batch.append_column(pa.field(DUPLICATE_COLUMN, pa.string()), pa.nulls(batch.num_rows, pa.string()))
+    lookups: tuple[Lookup, ...]
+    duplicates: Duplicates | None
+    files: FileSpec | None
 
 
 @dataclass(frozen=True)
@@ -171,7 +68,7 @@ class Stage:
     next_shard
         Where rows go for the next stage; None for the last one of a round.
     settles
-        All lookups and the duplicates, for the last stage of the batch, which decides where each row goes; else None.
+        For the last stage of the batch; else None.
     schema
         The columns that come out.
     """
@@ -180,7 +77,7 @@ class Stage:
     owner: str
     steps: tuple[FileCheckStep | LookupStep | DuplicateStep, ...]
     next_shard: ShardRule | None
-    settles: tuple[tuple[Lookup, ...], Duplicates | None] | None
+    settles: Settlement | None
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -218,26 +115,38 @@ class Stage:
             yield rows
 
     def _settled(self, batches: Iterator[pa.RecordBatch], note: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        """Write the facts, and yield the rows that become none; yield all when Spark is to write."""
         if self.settles is None:
             yield from batches
             return
         books = OutcomeCounts()
         malformed = 0
-        for batch in batches:
-            state = np.asarray(batch.column(STATE))
-            if (state >= State.MEMBER).any():
-                yield batch.filter(pa.array(state >= State.MEMBER))
-            broken = batch.filter(pa.array(state == State.MALFORMED))
-            malformed += broken.num_rows
-            yield broken
-            settled = settle(self._judged(batch, state), *self.settles)
-            books += settled.counts
-            for part, destination in (
-                (settled.loaded, State.OPEN),
-                (settled.routed, State.DUPLICATE),
-                (settled.rejected, State.REJECTED),
-            ):
-                yield _with_state(part, pa.repeat(pa.scalar(value=True), part.num_rows), destination)
+        with ExitStack() as stack:
+            files = self.settles.files
+            writer = None if files is None else stack.enter_context(FileWriter(files))
+            for batch in batches:
+                state = np.asarray(batch.column(STATE))
+                aside = state >= State.MEMBER
+                if aside.any():
+                    yield batch.filter(pa.array(aside))
+                broken = batch.filter(pa.array(state == State.MALFORMED))
+                malformed += broken.num_rows
+                settled = settle(self._judged(batch, state), self.settles.lookups, self.settles.duplicates)
+                books += settled.counts
+                if writer is None:
+                    yield _in_state(settled.loaded, State.OPEN)
+                else:
+                    writer.write(settled.loaded)
+                yield from (
+                    part
+                    for part in (
+                        broken,
+                        _in_state(settled.routed, State.DUPLICATE),
+                        _in_state(settled.rejected, State.REJECTED),
+                    )
+                    if part.num_rows
+                )
+            note["files"] = [] if writer is None else [asdict(file) for file in writer.close()]
         note |= {"books": books.as_dict(), "malformed": malformed}
 
     @staticmethod
@@ -251,80 +160,8 @@ class Stage:
         return conform(batch, self.schema)
 
 
-class _Passing:
-    """Iterates over the open rows of batches and keeps the others, which pass a step by."""
-
-    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
-        self._batches = iter(batches)
-        self._closed: deque[pa.RecordBatch] = deque()
-
-    def __iter__(self) -> _Passing:
-        return self
-
-    def __next__(self) -> pa.RecordBatch:
-        for batch in self._batches:
-            is_open = np.asarray(pc.equal(batch.column(STATE), State.OPEN))
-            if is_open.all():
-                if batch.num_rows:
-                    return batch
-                continue
-            self._closed.append(batch.filter(pa.array(~is_open)))
-            if is_open.any():
-                return batch.filter(pa.array(is_open))
-        raise StopIteration
-
-    def closed(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that were not open, once the input has been read."""
-        yield from self._closed
-
-
-class _Join:
-    """One join of a task: brings up the operator, notes what it did, and discards a replica that proves damaged."""
-
-    def __init__(self, joiner: Joiner, shard: int, task: Task, schema: pa.Schema) -> None:
-        self._joiner = joiner
-        self._shard = shard
-        self._task = task
-        self._schema = schema
-        self._outcomes: dict[str, int] = {}
-        self.note: dict[str, Any] = {"role": joiner.role, "shard": shard}
-
-    def __enter__(self) -> Self:
-        self.serving = self._task.serving(self._joiner, self._shard, self._schema)
-        self._before = self.serving.operator.stats
-        reached = self.serving.reached
-        self.note["replica"] = "ready" if reached is None else reached.action
-        self.note["replica_rows"] = 0 if reached is None else reached.rows
-        self.note["replica_seconds"] = 0.0 if reached is None else reached.seconds
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, CorruptionError | StorageIOError):
-            close(self._joiner, self._shard, damaged=True)
-            raise ReplicaDamagedError(f"{error}; the replica has been discarded, and the task begins again") from error
-        if error is not None and not isinstance(error, MissingMembersError):
-            close(self._joiner, self._shard)
-            return
-        interval = self.serving.operator.stats - self._before
-        self.note |= {name: getattr(interval, name) for name in _STATISTICS}
-        self.note["outcomes"] = self._outcomes
-        self._task.joins.append(self.note)
-
-    def tally(self, outcomes: pa.Array) -> None:
-        """Count outcomes."""
-        for counted in pc.value_counts(outcomes).to_pylist():
-            self._outcomes[counted["values"]] = self._outcomes.get(counted["values"], 0) + counted["counts"]
-
-
-def _with_state(batch: pa.RecordBatch, wanted: pa.Array, state: State) -> pa.RecordBatch:
-    """Return the batch with a new state for the wanted rows."""
-    if STATE not in batch.schema.names:
-        return batch.append_column(pa.field(STATE, pa.int8()), pa.repeat(pa.scalar(int(state), pa.int8()), len(batch)))
-    if not pc.any(wanted, min_count=0).as_py():
-        return batch
-    position = batch.schema.get_field_index(STATE)
-    changed = pc.if_else(wanted, pa.scalar(int(state), pa.int8()), batch.column(position))
-    return batch.set_column(position, batch.schema.field(position), changed)
+def _in_state(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
+    return with_state(batch, pa.repeat(pa.scalar(value=True), batch.num_rows), state)
 
 
 def _shard(batch: pa.RecordBatch) -> int:

@@ -14,7 +14,7 @@ from pipelines.delta_tables import DeltaHandle, create_table
 from pipelines.errors import BatchError, DeltaTableError, PipelineFileError, PolicyViolationError, ReplicaDamagedError
 from pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, State, member_column
 from pipelines.metrics import check_books, first_failure, summarise
-from pipelines.stages import DUPLICATES_ROLE, Target, prepare
+from pipelines.stages import DUPLICATES_ROLE, StageRun, Target, prepare
 from storage.errors import HeadraceError
 
 STREAM = {"id": "bigint", "tail": "string", "origin": "string", "dest": "string"}
@@ -101,14 +101,14 @@ class Machine:
         self.notes = []
         for number, groups in enumerate(rounds):
             targets = {role: self.target(role) for group in groups for role in group.roles}
-            stages = self.prepared.stages(rounds, number, targets, shards, self.owner)
+            stages = self.prepared.stages(rounds, number, targets, StageRun(self.owner, shards))
             if number:
                 table = rows_of_the_stream(table)
             for stage, group in zip(stages, groups, strict=True):
                 table = self.stage(stage, group, table)
             self.notes += [note for note in map(decode, table.column(NOTE).to_pylist()) if note]
             first_failure(self.notes)
-            for role in [role for group in groups if group.shuffled for role in group.roles if role != DUPLICATES_ROLE]:
+            for role in [role for group in groups for role in group.roles if self.prepared.infers(role)]:
                 members = [m for m in table.column(member_column(role)).to_pylist() if m is not None]
                 if members and append_members:
                     schema = self.prepared.lookups[role].dimension.table_schema
@@ -347,7 +347,7 @@ def test_an_operator_left_in_the_middle_is_not_used_again(tmp_path):
     prepared = ready(config_of(tmp_path, [lookup("plane", "unknown")]))
     machine = Machine(prepared)
     rounds = prepared.rounds()
-    (stage,) = prepared.stages(rounds, 0, {"plane": machine.target("plane")}, {}, "run")
+    (stage,) = prepared.stages(rounds, 0, {"plane": machine.target("plane")}, StageRun("run", {}))
 
     def broken():
         yield frame([(1, "N1", "", "")])
@@ -362,14 +362,14 @@ def test_an_operator_left_in_the_middle_is_not_used_again(tmp_path):
 def test_a_stage_without_input_yields_nothing(tmp_path):
     prepared = ready(config_of(tmp_path, [lookup("plane")]))
     machine = Machine(prepared)
-    (stage,) = prepared.stages(prepared.rounds(), 0, {"plane": machine.target("plane")}, {"plane": 2}, "run")
+    (stage,) = prepared.stages(prepared.rounds(), 0, {"plane": machine.target("plane")}, StageRun("run", {"plane": 2}))
     assert list(stage(iter([]))) == []
 
 
 def test_rows_of_two_shards_in_one_task_are_refused(tmp_path):
     prepared = ready(config_of(tmp_path, [lookup("plane")]))
     machine = Machine(prepared)
-    (stage,) = prepared.stages(prepared.rounds(), 0, {"plane": machine.target("plane")}, {"plane": 2}, "run")
+    (stage,) = prepared.stages(prepared.rounds(), 0, {"plane": machine.target("plane")}, StageRun("run", {"plane": 2}))
     batch = frame([(1, "N1", "", ""), (2, "N2", "", "")]).append_column(SHARD, pa.array([0, 1], pa.int32()))
     with pytest.raises(BatchError, match="rows of shards"):
         list(stage(iter([batch])))

@@ -1,0 +1,224 @@
+"""Parquet files that become part of a Delta table when a commit names them. Written by the tasks that have the rows.
+
+A file that no commit names (of a task that was tried again, of a batch that failed) is not part of the table; `VACUUM`
+removes it, as it does with those of Spark's own writer. The commit is in `pipelines.delta_commits`.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipelines.errors import DeltaTableError
+from pipelines.frame import conform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["FILE_SCHEMA", "DataFile", "FileSpec", "FileTask", "FileWriter"]
+
+FILE_SCHEMA = pa.schema([("file", pa.string())])
+_GROUP_ROWS = 1 << 18
+_INDEXED_COLUMNS = 32
+_INDEXED_CHARACTERS = 32
+
+
+@dataclass(frozen=True)
+class FileSpec:
+    """A table that receives files.
+
+    Parameters
+    ----------
+    path
+        Its folder.
+    schema
+        The columns that are written.
+    partition_by
+        Those that the table is partitioned by: a file holds one value of each, in its entry in the log.
+    """
+
+    path: str
+    schema: pa.Schema
+    partition_by: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file as Delta's log names it: path in the table's folder, partition, size, time in ms, statistics as JSON."""
+
+    path: str
+    partition: dict[str, str | None]
+    size: int
+    written: int
+    rows: int
+    statistics: str
+
+
+class FileWriter:
+    """Writes rows into files of a table, one for each partition. Leaving it with an error removes them."""
+
+    def __init__(self, spec: FileSpec) -> None:
+        self._spec = spec
+        kept = [field for field in spec.schema if field.name not in spec.partition_by]
+        self._schema = pa.schema(kept)
+        self._open: dict[tuple[str | None, ...], _OpenFile] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            for file in self._open.values():
+                file.abandon()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows, which have the columns of the table in any order, and perhaps others."""
+        for partition, rows in self._parts(batch):
+            if partition not in self._open:
+                self._open[partition] = _OpenFile(Path(self._spec.path), self._schema)
+            self._open[partition].write(conform(rows, self._schema))
+
+    def close(self) -> list[DataFile]:
+        """Complete the files and return them; none when there were no rows."""
+        return [
+            file.close(dict(zip(self._spec.partition_by, partition, strict=True)))
+            for partition, file in self._open.items()
+        ]
+
+    def _parts(self, batch: pa.RecordBatch) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
+        """Yield the rows of each partition with its values as the log writes them; an empty text counts as null."""
+        if not batch.num_rows:
+            return
+        if not self._spec.partition_by:
+            yield (), batch
+            return
+        code = np.zeros(batch.num_rows, dtype=np.int64)
+        texts = []
+        for name in self._spec.partition_by:
+            text = batch.column(name).cast(pa.string())
+            text = pc.if_else(pc.equal(text, ""), pa.scalar(None, pa.string()), text)
+            encoded = text.dictionary_encode(null_encoding="encode")
+            code = code * len(encoded.dictionary) + np.asarray(encoded.indices)
+            texts.append(text)
+        found, first, part = np.unique(code, return_index=True, return_inverse=True)
+        for i in range(len(found)):
+            values = tuple(text[int(first[i])].as_py() for text in texts)
+            yield values, batch.filter(pa.array(part == i))
+
+
+class _OpenFile:
+    """A file that is being written, in row groups."""
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._path = folder / f"part-{uuid.uuid4()}.snappy.parquet"
+        self._schema = schema
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = 0
+        with _named(self._path):
+            self._writer = pq.ParquetWriter(self._path, schema, compression="snappy")
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        self._waiting.append(batch)
+        self._rows += batch.num_rows
+        if self._rows >= _GROUP_ROWS:
+            self._flush()
+
+    def close(self, partition: dict[str, str | None]) -> DataFile:
+        """Complete the file."""
+        self._flush()
+        with _named(self._path):
+            self._writer.close()
+            metadata = pq.read_metadata(self._path)
+            seen = self._path.stat()
+        statistics = json.dumps(_statistics(metadata, self._schema))
+        written = int(seen.st_mtime * 1000)
+        return DataFile(self._path.name, partition, seen.st_size, written, metadata.num_rows, statistics)
+
+    def abandon(self) -> None:
+        """Remove the file."""
+        self._writer.close()
+        self._path.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        with _named(self._path):
+            self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema))
+        self._waiting.clear()
+        self._rows = 0
+
+
+@dataclass(frozen=True)
+class FileTask:
+    """A function for `mapInArrow` that writes its rows into files of a table, and yields each `DataFile` as JSON."""
+
+    spec: FileSpec
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Write one partition's rows."""
+        with FileWriter(self.spec) as writer:
+            for batch in batches:
+                writer.write(batch)
+            texts = [json.dumps(asdict(file)) for file in writer.close()]
+        yield pa.record_batch([pa.array(texts, pa.string())], schema=FILE_SCHEMA)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn a failure to write a file into an error that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise DeltaTableError(
+            f"{path.parent} cannot be written: {error}; correct the cause and run again, nothing is lost"
+        ) from error
+
+
+def _statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
+    """Return what lets a reader skip a file: its rows, and for the first columns nulls and bounds."""
+    columns: dict[str, list[Any]] = {}
+    for group in range(metadata.num_row_groups):
+        for position in range(metadata.num_columns):
+            chunk = metadata.row_group(group).column(position)
+            if chunk.path_in_schema in schema.names[:_INDEXED_COLUMNS]:
+                columns.setdefault(chunk.path_in_schema, []).append(chunk.statistics)
+    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    for name, chunks in columns.items():
+        if all(each is not None and each.has_null_count for each in chunks):
+            found["nullCount"][name] = sum(each.null_count for each in chunks)
+        bounded = [each for each in chunks if each is None or not _is_empty(each)]
+        if bounded and all(each is not None and each.has_min_max for each in bounded):
+            low, high = min(each.min for each in bounded), max(each.max for each in bounded)
+            found["minValues"] |= _bound(name, low, schema.field(name).type, up=False)
+            found["maxValues"] |= _bound(name, high, schema.field(name).type, up=True)
+    return {"numRecords": metadata.num_rows, **found}
+
+
+def _is_empty(chunk: pq.Statistics) -> bool:
+    return bool(chunk.has_null_count and chunk.num_values == 0)
+
+
+def _bound(name: str, value: Any, kind: pa.DataType, *, up: bool) -> dict[str, Any]:
+    """Return a bound as Delta writes it, rounded outwards; nothing for types whose order readers may see otherwise."""
+    if pa.types.is_integer(kind):
+        return {name: int(value)}
+    if pa.types.is_date(kind):
+        return {name: value.isoformat()}
+    if pa.types.is_timestamp(kind):
+        whole = value.replace(microsecond=value.microsecond // 1000 * 1000)
+        if up and whole != value:
+            whole += timedelta(milliseconds=1)
+        zone = "" if kind.tz is None else "Z"
+        return {name: whole.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone}
+    if pa.types.is_string(kind) and (len(value) <= _INDEXED_CHARACTERS or not up):
+        return {name: value[:_INDEXED_CHARACTERS]}
+    return {}
