@@ -29,6 +29,7 @@ class Counters:
     join_phases: int = 0
     online_seconds: float = 0.0
     join_seconds: float = 0.0
+    rows_recorded: int = 0
     pages_kept: int = 0
     pages_evicted: int = 0
 

@@ -195,7 +195,7 @@ class _PartResults:
         self._state = state
         self._staged: StagedRows | None = None
         self._sources: list[NDArray[np.int32]] = []
-        self._met = 0
+        self._met = self._noted = 0
 
     def add(self, part: Part, block: Block, stop: int) -> Iterator[pa.RecordBatch]:
         """Find the matches of the tuples that wait for a leaf of the block, up to one."""
@@ -203,7 +203,9 @@ class _PartResults:
         frame = np.empty(len(part.place) - low, dtype=np.int32)
         self._met = frames_of_places(part.place, low, block.start, stop, block.slots, frame)
         frame = frame[: self._met - low]
-        row, count = _search(state, frame, part.keys.slice(low, self._met))
+        keys = part.keys.slice(low, self._met)
+        row, count = _search(state, frame, keys)
+        state.store.admit(state.store.read_buffer.frames, frame, row, count, keys)
         cursor = np.zeros(2, dtype=np.int64)
         while cursor[0] < len(frame):
             staged = self._stage(len(part.rows))
@@ -214,15 +216,22 @@ class _PartResults:
                 staged.add(state.store.read_buffer.frames, where[:size], at[:size])
                 self._sources.append(match[:size] + np.int32(low))
             if staged.free == 0:
+                self._note(part, low + int(cursor[0]))
                 yield self._batch(part)
 
     def complete(self, part: Part) -> Iterator[pa.RecordBatch]:
         """Note that all tuples of a part have met their leaf, and give out what is staged."""
-        self._met = 0
-        self._state.completed(part.arrival, len(part.rows))
+        self._note(part, len(part.rows))
+        self._met = self._noted = 0
         if self._staged is not None and self._staged.rows:
             yield self._batch(part)
         self._staged = None
+
+    def _note(self, part: Part, stop: int) -> None:
+        """Note that the tuples of a part up to one are complete."""
+        arrival = part.arrival[self._noted : stop] if isinstance(part.arrival, np.ndarray) else part.arrival
+        self._state.completed(arrival, stop - self._noted)
+        self._noted = stop
 
     def _stage(self, rows: int) -> StagedRows:
         if self._staged is None:

@@ -85,7 +85,7 @@ class ReadAhead:
         finally:
             self._state.counters.read_seconds += seconds
             if before is not None:
-                before[1].wait()  # nobody else may write to the buffer before it has ended
+                before[1].abandon()  # nobody else may write to the buffer before it has ended
 
     def _blocks(self) -> Iterator[tuple[Block, Reads]]:
         """Yield the blocks before they are read."""

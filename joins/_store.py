@@ -15,21 +15,24 @@ import numpy as np
 from joins import _piece_kernels, _result_kernels
 from joins._deadlines import PhaseEstimate
 from joins._input_buffer import InputBuffer
+from joins._records import RecordTier
 from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
 from joins.errors import JoinInputError
 from storage.cache import LRU, CachePolicy, PageCache, UtilityCounter, page_buffer
 from storage.errors import MemoryBudgetError
+from storage.keys import Keys
 from storage.read_queue import ReadQueue
 from storage.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
     from joins._counters import Counters
     from joins._emit import Emitter
+    from joins._records import Sighted
     from joins._stream_buffer import Chunk
     from joins.memory import Component, MemoryBudget
     from storage.reader import PageReader
@@ -42,6 +45,7 @@ _FRAME_MAPS = 16 + 12 + 17  # of the page cache, of `Store.touch`, and of settli
 _LEAF_MAPS = 4 + 4  # of each leaf: frame, demand
 _BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
 _FRAMES_TO_GROW = 1024
+_RECORDS_SHARE = 4
 _WORKSPACE_PAGES = 2
 _WORKSPACE_SHARE = 8
 _WORKSPACE_MOST = 48 * 2**20
@@ -84,6 +88,8 @@ class Store:
         ``"utility"`` or ``"lru"``.
     counters
         Where evictions are counted.
+    recorded
+        Columns of the rows in the record tier; None for no such tier.
 
     Raises
     ------
@@ -99,6 +105,7 @@ class Store:
         budget: MemoryBudget,
         policy: str,
         counters: Counters,
+        recorded: Sequence[str] | None,
     ) -> None:
         if policy not in _POLICIES:
             raise JoinInputError(f"`cache_policy` is {' or '.join(map(repr, _POLICIES))}, not {policy!r}")
@@ -116,6 +123,7 @@ class Store:
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages)
         self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), _POLICIES[policy]())
         self.cache.resize(0)
+        self.records = self._record_tier(recorded)
         self._weight = np.zeros(self.cache.frames_max, dtype=np.int64)
         self._touched = np.zeros(self.cache.frames_max, dtype=np.int32)
 
@@ -172,6 +180,8 @@ class Store:
         missing = nbytes - self.budget.available
         if missing <= 0:
             return
+        if missing > self.cache.capacity * self._page and self.release_records():
+            missing = nbytes - self.budget.available
         frames = -(-missing // self._page)
         if frames > self.cache.capacity:
             more = (frames - self.cache.capacity) * self._page
@@ -200,6 +210,41 @@ class Store:
     def pin(self, *, on: bool) -> None:
         """Forbid or allow that resident pages leave while their rows are being gathered."""
         self._pins += 1 if on else -1
+
+    def records_ready(self, tuples: int) -> bool:
+        """Return whether the record tier is to be asked for the next so many tuples; it may wake up for them."""
+        if self.records is None or self.records.awake:
+            return self.records is not None
+        if not self.records.wants_to_wake(tuples) or not self._spares(self.records.nbytes):
+            return False
+        self.budget.resize("records", self.records.nbytes)
+        self.records.wake()
+        return True
+
+    def release_records(self) -> bool:
+        """Make the record tier give its memory back; return whether it had any."""
+        if self.records is None or not self.records.awake:
+            return False
+        self.records.fall_asleep()
+        self.budget.resize("records", 0)
+        return True
+
+    def note_records(self, sighted: Sighted) -> None:
+        """Count what the record tier has found; its memory is free if it fell asleep over it."""
+        if self.records is not None and self.records.awake and not self.records.note(sighted):
+            self.budget.resize("records", 0)
+
+    def admit(
+        self,
+        frames: NDArray[np.uint8],
+        frame: NDArray[np.int32],
+        row: NDArray[np.int32],
+        count: NDArray[np.int32],
+        keys: Keys,
+    ) -> None:
+        """Let the record tier have what it wants of rows just found in pages."""
+        if self.records is not None and self.records.awake:
+            self.records.admit(frames, self._page, frame, row, count, keys)
 
     def touch(self, frame: NDArray[np.int32]) -> None:
         """Count the stream tuples that met each frame; -1 is none."""
@@ -259,6 +304,10 @@ class Store:
         after = snapshot.index_nbytes + _leaf_maps_nbytes(snapshot)
         was, now = _unchanged(old, snapshot)
         self.cache.remap(len(snapshot.leaf_pages), was, now)
+        if self.records is not None:
+            same = np.zeros(len(old.leaf_pages), dtype=np.bool_)
+            same[was] = True
+            self.records.keep_only(lambda keys: same[old.locate(Keys("u64", keys))[0]])
         self.make_room(after - before)
         self.budget.resize("index", self.budget.held("index") + after - before)
         self.disk_order = _disk_order(snapshot)
@@ -303,6 +352,15 @@ class Store:
             return False
         self.make_room(nbytes)
         return True
+
+    def _record_tier(self, columns: Sequence[str] | None) -> RecordTier | None:
+        """Return a tier of a quarter of the memory, or of what a relation that fits into the cache leaves."""
+        available, relation = self.budget.available, len(self.snapshot.leaf_pages) * self._page
+        buffers = available // _RECORDS_SHARE
+        nbytes = min(buffers, available - buffers - relation) if relation < available else buffers
+        if columns is None or not RecordTier.possible(self.snapshot, columns, nbytes):
+            return None
+        return RecordTier(self.snapshot, columns, nbytes)
 
     def _growth(self, tuples: int, index: int) -> int:
         """Return what the account must grow by for so many bytes more in the stream buffer and its index."""

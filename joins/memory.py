@@ -12,6 +12,7 @@ __all__ = ["Component", "MemoryBudget"]
 
 Component = Literal[
     "index",
+    "records",
     "cache",
     "input_buffer",
     "stream_buffer",

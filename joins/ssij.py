@@ -13,6 +13,7 @@ Transformations", ICDE 2011, section IV)::
 Memory bound::
 
     limit >= index (inner nodes, maps from leaf to frame and demand)
+           + record tier            a quarter of what is left, if the table has one; nothing while it sleeps
            + cached pages           all that the others leave; a tuple that needs room takes a page's frame
            + input buffer           \
            + stream buffer           } a page each at least
@@ -24,6 +25,8 @@ Memory bound::
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from joins._base import StreamJoin
 from joins._deadlines import PhaseEstimate
@@ -41,8 +44,10 @@ from storage.read_queue import ReadQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import pyarrow as pa
+    import numpy as np
+    from numpy.typing import NDArray
 
+    from joins._records import Sighted
     from joins._relation import TableLike
     from joins.predicates import On
     from joins.protocol import Output
@@ -84,6 +89,9 @@ class SSIJ(StreamJoin):
         the paper's table II, or what an eighth and a third of the memory hold.
     columns
         Of the table, to be in the result; by default all that are not in its key.
+    record_tier
+        Whether single rows that are asked for often are kept apart from their pages, in a hash table. Tables whose key
+        is not one word or not unique, and results with text, have none.
     cache_policy
         Which page leaves first: ``"utility"`` (the paper's), or ``"lru"`` for comparison.
     threads
@@ -127,6 +135,7 @@ class SSIJ(StreamJoin):
         input_threshold: int | None = None,
         stream_threshold: int | None = None,
         columns: Sequence[str] | None = None,
+        record_tier: bool = True,
         cache_policy: str = "utility",
         threads: int | None = None,
         reader: PageReader | None = None,
@@ -137,13 +146,16 @@ class SSIJ(StreamJoin):
             ("max_scan", max_scan), ("input_threshold", input_threshold), ("stream_threshold", stream_threshold),
             ("threads", threads),
         ):  # fmt: skip
-            if value is not None and value < 1:
-                raise JoinInputError(f"`{name}` must be at least 1, not {value}")
+            if value is not None and not (isinstance(value, int) and value >= 1):
+                raise JoinInputError(f"`{name}` must be a whole number, at least 1, not {value!r}")
         self._thresholds = (input_threshold, stream_threshold)
         self._policy = cache_policy
         device = self.relation.reader.device
         self._estimate = PhaseEstimate(device.seek, device.transfer)
-        self.store = Store(self.snapshot, self.relation.reader, max_scan, self.budget, cache_policy, self.counters)
+        recorded = self.columns if record_tier else None
+        self.store = Store(
+            self.snapshot, self.relation.reader, max_scan, self.budget, cache_policy, self.counters, recorded
+        )
         self._workers = Workers(threads)
         self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
         self._row_nbytes = 1.0
@@ -192,6 +204,7 @@ class SSIJ(StreamJoin):
             join_phases=counters.join_phases,
             online_seconds=counters.online_seconds,
             join_seconds=counters.join_seconds,
+            rows_recorded=counters.rows_recorded,
             pages_kept=counters.pages_kept,
             pages_evicted=counters.pages_evicted,
             pages_cached=len(self.store.cache.resident_frames),
@@ -202,6 +215,35 @@ class SSIJ(StreamJoin):
     def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
         if len(batch):
             self._row_nbytes = max(batch.nbytes / len(batch), 1.0)
+        start = 0
+        while start < len(batch) and self.store.records_ready(len(batch) - start):
+            part = batch.slice(start, self._rows_at_once())
+            start += len(part)
+            yield from self._from_records(part, arrival)
+        if start < len(batch) or not len(batch):
+            yield from self._take_in(batch.slice(start), arrival)
+
+    def _from_records(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+        """Join tuples whose row is in the record tier; take in the others."""
+        parts = Piece(batch, arrival).parts(self._workers.share(len(batch)))
+        for part, (sighted, columns) in zip(parts, self._workers.map(self._look_up, parts), strict=True):
+            self.store.note_records(sighted)
+            found = len(sighted.hit)
+            if found:
+                self.counters.rows_cached += found
+                self.counters.rows_recorded += found
+                self.completed(arrival, found)
+                yield self.emitter.finished(_rows_at(part.rows, sighted.hit), columns)
+            if len(sighted.miss):
+                yield from self._take_in(_rows_at(part.rows, sighted.miss), arrival)
+
+    def _look_up(self, piece: Piece) -> tuple[Sighted, list[pa.Array]]:
+        """Find tuples in the record tier. Changes nothing but counts, so that threads may do it at once."""
+        assert self.store.records is not None
+        sighted = self.store.records.find(*self.bound.encode(piece.rows))
+        return sighted, self.store.records.columns(sighted.slot)
+
+    def _take_in(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
         waiting = self.store.input
         if waiting.rows + len(batch) < self._input_threshold and self.store.accept(compact(batch), arrival):
             yield from self._due_work()
@@ -232,7 +274,14 @@ class SSIJ(StreamJoin):
     def _free(self) -> int:
         """Bytes of the memory that are not index, workspace or the like."""
         held = self.budget.held
-        return self.budget.limit - held("index") - held("workspace") - held("read_buffer") - held("statistics")
+        return (
+            self.budget.limit
+            - held("index")
+            - held("workspace")
+            - held("read_buffer")
+            - held("statistics")
+            - held("records")
+        )
 
     # Online and join phases
 
@@ -261,6 +310,9 @@ class SSIJ(StreamJoin):
             if len(piece.rows) > 1:
                 for half in piece.parts(2):
                     yield from self._join_online(half)
+                return
+            if self.store.release_records():
+                yield from self._join_online(piece)
                 return
             raise MemoryBudgetError(
                 f"one stream tuple of {piece.rows.nbytes} bytes does not fit beside the index and a page; give the "
@@ -369,3 +421,10 @@ class SSIJ(StreamJoin):
 
     def _output_nbytes(self) -> int:
         return self.store.workspace // 2
+
+
+def _rows_at(rows: pa.RecordBatch, index: NDArray[np.int32]) -> pa.RecordBatch:
+    """Return rows at ascending positions, without copying if that is all of them."""
+    if len(index) == len(rows):
+        return rows
+    return rows.take(pa.array(index)) if rows.num_columns else rows.slice(0, len(index))

@@ -40,6 +40,8 @@ class MemoryUse(_Reading):
         The budget, the sum of all components, and the greatest sum so far.
     index
         Inner nodes and the maps from leaf to frame.
+    records
+        Single rows that are asked for often, apart from their pages.
     cache
         Frames of cached relation pages (the paper's CR).
     input_buffer
@@ -60,6 +62,7 @@ class MemoryUse(_Reading):
     used: int = field(default=0, metadata=_GAUGE)
     peak: int = field(default=0, metadata=_GAUGE)
     index: int = field(default=0, metadata=_GAUGE)
+    records: int = field(default=0, metadata=_GAUGE)
     cache: int = field(default=0, metadata=_GAUGE)
     input_buffer: int = field(default=0, metadata=_GAUGE)
     stream_buffer: int = field(default=0, metadata=_GAUGE)
@@ -134,6 +137,8 @@ class SSIJStats(JoinStats):
         How often each phase ran.
     online_seconds, join_seconds
         Time in each phase; reading is part of the join phase.
+    rows_recorded
+        Those of `rows_cached` whose row was in the record tier.
     pages_kept, pages_evicted
         Relation pages that a join phase left in the cache, and pages that left the cache.
     pages_cached
@@ -144,6 +149,7 @@ class SSIJStats(JoinStats):
     join_phases: int = 0
     online_seconds: float = 0.0
     join_seconds: float = 0.0
+    rows_recorded: int = 0
     pages_kept: int = 0
     pages_evicted: int = 0
     pages_cached: int = field(default=0, metadata=_GAUGE)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from storage.errors import StorageIOError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -89,14 +91,22 @@ class KernelQueue:
             most = ctypes.c_long(self._submitted - done)
             got = _call(_EVENTS, self._context, most, most, self._first_event, None)
             if got == len(lengths) and self._events[:got, _EVENT_RESULT].sum() == lengths.sum():
+                self._submitted = 0
                 return _NONE  # no read brings more than its bytes, and a failure brings less than none
             if got > 0:
                 brought = np.zeros(len(lengths), dtype=np.int64) if done == 0 else brought
                 brought[self._events[:got, _EVENT_DATA]] = self._events[:got, _EVENT_RESULT]
                 done += got
             elif ctypes.get_errno() != errno.EINTR:
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                raise StorageIOError(f"cannot wait for reads: {os.strerror(ctypes.get_errno())}")
+        self._submitted = 0
         return np.flatnonzero(brought != lengths) if done else np.arange(len(lengths))
+
+    def settle(self) -> None:
+        """Return when nothing is in flight any more, whatever became of it."""
+        if self._submitted and self._close.alive:
+            self.wait(np.zeros(self._submitted, dtype=np.int64))
+        self._submitted = 0
 
     def close(self) -> None:
         """Give the queue back; what is in flight ends first."""

@@ -123,6 +123,11 @@ class Reading:
             if len(short):  # whatever the kernel did not do the reader does again, and says why it cannot
                 fill(offsets[short], lengths[short], frames, places[short])
 
+    def abandon(self) -> None:
+        """Return when nothing is written to the frames any more; what was read is of no use."""
+        if self._kernel is not None:
+            self._kernel.settle()
+
     def check(self) -> None:
         """Verify all pages.
 

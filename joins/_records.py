@@ -1,0 +1,199 @@
+"""SSIJ's record tier: single rows that are asked for often, apart from their pages, in a hash table.
+
+Popular keys are seldom neighbours, so a cached page holds one popular row among hundreds that nobody asks for. What
+is worth a place is decided as in TinyLFU: a row found on a page comes in if it was asked for more often of late than
+the least used row of its bucket; all counts are halved now and then. A stream without popular keys makes the tier
+sleep: it gives its memory back, and tries again after a while that doubles each time.
+
+Only tables whose key is one word and unique, and result columns of one word each, can have it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from joins import _record_kernels as kernels
+from storage._byte_kernels import SLACK
+from storage.columns import fixed_to_array, fixed_type
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from storage.keys import Keys
+    from storage.snapshot import Snapshot
+
+__all__ = ["RecordTier", "Sighted"]
+
+_WORD = 8
+_SKETCH_PER_SLOT = 4
+_LEAST_SLOTS = 64
+_MOST_COLUMNS = 64  # bits of the word that marks nulls
+_AGE_AFTER = 8  # misses for each slot
+_EPOCH = 65_536
+_LEAST_HITS = 0.12  # of the tuples: below that, looking costs more than it saves
+_FIRST_SLEEP, _LONGEST_SLEEP = 1 << 20, 1 << 26
+_ALL_VALID = np.zeros(0, dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class Sighted:
+    """Tuples of a batch, by whether their row is here.
+
+    Attributes
+    ----------
+    hit, slot : int32[h]
+        Positions of the tuples, ascending, and the slots of their rows.
+    miss : int32[m]
+        The other tuples.
+    """
+
+    hit: NDArray[np.int32]
+    slot: NDArray[np.int32]
+    miss: NDArray[np.int32]
+
+
+class RecordTier:
+    """Rows by key, within a fixed number of bytes.
+
+    Parameters
+    ----------
+    snapshot
+        The relation.
+    columns
+        Of the result.
+    nbytes
+        Memory for the tier; it is taken when `wake` is called.
+    """
+
+    def __init__(self, snapshot: Snapshot, columns: Sequence[str], nbytes: int) -> None:
+        self._columns = [snapshot.layout.by_name[name] for name in columns]
+        self._entries = np.array([column.first for column in self._columns], dtype=np.int64)
+        self._types = [fixed_type(column.dtype) for column in self._columns]
+        self._sizes = np.array([kind.dtype.itemsize for kind in self._types if kind], dtype=np.int64)
+        self._slots = nbytes // _slot_nbytes(len(columns)) // kernels.BUCKET * kernels.BUCKET
+        self.awake = False
+        self._wake_after = 0
+        self._sleep = _FIRST_SLEEP
+        self._drop()
+
+    @staticmethod
+    def possible(snapshot: Snapshot, columns: Sequence[str], nbytes: int) -> bool:
+        """Return whether a tier of so many bytes can hold rows of this relation, and enough of them."""
+        layout = snapshot.layout
+        one_word = all(name in layout.by_name and layout.by_name[name].words == 1 for name in columns)
+        fits = nbytes >= _LEAST_SLOTS * _slot_nbytes(len(columns))
+        return snapshot.unique and snapshot.codec.kind == "u64" and one_word and len(columns) <= _MOST_COLUMNS and fits
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the tier takes when it is awake."""
+        return self._slots * _slot_nbytes(len(self._columns))
+
+    def wake(self) -> None:
+        """Begin empty. The caller has made room for `nbytes`."""
+        self.awake = True
+        self._keys = np.zeros(self._slots, dtype=np.uint64)
+        self._uses = np.zeros(self._slots, dtype=np.uint8)
+        self._sketch = np.zeros(self._slots * _SKETCH_PER_SLOT, dtype=np.uint8)
+        self._records = np.zeros((self._slots, 1 + len(self._columns)), dtype=np.uint64)
+        self._looked = self._found = self._missed = self._offered = 0
+        self._warm = False
+
+    def wants_to_wake(self, tuples: int) -> bool:
+        """Count tuples that came while the tier slept; return whether it has slept long enough."""
+        self._wake_after -= tuples
+        return self._wake_after <= 0
+
+    def find(self, keys: Keys, valid: NDArray[np.bool_] | None) -> Sighted:
+        """Look up the keys of a batch. Threads may do so at once; a count may get lost then."""
+        size = len(keys)
+        hit, slot, miss = (np.empty(size, dtype=np.int32) for _ in range(3))
+        flags = _ALL_VALID if valid is None else valid
+        hits = kernels.find_records(keys.prefix, flags, self._keys, self._uses, self._sketch, hit, slot, miss)
+        return Sighted(hit[:hits], slot[:hits], miss[: size - hits])
+
+    def note(self, sighted: Sighted) -> bool:
+        """Count what was found, let the counts age; return False if the tier has fallen asleep for lack of hits."""
+        self._found += len(sighted.hit)
+        self._looked += len(sighted.hit) + len(sighted.miss)
+        self._missed += len(sighted.miss)
+        if self._missed > _AGE_AFTER * self._slots:
+            self._age()
+        if self._looked < max(_EPOCH, self._slots):
+            return True
+        warm, self._warm = self._warm, self._offered >= max(_EPOCH, self._slots)
+        enough = self._found >= _LEAST_HITS * self._looked
+        self._looked = self._found = 0
+        if enough:
+            self._sleep = _FIRST_SLEEP
+        elif warm:
+            self.fall_asleep()
+        return enough or not warm
+
+    def columns(self, slot: NDArray[np.int32]) -> list[pa.Array]:
+        """Return the result columns of the rows in these slots."""
+        rows = len(slot)
+        starts = np.cumsum(self._sizes * rows + SLACK) - (self._sizes * rows + SLACK)
+        out = np.empty(int((self._sizes * rows + SLACK).sum()), dtype=np.uint8)
+        valid = np.empty((len(self._columns), rows), dtype=np.uint8)
+        missing = np.empty(len(self._columns), dtype=np.int64)
+        kernels.copy_records(self._records, slot, self._sizes, starts, out, valid, missing)
+        arrays = []
+        for at, (column, kind) in enumerate(zip(self._columns, self._types, strict=True)):
+            assert kind is not None
+            values = out[starts[at] : starts[at] + self._sizes[at] * rows].view(kind.dtype)
+            arrays.append(fixed_to_array(column.dtype, [values], valid[at] if missing[at] else None))
+        return arrays
+
+    def admit(
+        self,
+        frames: NDArray[np.uint8],
+        page_size: int,
+        frame: NDArray[np.int32],
+        row: NDArray[np.int32],
+        count: NDArray[np.int32],
+        keys: Keys,
+    ) -> None:
+        """Take in what deserves it of the rows that `storage.leaves.search` has found."""
+        self._offered += len(frame)
+        kernels.admit_rows(
+            frames, page_size, frame, row, count, keys.prefix, self._entries, self._keys, self._uses, self._sketch,
+            self._records,
+        )  # fmt: skip
+
+    def keep_only(self, unchanged: Callable[[NDArray[np.uint64]], NDArray[np.bool_]]) -> None:
+        """Forget the rows whose keys the function does not confirm."""
+        used = np.flatnonzero(self._uses)
+        if len(used):
+            self._uses[used[~unchanged(self._keys[used])]] = 0
+
+    def fall_asleep(self) -> None:
+        """Forget everything for a while; the caller gives the memory back."""
+        self.awake = False
+        self._wake_after = self._sleep
+        self._sleep = min(2 * self._sleep, _LONGEST_SLEEP)
+        self._drop()
+
+    def _age(self) -> None:
+        self._missed = 0
+        self._sketch >>= 1
+        np.maximum(self._uses >> 1, self._uses > 0, out=self._uses, casting="unsafe")
+
+    def _drop(self) -> None:
+        self._keys = np.zeros(0, dtype=np.uint64)
+        self._uses = np.zeros(0, dtype=np.uint8)
+        self._sketch = np.zeros(0, dtype=np.uint8)
+        self._records = np.zeros((0, 1), dtype=np.uint64)
+        self._looked = self._found = self._missed = self._offered = 0
+        self._warm = False
+
+
+def _slot_nbytes(columns: int) -> int:
+    """Key, use, sketch, marks of nulls, and columns."""
+    return _WORD + 1 + _SKETCH_PER_SLOT + _WORD * (1 + columns)
