@@ -68,8 +68,8 @@ def compact(writer: Writer, adopt: Callable[[Snapshot], None]) -> CompactResult:
         If a write fails. The writer then refuses all further work.
     """
     before = writer.space.pages
-    writer.reclaim()
-    if not _in_order(writer.snapshot):
+    nobody_reads = writer.reclaim()
+    if not _in_order(writer.snapshot) or (nobody_reads and not _front_is_free(writer)):
         _commit(writer, _repack, lambda hints: writer.space.grow(len(hints)))
         adopt(writer.snapshot)
     if writer.reclaim() and _front_is_free(writer):

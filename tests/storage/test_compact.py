@@ -59,6 +59,17 @@ def test_readers_go_on_and_space_comes_back_when_they_are_done(tmp_path):
         assert content(reader) == rows
 
 
+def test_leaves_in_order_behind_too_small_a_hole_give_space_back(tmp_path):
+    source = pa.table({"k": np.arange(40), "s": [f"{number:0900}" for number in range(40)]})
+    with Table.build(tmp_path / "t", source.slice(0, 1), key=["k"], page_size=4096) as table:
+        table.apply(source)
+        pages = table.snapshot().leaf_pages
+        assert np.diff(pages).tolist() == [1] * (len(pages) - 1)
+        assert table.compact().shrunk
+        assert table.stats.free_pages == 0
+        assert content(table).to_pydict() == source.to_pydict()
+
+
 @pytest.mark.parametrize("rows", [0, 1, 5])
 def test_small_tables(tmp_path, rows):
     with Table.build(tmp_path / "t", pa.table({"k": np.arange(5)}), key=["k"]) as table:
