@@ -1,10 +1,13 @@
 """The clustered table beside DuckDB, SQLite (WITHOUT ROWID) and LMDB: load, upsert and commit, equally durable.
 
 Loads: the same Parquet file, keys sorted and in random order; DuckDB without and with its index. Upserts: batches of
-present keys, scattered and neighbouring, one commit a batch, engines in turns; preparing a batch in the form an engine
-takes is not counted. Prints medians and ratios, writes `storage.csv` and `storage.png`.
+present keys, scattered and neighbouring, one commit a batch; preparing a batch in the form an engine takes is not
+counted. Engines take turns, each round in another order, after a small batch that is not counted. Rates are medians,
+ratios are medians of the ratios within a round. Prints also what the disk takes for the like by itself. Writes
+`storage.csv` and `storage.png`.
 """
 
+import os
 import statistics
 import tempfile
 import time
@@ -44,11 +47,12 @@ def run(settings, results):
     )
     rows = []
     with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=results) as folder:
+        print(f"disk: {_disk(Path(folder) / 'disk')}")
         rows += _loads(Path(folder), settings)
         rows += _changes(Path(folder), settings)
     write_csv(results / "storage.csv", rows)
     medians = _medians(rows)
-    _print_medians(medians)
+    _print_medians(medians, rows)
     groups = {test: rates for test, rates in medians.items() if "commit" not in test}
     plot_bars(
         results / "storage.png",
@@ -57,6 +61,23 @@ def run(settings, results):
         f"{settings.base_rows:,} rows; loads of {settings.load_rows:,}",
     )
     return rows
+
+
+def _disk(path):
+    """Return what a small and a large synced write take, without any engine."""
+    small, large = os.urandom(8192), os.urandom(32 << 20)
+    with path.open("wb") as file:
+        began = time.perf_counter()
+        os.pwrite(file.fileno(), large, 0)
+        os.fdatasync(file.fileno())
+        rate = len(large) / (time.perf_counter() - began)
+        seconds = []
+        for number in range(100):
+            began = time.perf_counter()
+            os.pwrite(file.fileno(), small, number * 3 * len(small))
+            os.fdatasync(file.fileno())
+            seconds.append(time.perf_counter() - began)
+    return f"8 KiB written and synced in {1000 * statistics.median(seconds):.2f} ms, 32 MiB at {rate / 1e6:,.0f} MB/s"
 
 
 def _loads(folder, settings):
@@ -68,10 +89,9 @@ def _loads(folder, settings):
         parquet = folder / f"{order}.parquet"
         pq.write_table(pa.table({"k": column, "v": column + 1}), parquet)
         for number in range(settings.rounds):
-            rows.append(_load(HeadraceEngine, folder, parquet, f"load {order}", number, settings, index=False))
-            rows.append(
-                _load(DuckDBEngine, folder, parquet, f"load {order}", number, settings, index=order == "unsorted")
-            )
+            for engine in _in_turn([HeadraceEngine, DuckDBEngine], number):
+                index = engine is DuckDBEngine and order == "unsorted"
+                rows.append(_load(engine, folder, parquet, f"load {order}", number, settings, index=index))
     return rows
 
 
@@ -97,16 +117,24 @@ def _changes(folder, settings):
         engines[-1].load(parquet)
         engines[-1].open_for_changes()
     rng = np.random.default_rng(4)
+    for engine in engines:
+        _upsert(engine, scattered(rng, settings.base_rows, min(settings.batches)), "warm-up", -1)
     rows = []
     for number in range(settings.rounds):
         for name, choose in (("scattered", scattered), ("local", local)):
             for count in settings.batches:
                 chosen = choose(rng, settings.base_rows, count)
-                rows += [_upsert(engine, chosen, f"upsert {count:,} {name}", number) for engine in engines]
-        rows += [_commits(engine, rng, number, settings) for engine in engines]
+                test = f"upsert {count:,} {name}"
+                rows += [_upsert(engine, chosen, test, number) for engine in _in_turn(engines, number)]
+        rows += [_commits(engine, rng, number, settings) for engine in _in_turn(engines, number)]
     for engine in engines:
         engine.close()
     return rows
+
+
+def _in_turn(engines, number):
+    first = number % len(engines)
+    return engines[first:] + engines[:first]
 
 
 def _upsert(engine, keys, test, number):
@@ -147,13 +175,20 @@ def _medians(rows):
     return medians
 
 
-def _print_medians(medians):
+def _ratio(rows, test, other):
+    """Return the median over the rounds of how many times faster Headrace was in the same round."""
+    rates = {(row["engine"], row["round"]): row["rows_per_second"] for row in rows if row["test"] == test}
+    rounds = {number for _, number in rates}
+    return statistics.median(rates["Headrace", number] / rates[other, number] for number in rounds)
+
+
+def _print_medians(medians, rows):
     names = [engine.name for engine in ENGINES]
     others = names[1:]
     table = []
     for test, rates in medians.items():
         shown = [f"{rates[name]:,.0f}" if name in rates else "-" for name in names]
-        ratios = [f"{rates['Headrace'] / rates[name]:.1f}" if name in rates else "-" for name in others]
+        ratios = [f"{_ratio(rows, test, name):.2f}" if name in rates else "-" for name in others]
         table.append([test, *shown, *ratios])
     print("\nrows per second (medians), and how many times faster Headrace was")
     print_table(["test", *names, *(f"x {name}" for name in others)], table)
