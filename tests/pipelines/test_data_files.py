@@ -1,0 +1,115 @@
+"""Files that tasks write, and their commits: what the log says of them, and that a commit counts once."""
+
+import datetime as dt
+import json
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from pipelines.data_files import FileSpec, FileTask, FileWriter
+from pipelines.delta_commits import commit_files, takes_files
+from pipelines.delta_tables import DeltaHandle, create_table, open_table
+from pipelines.errors import DeltaTableError
+
+SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", "UTC")), ("day", pa.date32())])
+AT = dt.datetime(2024, 5, 1, 12, 0, 0, 1500, tzinfo=dt.UTC)
+
+
+def rows(*ids, name="x"):
+    return pa.record_batch(
+        [pa.array(ids), pa.array([name] * len(ids)), pa.array([AT] * len(ids), SCHEMA.field("at").type),
+         pa.array([dt.date(2024, 5, 1 + (i or 0) % 2) for i in ids])],
+        schema=SCHEMA,
+    )  # fmt: skip
+
+
+def written(path, *batches, partition_by=()):
+    with FileWriter(FileSpec(str(path), SCHEMA, partition_by)) as writer:
+        for batch in batches:
+            writer.write(batch)
+        return writer.close()
+
+
+@pytest.fixture
+def table(tmp_path):
+    create_table(str(tmp_path / "t"), SCHEMA)
+    return open_table(str(tmp_path / "t"))
+
+
+def ids_of(table):
+    return sorted(DeltaTable(table.table_uri).to_pyarrow_table()["id"].to_pylist())
+
+
+def test_files_are_part_of_the_table_once_they_are_committed(table, tmp_path):
+    files = written(tmp_path / "t", rows(1, 2), rows(3))
+    assert ids_of(table) == []
+    commit_files(table, files, "app", 7, {"plain": "note"})
+    assert ids_of(table) == [1, 2, 3]
+    note = DeltaHandle(str(tmp_path / "t")).commit_note("app", 7)
+    assert (note["plain"], note["rows_written"]) == ("note", 3)
+
+
+def test_a_transaction_counts_once_even_from_a_handle_that_is_behind(table, tmp_path):
+    behind = open_table(str(tmp_path / "t"))
+    commit_files(table, written(tmp_path / "t", rows(1)), "app", 1)
+    write_deltalake(str(tmp_path / "t"), pa.table(rows(9)), mode="append")
+    for again in (table, behind):
+        commit_files(again, written(tmp_path / "t", rows(1)), "app", 1)
+    assert ids_of(table) == [1, 9]
+    commit_files(behind, [], "app", 2)
+    assert DeltaHandle(str(tmp_path / "t")).transaction("app") == 2
+
+
+def test_statistics_hold_rows_nulls_and_bounds_rounded_outwards(tmp_path):
+    (file,) = written(tmp_path, rows(3, 1), rows(None, name="y" * 40))
+    assert json.loads(file.statistics) == {
+        "numRecords": 3,
+        "minValues": {"id": 1, "name": "x", "at": "2024-05-01T12:00:00.001Z", "day": "2024-05-01"},
+        "maxValues": {"id": 3, "at": "2024-05-01T12:00:00.002Z", "day": "2024-05-02"},
+        "nullCount": {"id": 1, "name": 0, "at": 0, "day": 0},
+    }
+
+
+def test_each_partition_has_its_file(tmp_path):
+    create_table(str(tmp_path / "p"), SCHEMA, ("day", "name"))
+    batch = pa.concat_batches([rows(1, 2, 3), rows(4, name=None), rows(6, name="")])
+    files = written(tmp_path / "p", batch, partition_by=("day", "name"))
+    found = {(file.partition["day"], file.partition["name"]) for file in files}
+    assert found == {("2024-05-02", "x"), ("2024-05-01", "x"), ("2024-05-01", None)}
+    table = open_table(str(tmp_path / "p"))
+    assert takes_files(table)
+    commit_files(table, files, "app", 0)
+    back = DeltaTable(str(tmp_path / "p")).to_pyarrow_table().to_pylist()
+    assert sorted((row["id"], row["day"].day, row["name"]) for row in back) == [
+        (1, 2, "x"), (2, 1, "x"), (3, 2, "x"), (4, 1, None), (6, 1, None),
+    ]  # fmt: skip
+
+
+def broken_off():
+    yield rows(1)
+    raise RuntimeError("the task ended")
+
+
+def test_an_error_leaves_no_file(tmp_path):
+    with pytest.raises(RuntimeError):
+        list(FileTask(FileSpec(str(tmp_path), SCHEMA))(broken_off()))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(DeltaTableError, match="gone cannot be written"):
+        written(tmp_path / "gone", rows(1))
+
+
+def test_tables_that_ask_for_more_are_left_to_spark(tmp_path):
+    for name, schema, extra in (
+        ("strict", pa.schema([pa.field("id", pa.int64(), nullable=False)]), {}),
+        ("checked", SCHEMA, {"constraint": {"positive": "id > 0"}}),
+        ("timed", SCHEMA, {"partition_by": ["at"]}),
+    ):
+        path = str(tmp_path / name)
+        write_deltalake(path, schema.empty_table(), partition_by=extra.get("partition_by"))
+        if "constraint" in extra:
+            DeltaTable(path).alter.add_constraint(extra["constraint"])
+        assert not takes_files(open_table(path)), name
