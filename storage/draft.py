@@ -19,6 +19,7 @@ from storage.inner import NewTree, Placed, rewrite_inner
 from storage.keys import Keys
 from storage.leaves import gather, gather_keys
 from storage.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
+from storage.parts import Part, positions
 from storage.patch import can_patch, patch_leaves
 from storage.tree import Entries, read_pages, seal_pages, separators_between
 
@@ -38,61 +39,6 @@ _CHUNK_BYTES = 2 << 20
 _FEW_LEAVES = 4
 _UNDERFULL = 4
 _NONE = np.zeros(0, dtype=np.int64)
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Leaves that are changed together in memory.
-
-    Attributes
-    ----------
-    leaves : int64[m]
-        Ordinals, ascending.
-    joined : bool[m]
-        Whether a leaf shares its rows with the next one.
-    low, high
-        Leaves from `low` on and before `high` may be drawn in as neighbours.
-    changes
-        What changes in them.
-    leaf, touched_leaf
-        The leaf of each row to store, and the first one of each key whose rows go.
-    """
-
-    leaves: NDArray[np.int64]
-    joined: NDArray[np.bool_]
-    low: int
-    high: int
-    changes: Changes
-    leaf: NDArray[np.int64]
-    touched_leaf: NDArray[np.int64]
-
-    @classmethod
-    def cut(
-        cls,
-        leaves: NDArray[np.int64],
-        joined: NDArray[np.bool_],
-        bounds: tuple[int, int],
-        changes: Changes,
-        leaf: NDArray[np.int64],
-        first: NDArray[np.int64],
-    ) -> _Part:
-        """Return the part of all changes that falls into some leaves; `bounds` are `low` and `high`."""
-        around = [int(leaves[0]), int(leaves[-1]) + 1]
-        rows, touched = slice(*np.searchsorted(leaf, around)), slice(*np.searchsorted(first, around))
-        return cls(leaves, joined, *bounds, changes.slice(rows, touched), leaf[rows], first[touched])
-
-    def only(self, some: NDArray[np.bool_]) -> _Part:
-        """Return some of the leaves with what changes in them."""
-        rows = np.flatnonzero(some[_positions(self.leaves, self.leaf)])
-        touched = np.flatnonzero(some[_positions(self.leaves, self.touched_leaf)])
-        return replace(
-            self,
-            leaves=self.leaves[some],
-            joined=self.joined[some],
-            changes=self.changes.take(rows, touched),
-            leaf=self.leaf[rows],
-            touched_leaf=self.touched_leaf[touched],
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +93,7 @@ class Draft:
         done: list[Replacement] = []
         patching = can_patch(self._layout) and len(self._leaves) > 0
         for part, frames in self._read_ahead(self._parts(changes), wanted=patching):
-            rest: _Part | None = part
+            rest: Part | None = part
             if frames is not None:
                 replacement, counted, rest = self._patch(part, frames)
                 counts += counted
@@ -185,7 +131,7 @@ class Draft:
         """Pages of the base that this state no longer has."""
         return np.concatenate([_NONE, *self._freed])
 
-    def _parts(self, changes: Changes) -> Iterator[_Part]:
+    def _parts(self, changes: Changes) -> Iterator[Part]:
         """Cut changes into parts that touch few leaves each, never within a run of leaves that one key spans."""
         first, last = self._locate(changes.touched)
         same = changes.touched is changes.keys
@@ -195,14 +141,14 @@ class Draft:
         leaves, joined = _commit_kernels.touched_leaves(first, last, leaf, count)
         step = max(_CHUNK_BYTES // self.page_size, 1)
         if len(leaves) <= step:
-            yield _Part(leaves, joined, 0, count, changes, leaf, first)
+            yield Part(leaves, joined, 0, count, changes, leaf, first)
             return
         start = 0
         while start < len(leaves):
             stop = min(start + step, len(leaves))
             stop += int(np.argmin(joined[stop - 1 :]))
             bounds = int(leaves[start]) if start else 0, int(leaves[stop]) if stop < len(leaves) else count
-            yield _Part.cut(leaves[start:stop], joined[start:stop], bounds, changes, leaf, first)
+            yield Part.cut(leaves[start:stop], joined[start:stop], bounds, changes, leaf, first)
             start = stop
 
     def _locate(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -218,7 +164,7 @@ class Draft:
     def _average(self) -> int:
         return self._rows // max(len(self._leaves), 1)
 
-    def _read_ahead(self, parts: Iterator[_Part], *, wanted: bool) -> Iterator[tuple[_Part, NDArray[np.uint8] | None]]:
+    def _read_ahead(self, parts: Iterator[Part], *, wanted: bool) -> Iterator[tuple[Part, NDArray[np.uint8] | None]]:
         """Yield each part with its pages, which are read while the part before is worked on."""
         if not wanted:
             yield from ((part, None) for part in parts)
@@ -237,7 +183,7 @@ class Draft:
                 current, frames, following = following, reading.result(), next(parts, None)
             yield current, frames
 
-    def _patch(self, part: _Part, frames: NDArray[np.uint8]) -> tuple[Replacement, Counts, _Part | None]:
+    def _patch(self, part: Part, frames: NDArray[np.uint8]) -> tuple[Replacement, Counts, Part | None]:
         """Patch the leaves that can be; return what is left to do."""
         leaves = part.leaves
         ends = tuple(np.searchsorted(at, leaves, side="right") for at in (part.touched_leaf, part.leaf))
@@ -255,26 +201,26 @@ class Draft:
         return Replacement(done, entries, done), patched.counts, rest
 
     def _change(
-        self, part: _Part, read: tuple[NDArray[np.int64], NDArray[np.uint8]] | None
+        self, part: Part, read: tuple[NDArray[np.int64], NDArray[np.uint8]] | None
     ) -> tuple[Replacement, Counts]:
         """Merge changes into the rows of their leaves; `read` holds leaves that have been read, with their pages."""
         present = self.load(part.leaves) if read is None else self._decode(part.leaves, *read)
         rows, dirty, counts = apply_changes(self._layout, present, part.changes, part.leaf, unique=self._base.unique)
         changed = np.isin(part.leaves, dirty)
         leaves, joined = self._draw_in(
-            part, np.bincount(_positions(part.leaves, rows.leaf), minlength=len(changed)), changed
+            part, np.bincount(positions(part.leaves, rows.leaf), minlength=len(changed)), changed
         )
         extra = np.setdiff1d(leaves, part.leaves, assume_unique=True)
         if len(extra):
             rows = rows.then(self.load(extra)).in_leaf_order()
         group = np.concatenate([[0], np.cumsum(~joined[:-1])])
         alive = (np.bincount(group, weights=np.isin(leaves, dirty)) > 0)[group]
-        kept = alive[_positions(leaves, rows.leaf)]
+        kept = alive[positions(leaves, rows.leaf)]
         rows = rows if kept.all() else rows.take(np.flatnonzero(kept))
         return self.write(rows, leaves[alive], group[alive]), counts
 
     def _draw_in(
-        self, part: _Part, rows: NDArray[np.int64], changed: NDArray[np.bool_]
+        self, part: Part, rows: NDArray[np.int64], changed: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         """Join groups that got too small with a neighbour; return the leaves, and which share rows with the next."""
         group = np.concatenate([[0], np.cumsum(~part.joined[:-1])])
@@ -296,7 +242,7 @@ class Draft:
     def _decode(self, leaves: NDArray[np.int64], read: NDArray[np.int64], frames: NDArray[np.uint8]) -> LeafRows:
         """Return the rows of some of the leaves that were read into `frames`."""
         layout = self._layout
-        frame = _positions(read, leaves).astype(np.int32)
+        frame = positions(read, leaves).astype(np.int32)
         counts = _kernels.count_rows(frames, self.page_size, frame)
         places, rows, _ = _kernels.expand_rows(frame, np.zeros(len(leaves), dtype=np.int32), counts)
         keys = gather_keys(layout, frames, places, rows)
@@ -316,7 +262,7 @@ class Draft:
         """Write the pages that replace groups of leaves."""
         heads = np.flatnonzero(np.diff(group, prepend=-1))
         group = np.cumsum(np.diff(group, prepend=group[:1]) != 0)
-        size = np.bincount(group[_positions(leaves, rows.leaf)], minlength=len(heads))
+        size = np.bincount(group[positions(leaves, rows.leaf)], minlength=len(heads))
         filled = np.flatnonzero(size)
         if not len(filled):
             return Replacement(leaves, Entries.empty(self._layout.codec.kind), _NONE)
@@ -404,10 +350,6 @@ class Draft:
             np.concatenate([old.positions[stay], position])[order],
         )
         self._rows = int(self._leaves.entries.rows.sum())
-
-
-def _positions(leaves: NDArray[np.int64], leaf: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.searchsorted(leaves, leaf)
 
 
 def _with_open_left(entries: Entries) -> Entries:
