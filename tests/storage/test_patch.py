@@ -93,7 +93,7 @@ def commit(rows, changes, unique, *, patched):
 few = st.lists(row, max_size=4)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     rows=st.lists(row, min_size=20, max_size=120),
     changes=st.lists(st.tuples(few, few, few), min_size=1, max_size=3),

@@ -22,7 +22,7 @@ from storage.errors import (
 )
 from storage.lookup import scan
 
-shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 
 
 def scanned(table, *bounds, **options):

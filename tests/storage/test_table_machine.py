@@ -164,4 +164,12 @@ class TableMachine(RuleBasedStateMachine):
 
 
 TestTableMachine = TableMachine.TestCase
-TestTableMachine.settings = settings(max_examples=20, stateful_step_count=20, deadline=None)
+TestTableMachine.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+
+
+class LongTableMachine(TableMachine):
+    """The same rules, more of them."""
+
+
+TestLongTableMachine = pytest.mark.slow(LongTableMachine.TestCase)
+TestLongTableMachine.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
