@@ -1,8 +1,9 @@
 """Compiled steps of the record tier: rows found by key, rows taken in, rows copied out. Arrays in, arrays out.
 
-A bucket is eight slots, whose keys fill one line of the processor's cache; a key can be in one bucket only. A slot
-whose use is 0 is empty. How often keys are asked for that are not here is estimated by a count-min sketch of two rows
-in one array.
+A bucket is one line of the processor's cache: a word with the uses of seven slots, one byte each, and their seven keys.
+A key can be in one bucket only; a slot whose use is 0 is empty. How often keys are asked for that are not here is
+estimated by a count-min sketch whose two counters of a key lie in one line too. Most lines are not in the processor's
+cache when they are wanted, so each step first touches those of some tuples, which the processor then fetches together.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from storage._byte_kernels import load_u64, store_u64
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BUCKET", "admit_rows", "copy_records", "find_records"]
+__all__ = ["BUCKET", "LINE", "SLOTS", "admit_rows", "copy_records", "find_records"]
 
 BUCKET = 8
+LINE = 64
+SLOTS = 7
+_AHEAD = 64
 _MOST = 255
 _OFTEN = 2  # a row asked for only once so far is left where it is
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _OTHER = np.uint64(0xC2B2AE3D27D4EB4F)
-_HALF = np.uint64(32)
+_HALF, _IN_LINE, _SHORT = np.uint64(32), np.uint64(63), np.uint64(6)
 _DIRECTORY, _ENTRY = 24, 16  # of a leaf page; see storage/FORMAT.md
 _U16 = np.uint64(0xFFFF)
 
@@ -36,18 +40,25 @@ def _place(key: np.uint64, factor: np.uint64, size: int) -> np.int64:
     return np.int64(((mixed >> _HALF) * np.uint64(size)) >> _HALF)
 
 
+@njit(inline="always")
+def _counters(key: np.uint64, sketch: NDArray[np.uint8]) -> tuple[np.int64, np.int64]:
+    """Return the places of a key's two counters."""
+    line = _place(key, _OTHER, len(sketch) // LINE) * LINE
+    mixed = (key ^ (key >> _HALF)) * _HASH
+    return line + np.int64(mixed & _IN_LINE), line + np.int64((mixed >> _SHORT) & _IN_LINE)
+
+
 @njit(cache=True, nogil=True)
 def find_records(
     key: NDArray[np.uint64],
     valid: NDArray[np.bool_],
-    keys: NDArray[np.uint64],
-    uses: NDArray[np.uint8],
+    buckets: NDArray[np.uint64],
     sketch: NDArray[np.uint8],
     hit: NDArray[np.int32],
     slot: NDArray[np.int32],
     miss: NDArray[np.int32],
-) -> int:
-    """Look keys up; return how many are here.
+) -> tuple[int, np.uint64]:
+    """Look keys up; return how many are here, and a number of no meaning.
 
     Parameters
     ----------
@@ -55,38 +66,48 @@ def find_records(
         What tuples look for.
     valid : bool[n] or bool[0]
         Which of them can match; empty if all.
-    keys, uses : [slots]
+    buckets : uint64[b, 8]
         The table. Uses of what is found grow.
     sketch : uint8[m]
         Grows for what is not found.
     hit, slot, miss : int32[n]
         Filled from the front: tuples found and where, tuples not found.
     """
-    buckets = len(keys) // BUCKET
     every = len(valid) == 0
     hits = 0
     misses = 0
-    for i in range(len(key)):
-        found = -1
-        if every or valid[i]:
-            start = _place(key[i], _HASH, buckets) * BUCKET
-            for j in range(start, start + BUCKET):
-                if keys[j] == key[i] and uses[j] > 0:
+    touched = np.uint64(0)
+    for begin in range(0, len(key), _AHEAD):
+        end = min(begin + _AHEAD, len(key))
+        for i in range(begin, end):
+            touched ^= buckets[_place(key[i], _HASH, len(buckets)), 0]
+        before = misses
+        for i in range(begin, end):
+            at = _place(key[i], _HASH, len(buckets))
+            found = -1
+            for j in range(SLOTS):
+                if buckets[at, 1 + j] == key[i]:
                     found = j
-            if found < 0:
-                for at in (_place(key[i], _OTHER, len(sketch)), _place(~key[i], _HASH, len(sketch))):
-                    if sketch[at] < _MOST:
-                        sketch[at] += np.uint8(1)
-        if found >= 0:
-            if uses[found] < _MOST:
-                uses[found] += np.uint8(1)
-            hit[hits] = i
-            slot[hits] = found
-            hits += 1
-        else:
-            miss[misses] = i
-            misses += 1
-    return hits
+            use = np.uint64(0)
+            if found >= 0:
+                use = (buckets[at, 0] >> np.uint64(8 * found)) & np.uint64(_MOST)
+            if use > 0 and (every or valid[i]):
+                if use < _MOST:
+                    buckets[at, 0] += np.uint64(1) << np.uint64(8 * found)
+                hit[hits] = i
+                slot[hits] = at * SLOTS + found
+                hits += 1
+            else:
+                miss[misses] = i
+                misses += 1
+        for at in range(before, misses):
+            touched ^= np.uint64(sketch[_counters(key[miss[at]], sketch)[0]])
+        for at in range(before, misses):
+            if every or valid[miss[at]]:
+                for counter in _counters(key[miss[at]], sketch):
+                    if sketch[counter] < _MOST:
+                        sketch[counter] += np.uint8(1)
+    return hits, touched
 
 
 @njit(cache=True, nogil=True)
@@ -98,12 +119,11 @@ def admit_rows(
     count: NDArray[np.int32],
     key: NDArray[np.uint64],
     entries: NDArray[np.int64],
-    keys: NDArray[np.uint64],
-    uses: NDArray[np.uint8],
+    buckets: NDArray[np.uint64],
     sketch: NDArray[np.uint8],
     records: NDArray[np.uint64],
-) -> None:
-    """Take in rows that are asked for more often than what they push out.
+) -> np.uint64:
+    """Take in rows that are asked for more often than what they push out; return a number of no meaning.
 
     Parameters
     ----------
@@ -111,43 +131,64 @@ def admit_rows(
         Rows just found in pages, for these keys; a count of 0 is none.
     entries : int64[c]
         The columns' entries of the pages' directories.
-    keys, uses, sketch
+    buckets, sketch
         The table.
     records : uint64[slots, 1 + c]
         Of each slot: a bit for each column that is null, and the columns.
     """
-    buckets = len(keys) // BUCKET
-    for i in range(len(frame)):
-        if frame[i] < 0 or count[i] == 0:
-            continue
-        often = min(sketch[_place(key[i], _OTHER, len(sketch))], sketch[_place(~key[i], _HASH, len(sketch))])
-        if often < _OFTEN:
-            continue
-        start = _place(key[i], _HASH, buckets) * BUCKET
-        worst = start
-        for j in range(start, start + BUCKET):
-            if keys[j] == key[i] and uses[j] > 0:
-                worst = -1
-                break
-            if uses[j] < uses[worst]:
-                worst = j
-        if worst < 0 or uses[worst] >= often:
-            continue
-        keys[worst] = key[i]
-        uses[worst] = often
-        nulls = np.uint64(0)
-        page = np.int64(frame[i]) * page_size
-        for c in range(len(entries)):
-            at = page + _DIRECTORY + _ENTRY * entries[c]
-            packed = load_u64(frames, at + 8)
-            width = np.int64((packed >> np.uint64(48)) & np.uint64(0xFF))
-            mask = ~np.uint64(0) if width == 8 else (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)  # noqa: PLR2004 - bytes of a word
-            bitmap = np.int64((packed >> _HALF) & _U16)
-            if bitmap > 0 and (frames[page + bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1:
-                nulls |= np.uint64(1) << np.uint64(c)
-            data = page + np.int64(packed & _U16) + np.int64(row[i]) * width
-            records[worst, 1 + c] = load_u64(frames, at) + (load_u64(frames, data) & mask)
-        records[worst, 0] = nulls
+    touched = np.uint64(0)
+    for begin in range(0, len(frame), _AHEAD):
+        end = min(begin + _AHEAD, len(frame))
+        for i in range(begin, end):
+            touched ^= np.uint64(sketch[_counters(key[i], sketch)[0]])
+        for i in range(begin, end):
+            if frame[i] < 0 or count[i] == 0:
+                continue
+            one, two = _counters(key[i], sketch)
+            often = min(sketch[one], sketch[two])
+            if often >= _OFTEN:
+                slot = _slot_for(key[i], often, buckets)
+                if slot >= 0:
+                    _write_record(frames, np.int64(frame[i]) * page_size, np.int64(row[i]), entries, records[slot])
+    return touched
+
+
+@njit(inline="always")
+def _slot_for(key: np.uint64, often: np.uint8, buckets: NDArray[np.uint64]) -> np.int64:
+    """Give a key the least used slot of its bucket, if it is used less; return the slot, -1 if there is none."""
+    bucket = buckets[_place(key, _HASH, len(buckets))]
+    worst = 0
+    least = np.uint64(_MOST + 1)
+    for j in range(SLOTS):
+        use = (bucket[0] >> np.uint64(8 * j)) & np.uint64(_MOST)
+        if use > 0 and bucket[1 + j] == key:
+            return np.int64(-1)
+        if use < least:
+            worst, least = j, use
+    if least >= np.uint64(often):
+        return np.int64(-1)
+    bucket[0] += (np.uint64(often) - least) << np.uint64(8 * worst)
+    bucket[1 + worst] = key
+    return _place(key, _HASH, len(buckets)) * SLOTS + worst
+
+
+@njit(inline="always")
+def _write_record(
+    frames: NDArray[np.uint8], page: np.int64, row: np.int64, entries: NDArray[np.int64], record: NDArray[np.uint64]
+) -> None:
+    """Copy one row of a page."""
+    nulls = np.uint64(0)
+    for c in range(len(entries)):
+        at = page + _DIRECTORY + _ENTRY * entries[c]
+        packed = load_u64(frames, at + 8)
+        width = np.int64((packed >> np.uint64(48)) & np.uint64(0xFF))
+        mask = ~np.uint64(0) if width == 8 else (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)  # noqa: PLR2004 - bytes of a word
+        bitmap = np.int64((packed >> _HALF) & _U16)
+        if bitmap > 0 and (frames[page + bitmap + (row >> 3)] >> (row & 7)) & 1:
+            nulls |= np.uint64(1) << np.uint64(c)
+        data = page + np.int64(packed & _U16) + row * width
+        record[1 + c] = load_u64(frames, at) + (load_u64(frames, data) & mask)
+    record[0] = nulls
 
 
 @njit(cache=True, nogil=True)

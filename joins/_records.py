@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["RecordTier", "Sighted"]
 
 _WORD = 8
-_SKETCH_PER_SLOT = 4
-_LEAST_SLOTS = 64
+_BUCKETS_PER_LINE = 2  # of the sketch: four to five counters for each slot
+_LEAST_BUCKETS = 8
 _MOST_COLUMNS = 64  # bits of the word that marks nulls
 _AGE_AFTER = 8  # misses for each slot
 _EPOCH = 65_536
@@ -76,7 +76,8 @@ class RecordTier:
         self._entries = np.array([column.first for column in self._columns], dtype=np.int64)
         self._types = [fixed_type(column.dtype) for column in self._columns]
         self._sizes = np.array([kind.dtype.itemsize for kind in self._types if kind], dtype=np.int64)
-        self._slots = nbytes // _slot_nbytes(len(columns)) // kernels.BUCKET * kernels.BUCKET
+        self._buckets_most = nbytes // _bucket_nbytes(len(columns))
+        self._slots = self._buckets_most * kernels.SLOTS
         self.awake = False
         self._wake_after = 0
         self._sleep = _FIRST_SLEEP
@@ -87,20 +88,19 @@ class RecordTier:
         """Return whether a tier of so many bytes can hold rows of this relation, and enough of them."""
         layout = snapshot.layout
         one_word = all(name in layout.by_name and layout.by_name[name].words == 1 for name in columns)
-        fits = nbytes >= _LEAST_SLOTS * _slot_nbytes(len(columns))
+        fits = nbytes >= _LEAST_BUCKETS * _bucket_nbytes(len(columns))
         return snapshot.unique and snapshot.codec.kind == "u64" and one_word and len(columns) <= _MOST_COLUMNS and fits
 
     @property
     def nbytes(self) -> int:
         """Bytes that the tier takes when it is awake."""
-        return self._slots * _slot_nbytes(len(self._columns))
+        return self._buckets_most * _bucket_nbytes(len(self._columns))
 
     def wake(self) -> None:
         """Begin empty. The caller has made room for `nbytes`."""
         self.awake = True
-        self._keys = np.zeros(self._slots, dtype=np.uint64)
-        self._uses = np.zeros(self._slots, dtype=np.uint8)
-        self._sketch = np.zeros(self._slots * _SKETCH_PER_SLOT, dtype=np.uint8)
+        self._buckets = np.zeros((self._buckets_most, kernels.BUCKET), dtype=np.uint64)
+        self._sketch = np.zeros(self._buckets_most * kernels.LINE // _BUCKETS_PER_LINE, dtype=np.uint8)
         self._records = np.zeros((self._slots, 1 + len(self._columns)), dtype=np.uint64)
         self._looked = self._found = self._missed = self._offered = 0
         self._warm = False
@@ -115,7 +115,7 @@ class RecordTier:
         size = len(keys)
         hit, slot, miss = (np.empty(size, dtype=np.int32) for _ in range(3))
         flags = _ALL_VALID if valid is None else valid
-        hits = kernels.find_records(keys.prefix, flags, self._keys, self._uses, self._sketch, hit, slot, miss)
+        hits, _ = kernels.find_records(keys.prefix, flags, self._buckets, self._sketch, hit, slot, miss)
         return Sighted(hit[:hits], slot[:hits], miss[: size - hits])
 
     def note(self, sighted: Sighted) -> bool:
@@ -163,15 +163,17 @@ class RecordTier:
         """Take in what deserves it of the rows that `storage.leaves.search` has found."""
         self._offered += len(frame)
         kernels.admit_rows(
-            frames, page_size, frame, row, count, keys.prefix, self._entries, self._keys, self._uses, self._sketch,
+            frames, page_size, frame, row, count, keys.prefix, self._entries, self._buckets, self._sketch,
             self._records,
         )  # fmt: skip
 
     def keep_only(self, unchanged: Callable[[NDArray[np.uint64]], NDArray[np.bool_]]) -> None:
         """Forget the rows whose keys the function does not confirm."""
-        used = np.flatnonzero(self._uses)
-        if len(used):
-            self._uses[used[~unchanged(self._keys[used])]] = 0
+        uses = self._uses
+        bucket, slot = np.nonzero(uses)
+        if len(bucket):
+            gone = ~unchanged(self._buckets[bucket, 1 + slot])
+            uses[bucket[gone], slot[gone]] = 0
 
     def fall_asleep(self) -> None:
         """Forget everything for a while; the caller gives the memory back."""
@@ -180,20 +182,25 @@ class RecordTier:
         self._sleep = min(2 * self._sleep, _LONGEST_SLEEP)
         self._drop()
 
+    @property
+    def _uses(self) -> NDArray[np.uint8]:
+        """uint8[buckets, slots], a view: the uses of each bucket's slots."""
+        return self._buckets.view(np.uint8)[:, : kernels.SLOTS]
+
     def _age(self) -> None:
         self._missed = 0
         self._sketch >>= 1
-        np.maximum(self._uses >> 1, self._uses > 0, out=self._uses, casting="unsafe")
+        uses = self._uses
+        uses[:] = np.maximum(uses >> 1, uses > 0)
 
     def _drop(self) -> None:
-        self._keys = np.zeros(0, dtype=np.uint64)
-        self._uses = np.zeros(0, dtype=np.uint8)
+        self._buckets = np.zeros((0, kernels.BUCKET), dtype=np.uint64)
         self._sketch = np.zeros(0, dtype=np.uint8)
         self._records = np.zeros((0, 1), dtype=np.uint64)
         self._looked = self._found = self._missed = self._offered = 0
         self._warm = False
 
 
-def _slot_nbytes(columns: int) -> int:
-    """Key, use, sketch, marks of nulls, and columns."""
-    return _WORD + 1 + _SKETCH_PER_SLOT + _WORD * (1 + columns)
+def _bucket_nbytes(columns: int) -> int:
+    """Return the bytes of keys and uses, sketch, marks of nulls, and columns."""
+    return kernels.LINE + kernels.LINE // _BUCKETS_PER_LINE + kernels.SLOTS * _WORD * (1 + columns)
