@@ -41,7 +41,7 @@ __all__ = ["BuildOptions", "TableWriter", "build_table", "leaf_limit"]
 
 _FIRST_TXID = 1
 _SUPERBLOCKS = 2
-_CHUNK_ROWS = 1 << 15
+_CHUNK_ROWS = 1 << 16
 _CHUNK_BYTES = 16 << 20
 
 
