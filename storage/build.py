@@ -43,6 +43,7 @@ _FIRST_TXID = 1
 _SUPERBLOCKS = 2
 _CHUNK_ROWS = 1 << 16
 _CHUNK_BYTES = 16 << 20
+_SYNC_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,10 @@ class TableWriter:
         self._parts: list[Entries] = []
         self._last: Keys | None = None
         self._open: _Rows | None = None
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="headrace-write")
+        self._pool = ThreadPoolExecutor(2, thread_name_prefix="headrace-write")
         self._writing: Future[None] | None = None
+        self._syncing: Future[None] | None = None
+        self._unsynced = 0
 
     def write(self, batch: pa.RecordBatch, keys: Keys | None = None) -> None:
         """Add rows; their keys continue the order of what came before.
@@ -162,6 +165,7 @@ class TableWriter:
             height, root = height + 1, above
         self._put_at(_SUPERBLOCKS, self._metadata.pages, self._metadata.count)
         self._wait()
+        self._settle()
         superblock = self._superblock(root, leaves, height)
         self._backend.sync()
         write_first_superblocks(self._backend, superblock)
@@ -220,11 +224,21 @@ class TableWriter:
         self._wait()
         size = self._options.page_size
         self._writing = self._pool.submit(self._backend.pwrite, page * size, pages[: count * size])
+        self._unsynced += count * size
+        if self._unsynced >= _SYNC_BYTES and (self._syncing is None or self._syncing.done()):
+            self._settle()
+            self._syncing, self._unsynced = self._pool.submit(self._backend.sync), 0
 
     def _wait(self) -> None:
         if self._writing is not None:
             self._writing.result()
             self._writing = None
+
+    def _settle(self) -> None:
+        """Wait for the sync that goes on; the disk tells only once if it failed to write something."""
+        if self._syncing is not None:
+            self._syncing.result()
+            self._syncing = None
 
     def _superblock(self, root: Entries, leaves: int, height: int) -> Superblock:
         return Superblock(

@@ -1,12 +1,16 @@
+import contextlib
+
 import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from simulated import SimulatedDisk
 
 from storage import Table, build
 from storage.backend import FileBackend
-from storage.errors import InputError
+from storage.columns import stored_schema
+from storage.errors import InputError, StorageIOError
 from storage.lookup import scan
 from storage.reader import PageReader
 from storage.snapshot import open_snapshot
@@ -69,3 +73,22 @@ def test_rows_out_of_order_are_refused(tmp_path):
 def test_a_single_name_is_a_key_of_one_column(tmp_path):
     with Table.build(tmp_path / "t", pa.table({"ab": [2, 1], "a": [1, 2], "b": [1, 2]}), key="ab") as table:
         assert table.key == ("ab",)
+
+
+def test_a_sync_that_fails_while_a_load_goes_on_fails_the_load(monkeypatch):
+    monkeypatch.setattr(build, "_SYNC_BYTES", 4096)
+    disk = SimulatedDisk()
+    sync = disk.sync
+
+    def fail_once():
+        disk.sync = sync
+        raise StorageIOError("cannot sync")
+
+    disk.sync = fail_once
+    rows = pa.table({"k": np.arange(20_000), "v": np.arange(20_000) % 977 * 2**40})
+    schema = stored_schema(rows.schema, ["k"])
+    writer = build.TableWriter(disk, schema, build.BuildOptions(("k",), page_size=4096))
+    with contextlib.closing(writer):
+        writer.write(rows.cast(schema).to_batches()[0])
+        with pytest.raises(StorageIOError, match="cannot sync"):
+            writer.finish()
