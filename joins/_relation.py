@@ -5,15 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from joins.errors import JoinInputError, JoinStateError
 from storage.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from storage.reader import PageReader
 
-__all__ = ["Relation", "TableLike", "affordable_scan", "open_relation"]
+__all__ = [
+    "Relation",
+    "TableLike",
+    "affordable_scan",
+    "disk_order",
+    "in_key_order",
+    "open_relation",
+    "unchanged_leaves",
+]
 
 _VECTOR_SHARE = 16
 
@@ -115,3 +127,22 @@ def affordable_scan(reader: PageReader, max_scan: int, spare: int) -> int:
     """Return the most pages in a read, up to `max_scan`, whose bookkeeping fits in a share of the spare memory."""
     per_page = reader.nbytes_at(1) - reader.nbytes_at(0)
     return min(max_scan, 1 + spare // _VECTOR_SHARE // per_page)
+
+
+def in_key_order(snapshot: Snapshot) -> bool:
+    """Whether the leaves lie on disk in the order of their keys."""
+    return bool((snapshot.leaf_pages[1:] > snapshot.leaf_pages[:-1]).all())
+
+
+def disk_order(snapshot: Snapshot) -> NDArray[np.int32]:
+    """Return the leaves in the order of the disk, or nothing if that is their own order."""
+    if in_key_order(snapshot):
+        return np.empty(0, dtype=np.int32)
+    return np.argsort(snapshot.leaf_pages).astype(np.int32)
+
+
+def unchanged_leaves(old: Snapshot, new: Snapshot) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the ordinals, in both snapshots, of the leaves whose page and checksum are the same."""
+    _, was, now = np.intersect1d(old.leaf_pages, new.leaf_pages, assume_unique=True, return_indices=True)
+    same = old.leaf_checksums[was] == new.leaf_checksums[now]
+    return was[same], now[same]

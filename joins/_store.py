@@ -16,6 +16,7 @@ from joins import _piece_kernels, _result_kernels
 from joins._deadlines import PhaseEstimate
 from joins._input_buffer import InputBuffer
 from joins._records import RecordTier
+from joins._relation import disk_order, in_key_order, unchanged_leaves
 from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
 from joins.errors import JoinInputError
 from storage.cache import LRU, CachePolicy, PageCache, UtilityCounter, page_buffer
@@ -117,7 +118,7 @@ class Store:
         self._counters = counters
         self._pins = 0
         self._page = snapshot.page_size
-        self.disk_order = _disk_order(snapshot)
+        self.disk_order = disk_order(snapshot)
         self.max_scan = max_scan
         pages, self.workspace = self._reserve(reader)
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages)
@@ -302,7 +303,7 @@ class Store:
         old, self.snapshot = self.snapshot, snapshot
         before = old.index_nbytes + _leaf_maps_nbytes(old)
         after = snapshot.index_nbytes + _leaf_maps_nbytes(snapshot)
-        was, now = _unchanged(old, snapshot)
+        was, now = unchanged_leaves(old, snapshot)
         self.cache.remap(len(snapshot.leaf_pages), was, now)
         if self.records is not None:
             same = np.zeros(len(old.leaf_pages), dtype=np.bool_)
@@ -310,7 +311,7 @@ class Store:
             self.records.keep_only(lambda keys: same[old.locate(Keys("u64", keys))[0]])
         self.make_room(after - before)
         self.budget.resize("index", self.budget.held("index") + after - before)
-        self.disk_order = _disk_order(snapshot)
+        self.disk_order = disk_order(snapshot)
         self.stream = StreamBuffer(len(snapshot.leaf_pages))
 
     def account(self) -> None:
@@ -384,23 +385,5 @@ def _reading_nbytes(reader: PageReader) -> int:
     return ReadQueue.nbytes + reader.nbytes_at(1) - reader.page_size
 
 
-def _in_key_order(snapshot: Snapshot) -> bool:
-    return bool((snapshot.leaf_pages[1:] > snapshot.leaf_pages[:-1]).all())
-
-
-def _disk_order(snapshot: Snapshot) -> NDArray[np.int32]:
-    """Return the leaves in the order of the disk, or nothing if that is their own order."""
-    if _in_key_order(snapshot):
-        return np.empty(0, dtype=np.int32)
-    return np.argsort(snapshot.leaf_pages).astype(np.int32)
-
-
 def _leaf_maps_nbytes(snapshot: Snapshot) -> int:
-    return len(snapshot.leaf_pages) * (_LEAF_MAPS + (0 if _in_key_order(snapshot) else 4))
-
-
-def _unchanged(old: Snapshot, new: Snapshot) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the ordinals, in both snapshots, of the leaves whose page and checksum are the same."""
-    _, was, now = np.intersect1d(old.leaf_pages, new.leaf_pages, assume_unique=True, return_indices=True)
-    same = old.leaf_checksums[was] == new.leaf_checksums[now]
-    return was[same], now[same]
+    return len(snapshot.leaf_pages) * (_LEAF_MAPS + (0 if in_key_order(snapshot) else 4))

@@ -3,12 +3,16 @@
 Phases (Bornea, Deligiannakis, Kotidis and Vassalos, "Semi-Streamed Index Join for Near-Real Time Execution of ETL
 Transformations", ICDE 2011, section IV)::
 
-    push --> input buffer --(input_threshold tuples, or a deadline)--> online phase
+    push --> record tier: result at once
+              |
+              v
+             input buffer --(input_threshold tuples, or a deadline)--> online phase
                                                                          |      |
                    pages cached: result at once  <-----------------------+      v
                                                                            stream buffer
-                   result  <-- join phase <--(stream_threshold tuples, a deadline, or no room)
-                               reads the wanted pages by the cheapest plan, keeps the most useful ones
+                   result  <-- join phase <--(stream_threshold tuples, a deadline, no room, or waiting no longer pays)
+                               reads the wanted pages by the cheapest plan, the next block while one is joined,
+                               keeps the most useful ones
 
 Memory bound::
 
@@ -19,20 +23,20 @@ Memory bound::
            + stream buffer           } a page each at least
            + inverted index         /
            + workspace              an eighth of what is left, two pages at least, 48 MiB at most
-           + bounce pages and read vectors + the cost model's statistics
+           + read buffer            five eighths of what is left below 64 pages, a sixth above, 512 pages at most
+           + the queue of reads + the cost model's statistics
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from joins._base import StreamJoin
 from joins._deadlines import PhaseEstimate
 from joins._input_buffer import Piece, compact
 from joins._join_phase import JoinPhase
 from joins._online import OnlinePhase
+from joins._recall import RecallPhase
 from joins._state import SSIJState
 from joins._store import Store
 from joins._stream_buffer import PIECE_NBYTES
@@ -44,10 +48,8 @@ from storage.read_queue import ReadQueue
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
+    import pyarrow as pa
 
-    from joins._records import Sighted
     from joins._relation import TableLike
     from joins.predicates import On
     from joins.protocol import Output
@@ -219,29 +221,10 @@ class SSIJ(StreamJoin):
         while start < len(batch) and self.store.records_ready(len(batch) - start):
             part = batch.slice(start, self._rows_at_once())
             start += len(part)
-            yield from self._from_records(part, arrival)
+            for missed in (yield from RecallPhase(self.state).run(Piece(part, arrival))):
+                yield from self._take_in(missed, arrival)
         if start < len(batch) or not len(batch):
             yield from self._take_in(batch.slice(start), arrival)
-
-    def _from_records(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
-        """Join tuples whose row is in the record tier; take in the others."""
-        parts = Piece(batch, arrival).parts(self._workers.share(len(batch)))
-        for part, (sighted, columns) in zip(parts, self._workers.map(self._look_up, parts), strict=True):
-            self.store.note_records(sighted)
-            found = len(sighted.hit)
-            if found:
-                self.counters.rows_cached += found
-                self.counters.rows_recorded += found
-                self.completed(arrival, found)
-                yield self.emitter.finished(_rows_at(part.rows, sighted.hit), columns)
-            if len(sighted.miss):
-                yield from self._take_in(_rows_at(part.rows, sighted.miss), arrival)
-
-    def _look_up(self, piece: Piece) -> tuple[Sighted, list[pa.Array]]:
-        """Find tuples in the record tier. Changes nothing but counts, so that threads may do it at once."""
-        assert self.store.records is not None
-        sighted = self.store.records.find(*self.bound.encode(piece.rows))
-        return sighted, self.store.records.columns(sighted.slot)
 
     def _take_in(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
         waiting = self.store.input
@@ -421,10 +404,3 @@ class SSIJ(StreamJoin):
 
     def _output_nbytes(self) -> int:
         return self.store.workspace // 2
-
-
-def _rows_at(rows: pa.RecordBatch, index: NDArray[np.int32]) -> pa.RecordBatch:
-    """Return rows at ascending positions, without copying if that is all of them."""
-    if len(index) == len(rows):
-        return rows
-    return rows.take(pa.array(index)) if rows.num_columns else rows.slice(0, len(index))

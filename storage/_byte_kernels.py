@@ -16,7 +16,17 @@ from numba.extending import intrinsic
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["SLACK", "bswap_u64", "compare_bytes", "copy_bytes", "load_u16", "load_u64", "store_u64", "xxh64"]
+__all__ = [
+    "SLACK",
+    "bswap_u64",
+    "compare_bytes",
+    "copy_blocks",
+    "copy_bytes",
+    "load_u16",
+    "load_u64",
+    "store_u64",
+    "xxh64",
+]
 
 SLACK = 8
 
@@ -88,6 +98,19 @@ def copy_bytes(source: NDArray[np.uint8], start: int, target: NDArray[np.uint8],
     while done < length:
         target[at + done] = source[start + done]
         done += 1
+
+
+@njit(cache=True, nogil=True)
+def copy_blocks(
+    source: NDArray[np.uint8],
+    source_block: NDArray[np.int64],
+    target: NDArray[np.uint8],
+    target_block: NDArray[np.int64],
+    size: int,
+) -> None:
+    """Copy block `source_block[i]` of one array to block `target_block[i]` of another, for all i."""
+    for i in range(len(source_block)):
+        copy_bytes(source, source_block[i] * size, target, target_block[i] * size, size)
 
 
 @njit(cache=True, nogil=True)

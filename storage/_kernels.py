@@ -369,19 +369,6 @@ def expand_rows(
 
 
 @njit(cache=True, nogil=True)
-def copy_pages(
-    source: NDArray[np.uint8],
-    source_frame: NDArray[np.int64],
-    target: NDArray[np.uint8],
-    target_frame: NDArray[np.int64],
-    page_size: int,
-) -> None:
-    """Copy page `source_frame[i]` of one buffer to page `target_frame[i]` of another, for all i."""
-    for i in range(len(source_frame)):
-        copy_bytes(source, source_frame[i] * page_size, target, target_frame[i] * page_size, page_size)
-
-
-@njit(cache=True, nogil=True)
 def verify_pages(
     frames: NDArray[np.uint8],
     page_size: int,

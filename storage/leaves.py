@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage import _kernels
-from storage._byte_kernels import SLACK
+from storage._byte_kernels import SLACK, copy_blocks
 from storage.columns import fixed_to_array, fixed_type, text_to_array
 from storage.keys import Keys
 
@@ -148,7 +148,7 @@ def copy_pages(
     page_size: int,
 ) -> None:
     """Copy whole pages from frames of one buffer to frames of another."""
-    _kernels.copy_pages(source, source_frame.astype(np.int64), target, target_frame.astype(np.int64), page_size)
+    copy_blocks(source, source_frame.astype(np.int64), target, target_frame.astype(np.int64), page_size)
 
 
 def verify(
