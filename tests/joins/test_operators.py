@@ -114,7 +114,7 @@ def test_clashing_names_get_a_suffix(build, operator):
 
 def test_the_stream_is_not_copied_into_the_result_of_a_unique_cached_table(build, rng):
     with build(pa.table({"k": np.arange(1000), "v": np.arange(1000)}), ["k"], unique=True) as table:
-        join = SSIJ(table, on="k", memory="64MiB", input_threshold=1)
+        join = SSIJ(table, on="k", memory="64MiB", input_threshold=1, record_tier=False)
         batch = pa.record_batch({"k": rng.permutation(1000)})
         join.push(batch).drain()
         join.flush().drain()

@@ -242,7 +242,7 @@ def test_a_slice_of_a_large_batch_is_copied_when_it_has_to_wait(table):
 @pytest.mark.parametrize("how", ["inner", "left"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_large_batches_are_joined_in_parts(table, rng, how, threads):
-    join = make(table, memory="64MiB", how=how, threads=threads, columns=[])
+    join = make(table, memory="64MiB", how=how, threads=threads, columns=[], record_tier=False)
     keys = rng.integers(0, KEYS + 1000, 70_000)
     join.push(stream_of(range(KEYS))).drain()
     join.flush().drain()
