@@ -355,11 +355,10 @@ class Store:
         return True
 
     def _record_tier(self, columns: Sequence[str] | None) -> RecordTier | None:
-        """Return a tier of a quarter of the memory, or of what a relation that fits into the cache leaves."""
-        available, relation = self.budget.available, len(self.snapshot.leaf_pages) * self._page
-        buffers = available // _RECORDS_SHARE
-        nbytes = min(buffers, available - buffers - relation) if relation < available else buffers
-        if columns is None or not RecordTier.possible(self.snapshot, columns, nbytes):
+        """Return a tier of a quarter of the memory; none if the whole relation fits, whose pages are as fast."""
+        nbytes = self.budget.available // _RECORDS_SHARE
+        fits = len(self.snapshot.leaf_pages) * self._page <= self.budget.available - nbytes
+        if columns is None or fits or not RecordTier.possible(self.snapshot, columns, nbytes):
             return None
         return RecordTier(self.snapshot, columns, nbytes)
 

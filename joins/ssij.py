@@ -93,7 +93,7 @@ class SSIJ(StreamJoin):
         Of the table, to be in the result; by default all that are not in its key.
     record_tier
         Whether single rows that are asked for often are kept apart from their pages, in a hash table. Tables whose key
-        is not one word or not unique, and results with text, have none.
+        is not one word or not unique, and results with text, have none; nor have tables that fit into the memory.
     cache_policy
         Which page leaves first: ``"utility"`` (the paper's), or ``"lru"`` for comparison.
     threads
