@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format bench clean python java
+.PHONY: help demo test test-slow check format bench bench-spark bench-storage clean python java
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -35,8 +35,14 @@ check: $(INSTALLED) ## Lint, format and type checks
 format: $(INSTALLED) ## Format the sources
 	@$(BIN)/ruff format
 
-bench: java $(INSTALLED_BENCH) ## Run the benchmarks; tables and plots go to artifacts/
-	@$(BIN)/python -m benchmarks
+bench: $(INSTALLED_BENCH) ## Measure the joins in under 5 minutes; tables and plots go to artifacts/
+	@$(BIN)/python -m benchmarks joins
+
+bench-spark: java $(INSTALLED_BENCH) ## Measure a Spark micro-batch against Spark's own join
+	@$(BIN)/python -m benchmarks spark
+
+bench-storage: $(INSTALLED_BENCH) ## Measure loads, changes and commits against DuckDB, SQLite and LMDB
+	@$(BIN)/python -m benchmarks storage
 
 clean: ## Remove what demo, tests and benchmarks wrote; the environment stays
 	@rm -rf demo artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

@@ -9,14 +9,13 @@ EXPERIMENTS = {
     "spark": "a micro-batch on Spark, with SSIJ and with Spark's own join",
     "storage": "load, upsert and commit beside DuckDB, SQLite and LMDB",
 }
-DEFAULT = ("joins", "spark")
 MODULES = {"joins": "joins", "spark": "spark_microbatch", "storage": "clustered_table"}
 
 
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Headrace.")
     listed = "; ".join(f"{name}: {what}" for name, what in EXPERIMENTS.items())
-    parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"{listed} (default: {' '.join(DEFAULT)})")
+    parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"{listed} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small data, to see that everything runs")
     parser.add_argument("--out", type=Path, default=Path("artifacts/benchmarks"), help="folder of the results")
     chosen = parser.parse_args()
@@ -24,7 +23,7 @@ def main():
     if unknown:
         parser.error(f"unknown experiment {unknown[0]!r}; the experiments are {', '.join(EXPERIMENTS)}")
     chosen.out.mkdir(parents=True, exist_ok=True)
-    for name in chosen.experiments or DEFAULT:
+    for name in chosen.experiments or EXPERIMENTS:
         module = importlib.import_module(f"benchmarks.{MODULES[name]}")
         print(f"\n== {name}: {EXPERIMENTS[name]}")
         module.run(module.QUICK if chosen.quick else module.Settings(), chosen.out)

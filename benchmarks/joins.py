@@ -42,7 +42,7 @@ class Settings:
     rounds: int = 3
     seconds: float = 0.5
     warm_up: int = 2_000_000
-    warm_seconds: float = 2.0
+    warm_seconds: float = 1.5
     room: int = 64 << 20
     least_duckdb: int = 64 << 20
 
