@@ -5,6 +5,7 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow check format bench bench-spark bench-storage clean python java
 
+COMMA := ,
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
@@ -72,4 +73,4 @@ $(INSTALLED): pyproject.toml | $(BIN)/python
 	$(call install,.[test])
 
 $(INSTALLED_BENCH): pyproject.toml | $(INSTALLED)
-	$(call install,.[test,bench])
+	$(call install,.[test$(COMMA)bench])
