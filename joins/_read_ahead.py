@@ -56,7 +56,7 @@ class ReadAhead:
     def __init__(self, state: SSIJState, leaves: NDArray[np.int32]) -> None:
         self._state = state
         self._leaves = leaves
-        self._half = max(1, state.store.read_buffer.pages // 2)
+        self._half = state.store.read_buffer.pages // 2
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks, each readable until the next one is asked for."""

@@ -25,6 +25,7 @@ LINE = 64
 SLOTS = 7
 _AHEAD = 64
 _MOST = 255
+_MOST_USES = 127  # threads that count at once may go beyond it, but never into the next slot's byte
 _OFTEN = 2  # a row asked for only once so far is left where it is
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _OTHER = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -92,7 +93,7 @@ def find_records(
             if found >= 0:
                 use = (buckets[at, 0] >> np.uint64(8 * found)) & np.uint64(_MOST)
             if use > 0 and (every or valid[i]):
-                if use < _MOST:
+                if use < _MOST_USES:
                     buckets[at, 0] += np.uint64(1) << np.uint64(8 * found)
                 hit[hits] = i
                 slot[hits] = at * SLOTS + found
@@ -145,7 +146,7 @@ def admit_rows(
             if frame[i] < 0 or count[i] == 0:
                 continue
             one, two = _counters(key[i], sketch)
-            often = min(sketch[one], sketch[two])
+            often = min(sketch[one], sketch[two], np.uint8(_MOST_USES))
             if often >= _OFTEN:
                 slot = _slot_for(key[i], often, buckets)
                 if slot >= 0:

@@ -50,6 +50,7 @@ _RECORDS_SHARE = 4
 _WORKSPACE_PAGES = 2
 _WORKSPACE_SHARE = 8
 _WORKSPACE_MOST = 48 * 2**20
+_READ_PAGES = 2  # one is read into while the other is joined
 _READ_SHARE = 6
 _READ_LEAST = 64  # pages, or five eighths of what there is: below that each step costs more than its pages
 _READ_TIGHT = 5
@@ -65,7 +66,7 @@ class ReadBuffer:
     ----------
     frames : uint8[pages * page size + slack]
     pages
-        How many there is room for.
+        How many there is room for; two at least, one for each block.
     """
 
     frames: NDArray[np.uint8]
@@ -137,8 +138,8 @@ class Store:
 
     @staticmethod
     def needed(snapshot: Snapshot, reader: PageReader) -> int:
-        """Return the least memory that works: the index, a page for each buffer, one to read into, and scratch."""
-        pages = len(_BUFFERS) + 1 + _WORKSPACE_PAGES
+        """Return the least memory that works: the index, a page for each buffer, two to read into, and scratch."""
+        pages = len(_BUFFERS) + _READ_PAGES + _WORKSPACE_PAGES
         return (
             snapshot.index_nbytes
             + _leaf_maps_nbytes(snapshot)
@@ -329,7 +330,7 @@ class Store:
                 f"buffer, and has {format_size(limit)}"
             )
         spare = limit - needed
-        pages = 1 + _pages_to_read_into(spare // self._page)
+        pages = _READ_PAGES + _pages_to_read_into(spare // self._page)
         workspace = _WORKSPACE_PAGES * self._page + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
         self.budget.charge("index", self.snapshot.index_nbytes + _leaf_maps_nbytes(self.snapshot))
         self.budget.charge("read_buffer", _reading_nbytes(reader) + pages * self._page)

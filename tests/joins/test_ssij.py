@@ -177,6 +177,21 @@ def test_too_little_memory_is_refused_with_the_amount_that_suffices(table, tools
     assert len(results(make(table, memory=least).push(stream_of([1])))) <= 1
 
 
+@pytest.mark.parametrize("spare", [0, 1, 5000, 20_000])
+def test_no_page_is_read_beyond_the_read_buffer(table, tools, monkeypatch, spare):
+    memory = tools.least_memory(SSIJ, table, [("s_k", "k")]) + spare
+    join = make(table, memory=memory, input_threshold=1)
+    ends, begin = [], ReadQueue.begin
+    monkeypatch.setattr(
+        ReadQueue,
+        "begin",
+        lambda self, reads: (ends.append(int((reads.places + reads.lengths).max())), begin(self, reads))[1],
+    )
+    assert join.push(stream_of([0, 900, 1800, 2900])).drain() + join.finish().drain() == 4
+    assert len(ends) > 1
+    assert max(ends) <= join.store.read_buffer.pages * 4096
+
+
 def test_a_tuple_larger_than_the_memory_is_an_error_that_says_so(build):
     with build(pa.table({"k": np.arange(10)}), ["k"], unique=True) as table:
         join = SSIJ(table, on="k", memory="128KiB", input_threshold=1)
