@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from storage.snapshot import Snapshot
 
-__all__ = ["Emitter", "How", "Matches", "check_how", "output_schema"]
+__all__ = ["Emitter", "How", "Matches", "check_how", "output_schema", "rows_at"]
 
 How = Literal["inner", "left"]
 _SUFFIX = "_right"
@@ -118,7 +118,7 @@ class Emitter:
             begin = int(np.searchsorted(ends, start, side="right"))
             kernels.expand_matches(ends, matches.row, begin, start, match, row)
             source = match if matches.source is None else matches.source[match]
-            yield self._batch(_take(rows, source), matches.frame[match], row, frames)
+            yield self._batch(rows_at(rows, source), matches.frame[match], row, frames)
             start = stop
 
     def emit_placed(
@@ -156,7 +156,7 @@ class Emitter:
                 continue
             stream = rows.slice(start, len(part))
             if results < len(part):
-                stream = _take(stream, np.flatnonzero(part != -1).astype(np.int32))
+                stream = rows_at(stream, np.flatnonzero(part != -1).astype(np.int32))
             columns = gather(self.snapshot.layout, frames, near[:gathered], at[:gathered], self.columns)
             places = pa.array(index[:results])
             yield self.finished(stream, [column.take(places) for column in columns])
@@ -192,8 +192,11 @@ class Emitter:
         return pa.RecordBatch.from_arrays([*rows.columns, *gathered], schema=self.schema)
 
 
-def _take(rows: pa.RecordBatch, index: NDArray[np.int32]) -> pa.RecordBatch:
-    return rows.take(pa.array(index)) if rows.num_columns else rows
+def rows_at(rows: pa.RecordBatch, index: NDArray[np.int32]) -> pa.RecordBatch:
+    """Return rows at some positions, without copying if those are all of them in order."""
+    if len(index) == len(rows) and bool((index == np.arange(len(rows), dtype=np.int32)).all()):
+        return rows
+    return rows.take(pa.array(index))
 
 
 def _relation_row_bytes(snapshot: Snapshot, columns: Sequence[str]) -> float:

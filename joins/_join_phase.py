@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from joins import _piece_kernels
 from joins._block_kernels import expand_found, frames_of_places
-from joins._emit import Matches
+from joins._emit import Matches, rows_at
 from joins._pairs import Read
 from joins._parts import Parts
 from joins._read_ahead import ReadAhead
@@ -244,9 +244,7 @@ class _PartResults:
         assert self._staged is not None
         columns = self._staged.arrays()
         source = self._sources[0] if len(self._sources) == 1 else np.concatenate(self._sources)
-        rows = part.rows
-        if not (len(source) == len(rows) and bool((source == np.arange(len(rows), dtype=np.int32)).all())):
-            rows = rows.take(pa.array(source)) if rows.num_columns else rows.slice(0, len(source))
+        rows = rows_at(part.rows, source)
         self._staged, self._sources = None, []
         return self._state.emitter.finished(rows, columns)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,24 +64,18 @@ class ReadAhead:
         before: tuple[Block, Reading] | None = None
         seconds = 0.0
         try:
-            for block, reads in self._blocks():
+            for coming in chain(self._blocks(), (None,)):
                 begin = clock()
                 arrived, before = before, None
                 if arrived is not None:
                     arrived[1].wait()
-                before = (block, queue.begin(reads))
+                if coming is not None:
+                    before = (coming[0], queue.begin(coming[1]))
                 if arrived is not None:
                     arrived[1].check()
                 seconds += clock() - begin
                 if arrived is not None:
                     yield arrived[0]
-            if before is not None:
-                begin = clock()
-                arrived, before = before, None
-                arrived[1].wait()
-                arrived[1].check()
-                seconds += clock() - begin
-                yield arrived[0]
         finally:
             self._state.counters.read_seconds += seconds
             if before is not None:

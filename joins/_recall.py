@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
+from joins._emit import rows_at
 from joins._input_buffer import arrivals_at
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    import numpy as np
-    from numpy.typing import NDArray
+    import pyarrow as pa
 
     from joins._input_buffer import Piece
     from joins._records import Sighted
@@ -42,12 +40,12 @@ class RecallPhase:
         for part, (sighted, columns) in zip(parts, workers.map(self._look_up, parts), strict=True):
             self._store.note_records(sighted)
             if len(sighted.miss):
-                missed.append(_rows_at(part.rows, sighted.miss))
+                missed.append(rows_at(part.rows, sighted.miss))
             if len(sighted.hit):
                 counters.rows_cached += len(sighted.hit)
                 counters.rows_recorded += len(sighted.hit)
                 self._state.completed(arrivals_at(part.arrival, sighted.hit), len(sighted.hit))
-                yield self._state.emitter.finished(_rows_at(part.rows, sighted.hit), columns)
+                yield self._state.emitter.finished(rows_at(part.rows, sighted.hit), columns)
         return missed
 
     def _look_up(self, piece: Piece) -> tuple[Sighted, list[pa.Array]]:
@@ -55,10 +53,3 @@ class RecallPhase:
         assert self._store.records is not None
         sighted = self._store.records.find(*self._state.bound.encode(piece.rows))
         return sighted, self._store.records.columns(sighted.slot)
-
-
-def _rows_at(rows: pa.RecordBatch, index: NDArray[np.int32]) -> pa.RecordBatch:
-    """Return rows at ascending positions, without copying if that is all of them."""
-    if len(index) == len(rows):
-        return rows
-    return rows.take(pa.array(index)) if rows.num_columns else rows.slice(0, len(index))

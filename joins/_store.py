@@ -152,7 +152,7 @@ class Store:
 
     def fits(self, tuples: int, index: int) -> bool:
         """Return whether the stream buffer could take so many bytes more, if all cached pages gave way."""
-        return self._growth(tuples, index) <= self.budget.available + self.cache.capacity * self._page
+        return self._growth(tuples, index) <= self._obtainable
 
     def tuples_at_most(self, row_nbytes: float) -> int:
         """Return about how many tuples of this size the stream buffer can hold at the expense of all cached pages."""
@@ -348,9 +348,14 @@ class Store:
         self.budget.charge("index", PageCache.map_nbytes(0, 0) + _FRAME_MAPS * frames)
         return frames
 
+    @property
+    def _obtainable(self) -> int:
+        """Bytes that are available, or would be if all cached pages gave way."""
+        return self.budget.available + self.cache.capacity * self._page
+
     def _spares(self, nbytes: int) -> bool:
         """Make room for so many bytes, if it can be had."""
-        if nbytes > self.budget.available + self.cache.capacity * self._page:
+        if nbytes > self._obtainable:
             return False
         self.make_room(nbytes)
         return True

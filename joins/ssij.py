@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from joins._relation import TableLike
+    from joins.memory import Component
     from joins.predicates import On
     from joins.protocol import Output
     from storage.reader import PageReader
@@ -63,6 +64,7 @@ _STREAM_THRESHOLD = 1_000_000
 _STREAM_THRESHOLD_TIGHT = 400_000
 _TIGHT = 0.02
 _WAITING_SECONDS = 0.25e-6  # what it costs a tuple to wait: it is copied twice, and its row comes from a cold page
+_NOT_BUFFERS: tuple[Component, ...] = ("index", "workspace", "read_buffer", "statistics", "records")
 _INPUT_SHARE = 8
 _STREAM_SHARE = 3
 _KEY_COPIES = 2  # as they came and sorted, where they are more than one word
@@ -151,7 +153,6 @@ class SSIJ(StreamJoin):
             if value is not None and not (isinstance(value, int) and value >= 1):
                 raise JoinInputError(f"`{name}` must be a whole number, at least 1, not {value!r}")
         self._thresholds = (input_threshold, stream_threshold)
-        self._policy = cache_policy
         device = self.relation.reader.device
         self._estimate = PhaseEstimate(device.seek, device.transfer)
         recorded = self.columns if record_tier else None
@@ -256,15 +257,7 @@ class SSIJ(StreamJoin):
     @property
     def _free(self) -> int:
         """Bytes of the memory that are not index, workspace or the like."""
-        held = self.budget.held
-        return (
-            self.budget.limit
-            - held("index")
-            - held("workspace")
-            - held("read_buffer")
-            - held("statistics")
-            - held("records")
-        )
+        return self.budget.limit - sum(map(self.budget.held, _NOT_BUFFERS))
 
     # Online and join phases
 

@@ -248,11 +248,13 @@ def _keyed(batch: pa.RecordBatch, names: tuple[str, ...], start: int) -> pa.Reco
 def _held(batches: Iterable[pa.RecordBatch], *, everything: bool) -> Iterator[list[pa.RecordBatch]]:
     """Yield batches in lists that are joined together: all in one, or as many as may wait for their keys at once."""
     held: list[pa.RecordBatch] = []
+    rows = size = 0
     for batch in batches:
         held.append(batch)
-        rows, size = sum(each.num_rows for each in held), sum(each.nbytes for each in held)
+        rows += batch.num_rows
+        size += batch.nbytes
         if not everything and (rows >= _HELD_ROWS or size >= _HELD_BYTES):
             yield held
-            held = []
+            held, rows, size = [], 0, 0
     if held:
         yield held

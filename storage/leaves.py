@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from storage.layout import LeafLayout, PhysicalColumn
 
 __all__ = [
+    "FixedColumn",
     "copy_pages",
     "decode_pages",
     "expand_matches",
@@ -33,6 +34,49 @@ __all__ = [
 ]
 
 _NO_CHECKSUMS = np.zeros(0, dtype=np.uint64)
+
+
+class FixedColumn:
+    """Values of one column of fixed width, gathered from pages into arrays of their own.
+
+    Parameters
+    ----------
+    column
+        Of the table.
+    room
+        Most values.
+    """
+
+    def __init__(self, column: PhysicalColumn, room: int) -> None:
+        fixed = fixed_type(column.dtype)
+        assert fixed is not None
+        self._column = column
+        self._type = fixed.dtype
+        self._size = fixed.dtype.itemsize
+        self._words = [np.empty(room * self._size + SLACK, dtype=np.uint8) for _ in range(column.words)]
+        self._valid = np.empty(room, dtype=np.uint8)
+        self._missing = 0
+
+    def write(
+        self,
+        start: int,
+        frames: NDArray[np.uint8],
+        page_size: int,
+        frame: NDArray[np.int32],
+        row: NDArray[np.int32],
+    ) -> None:
+        """Gather the values of rows to the place `start`, beyond those written before; frame -1 gives nulls."""
+        valid = self._valid[start:]
+        missing = 0
+        for entry, words in enumerate(self._words, self._column.first):
+            out = words[start * self._size :]
+            missing = _kernels.gather_words(frames, page_size, frame, row, entry, self._size, out, valid)
+        self._missing += missing
+
+    def array(self, rows: int) -> pa.Array:
+        """Return the first `rows` values."""
+        words = [words[: rows * self._size].view(self._type) for words in self._words]
+        return fixed_to_array(self._column.dtype, words, self._valid[:rows] if self._missing else None)
 
 
 def search(
@@ -183,16 +227,9 @@ def _gather_column(
     if column.words == 0:
         offsets, data, valid = _gather_bytes(layout, frames, frame, row, column.first)
         return text_to_array(column.dtype, offsets, data, valid)
-    fixed = fixed_type(column.dtype)
-    assert fixed is not None
-    size = fixed.dtype.itemsize
-    valid = np.empty(len(frame), dtype=np.uint8)
-    words, missing = [], 0
-    for entry in range(column.first, column.first + column.words):
-        out = np.empty(len(frame) * size + SLACK, dtype=np.uint8)
-        missing = _kernels.gather_words(frames, layout.page_size, frame, row, entry, size, out, valid)
-        words.append(out[:-SLACK].view(fixed.dtype))
-    return fixed_to_array(column.dtype, words, valid if missing else None)
+    values = FixedColumn(column, len(frame))
+    values.write(0, frames, layout.page_size, frame, row)
+    return values.array(len(frame))
 
 
 def _gather_bytes(

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
-from storage import _kernels
-from storage._byte_kernels import SLACK
-from storage.columns import fixed_to_array, fixed_type
-from storage.leaves import gather
+from storage.leaves import FixedColumn, gather
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
-    from storage.layout import LeafLayout, PhysicalColumn
+    from storage.layout import LeafLayout
 
 __all__ = ["StagedRows"]
 
@@ -40,7 +37,7 @@ class StagedRows:
         self._names = list(columns)
         self._room = room
         self._fixed = {
-            name: _FixedColumn(layout.by_name[name], room)
+            name: FixedColumn(layout.by_name[name], room)
             for name in columns
             if name in layout.by_name and layout.by_name[name].words
         }
@@ -65,36 +62,3 @@ class StagedRows:
         """Return the columns; at least one row was added, and none can be added any more."""
         others = {name: pa.concat_arrays([part[at] for part in self._parts]) for at, name in enumerate(self._others)}
         return [others[name] if name in others else self._fixed[name].array(self.rows) for name in self._names]
-
-
-class _FixedColumn:
-    """One column of fixed width."""
-
-    def __init__(self, column: PhysicalColumn, room: int) -> None:
-        fixed = fixed_type(column.dtype)
-        assert fixed is not None
-        self._column = column
-        self._type = fixed.dtype
-        self._size = fixed.dtype.itemsize
-        self._words = [np.empty(room * self._size + SLACK, dtype=np.uint8) for _ in range(column.words)]
-        self._valid = np.empty(room, dtype=np.uint8)
-        self._missing = 0
-
-    def write(
-        self,
-        start: int,
-        frames: NDArray[np.uint8],
-        page_size: int,
-        frame: NDArray[np.int32],
-        row: NDArray[np.int32],
-    ) -> None:
-        valid = self._valid[start:]
-        missing = 0
-        for entry, words in enumerate(self._words, self._column.first):
-            out = words[start * self._size :]
-            missing = _kernels.gather_words(frames, page_size, frame, row, entry, self._size, out, valid)
-        self._missing += missing
-
-    def array(self, rows: int) -> pa.Array:
-        words = [words[: rows * self._size].view(self._type) for words in self._words]
-        return fixed_to_array(self._column.dtype, words, self._valid[:rows] if self._missing else None)
