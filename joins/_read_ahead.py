@@ -84,11 +84,12 @@ class ReadAhead:
     def _blocks(self) -> Iterator[tuple[Block, Reads]]:
         """Yield the blocks before they are read."""
         start, number = 0, 0
-        size = self._state.snapshot.page_size
+        size, device = self._state.snapshot.page_size, self._state.reader.device
         while start < len(self._leaves):
             pages = self._next_pages(start)
             checksums = self._state.snapshot.leaf_checksums[self._leaves[start : start + len(pages)]]
-            plan = self._state.reader.plan(pages, min(self._state.store.max_scan, self._half))
+            most = min(self._state.store.max_scan, self._half)
+            plan = self._state.store.plan_reads(pages, device.seek, device.transfer, most)
             self._state.counters.add_read(ReadReport(plan.pages_wanted, plan.pages_read, len(plan)))
             slots, bounds = np.empty(len(pages), dtype=np.int64), np.empty(len(plan) + 1, dtype=np.int64)
             count = lay_out(plan.start, plan.length, plan.first, pages, number, self._half, slots, bounds)

@@ -18,15 +18,14 @@ from joins._input_buffer import InputBuffer
 from joins._records import RecordTier
 from joins._relation import disk_order, in_key_order, unchanged_leaves
 from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
-from joins.errors import JoinInputError
-from storage.cache import LRU, CachePolicy, PageCache, UtilityCounter, page_buffer
+from storage.cache import PageCache, page_buffer
 from storage.errors import MemoryBudgetError
 from storage.keys import Keys
 from storage.read_queue import ReadQueue
 from storage.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -35,13 +34,13 @@ if TYPE_CHECKING:
     from joins._emit import Emitter
     from joins._records import Sighted
     from joins._stream_buffer import Chunk
+    from joins._variant import Variant
     from joins.memory import Component, MemoryBudget
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
 
 __all__ = ["ReadBuffer", "Store"]
 
-_POLICIES: dict[str, Callable[[], CachePolicy]] = {"utility": UtilityCounter, "lru": LRU}
 _FRAME_MAPS = 16 + 12 + 17  # of the page cache, of `Store.touch`, and of settling what stays
 _LEAF_MAPS = 4 + 4  # of each leaf: frame, demand
 _BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
@@ -86,8 +85,8 @@ class Store:
         Most disk pages in a read.
     budget
         An account of which nothing is charged yet.
-    policy
-        ``"utility"`` or ``"lru"``.
+    variant
+        Who leaves the cache, how the memory is split, how reads are planned.
     counters
         Where evictions are counted.
     recorded
@@ -105,26 +104,27 @@ class Store:
         reader: PageReader,
         max_scan: int,
         budget: MemoryBudget,
-        policy: str,
+        variant: Variant,
         counters: Counters,
         recorded: Sequence[str] | None,
     ) -> None:
-        if policy not in _POLICIES:
-            raise JoinInputError(f"`cache_policy` is {' or '.join(map(repr, _POLICIES))}, not {policy!r}")
         self.snapshot = snapshot
         self.budget = budget
-        self.newest_first = policy == "lru"
+        self.newest_first = variant.newest_first
+        self.plan_reads = variant.planner
         self.input = InputBuffer()
         self.stream = StreamBuffer(len(snapshot.leaf_pages))
         self._counters = counters
         self._pins = 0
+        self._queued = 0
         self._page = snapshot.page_size
         self.disk_order = disk_order(snapshot)
         self.max_scan = max_scan
         pages, self.workspace = self._reserve(reader)
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages)
-        self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), _POLICIES[policy]())
-        self.cache.resize(0)
+        self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), variant.policy())
+        self._fixed = variant.memory_split is not None
+        self.cache.resize(self._reserved_frames(variant.memory_split or 0.0))
         self.records = self._record_tier(recorded)
         self._weight = np.zeros(self.cache.frames_max, dtype=np.int64)
         self._touched = np.zeros(self.cache.frames_max, dtype=np.int32)
@@ -157,7 +157,7 @@ class Store:
     def tuples_at_most(self, row_nbytes: float) -> int:
         """Return about how many tuples of this size the stream buffer can hold at the expense of all cached pages."""
         held = self.budget.held
-        room = self.budget.available + held("stream_buffer") + held("inverted_index") + held("cache")
+        room = self._obtainable + held("stream_buffer") + held("inverted_index")
         return max(1, int(room / (row_nbytes + PIECE_NBYTES)))
 
     def rows_at_once(self, row_nbytes: float) -> int:
@@ -182,29 +182,35 @@ class Store:
         missing = nbytes - self.budget.available
         if missing <= 0:
             return
-        if missing > self.cache.capacity * self._page and self.release_records():
+        if missing > self._lendable * self._page and self.release_records():
             missing = nbytes - self.budget.available
         frames = -(-missing // self._page)
-        if frames > self.cache.capacity:
-            more = (frames - self.cache.capacity) * self._page
+        if frames > self._lendable:
+            more = (frames - self._lendable) * self._page
             raise MemoryBudgetError(
                 f"the join needs {format_size(self.budget.limit + more)} to go on with tuples as large as these, and "
                 f"has {format_size(self.budget.limit)}"
             )
         self._shrink(frames)
 
-    def yield_to(self, nbytes: int) -> None:
-        """Make as much of this room as can be had now; pages being joined stay."""
-        if self._pins:
-            return
-        missing = nbytes - self.budget.available
-        frames = min(-(-missing // self._page), self.cache.capacity)
-        if frames > 0:
+    def queue(self, nbytes: int) -> None:
+        """Make what room can be had for tuples that arrive while others are joined; pages being joined stay."""
+        self._queued += nbytes
+        missing = self._queued - self.budget.available
+        frames = min(-(-missing // self._page), self._lendable)
+        if frames > 0 and not self._pins:
             self._shrink(frames)
 
+    def unqueue(self, nbytes: int) -> None:
+        """Note that such tuples are being joined now."""
+        self._queued -= nbytes
+
     def grow(self) -> None:
-        """Give the cache all that is available."""
-        frames = min(self.cache.frames_max, self.cache.capacity + self.budget.available // self._page)
+        """Give the cache all that is available, and not wanted by tuples that arrived meanwhile."""
+        if self._fixed:
+            return
+        spare = max(0, self.budget.available - self._queued)
+        frames = min(self.cache.frames_max, self.cache.capacity + spare // self._page)
         if frames > self.cache.capacity:
             self.budget.resize("cache", frames * self._page)
             self.cache.resize(frames)
@@ -348,10 +354,22 @@ class Store:
         self.budget.charge("index", PageCache.map_nbytes(0, 0) + _FRAME_MAPS * frames)
         return frames
 
+    def _reserved_frames(self, share: float) -> int:
+        """Charge the frames that are the cache's from the start, a share of what it and the buffers have."""
+        shared = self.budget.available + len(_BUFFERS) * self._page
+        frames = min(self.cache.frames_max, int(share * shared) // self._page, self.budget.available // self._page)
+        self.budget.charge("cache", frames * self._page)
+        return frames
+
+    @property
+    def _lendable(self) -> int:
+        """Frames that the cache gives to tuples in need."""
+        return 0 if self._fixed else self.cache.capacity
+
     @property
     def _obtainable(self) -> int:
-        """Bytes that are available, or would be if all cached pages gave way."""
-        return self.budget.available + self.cache.capacity * self._page
+        """Bytes that are available, or would be if all cached pages gave way that may."""
+        return self.budget.available + self._lendable * self._page
 
     def _spares(self, nbytes: int) -> bool:
         """Make room for so many bytes, if it can be had."""

@@ -40,6 +40,7 @@ from joins._recall import RecallPhase
 from joins._state import SSIJState
 from joins._store import Store
 from joins._stream_buffer import PIECE_NBYTES
+from joins._variant import Variant
 from joins._workers import Workers
 from joins.errors import JoinInputError, MemoryBudgetError
 from joins.stats import SSIJStats
@@ -97,7 +98,12 @@ class SSIJ(StreamJoin):
         Whether single rows that are asked for often are kept apart from their pages, in a hash table. Tables whose key
         is not one word or not unique, and results with text, have none; nor have tables that fit into the memory.
     cache_policy
-        Which page leaves first: ``"utility"`` (the paper's), or ``"lru"`` for comparison.
+        Which page leaves first: ``"utility"`` (the paper's); for comparison ``"lru"``, or ``"none"``: none is kept.
+    memory_split
+        Share of the memory, beside index and workspace, that cached pages have once and for all. By default they have
+        what the tuples leave.
+    read_plan
+        ``"optimal"``, or ``"greedy"`` for comparison.
     threads
         That join parts of a batch at once; by default as many as the process may use, four at most.
     reader
@@ -141,6 +147,8 @@ class SSIJ(StreamJoin):
         columns: Sequence[str] | None = None,
         record_tier: bool = True,
         cache_policy: str = "utility",
+        memory_split: float | None = None,
+        read_plan: str = "optimal",
         threads: int | None = None,
         reader: PageReader | None = None,
         clock: Callable[[], float] | None = None,
@@ -156,9 +164,8 @@ class SSIJ(StreamJoin):
         device = self.relation.reader.device
         self._estimate = PhaseEstimate(device.seek, device.transfer)
         recorded = self.columns if record_tier else None
-        self.store = Store(
-            self.snapshot, self.relation.reader, max_scan, self.budget, cache_policy, self.counters, recorded
-        )
+        variant = Variant(cache_policy, memory_split, read_plan)
+        self.store = Store(self.snapshot, self.relation.reader, max_scan, self.budget, variant, self.counters, recorded)
         self._workers = Workers(threads)
         self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
         self._row_nbytes = 1.0
@@ -183,13 +190,6 @@ class SSIJ(StreamJoin):
         self._open()
         table = self.relation.changeable()
         return self._work.start(self._counted(self._install(lambda: table.apply(upserts, deletes, **options))))
-
-    def push(self, batch: pa.RecordBatch, *, side: str = "stream", at: float | None = None) -> Output:
-        """Take a batch of the stream; see `StreamJoin.push`."""
-        if not self._work.idle:
-            # Tuples that arrive during a join phase take room from the cache.
-            self.store.yield_to(batch.nbytes)
-        return super().push(batch, side=side, at=at)
 
     @property
     def due(self) -> float | None:
@@ -216,6 +216,13 @@ class SSIJ(StreamJoin):
     # Pending phase
 
     def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+        """Take a batch in; one that arrives during a join phase takes room from the cache while it waits."""
+        queued = 0 if self._work.idle else batch.nbytes
+        self.store.queue(queued)
+        return self._begin(batch, arrival, queued)
+
+    def _begin(self, batch: pa.RecordBatch, arrival: float, queued: int) -> Iterator[pa.RecordBatch]:
+        self.store.unqueue(queued)
         if len(batch):
             self._row_nbytes = max(batch.nbytes / len(batch), 1.0)
         start = 0

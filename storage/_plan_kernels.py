@@ -10,7 +10,7 @@ from numba import njit
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["first_of_reads"]
+__all__ = ["first_of_reads", "greedy_first_of_reads"]
 
 
 @njit(cache=True, nogil=True)
@@ -40,6 +40,23 @@ def first_of_reads(pages: npt.NDArray[np.int64], seek: float, transfer: float, m
         else:
             reads = _cut_run(pages, begin, end, seek, transfer, max_scan, first, reads)
         begin = end
+    first[reads] = count
+    return first[: reads + 1].copy()
+
+
+@njit(cache=True, nogil=True)
+def greedy_first_of_reads(
+    pages: npt.NDArray[np.int64], seek: float, transfer: float, max_scan: int
+) -> npt.NDArray[np.int64]:
+    """Return what `first_of_reads` does, for the plan whose reads are as long as they may be, one after the other."""
+    count = len(pages)
+    first = np.empty(count + 1, np.int64)
+    reads = 0
+    for at in range(count):
+        far = at > 0 and transfer * (pages[at] - pages[at - 1] - 1) > seek
+        if at == 0 or far or pages[at] - pages[first[reads - 1]] >= max_scan:
+            first[reads] = at
+            reads += 1
     first[reads] = count
     return first[: reads + 1].copy()
 

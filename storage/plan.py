@@ -22,7 +22,7 @@ from storage.errors import InputError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["ReadPlan", "plan_cost", "plan_reads"]
+__all__ = ["ReadPlan", "plan_cost", "plan_reads", "plan_reads_greedily"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +89,38 @@ def plan_reads(pages: npt.NDArray[np.int64], seek: float, transfer: float, max_s
     """
     from storage._plan_kernels import first_of_reads  # noqa: PLC0415 - numba is loaded when a plan is first wanted
 
+    pages = _checked(pages, seek, transfer, max_scan)
+    return _plan(pages, first_of_reads(pages, float(seek), float(transfer), int(max_scan)))
+
+
+def plan_reads_greedily(pages: npt.NDArray[np.int64], seek: float, transfer: float, max_scan: int) -> ReadPlan:
+    """Return the plan that makes each read as long as it may be, for comparison.
+
+    A read ends where it has `max_scan` pages, or where a gap costs more than a seek. (The greedy algorithm of Seeger,
+    Larson and McFayden, "Reading a Set of Disk Pages", VLDB 1993, as the paper tells it in section IV-D.) See
+    `plan_reads` for the parameters and what is raised.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> pages = np.array([0, 3, 4, 5, 6])
+    >>> plan_reads_greedily(pages, seek=4.0, transfer=1.0, max_scan=4).start.tolist()
+    [0, 4]
+    >>> plan_reads(pages, seek=4.0, transfer=1.0, max_scan=4).start.tolist()
+    [0, 3]
+    """
+    from storage._plan_kernels import greedy_first_of_reads  # noqa: PLC0415 - as above
+
+    pages = _checked(pages, seek, transfer, max_scan)
+    return _plan(pages, greedy_first_of_reads(pages, float(seek), float(transfer), int(max_scan)))
+
+
+def plan_cost(plan: ReadPlan, seek: float, transfer: float) -> float:
+    """Return what a plan costs under ``C(N) = S + T * N``, in the unit of `seek` and `transfer`."""
+    return seek * len(plan) + transfer * plan.pages_read
+
+
+def _checked(pages: npt.NDArray[np.int64], seek: float, transfer: float, max_scan: int) -> npt.NDArray[np.int64]:
     pages = np.ascontiguousarray(pages, dtype=np.int64)
     if max_scan < 1:
         raise InputError(f"max_scan is the most pages in a read, so at least 1, not {max_scan}")
@@ -96,11 +128,9 @@ def plan_reads(pages: npt.NDArray[np.int64], seek: float, transfer: float, max_s
         raise InputError(f"seek and transfer are costs and cannot be negative: {seek}, {transfer}")
     if len(pages) and bool((pages[1:] <= pages[:-1]).any()):
         raise InputError("the pages of a read plan must be ascending, each once")
-    first = first_of_reads(pages, float(seek), float(transfer), int(max_scan))
+    return pages
+
+
+def _plan(pages: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> ReadPlan:
     start = pages[first[:-1]]
     return ReadPlan(start, pages[first[1:] - 1] - start + 1, first)
-
-
-def plan_cost(plan: ReadPlan, seek: float, transfer: float) -> float:
-    """Return what a plan costs under ``C(N) = S + T * N``, in the unit of `seek` and `transfer`."""
-    return seek * len(plan) + transfer * plan.pages_read

@@ -205,9 +205,66 @@ def test_parameters_below_one_are_refused(table, name):
         make(table, **{name: 0})
 
 
-def test_an_unknown_policy_names_the_known_ones(table):
-    with pytest.raises(JoinInputError, match="'utility' or 'lru'"):
-        make(table, cache_policy="mru")
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("cache_policy", "mru", "'utility' or 'lru' or 'none', not 'mru'"),
+        ("read_plan", "best", "'optimal' or 'greedy', not 'best'"),
+        ("memory_split", 1.0, "at least 0 and below 1, not 1.0"),
+        ("memory_split", "half", "at least 0 and below 1, not 'half'"),
+    ],
+)
+def test_an_unknown_variant_names_the_known_ones(table, name, value, message):
+    with pytest.raises(JoinInputError, match=f"`{name}`.*{message}"):
+        make(table, **{name: value})
+
+
+def test_memory_for_a_cache_that_is_none_is_refused(table):
+    with pytest.raises(JoinInputError, match="without a cache"):
+        make(table, cache_policy="none", memory_split=0.5)
+
+
+def test_without_a_cache_every_tuple_waits_for_its_page(table):
+    join = make(table, input_threshold=1, cache_policy="none")
+    for _ in range(2):
+        join.push(stream_of([5])).drain()
+        join.flush().drain()
+    assert join.stats.pages_read == 2
+    assert (join.stats.hit_ratio, join.stats.pages_cached, join.stats.memory.cache) == (0.0, 0, 0)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.7])
+def test_a_fixed_split_neither_lends_nor_takes(table, share):
+    memory = 4096 * 60 + table.snapshot().index_nbytes + 20_000
+    join = make(table, memory=memory, memory_split=share, input_threshold=1, stream_threshold=100_000)
+    at_first = join.stats.memory.cache
+    free = memory - at_first - sum(map(join.budget.held, ("index", "workspace", "read_buffer", "statistics")))
+    assert share - 0.1 < at_first / (at_first + free) <= share
+    seen = set()
+    for _ in range(4):
+        join.push(stream_of(range(0, KEYS, 3))).drain()
+        seen.add(join.stats.memory.cache)
+    join.flush().drain()
+    assert seen == {at_first}
+    assert join.stats.memory.cache == at_first
+    assert join.stats.pages_evicted == 0 or join.stats.pages_cached <= at_first // 4096
+
+
+def test_tuples_that_arrive_during_a_join_phase_take_room_each(table):
+    memory = 4096 * 40 + table.snapshot().index_nbytes + 20_000
+    join = make(table, memory=memory, input_threshold=1, stream_threshold=100_000)
+    join.push(stream_of(range(0, KEYS, 2))).drain()
+    join.flush().drain()
+    join.push(stream_of(range(1, KEYS, 2))).drain()
+    flushed = iter(join.flush())
+    next(flushed)
+    before = join.budget.available + join.stats.memory.cache
+    arriving = [stream_of([key] * 500) for key in (3, 5)]
+    for batch in arriving:
+        join.push(batch)
+    waiting = sum(batch.nbytes for batch in arriving)
+    assert join.budget.available >= min(waiting, before)
+    assert join.flush().drain() > 0
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.errors import InputError
-from storage.plan import plan_cost, plan_reads
+from storage.plan import plan_cost, plan_reads, plan_reads_greedily
 
 
 def papers_program(pages, seek, transfer, max_scan):
@@ -49,12 +49,15 @@ costs = st.sampled_from([0.0, 0.3, 1.0, 2.5, 7.0, 40.0, 1e4])
 def test_no_plan_is_cheaper(pages, seek, transfer, max_scan):
     cost = plan_cost(plan_reads(pages, seek, transfer, max_scan), seek, transfer)
     assert cost == pytest.approx(papers_program(pages.tolist(), seek, transfer, max_scan))
-    assert cost <= seegers_greedy(pages.tolist(), seek, transfer, max_scan) * (1 + 1e-12)
+    greedy = plan_cost(plan_reads_greedily(pages, seek, transfer, max_scan), seek, transfer)
+    assert greedy == pytest.approx(seegers_greedy(pages.tolist(), seek, transfer, max_scan))
+    assert cost <= greedy * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("planner", [plan_reads, plan_reads_greedily])
 @given(pages=page_lists, seek=costs, transfer=costs, max_scan=st.integers(1, 60))
-def test_reads_hold_every_page_once_and_nothing_needless(pages, seek, transfer, max_scan):
-    plan = plan_reads(pages, seek, transfer, max_scan)
+def test_reads_hold_every_page_once_and_nothing_needless(planner, pages, seek, transfer, max_scan):
+    plan = planner(pages, seek, transfer, max_scan)
     assert plan.pages_wanted == len(pages)
     assert (np.diff(plan.first) > 0).all()
     assert (plan.start == pages[plan.first[:-1]]).all()
