@@ -24,11 +24,13 @@ __all__ = [
     "copy_bytes",
     "load_u16",
     "load_u64",
+    "prefetch",
     "store_u64",
     "xxh64",
 ]
 
 SLACK = 8
+_READ, _KEEP, _DATA = 0, 3, 1  # of llvm.prefetch
 
 _P1 = np.uint64(0x9E3779B185EBCA87)
 _P2 = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -75,6 +77,22 @@ def store_u64(_typing: Any, array: Any, offset: Any, value: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(array, types.int64, types.uint64), generate
+
+
+@intrinsic
+def prefetch(_typing: Any, array: Any, offset: Any) -> Any:
+    """Ask for the line of memory with a byte of a uint8 array, without waiting for it."""
+    del offset
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address = _address(context, builder, signature.args[0], args[0], args[1], 8)
+        flag = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, flag, flag, flag])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [address.type], kind)
+        builder.call(function, [address, flag(_READ), flag(_KEEP), flag(_DATA)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.int64), generate
 
 
 @intrinsic
