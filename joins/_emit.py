@@ -161,6 +161,26 @@ class Emitter:
             places = pa.array(index[:results])
             yield self.finished(stream, [column.take(places) for column in columns])
 
+    def emit_found(
+        self, rows: pa.RecordBatch, source: NDArray[np.int32], columns: list[pa.Array]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield results whose columns of the relation are there already.
+
+        Parameters
+        ----------
+        rows
+            Stream rows.
+        source : int32[results]
+            Stream row of each result, ascending, each at most once.
+        columns
+            Of the relation.
+        """
+        limit = self.most_rows
+        for start in range(0, len(source), limit):
+            stop = min(start + limit, len(source))
+            part = rows.slice(start, stop - start) if len(source) == len(rows) else rows_at(rows, source[start:stop])
+            yield self.finished(part, [column.slice(start, stop - start) for column in columns])
+
     def nulls(self, rows: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield the stream rows with nulls for the relation."""
         start = 0

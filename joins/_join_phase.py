@@ -108,7 +108,7 @@ class JoinPhase:
             self._state.counters.pages_evicted += len(leaving)
         leaves, frames = self._leaves[block.start + keep], self._cache.allocate(len(keep))
         copy_pages(self._store.read_buffer.frames, block.slots[keep], self._cache.buffer, frames, self._cache.page_size)
-        self._cache.admit(leaves, frames, self._store.stream.demand[leaves])
+        self._store.keep(leaves, frames)
         self._state.counters.pages_kept += len(keep)
 
     # Tuples that wait for several leaves

@@ -27,7 +27,7 @@ __all__ = ["OnlinePhase"]
 
 
 class OnlinePhase:
-    """Joins batches with what is cached. The cached set is fixed while a batch is being joined.
+    """Joins a batch with what is cached. The cached set is fixed while it is being joined.
 
     Parameters
     ----------
@@ -40,18 +40,26 @@ class OnlinePhase:
         self._snapshot = state.snapshot
         self._store = state.store
         self._prober = Prober(state.snapshot, state.bound, state.store.cache)
+        self._probes: list[Probe] = []
 
-    def probe(self, piece: Piece) -> list[Probe]:
-        """Look a batch up in the index and in the cache, in parts that threads work on at once. Changes nothing."""
+    def probe(self, piece: Piece) -> list[tuple[int, int]]:
+        """Look a batch up in the index and in the cache, in parts that threads work on at once. Changes nothing.
+
+        Returns
+        -------
+        list of (int, int)
+            Of each part, the most that the stream buffer and the inverted index will grow by.
+        """
         workers = self._state.workers
-        return workers.map(self._prober.probe, piece.parts(workers.share(len(piece.rows))))
+        self._probes = workers.map(self._prober.probe, piece.parts(workers.share(len(piece.rows))))
+        return [probe.waiting_nbytes for probe in self._probes]
 
-    def run(self, probes: list[Probe]) -> Iterator[pa.RecordBatch]:
-        """Join a batch with the cached pages and put the tuples that need others into the stream buffer.
+    def run(self) -> Iterator[pa.RecordBatch]:
+        """Join the batch with the cached pages and put the tuples that need others into the stream buffer.
 
         The stream buffer must have room for what waits.
         """
-        begin = self._state.busy()
+        begin, probes = self._state.busy(), self._probes
         self._state.counters.online_phases += 1
         self._store.pin(on=True)
         for probe in probes:
@@ -74,7 +82,7 @@ class OnlinePhase:
 
     def _note(self, probe: Probe) -> None:
         """Count the tuples whose leaf is cached or that can match nothing: this phase completes them."""
-        self._store.touch(probe.frame)
+        self._store.cache.touch(probe.frame)
         for rows in (probe.single.order[probe.frame >= 0], probe.impossible()):
             self._state.counters.rows_cached += len(rows)
             self._state.completed(arrivals_at(probe.piece.arrival, rows), len(rows))
@@ -133,7 +141,7 @@ class OnlinePhase:
         ):
             pair, frame = tuples[:size], frames[:size]
             row, count = search(self._snapshot.layout, cache.buffer, frame, spanning.keys.take(pair))
-            self._store.touch(frame)
+            self._store.cache.touch(frame)
             matched[pair[count > 0]] = True
             found = Matches(frame, row, count, spanning.order[pair])
             yield from self._state.emitter.emit(probe.piece.rows, found, cache.buffer)

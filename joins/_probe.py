@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from storage.keys import Keys
     from storage.snapshot import Snapshot
 
-__all__ = ["Located", "Probe", "Prober", "sorted_positions"]
+__all__ = ["Located", "Probe", "Prober", "sorted_positions", "waiting_nbytes"]
 
 _NO_FLAGS = np.zeros(0, dtype=np.bool_)
 _WORD = 64
@@ -100,10 +100,7 @@ class Probe:
             return 0, 0
         spanned = int((self.spanning.last - self.spanning.first).sum()) + len(self.spanning.order)
         wanted = min(single + spanned, self.leaves)
-        rows = self.piece.rows
-        arrivals = 0 if isinstance(self.piece.arrival, float) else self.piece.arrival.nbytes
-        tuples = rows.nbytes + arrivals + (_BITMAP_NBYTES * rows.num_columns + 1) * len(rows)
-        return tuples, PIECE_NBYTES * pieces + WANTED_NBYTES * wanted
+        return waiting_nbytes(self.piece, pieces, wanted)
 
 
 class Prober:
@@ -149,6 +146,24 @@ class Prober:
             again = ascending(first.astype(np.int64) + last)
             order, keys, first, last = order[again], keys.take(again), first[again], last[again]
         return Located(order, keys, first, last)
+
+
+def waiting_nbytes(piece: Piece, pieces: int, wanted: int) -> tuple[int, int]:
+    """Return the most that tuples of a piece take in the stream buffer, and in the inverted index.
+
+    Parameters
+    ----------
+    piece
+        The tuples, all or some of which are to wait.
+    pieces
+        Runs of leaves that they wait for.
+    wanted
+        The most leaves in those.
+    """
+    rows = piece.rows
+    arrivals = 0 if isinstance(piece.arrival, float) else piece.arrival.nbytes
+    tuples = rows.nbytes + arrivals + (_BITMAP_NBYTES * rows.num_columns + 1) * len(rows)
+    return tuples, PIECE_NBYTES * pieces + WANTED_NBYTES * wanted
 
 
 def sorted_positions(

@@ -17,7 +17,6 @@ __all__ = [
     "outer_matches",
     "pack_positions",
     "place_matches",
-    "tally",
     "unpack_positions",
 ]
 
@@ -51,22 +50,6 @@ def unpack_positions(packed: NDArray[np.uint64], bits: int) -> NDArray[np.int32]
     for i in range(len(packed)):
         order[i] = np.int32(packed[i] & mask)
     return order
-
-
-@njit(cache=True, nogil=True)
-def tally(frame: NDArray[np.int32], weight: NDArray[np.int64], touched: NDArray[np.int32]) -> int:
-    """Count how often each frame occurs in `weight`, list each once in `touched`, return how many there are.
-
-    -1 is no frame. `weight` must be zero before.
-    """
-    size = 0
-    for i in range(len(frame)):
-        if frame[i] >= 0:
-            if weight[frame[i]] == 0:
-                touched[size] = frame[i]
-                size += 1
-            weight[frame[i]] += 1
-    return size
 
 
 @njit(cache=True, nogil=True)

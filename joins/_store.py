@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins import _piece_kernels, _result_kernels
+from joins import _piece_kernels
 from joins._deadlines import PhaseEstimate
+from joins._direct_lookup import DirectLookup
 from joins._input_buffer import InputBuffer
 from joins._records import RecordTier
 from joins._relation import disk_order, in_key_order, unchanged_leaves
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ReadBuffer", "Store"]
 
-_FRAME_MAPS = 16 + 12 + 17  # of the page cache, of `Store.touch`, and of settling what stays
+_FRAME_MAPS = 16 + 17  # of the page cache, and of settling what stays
 _LEAF_MAPS = 4 + 4  # of each leaf: frame, demand
 _BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
 _FRAMES_TO_GROW = 1024
@@ -89,8 +90,10 @@ class Store:
         Who leaves the cache, how the memory is split, how reads are planned.
     counters
         Where evictions are counted.
-    recorded
-        Columns of the rows in the record tier; None for no such tier.
+    columns
+        Of the results.
+    record_tier
+        Whether there may be one.
 
     Raises
     ------
@@ -106,7 +109,8 @@ class Store:
         budget: MemoryBudget,
         variant: Variant,
         counters: Counters,
-        recorded: Sequence[str] | None,
+        columns: Sequence[str],
+        record_tier: bool,
     ) -> None:
         self.snapshot = snapshot
         self.budget = budget
@@ -120,14 +124,15 @@ class Store:
         self._page = snapshot.page_size
         self.disk_order = disk_order(snapshot)
         self.max_scan = max_scan
+        direct = DirectLookup.possible(snapshot)
+        self._frame_maps = _FRAME_MAPS + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
         pages, self.workspace = self._reserve(reader)
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages)
         self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), variant.policy())
         self._fixed = variant.memory_split is not None
         self.cache.resize(self._reserved_frames(variant.memory_split or 0.0))
-        self.records = self._record_tier(recorded)
-        self._weight = np.zeros(self.cache.frames_max, dtype=np.int64)
-        self._touched = np.zeros(self.cache.frames_max, dtype=np.int32)
+        self.direct = DirectLookup(snapshot, columns, self.cache.frames_max) if direct else None
+        self.records = self._record_tier(columns) if record_tier else None
 
     def wanted(self) -> NDArray[np.int32]:
         """Return the leaves that tuples wait for, in the order of the disk (the paper's P_u)."""
@@ -135,20 +140,6 @@ class Store:
         size = _piece_kernels.wanted_leaves(self.stream.demand, self.disk_order, leaves)
         assert size == len(leaves)
         return leaves
-
-    @staticmethod
-    def needed(snapshot: Snapshot, reader: PageReader) -> int:
-        """Return the least memory that works: the index, a page for each buffer, two to read into, and scratch."""
-        pages = len(_BUFFERS) + _READ_PAGES + _WORKSPACE_PAGES
-        return (
-            snapshot.index_nbytes
-            + _leaf_maps_nbytes(snapshot)
-            + PageCache.map_nbytes(0, 0)
-            + _FRAME_MAPS
-            + _reading_nbytes(reader)
-            + PhaseEstimate.nbytes
-            + pages * snapshot.page_size
-        )
 
     def fits(self, tuples: int, index: int) -> bool:
         """Return whether the stream buffer could take so many bytes more, if all cached pages gave way."""
@@ -229,6 +220,11 @@ class Store:
         self.records.wake()
         return True
 
+    @property
+    def records_awake(self) -> bool:
+        """Whether there is a record tier at work."""
+        return self.records is not None and self.records.awake
+
     def release_records(self) -> bool:
         """Make the record tier give its memory back; return whether it had any."""
         if self.records is None or not self.records.awake:
@@ -254,12 +250,11 @@ class Store:
         if self.records is not None and self.records.awake:
             self.records.admit(frames, self._page, frame, row, count, keys)
 
-    def touch(self, frame: NDArray[np.int32]) -> None:
-        """Count the stream tuples that met each frame; -1 is none."""
-        size = _result_kernels.tally(frame, self._weight, self._touched)
-        frames = self._touched[:size]
-        self.cache.touch(frames, self._weight[frames])
-        self._weight[frames] = 0
+    def keep(self, leaves: NDArray[np.int32], frames: NDArray[np.int64]) -> None:
+        """Make pages that were copied into allocated frames resident."""
+        self.cache.admit(leaves, frames, self.stream.demand[leaves])
+        if self.direct is not None:
+            self.direct.describe(self.cache.buffer, frames)
 
     def hold(self, chunk: Chunk) -> None:
         """Put tuples into the stream buffer."""
@@ -312,6 +307,8 @@ class Store:
         after = snapshot.index_nbytes + _leaf_maps_nbytes(snapshot)
         was, now = unchanged_leaves(old, snapshot)
         self.cache.remap(len(snapshot.leaf_pages), was, now)
+        if self.direct is not None:
+            self.direct.install(snapshot)
         if self.records is not None:
             same = np.zeros(len(old.leaf_pages), dtype=np.bool_)
             same[was] = True
@@ -327,9 +324,22 @@ class Store:
         self.budget.resize("inverted_index", max(self._page, self.stream.index_nbytes))
         self.budget.resize("input_buffer", max(self._page, self.input.nbytes))
 
+    def _needed(self, reader: PageReader) -> int:
+        """Return the least memory that works: the index, a page for each buffer, two to read into, and scratch."""
+        pages = len(_BUFFERS) + _READ_PAGES + _WORKSPACE_PAGES
+        return (
+            self.snapshot.index_nbytes
+            + _leaf_maps_nbytes(self.snapshot)
+            + PageCache.map_nbytes(0, 0)
+            + self._frame_maps
+            + _reading_nbytes(reader)
+            + PhaseEstimate.nbytes
+            + pages * self.snapshot.page_size
+        )
+
     def _reserve(self, reader: PageReader) -> tuple[int, int]:
         """Charge what never changes; return the pages to read into, and the bytes for scratch arrays and output."""
-        needed, limit = self.needed(self.snapshot, reader), self.budget.limit
+        needed, limit = self._needed(reader), self.budget.limit
         if needed > limit:
             raise MemoryBudgetError(
                 f"the join needs at least {format_size(needed)} ({needed} bytes) for the index and a page for each "
@@ -350,8 +360,8 @@ class Store:
         """Charge the cache's maps and return how many frames there can ever be: the table may grow."""
         spare = self.budget.available - PageCache.map_nbytes(0, 0)
         most = 2 * len(self.snapshot.leaf_pages) + _FRAMES_TO_GROW
-        frames = max(1, min(spare // (self._page + _FRAME_MAPS), most))
-        self.budget.charge("index", PageCache.map_nbytes(0, 0) + _FRAME_MAPS * frames)
+        frames = max(1, min(spare // (self._page + self._frame_maps), most))
+        self.budget.charge("index", PageCache.map_nbytes(0, 0) + self._frame_maps * frames)
         return frames
 
     def _reserved_frames(self, share: float) -> int:
@@ -378,11 +388,11 @@ class Store:
         self.make_room(nbytes)
         return True
 
-    def _record_tier(self, columns: Sequence[str] | None) -> RecordTier | None:
+    def _record_tier(self, columns: Sequence[str]) -> RecordTier | None:
         """Return a tier of a quarter of the memory; none if the whole relation fits, whose pages are as fast."""
         nbytes = self.budget.available // _RECORDS_SHARE
         fits = len(self.snapshot.leaf_pages) * self._page <= self.budget.available - nbytes
-        if columns is None or fits or not RecordTier.possible(self.snapshot, columns, nbytes):
+        if fits or not RecordTier.possible(self.snapshot, columns, nbytes):
             return None
         return RecordTier(self.snapshot, columns, nbytes)
 
@@ -409,4 +419,6 @@ def _reading_nbytes(reader: PageReader) -> int:
 
 
 def _leaf_maps_nbytes(snapshot: Snapshot) -> int:
-    return len(snapshot.leaf_pages) * (_LEAF_MAPS + (0 if in_key_order(snapshot) else 4))
+    """Return the bytes of what is known of each leaf: frame, demand, place on disk, and how keys find it."""
+    maps = len(snapshot.leaf_pages) * (_LEAF_MAPS + (0 if in_key_order(snapshot) else 4))
+    return maps + (DirectLookup.leaves_nbytes(snapshot) if DirectLookup.possible(snapshot) else 0)

@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Any
 
 from joins._base import StreamJoin
 from joins._deadlines import PhaseEstimate
+from joins._direct import DirectPhase
 from joins._input_buffer import Piece, compact
 from joins._join_phase import JoinPhase
 from joins._online import OnlinePhase
@@ -163,9 +164,17 @@ class SSIJ(StreamJoin):
         self._thresholds = (input_threshold, stream_threshold)
         device = self.relation.reader.device
         self._estimate = PhaseEstimate(device.seek, device.transfer)
-        recorded = self.columns if record_tier else None
         variant = Variant(cache_policy, memory_split, read_plan)
-        self.store = Store(self.snapshot, self.relation.reader, max_scan, self.budget, variant, self.counters, recorded)
+        self.store = Store(
+            self.snapshot,
+            self.relation.reader,
+            max_scan,
+            self.budget,
+            variant,
+            self.counters,
+            self.columns,
+            record_tier,
+        )
         self._workers = Workers(threads)
         self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
         self._row_nbytes = 1.0
@@ -282,9 +291,8 @@ class SSIJ(StreamJoin):
 
     def _join_online(self, piece: Piece) -> Iterator[pa.RecordBatch]:
         """Run an online phase; a join phase first if there would be no room for what has to wait, or afterwards."""
-        online = OnlinePhase(self.state)
-        probes = online.probe(piece)
-        waiting = [probe.waiting_nbytes for probe in probes]
+        online = self._online_phase()
+        waiting = online.probe(piece)
         if not self.store.fits(sum(tuples for tuples, _ in waiting), sum(lists for _, lists in waiting)):
             if self.store.stream.rows:
                 yield from self._join_phase()
@@ -301,9 +309,13 @@ class SSIJ(StreamJoin):
                 f"one stream tuple of {piece.rows.nbytes} bytes does not fit beside the index and a page; give the "
                 f"join more than {self.budget.limit} bytes"
             )
-        yield from online.run(probes)
+        yield from online.run()
         if self.store.stream.rows >= self._stream_threshold and not self._waiting_pays(sum(map(sum, waiting))):
             yield from self._join_phase()
+
+    def _online_phase(self) -> OnlinePhase | DirectPhase:
+        direct = self.store.direct
+        return OnlinePhase(self.state) if direct is None else DirectPhase(self.state, direct)
 
     def _waiting_pays(self, nbytes: int) -> bool:
         """Return whether more tuples should wait for the join phase, at the expense of so many bytes of cached pages.

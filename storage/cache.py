@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from storage import _cache_kernels as kernels
 from storage.errors import MemoryBudgetError
 
 if TYPE_CHECKING:
@@ -26,8 +27,8 @@ SLACK_BYTES = 8
 class CachePolicy(Protocol):
     """How the score of a frame moves; the frame with the lowest score leaves first. Vectorised over batches."""
 
-    def touch(self, score: NDArray[np.int64], frames: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
-        """Note that frame `i` of `frames` (each once) joined with ``counts[i]`` stream tuples."""
+    def touch(self, score: NDArray[np.int64], frame: NDArray[np.int32]) -> None:
+        """Note that a stream tuple joined with each of these frames, one after the other; negative ones are none."""
         ...
 
     def of_candidates(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -42,9 +43,9 @@ class CachePolicy(Protocol):
 class UtilityCounter:
     """The paper's policy (section IV-C): a page is worth the stream tuples it joined with since the last join phase."""
 
-    def touch(self, score: NDArray[np.int64], frames: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    def touch(self, score: NDArray[np.int64], frame: NDArray[np.int32]) -> None:
         """Add the joined tuples to the utility of each frame."""
-        score[frames] += counts
+        kernels.count_uses(score, frame)
 
     def of_candidates(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the utility of pages still on disk: the lengths of their inverted-index lists."""
@@ -61,9 +62,10 @@ class LRU:
     def __init__(self) -> None:
         self._now = 0
 
-    def touch(self, score: NDArray[np.int64], frames: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+    def touch(self, score: NDArray[np.int64], frame: NDArray[np.int32]) -> None:
         """Stamp the frames with the times of their use."""
-        score[frames] = self.of_candidates(counts)
+        kernels.stamp_uses(score, frame, self._now + 1)
+        self._now += len(frame)
 
     def of_candidates(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return ascending times of use, all after those given out before."""
@@ -231,9 +233,9 @@ class PageCache:
         self._leaf_of[frames] = leaves
         self.utility[frames] = self.policy.of_candidates(np.asarray(counts, dtype=np.int64))
 
-    def touch(self, frames: NDArray[np.integer], counts: NDArray[np.integer]) -> None:
-        """Note that resident frames (each once) joined with so many stream tuples each."""
-        self.policy.touch(self.utility, np.asarray(frames, dtype=np.int64), np.asarray(counts, dtype=np.int64))
+    def touch(self, frame: NDArray[np.int32]) -> None:
+        """Note that a stream tuple joined with each of these resident frames; negative ones are none."""
+        self.policy.touch(self.utility, frame)
 
     def release(self, frames: NDArray[np.integer]) -> None:
         """Free held or resident frames."""

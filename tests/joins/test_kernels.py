@@ -46,14 +46,6 @@ def test_ascending_is_a_stable_order(values):
     assert ascending(values).tolist() == np.argsort(values, kind="stable").tolist()
 
 
-@given(hnp.arrays(np.int32, st.integers(0, 60), elements=st.integers(-1, 7)))
-def test_tally_counts_each_frame(frame):
-    weight, touched = np.zeros(8, dtype=np.int64), np.zeros(8, dtype=np.int32)
-    size = _result_kernels.tally(frame, weight, touched)
-    counts = collections.Counter(frame[frame >= 0].tolist())
-    assert {int(place): int(weight[place]) for place in touched[:size]} == counts
-
-
 @given(seed=SEEDS, rows=st.integers(0, 30), outer=st.booleans(), limit=st.integers(1, 40))
 def test_placed_matches_come_back_in_the_order_of_the_stream(seed, rows, outer, limit):
     rng = np.random.default_rng(seed)

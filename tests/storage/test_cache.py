@@ -1,9 +1,11 @@
+import collections
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from storage.cache import LRU, PageCache, UtilityCounter, page_buffer, settle
@@ -42,7 +44,7 @@ def test_a_page_is_found_until_it_leaves():
 
 def test_utility_evicts_the_least_joined_pages():
     cache = filled()
-    cache.touch(np.array([0, 1]), np.array([100, 100]))
+    cache.touch(np.array([0, 1, -1] * 100, dtype=np.int32))
     assert cache.evict(3).tolist() == [20, 30, 40]
     cache.phase_done()
     assert not cache.utility.any()
@@ -50,9 +52,28 @@ def test_utility_evicts_the_least_joined_pages():
 
 def test_lru_evicts_the_least_recently_used_pages():
     cache = filled(policy=LRU())
-    cache.touch(np.array([0, 2]), np.array([1, 1]))
+    cache.touch(np.array([0, 2], dtype=np.int32))
     cache.phase_done()
     assert cache.evict(2).tolist() == [10, 30]
+
+
+@given(hnp.arrays(np.int32, st.integers(0, 60), elements=st.integers(-2, 7)))
+def test_each_use_counts(frame):
+    cache = filled()
+    before = cache.utility.copy()
+    cache.touch(frame)
+    counts = collections.Counter(frame[frame >= 0].tolist())
+    assert {place: int(added) for place, added in enumerate(cache.utility - before) if added} == counts
+
+
+@given(hnp.arrays(np.int32, st.integers(0, 60), elements=st.integers(-2, 7)))
+def test_the_last_use_of_each_page_orders_them(frame):
+    cache = filled(policy=LRU())
+    cache.touch(frame)
+    last = {place: at for at, place in enumerate(frame.tolist()) if place >= 0}
+    used = [10 * place for place in sorted(last, key=last.__getitem__)]
+    oldest_first = cache.resident[np.argsort(cache.utility, kind="stable")].tolist()
+    assert oldest_first[len(oldest_first) - len(used) :] == used
 
 
 def test_more_than_there_are_can_be_evicted():

@@ -1,0 +1,143 @@
+"""SSIJ's online phase for unique keys of one word: stream tuples stay in order, nothing but what has to wait is sorted.
+
+Twin of `joins._online`, which takes all other relations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from joins._emit import rows_at
+from joins._input_buffer import arrivals_at
+from joins._probe import waiting_nbytes
+from joins._stream_buffer import Chunk, ascending
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from joins._direct_lookup import DirectLookup, Found
+    from joins._input_buffer import Piece
+    from joins._state import SSIJState
+    from storage.keys import Keys
+
+__all__ = ["DirectPhase", "DirectProbe"]
+
+
+@dataclass(frozen=True, slots=True)
+class DirectProbe:
+    """A batch, looked up in the index and in the cache as both are now.
+
+    Attributes
+    ----------
+    piece
+        The batch.
+    keys
+        Of the tuples.
+    leaf, frame : int32[n]
+        Where the match of each tuple may be. Frame -1 if the leaf is not cached, -2 if the tuple can match nothing.
+    waiting
+        How many have frame -1.
+    found
+        What matches in the cached leaves.
+    leaves
+        Of the relation.
+    """
+
+    piece: Piece
+    keys: Keys
+    leaf: NDArray[np.int32]
+    frame: NDArray[np.int32]
+    waiting: int
+    found: Found
+    leaves: int
+
+    @property
+    def waiting_nbytes(self) -> tuple[int, int]:
+        """The most that the stream buffer and the inverted index will grow by."""
+        return waiting_nbytes(self.piece, self.waiting, min(self.waiting, self.leaves))
+
+
+class DirectPhase:
+    """Joins a batch with what is cached. The cached set is fixed while it is being joined.
+
+    Parameters
+    ----------
+    state
+        Of the operator.
+    lookup
+        Of the relation.
+    """
+
+    def __init__(self, state: SSIJState, lookup: DirectLookup) -> None:
+        self._state = state
+        self._store = state.store
+        self._lookup = lookup
+        self._probes: list[DirectProbe] = []
+
+    def probe(self, piece: Piece) -> list[tuple[int, int]]:
+        """Join a batch with the cached pages, in parts that threads work on at once. Changes nothing.
+
+        Returns
+        -------
+        list of (int, int)
+            Of each part, the most that the stream buffer and the inverted index will grow by.
+        """
+        workers = self._state.workers
+        self._probes = workers.map(self._probe, piece.parts(workers.share(len(piece.rows))))
+        return [probe.waiting_nbytes for probe in self._probes]
+
+    def run(self) -> Iterator[pa.RecordBatch]:
+        """Yield what was found in cached pages and put the tuples that need others into the stream buffer.
+
+        The stream buffer must have room for what waits.
+        """
+        begin, probes = self._state.busy(), self._probes
+        self._state.counters.online_phases += 1
+        self._store.pin(on=True)
+        for probe in probes:
+            self._note(probe)
+            self._admit(probe)
+            yield from self._state.emitter.emit_found(probe.piece.rows, probe.found.source, probe.found.columns)
+        self._store.pin(on=False)
+        for probe in probes:
+            if probe.waiting:
+                self._store.hold(_chunk(probe))
+        self._state.counters.online_seconds += self._state.busy() - begin
+
+    def _probe(self, piece: Piece) -> DirectProbe:
+        cache = self._store.cache
+        keys, valid = self._state.bound.encode(piece.rows)
+        leaf, frame, waiting = self._lookup.locate(keys.prefix, valid, cache.frame_map)
+        found = self._lookup.probe(cache.buffer, keys.prefix, frame, self._state.outer)
+        return DirectProbe(piece, keys, leaf, frame, waiting, found, len(self._state.snapshot.leaf_pages))
+
+    def _admit(self, probe: DirectProbe) -> None:
+        """Let the record tier have what it wants of the rows found."""
+        if self._store.records_awake:
+            row = probe.found.row
+            count = (row >= 0).astype(np.int32)
+            self._store.admit(self._store.cache.buffer, probe.frame, row, count, probe.keys)
+
+    def _note(self, probe: DirectProbe) -> None:
+        """Count the tuples whose leaf is cached or that can match nothing: this phase completes them."""
+        self._store.cache.touch(probe.frame)
+        arrival, done = probe.piece.arrival, len(probe.frame) - probe.waiting
+        if isinstance(arrival, np.ndarray):
+            arrival = arrival[probe.frame != -1]
+        self._state.counters.rows_cached += done
+        self._state.completed(arrival, done)
+
+
+def _chunk(probe: DirectProbe) -> Chunk:
+    """Return the tuples that wait, in the order of their leaves."""
+    waiting = np.flatnonzero(probe.frame == -1).astype(np.int32)
+    order = ascending(probe.leaf[waiting])
+    waiting = waiting[order]
+    leaf = probe.leaf[waiting]
+    return Chunk(rows_at(probe.piece.rows, waiting), arrivals_at(probe.piece.arrival, waiting), leaf, leaf)

@@ -1,0 +1,141 @@
+"""Look-ups of unique keys of one word in the order of the stream: nothing is sorted, results are made in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from storage import _probe_kernels as kernels
+from storage.fixed_rows import FixedRows
+from storage.leaf_ranges import LeafRanges
+from storage.leaves import gather
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from storage.snapshot import Snapshot
+
+__all__ = ["DirectLookup", "Found"]
+
+_WORD = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Results of some tuples.
+
+    Attributes
+    ----------
+    row : int32[n]
+        Of each tuple: where it was found in its page, -1 if nowhere.
+    source : int32[results]
+        Of each result: its tuple.
+    columns
+        Of the relation, one value to a result.
+    """
+
+    row: NDArray[np.int32]
+    source: NDArray[np.int32]
+    columns: list[pa.Array]
+
+
+class DirectLookup:
+    """Finds leaves without looking at the keys before, and rows by what is known of each cached page.
+
+    Parameters
+    ----------
+    snapshot
+        The relation.
+    columns
+        Of the results.
+    frames
+        Of the page cache.
+    """
+
+    def __init__(self, snapshot: Snapshot, columns: Sequence[str], frames: int) -> None:
+        self._layout = snapshot.layout
+        self._names = list(columns)
+        self._fixed = [snapshot.layout.by_name[name] for name in _fixed_names(snapshot, columns)]
+        self._facts = np.zeros((frames, _facts(snapshot, columns)), dtype=np.uint64)
+        self._ranges = LeafRanges(snapshot)
+
+    @staticmethod
+    def possible(snapshot: Snapshot) -> bool:
+        """Return whether the relation has keys for it."""
+        return snapshot.unique and snapshot.codec.kind == "u64"
+
+    @staticmethod
+    def frame_nbytes(snapshot: Snapshot, columns: Sequence[str]) -> int:
+        """Return the bytes for each frame of the page cache."""
+        return _WORD * _facts(snapshot, columns)
+
+    @staticmethod
+    def leaves_nbytes(snapshot: Snapshot) -> int:
+        """Return the bytes for all leaves."""
+        return LeafRanges.nbytes(len(snapshot.leaf_pages))
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Go on with another snapshot. Pages that stay cached are as they were."""
+        self._ranges = LeafRanges(snapshot)
+
+    def describe(self, frames: NDArray[np.uint8], frame: NDArray[np.int64]) -> None:
+        """Note what is to be known of the pages that have just come into these frames."""
+        entries = FixedRows(self._fixed, 0).entries
+        kernels.describe_pages(frames, self._layout.page_size, frame, entries, self._facts, self._slopes)
+
+    def locate(
+        self, keys: NDArray[np.uint64], valid: NDArray[np.bool_] | None, frame_of: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+        """Find leaves and frames; see `storage.leaf_ranges.LeafRanges.locate`."""
+        return self._ranges.locate(keys, valid, frame_of)
+
+    def probe(
+        self, frames: NDArray[np.uint8], keys: NDArray[np.uint64], frame: NDArray[np.int32], outer: bool
+    ) -> Found:
+        """Find keys in cached pages; see `storage._probe_kernels.probe_pages`."""
+        fixed = FixedRows(self._fixed, len(keys))
+        row, source = np.empty((2, len(keys)), dtype=np.int32)
+        results = kernels.probe_pages(
+            frames, self._layout.page_size, self._facts, self._slopes, keys, frame, outer,
+            fixed.sizes, fixed.starts, fixed.out, fixed.valid, fixed.missing, row, source,
+        )  # fmt: skip
+        source = source[:results]
+        return Found(row, source, self._in_order(fixed.arrays(results), frames, frame, row, source))
+
+    @property
+    def _slopes(self) -> NDArray[np.float64]:
+        return self._facts.view(np.float64)
+
+    def _in_order(
+        self,
+        fixed: list[pa.Array],
+        frames: NDArray[np.uint8],
+        frame: NDArray[np.int32],
+        row: NDArray[np.int32],
+        source: NDArray[np.int32],
+    ) -> list[pa.Array]:
+        """Return all columns as they were asked for: those of other widths are gathered now."""
+        if len(fixed) == len(self._names):
+            return fixed
+        known = dict(zip((column.name for column in self._fixed), fixed, strict=True))
+        others = [name for name in self._names if name not in known]
+        at = row[source]
+        where = np.where(at < 0, np.int32(-1), frame[source])
+        known.update(zip(others, gather(self._layout, frames, where, at, others), strict=True))
+        return [known[name] for name in self._names]
+
+
+def _fixed_names(snapshot: Snapshot, columns: Sequence[str]) -> list[str]:
+    by_name = snapshot.layout.by_name
+    return [name for name in columns if name in by_name and by_name[name].words]
+
+
+def _facts(snapshot: Snapshot, columns: Sequence[str]) -> int:
+    """Return how many words are known of a page."""
+    words = sum(snapshot.layout.by_name[name].words for name in _fixed_names(snapshot, columns))
+    return kernels.FACTS + kernels.FACTS_OF_A_COLUMN * words
