@@ -16,13 +16,14 @@ if TYPE_CHECKING:
 __all__ = ["LeafRanges"]
 
 _PER_LEAF = 2
+_ALL_VALID = np.zeros(0, dtype=np.bool_)
 
 
 class LeafRanges:
     """The range of the separators in intervals of equal width, and the first leaf of each.
 
-    There are one or two intervals to a leaf. Where keys lie evenly a leaf is found almost at once, elsewhere by halving
-    among the leaves of an interval.
+    There are two intervals to a leaf at most. Where keys lie evenly a leaf is found almost at once, elsewhere by
+    halving among the leaves of an interval.
 
     Parameters
     ----------
@@ -41,6 +42,11 @@ class LeafRanges:
         self._first = np.searchsorted(later, edges, side="right").astype(np.int32)
         if len(self._first):
             self._first[0] = 0
+
+    @property
+    def held(self) -> int:
+        """Bytes that the ranges take."""
+        return self._first.nbytes
 
     @staticmethod
     def nbytes(leaves: int) -> int:
@@ -77,6 +83,3 @@ class LeafRanges:
             keys, flags, self._low, self._shift, self._first, self._separators, frame_of, leaf, frame
         )
         return leaf, frame, int(waiting)
-
-
-_ALL_VALID = np.zeros(0, dtype=np.bool_)
