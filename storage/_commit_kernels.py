@@ -96,8 +96,12 @@ def merge_order(
 
 
 @njit(cache=True, nogil=True)
-def take_near(free: NDArray[np.uint8], hints: NDArray[np.int64], reach: int, pages: NDArray[np.int64]) -> None:
-    """Take for each hint the nearest free page at most `reach` away and clear it in `free`; -1 if there is none."""
+def take_near(free: NDArray[np.uint8], hints: NDArray[np.int64], reach: int, pages: NDArray[np.int64]) -> int:
+    """Take for each hint the nearest free page at most `reach` away and clear it in `free`; -1 if there is none.
+
+    Returns how many hints have none.
+    """
+    far = 0
     for i in range(len(hints)):
         pages[i] = -1
         for distance in range(reach + 1):
@@ -111,6 +115,9 @@ def take_near(free: NDArray[np.uint8], hints: NDArray[np.int64], reach: int, pag
                 break
         if pages[i] >= 0:
             free[pages[i]] = 0
+        else:
+            far += 1
+    return far
 
 
 @njit(cache=True, nogil=True)

@@ -16,7 +16,7 @@ from storage._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64,
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["locate", "plan_inner", "read_inner", "read_separators", "write_inner", "write_nodes"]
+__all__ = ["locate", "plan_inner", "read_inner", "read_separators", "write_inner", "write_node", "write_nodes"]
 
 _HEADER = 24
 _CHILD = 25
@@ -49,7 +49,7 @@ def plan_inner(offsets: NDArray[np.int64], wide: bool, rows: int, limit: int) ->
 
 
 @njit(cache=True, nogil=True)
-def _write_node(
+def write_node(
     prefix: NDArray[np.uint64],
     offsets: NDArray[np.int64],
     data: NDArray[np.uint8],
@@ -107,7 +107,7 @@ def write_inner(
     """Write the inner pages that end at the entries `ends` into `pages`, zeroed uint8[len(ends) * page_size + 8]."""
     start = 0
     for number in range(len(ends)):
-        _write_node(
+        write_node(
             prefix, offsets, data, wide, children, checksums, rows, flags,
             start, ends[number], level, pages, number * page_size,
         )  # fmt: skip
@@ -135,7 +135,7 @@ def write_nodes(
     for number in range(len(nodes)):
         start = first[nodes[number]]
         stop = first[nodes[number] + 1]
-        _write_node(
+        write_node(
             prefix, offsets, data, wide, children, checksums, rows, flags,
             start, stop, level, pages, number * page_size,
         )  # fmt: skip

@@ -53,6 +53,11 @@ class Changes:
     def __bool__(self) -> bool:
         return len(self.keys) > 0 or len(self.touched) > 0
 
+    @property
+    def count(self) -> int:
+        """Rows to store, or keys whose rows go, whichever are more."""
+        return max(len(self.keys), len(self.touched))
+
     def slice(self, rows: slice, touched: slice) -> Changes:
         """Return a run of the rows to store, and a run of the keys whose rows go."""
         return Changes(

@@ -16,65 +16,42 @@ A write or sync that fails leaves unknown bytes in free pages or in one slot; th
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.changes import prepare
 from storage.draft import Draft
 from storage.errors import CorruptionError, InputError, PoisonedHandleError, StorageIOError
-from storage.merge import Counts
+from storage.index import Index
 from storage.metadata import metadata_pages
 from storage.page_writer import PageWriter
+from storage.paths import PathTree
 from storage.slots import read_superblock, repeat_superblock, write_superblock
 from storage.snapshot import Snapshot, open_snapshot
 from storage.space import FreeSpace
-from storage.superblock import FORMAT_VERSION, check_app, encode_superblock, has_room_for_proof
+from storage.superblock import check_app, encode_superblock, has_room_for_proof
+from storage.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from types import TracebackType
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from storage.backend import StorageBackend
     from storage.changes import Batch
-    from storage.inner import NewTree, Placed
+    from storage.index import PatchedIndex
     from storage.locks import Locks
+    from storage.new_rows import NewRows
+    from storage.paths import PathChange
     from storage.reader import PageReader
     from storage.superblock import Superblock
+    from storage.transaction import App, CommitResult
+    from storage.tree import Entries
 
-__all__ = ["CommitResult", "Transaction", "Writer", "pages_of"]
+__all__ = ["Writer", "pages_of"]
 
 _SUPERBLOCKS = 2
-
-App = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class CommitResult:
-    """What a commit did.
-
-    Attributes
-    ----------
-    txid
-        Transaction at which the table stands now.
-    inserted
-        Rows stored under keys that were not there (or by `inserts`).
-    updated
-        Rows stored in place of rows with the same key.
-    deleted
-        Rows removed because their keys were to be deleted.
-    skipped
-        Whether the application had committed this version or a later one already, so that nothing was done.
-    """
-
-    txid: int
-    inserted: int = 0
-    updated: int = 0
-    deleted: int = 0
-    skipped: bool = False
 
 
 def pages_of(snapshot: Snapshot) -> NDArray[np.int64]:
@@ -86,17 +63,22 @@ def pages_of(snapshot: Snapshot) -> NDArray[np.int64]:
     return np.concatenate([np.arange(_SUPERBLOCKS, dtype=np.int64), metadata, *inner, snapshot.leaf_pages])
 
 
-def _length(head: Superblock, leaves: Placed, tree: NewTree, freed: NDArray[np.int64]) -> int:
+def _length(
+    head: Superblock, freed: NDArray[np.int64], new: Sequence[NDArray[np.int64]], every: Sequence[NDArray[np.int64]]
+) -> int:
     """Return the pages of the file that the next commit relies on; `head` is the superblock of the one before it.
 
-    Takes no look at all leaves unless the last page of the file went.
+    Takes no look at every page of the tree, but at the new ones only, unless the last page of the file went.
     """
-    last, some = head.pages - 1, leaves.entries.pages
-    if (freed == last).any():
-        last = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size) - 1
-    else:
-        some = some[leaves.changed]
-    return max(last, *(int(pages.max(initial=0)) for pages in (some, *(level.pages for level in tree.levels)))) + 1
+    last, some = head.pages - 1, new
+    if int(freed.max(initial=0)) == last:
+        last, some = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size) - 1, every
+    return max(last, *(int(pages.max(initial=0)) for pages in some)) + 1
+
+
+def _root_of(entries: Entries) -> tuple[int, int, int]:
+    """Return page, checksum and rows of the root; zeros for an empty table."""
+    return (int(entries.pages[0]), int(entries.checksums[0]), int(entries.rows[0])) if len(entries) else (0, 0, 0)
 
 
 class Writer:
@@ -118,6 +100,7 @@ class Writer:
         self._reader = reader
         self._poison: BaseException | None = None
         self._draft: Draft | None = None
+        self._tree: PathTree | None = None
         self._busy = False
         self._state: tuple[Snapshot, FreeSpace] | None = None
 
@@ -161,7 +144,7 @@ class Writer:
                 if newest.proof is not None:
                     repeat_superblock(self._backend, newest)
                 snapshot = open_snapshot(self._backend, newest)
-                self._state = snapshot, self._map_space(snapshot)
+                self._state, self._tree = (snapshot, self._map_space(snapshot)), None
         except BaseException:
             self.release()
             raise
@@ -198,13 +181,30 @@ class Writer:
         self.reclaim()
         skipped = app is not None and app[1] <= self.snapshot.superblock.apps.get(app[0], app[1] - 1)
         self._busy = True
-        return Transaction(self, None if skipped else self.begin(), app)
+        return Transaction(self, app, skipped=skipped)
 
     def begin(self, take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> Draft:
         """Return a draft of the next transaction; see `PageWriter` for `take`. Ends with `commit` or `abandon`."""
-        txid, size = self.snapshot.txid + 1, self.snapshot.page_size
-        self._draft = Draft(self.snapshot, self._reader, PageWriter(self._backend, self.space, size, txid, take))
+        self._draft = Draft(self.snapshot, self._reader, self._pages(take))
         return self._draft
+
+    @property
+    def tree(self) -> PathTree | None:
+        """The tree for changes of few rows; None if the table cannot be changed in that way."""
+        if self._tree is None and PathTree.fits(self.snapshot):
+            self._tree = PathTree(self.snapshot)
+        return self._tree
+
+    def change_few(self, rows: NewRows) -> PathChange | None:
+        """Return what changes make of few leaves, for `commit_few`, or None if a draft has to make them.
+
+        Raises as `Draft.apply` does.
+        """
+        tree, snapshot = self.tree, self.snapshot
+        return None if tree is None else tree.change(snapshot.layout, self._backend, rows, unique=snapshot.unique)
+
+    def _pages(self, take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> PageWriter:
+        return PageWriter(self._backend, self.space, self.snapshot.page_size, self.snapshot.txid + 1, take)
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -231,22 +231,65 @@ class Writer:
 
     def commit(self, draft: Draft, app: App | None) -> Snapshot:
         """Make a draft the table's state; the caller has it guarded."""
+        head = self._head(app)
+        leaves, tree = draft.finish(self.snapshot.fill)
+        entries, inner = leaves.entries, [level.pages for level in tree.levels]
+        length = _length(head, draft.freed, [entries.pages[leaves.changed], *inner], [entries.pages, *inner])
+        shape = tree.height, len(entries), length
+        self._tree = None
+        return self._publish(head, Index(entries, tree.levels), _root_of(tree.root), shape, draft.pages, draft.freed)
+
+    def commit_few(self, change: PathChange, app: App | None) -> Snapshot:
+        """Make a change of few rows the table's state; the caller has it guarded."""
+        head, pages, tree = self._head(app), self._pages(), self.tree
+        assert tree is not None
+        index, freed = tree.put(change, pages)
+        shape = head.height, head.leaves, _length(head, freed, pages.taken, [tree.pages])
+        return self._publish(head, index, tree.root, shape, pages, freed)
+
+    def _head(self, app: App | None) -> Superblock:
+        """Return the superblock of the newest commit, an application's new version in it."""
         head = self.snapshot.superblock
         if app is not None:
             head = replace(head, apps={**head.apps, app[0]: app[1]})
             encode_superblock(head)  # refuses too many before anything is written
-        snapshot = self._next(draft, head)
-        draft.pages.settle()
-        if snapshot.superblock.proof is None:
+        return head
+
+    def _publish(
+        self,
+        head: Superblock,
+        index: Index | PatchedIndex,
+        root: tuple[int, int, int],
+        shape: tuple[int, int, int],
+        pages: PageWriter,
+        freed: NDArray[np.int64],
+    ) -> Snapshot:
+        """Make durable what was written, and let it be the table's state.
+
+        Parameters
+        ----------
+        head
+            The superblock to follow.
+        index
+            Of the new state.
+        root, shape
+            Page, checksum and rows of its root; its levels, leaves, and pages of the file.
+        pages, freed
+            What wrote the pages that it does not share with the state before, and pages that it no longer has.
+        """
+        proof = pages.proof if has_room_for_proof(head) else None
+        superblock = head.followed_by(pages.txid, root, shape, proof)
+        pages.settle()
+        if proof is None:
             self._backend.sync()
-            write_superblock(self._backend, snapshot.superblock)
+            write_superblock(self._backend, superblock)
             self._backend.sync()
         else:
-            self._commit_at_once(head, snapshot.superblock)
-        self.space.hold(draft.pages.txid, draft.freed)
-        self._state = snapshot, self.space
+            self._commit_at_once(head, superblock)
+        self.space.hold(pages.txid, freed)
+        self._state = Snapshot(self.snapshot.path, superblock, self.snapshot.layout, index), self.space
         self._draft = None
-        return snapshot
+        return self.snapshot
 
     def _commit_at_once(self, before: Superblock, superblock: Superblock) -> None:
         """Make pages and superblock durable by one sync; the superblock says how to see that the pages are there."""
@@ -263,24 +306,6 @@ class Writer:
         """Give back the free pages at the end of the file; the caller has it guarded."""
         self._backend.truncate(self.space.cut() * self.snapshot.page_size)
         self._backend.sync()
-
-    def _next(self, draft: Draft, head: Superblock) -> Snapshot:
-        """Write the inner nodes of a draft and return the state that it makes; `head` is that before it."""
-        leaves, tree = draft.finish(self.snapshot.fill)
-        entries, root = leaves.entries, tree.root
-        superblock = replace(
-            head,
-            txid=draft.pages.txid,
-            root_page=int(root.pages[0]) if len(root) else 0,
-            root_checksum=int(root.checksums[0]) if len(root) else 0,
-            height=tree.height,
-            rows=draft.rows,
-            leaves=len(entries),
-            pages=_length(head, leaves, tree, draft.freed),
-            version=FORMAT_VERSION,
-            proof=draft.pages.proof if has_room_for_proof(head) else None,
-        )
-        return Snapshot(self.snapshot.path, superblock, self.snapshot.layout, entries, tree.levels)
 
     def _map_space(self, snapshot: Snapshot) -> FreeSpace:
         """Return the free pages: all that the newest commit does not reach, held back while older readers live."""
@@ -302,85 +327,3 @@ class Writer:
                 f"an earlier write to {self._backend.path} failed ({self._poison}), so its state on disk is not known; "
                 "close the table and open it again: it will be at its last commit"
             ) from self._poison
-
-
-class Transaction:
-    """Changes that become one commit when the ``with`` block ends, or none if it ends by an exception.
-
-    Attributes
-    ----------
-    skipped
-        Whether the application committed this version before, so that nothing will be done.
-    """
-
-    def __init__(self, writer: Writer, draft: Draft | None, app: App | None) -> None:
-        self._writer = writer
-        self._draft = draft
-        self._app = app
-        self._counts = Counts()
-        self._result: CommitResult | None = None
-        self._ended = False
-        self.skipped = draft is None
-
-    def apply(
-        self, upserts: Batch | None = None, deletes: Batch | None = None, *, inserts: Batch | None = None
-    ) -> None:
-        """Add changes; later ones see the earlier ones. See `storage.Table.apply` for the parameters.
-
-        Raises
-        ------
-        InputError
-            If the changes cannot be made. The whole transaction is then undone.
-        """
-        if self._ended:
-            raise InputError("the transaction has ended; begin a new one")
-        if self._draft is None:
-            return
-        try:
-            with self._writer.guard():
-                self._apply(self._draft, upserts, deletes, inserts)
-        except BaseException:
-            self._ended = True
-            raise
-
-    def _apply(self, draft: Draft, upserts: Batch | None, deletes: Batch | None, inserts: Batch | None) -> None:
-        snapshot = self._writer.snapshot
-        changes = prepare(snapshot.layout, upserts=upserts, deletes=deletes, inserts=inserts, unique=snapshot.unique)
-        if changes:
-            self._counts += draft.apply(changes)
-
-    @property
-    def result(self) -> CommitResult:
-        """What the commit did; known when the ``with`` block has ended.
-
-        Raises
-        ------
-        InputError
-            If the transaction has not been committed.
-        """
-        if self._result is None:
-            raise InputError("the transaction has no result: it was not committed")
-        return self._result
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        undone, self._ended = self._ended, True
-        try:
-            if kind is None and undone:
-                raise InputError("nothing was committed: an earlier change of this transaction failed and undid it")
-            if kind is None:
-                self._result = self._commit()
-        finally:
-            self._writer.abandon()
-
-    def _commit(self) -> CommitResult:
-        draft, txid = self._draft, self._writer.snapshot.txid
-        if draft is not None and (draft.changed or self._app is not None):
-            with self._writer.guard():
-                txid = self._writer.commit(draft, self._app).txid
-        counts = self._counts
-        return CommitResult(txid, counts.inserted, counts.updated, counts.deleted, self.skipped)

@@ -132,7 +132,7 @@ def _move(draft: Draft) -> None:
         pages, old = draft.read(leaves), draft.entries.slice(int(leaves[0]), int(leaves[-1]) + 1)
         numbers = draft.pages.place(old.pages)
         checksums = seal_pages(pages, draft.page_size, numbers, draft.pages.txid)
-        draft.pages.put(pages, numbers)
+        draft.pages.put(pages, numbers, checksums)
         moved = Entries(numbers, checksums, old.rows, old.continued, old.separators)
         done.append(Replacement(leaves, moved, leaves))
     draft.install(done)

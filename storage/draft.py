@@ -194,7 +194,7 @@ class Draft:
         done = leaves[patched.done]
         numbers = self._pages.place(self._hints_near(done))
         checksums = seal_pages(patched.pages, self.page_size, numbers, self._pages.txid)
-        self._pages.put(patched.pages, numbers)
+        self._pages.put(patched.pages, numbers, checksums)
         old = self.entries
         entries = Entries(numbers, checksums, patched.rows, old.continued[done], old.separators.take(done))
         rest = part.only(patched.rest) if patched.rest.any() else None
@@ -271,7 +271,7 @@ class Draft:
         packed = packed.with_groups(filled)
         numbers = self._pages.place(self._hints(packed.group, leaves[heads], np.bincount(group)))
         checksums = seal_pages(packed.pages, self.page_size, numbers, self._pages.txid)
-        self._pages.put(packed.pages, numbers)
+        self._pages.put(packed.pages, numbers, checksums)
         at = leaves[heads][packed.group]
         separators, continued = self._separators(packed, at)
         return Replacement(leaves, Entries(numbers, checksums, packed.rows, continued, separators), at)

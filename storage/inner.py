@@ -45,7 +45,7 @@ class PageSink(Protocol):
         """Take a page near each hint."""
         ...
 
-    def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
+    def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64], checksums: NDArray[np.uint64]) -> None:
         """Write sealed pages; page `i` is page `numbers[i]` of the file."""
         ...
 
@@ -157,7 +157,7 @@ def _replace_nodes(children: Placed, old: InnerLevel, level: int, sink: PageSink
     )  # fmt: skip
     numbers = sink.place(old.pages[nodes])
     checksums = seal_pages(pages, sink.page_size, numbers, sink.txid)
-    sink.put(pages, numbers)
+    sink.put(pages, numbers, checksums)
     same = old.nodes.take(nodes)
     entries = old.nodes.replaced(nodes, Entries(numbers, checksums, rows, same.continued, same.separators))
     return Placed(entries, nodes), InnerLevel(entries, old.first)
@@ -264,7 +264,7 @@ def _write_nodes(
     )  # fmt: skip
     numbers = sink.place(hints)
     checksums = seal_pages(pages, sink.page_size, numbers, sink.txid)
-    sink.put(pages, numbers)
+    sink.put(pages, numbers, checksums)
     starts = np.concatenate([[0], ends[:-1]])
     return Entries(
         numbers,

@@ -275,16 +275,17 @@ class KeyCodec:
 
     def _pack(self, arrays: Sequence[pa.Array]) -> Keys:
         if self.kind == "u64":
-            return Keys("u64", self._pack_u64(arrays))
+            return Keys("u64", self.pack_words([fixed_values(array)[0] for array in arrays]))
         if len(arrays) == 1 and self._fixed[0] is None:
             return Keys.from_bytes(*bytes_of(arrays[0]))
         return self._pack_bytes(arrays)
 
-    def _pack_u64(self, arrays: Sequence[pa.Array]) -> NDArray[np.uint64]:
+    def pack_words(self, columns: Sequence[NDArray[np.int64]]) -> NDArray[np.uint64]:
+        """Return the keys of one word each whose columns have these values; see `columns.fixed_values`."""
         packed: NDArray[np.uint64] | None = None
-        for array, fixed in zip(arrays, self._fixed, strict=True):
+        for values, fixed in zip(columns, self._fixed, strict=True):
             assert fixed is not None
-            (bits,) = _ordered_words(array, fixed)
+            bits = _ordered(values, fixed)
             packed = bits if packed is None else (packed << np.uint64(8 * fixed.width)) | bits
         assert packed is not None
         return packed
@@ -358,13 +359,16 @@ def _key_types(schema: pa.Schema, columns: tuple[str, ...]) -> list[pa.DataType]
 
 def _ordered_words(array: pa.Array, fixed: FixedType) -> list[NDArray[np.uint64]]:
     """Return the words of a column as unsigned numbers in the order of its values."""
-    words = [values.view(np.uint64) for values in fixed_values(array)]
-    bits = 8 * min(fixed.width, _WORD)
+    first, *rest = fixed_values(array)
+    return [_ordered(first, fixed), *(values.view(np.uint64) for values in rest)]
+
+
+def _ordered(values: NDArray[np.int64], fixed: FixedType) -> NDArray[np.uint64]:
+    """Return the first word of a column's values as unsigned numbers in their order."""
+    word, bits = values.view(np.uint64), 8 * min(fixed.width, _WORD)
     if fixed.signed:
-        words[0] = words[0] ^ np.uint64(1 << (bits - 1))
-    if bits < 64:  # noqa: PLR2004 - bits of a word
-        words[0] = words[0] & np.uint64((1 << bits) - 1)
-    return words
+        word = word ^ np.uint64(1 << (bits - 1))
+    return word if bits == 64 else word & np.uint64((1 << bits) - 1)  # noqa: PLR2004 - bits of a word
 
 
 def _unordered_words(words: Sequence[NDArray[np.uint64]], fixed: FixedType) -> list[NDArray[np.int64]]:

@@ -201,6 +201,7 @@ class Claims:
     def __init__(self, locks: Locks) -> None:
         self._locks = locks
         self._count: dict[int, int] = {}
+        self._kept: dict[weakref.ref[Snapshot], int] = {}
         self._guard = threading.RLock()  # a snapshot may be collected while this very thread holds it
         self._closed = False
 
@@ -209,7 +210,7 @@ class Claims:
         with self._guard:
             self._locks.claim(snapshot.txid)
             self._count[snapshot.txid] = self._count.get(snapshot.txid, 0) + 1
-        weakref.finalize(snapshot, self._drop, snapshot.txid).atexit = False
+            self._kept[weakref.ref(snapshot, self._drop)] = snapshot.txid
 
     def give_up(self, txid: int) -> None:
         """Release a claim that no snapshot came of."""
@@ -222,8 +223,9 @@ class Claims:
         with self._guard:
             self._closed = True
 
-    def _drop(self, txid: int) -> None:
+    def _drop(self, snapshot: weakref.ref[Snapshot]) -> None:
         with self._guard:
+            txid = self._kept.pop(snapshot)
             self._count[txid] -= 1
             if self._count[txid] == 0:
                 del self._count[txid]

@@ -50,7 +50,7 @@ class PageWriter:
         self._space = space
         self._take = space.take if take is None else take
         self._taken: list[NDArray[np.int64]] = []
-        self._checksums: dict[int, bytes] | None = {}
+        self._checksums: dict[int, int] | None = {}
         self._unsynced = 0
         self._pool: ThreadPoolExecutor | None = None
         self._syncs: list[Future[None]] = []
@@ -63,10 +63,15 @@ class PageWriter:
         self._taken.append(pages)
         return pages
 
-    def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
+    @property
+    def taken(self) -> list[NDArray[np.int64]]:
+        """All pages that were taken."""
+        return self._taken
+
+    def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64], checksums: NDArray[np.uint64]) -> None:
         """Write sealed pages, those that follow one another on disk and in memory with one call."""
         size = self.page_size
-        self._note(pages, numbers)
+        self._note(numbers, checksums)
         for start, stop in runs_of(numbers):
             self._backend.pwrite(int(numbers[start]) * size, pages[start * size : stop * size])
         self._unsynced += len(numbers) * size
@@ -109,13 +114,12 @@ class PageWriter:
         """The proof that the pages of this transaction are on disk, if they are few."""
         return None if self._checksums is None else Proof.of(self._checksums)
 
-    def _note(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
+    def _note(self, numbers: NDArray[np.int64], checksums: NDArray[np.uint64]) -> None:
         """Note the checksums of pages as long as they are few."""
         if self._checksums is None or len(self._checksums) + len(numbers) > PROOF_PAGES:
             self._checksums = None
             return
-        for at, number in enumerate(numbers.tolist()):
-            self._checksums[number] = pages[at * self.page_size : at * self.page_size + 8].tobytes()
+        self._checksums.update(zip(numbers.tolist(), checksums.tolist(), strict=True))
 
     def roll_back(self) -> None:
         """Return all pages that were taken."""

@@ -97,7 +97,7 @@ def write_superblock(backend: StorageBackend, superblock: Superblock) -> None:
 
 def repeat_superblock(backend: StorageBackend, superblock: Superblock) -> None:
     """Write a superblock whose commit is durable into the other slot, without a proof."""
-    copy = encode_superblock(replace(superblock, proof=None), repeated=True)
+    copy = encode_superblock(superblock, repeated=True)
     backend.pwrite((1 - superblock.slot) * superblock.page_size, 2 * copy)
 
 

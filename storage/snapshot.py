@@ -9,18 +9,21 @@ import numpy as np
 
 from storage import _tree_kernels as kernels
 from storage.errors import CorruptionError, CorruptPageError
+from storage.index import Index
 from storage.keys import KeyCodec, Keys
 from storage.layout import LeafLayout
 from storage.metadata import read_metadata
 from storage.slots import read_superblock
-from storage.tree import Entries, InnerLevel, read_tree
+from storage.tree import Entries, read_tree
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
     from storage.backend import StorageBackend
+    from storage.index import PatchedIndex
     from storage.superblock import Superblock
+    from storage.tree import InnerLevel
 
 __all__ = ["Snapshot", "open_snapshot", "root_entries"]
 
@@ -37,17 +40,24 @@ class Snapshot:
         What the commit says of the whole table.
     layout
         Physical columns of the leaves.
-    entries
-        The index: one entry for each leaf, in key order.
-    levels
-        The inner nodes that the entries were read from, root first.
+    index
+        Of the leaves.
     """
 
     path: str
     superblock: Superblock
     layout: LeafLayout
-    entries: Entries
-    levels: tuple[InnerLevel, ...]
+    index: Index | PatchedIndex
+
+    @property
+    def entries(self) -> Entries:
+        """One for each leaf, in key order."""
+        return self.index.entries
+
+    @property
+    def levels(self) -> tuple[InnerLevel, ...]:
+        """The inner nodes that the entries were read from, root first."""
+        return self.index.levels
 
     @property
     def schema(self) -> pa.Schema:
@@ -178,7 +188,7 @@ def open_snapshot(backend: StorageBackend, superblock: Superblock | None = None)
             f"{backend.path}: the tree has {len(entries)} leaves and {int(entries.rows.sum())} rows, "
             f"the superblock says {head.leaves} and {head.rows}; restore the file or build it again"
         )
-    return Snapshot(backend.path, head, layout, entries, tuple(levels))
+    return Snapshot(backend.path, head, layout, Index(entries, tuple(levels)))
 
 
 def root_entries(head: Superblock, layout: LeafLayout) -> Entries:

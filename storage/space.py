@@ -77,9 +77,8 @@ class FreeSpace:
             Page numbers, each once.
         """
         pages = np.empty(len(hints), dtype=np.int64)
-        kernels.take_near(self._free, np.ascontiguousarray(hints, dtype=np.int64), REACH, pages)
-        far = np.flatnonzero(pages < 0)
-        if len(far):
+        if kernels.take_near(self._free, np.ascontiguousarray(hints, dtype=np.int64), REACH, pages):
+            far = np.flatnonzero(pages < 0)
             pages[far] = self._take_far(len(far))
         return pages
 
@@ -120,6 +119,8 @@ class FreeSpace:
 
     def reclaim(self, oldest: int) -> None:
         """Free what is held, now that `oldest` is the earliest transaction that anybody reads."""
+        if not self._held or self._held[0][0] > oldest:
+            return
         for txid, pages in self._held:
             if txid <= oldest:
                 self._free[pages] = 1

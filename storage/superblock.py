@@ -87,9 +87,9 @@ class Proof:
     digest: bytes
 
     @classmethod
-    def of(cls, checksums: Mapping[int, bytes]) -> Proof:
-        """Return the proof for pages and what the first eight bytes of each are."""
-        return cls(tuple(checksums), digest(b"".join(checksums.values())))
+    def of(cls, checksums: Mapping[int, int]) -> Proof:
+        """Return the proof for pages and their checksums."""
+        return cls(tuple(checksums), digest(struct.pack(f"<{len(checksums)}Q", *checksums.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +140,32 @@ class Superblock:
     version: int = FORMAT_VERSION
     proof: Proof | None = field(default=None, compare=False)
 
+    def followed_by(
+        self,
+        txid: int,
+        root: tuple[int, int, int],
+        shape: tuple[int, int, int],
+        proof: Proof | None,
+    ) -> Superblock:
+        """Return the superblock of a later commit.
+
+        Parameters
+        ----------
+        txid
+            Of that commit.
+        root
+            Page, checksum and rows of its root.
+        shape
+            Levels, leaves, and pages of the file.
+        proof
+            If it has one.
+        """
+        return Superblock(
+            self.page_size, txid, root[0], root[1], shape[0], root[2], shape[1], shape[2],
+            self.metadata_page, self.metadata_bytes, self.metadata_checksum, self.fill, self.unique, self.apps,
+            FORMAT_VERSION, proof,
+        )  # fmt: skip
+
     @property
     def slot(self) -> int:
         """Which of the two superblock pages it belongs in."""
@@ -180,7 +206,7 @@ def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> byte
     superblock
         What to encode.
     repeated
-        Whether it is for the other slot than its own.
+        Whether it is for the other slot than its own, and without a proof.
 
     Raises
     ------
@@ -193,7 +219,7 @@ def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> byte
             f"the {len(superblock.apps)} application ids need {len(apps)} bytes, "
             f"but a superblock has room for {COPY_BYTES - _HEAD.size}; use fewer or shorter ids"
         )
-    proof = b"" if superblock.proof is None else _encode_proof(superblock.proof)
+    proof = b"" if superblock.proof is None or repeated else _encode_proof(superblock.proof)
     flags = (_UNIQUE if superblock.unique else 0) | (_PROVEN_BY_PAGES if proof else 0) | (_REPEATED if repeated else 0)
     head = _HEAD.pack(
         MAGIC,
@@ -266,6 +292,8 @@ def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
 
 
 def _encode_apps(apps: Mapping[str, int]) -> bytes:
+    if not apps:
+        return b""
     parts = []
     for app, version in sorted(apps.items()):
         if not _INT64_MIN <= version <= _INT64_MAX:

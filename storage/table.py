@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from storage.changes import Batch
-    from storage.commit import CommitResult, Transaction
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
     from storage.sources import Source
+    from storage.transaction import CommitResult, Transaction
 
 __all__ = ["Table", "TableStats"]
 

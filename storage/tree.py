@@ -31,6 +31,7 @@ __all__ = [
     "InnerLevel",
     "aligned_pages",
     "build_levels",
+    "damaged_page",
     "key_limit",
     "read_entries",
     "read_heads",
@@ -43,6 +44,7 @@ __all__ = [
 
 _NO_CHECKSUMS = np.zeros(0, dtype=np.uint64)
 _BLOCK = 4096
+_FEW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,10 +168,12 @@ def aligned_pages(count: int, page_size: int) -> NDArray[np.uint8]:
 
 def runs_of(numbers: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
     """Return where runs of pages that follow one another begin and end in `numbers`."""
-    if len(numbers) == 1:
-        return ((0, 1),)
-    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
-    return itertools.pairwise([0, *cuts.tolist(), len(numbers)] if len(numbers) else [])
+    if len(numbers) <= _FEW:
+        some = numbers.tolist()
+        ends = [at for at in range(1, len(some)) if some[at] != some[at - 1] + 1]
+    else:
+        ends = (np.flatnonzero(np.diff(numbers) != 1) + 1).tolist()
+    return itertools.pairwise([0, *ends, len(numbers)] if len(numbers) else [])
 
 
 def seal_pages(pages: NDArray[np.uint8], page_size: int, numbers: NDArray[np.int64], txid: int) -> NDArray[np.uint64]:
@@ -268,11 +272,16 @@ def read_pages(
         frames, page_size, np.arange(len(numbers), dtype=np.int64), np.ascontiguousarray(numbers), expected
     )
     if bad >= 0:
-        raise CorruptPageError(
-            f"{backend.path}: page {int(numbers[bad])} is damaged: its checksum is not the one that was written; "
-            "restore the file or build it again"
-        )
+        raise damaged_page(backend, int(numbers[bad]))
     return frames
+
+
+def damaged_page(backend: StorageBackend, page: int) -> CorruptPageError:
+    """Return the error of a page whose content is not what its checksum or its parent says."""
+    return CorruptPageError(
+        f"{backend.path}: page {page} is damaged: its checksum is not the one that was written; "
+        "restore the file or build it again"
+    )
 
 
 def read_tree(

@@ -142,8 +142,8 @@ def test_page_sizes_are_named():
 def seal(backend, page, content):
     """Write a page with its checksum, and return what the proof says of it."""
     body = np.frombuffer(content.ljust(FIRST.page_size - 8, b"\0") + bytes(8), dtype=np.uint8)
-    checksum = int(xxh64(body, 0, FIRST.page_size - 8, np.uint64(page))).to_bytes(8, "little")
-    backend.pwrite(page * FIRST.page_size, checksum + body[:-8].tobytes())
+    checksum = int(xxh64(body, 0, FIRST.page_size - 8, np.uint64(page)))
+    backend.pwrite(page * FIRST.page_size, checksum.to_bytes(8, "little") + body[:-8].tobytes())
     return checksum
 
 

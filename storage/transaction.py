@@ -1,0 +1,177 @@
+"""Changes of rows that become one commit: made at once where they are few, else drafted, and handed to the writer.
+
+`storage.commit` makes them durable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+import pyarrow as pa
+
+from storage.changes import Batch, Changes, prepare
+from storage.errors import InputError
+from storage.merge import Counts
+from storage.new_rows import NewRows
+from storage.patch import can_patch
+from storage.paths import MOST_ROWS, PathChange
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from storage.commit import Writer
+    from storage.draft import Draft
+
+__all__ = ["App", "CommitResult", "Transaction"]
+
+App: TypeAlias = tuple[str, int]
+_Batches: TypeAlias = tuple[Batch | None, ...]
+"""Upserts, deletes and inserts as they came."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitResult:
+    """What a commit did.
+
+    Attributes
+    ----------
+    txid
+        Transaction at which the table stands now.
+    inserted
+        Rows stored under keys that were not there (or by `inserts`).
+    updated
+        Rows stored in place of rows with the same key.
+    deleted
+        Rows removed because their keys were to be deleted.
+    skipped
+        Whether the application had committed this version or a later one already, so that nothing was done.
+    """
+
+    txid: int
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    skipped: bool = False
+
+
+class Transaction:
+    """Changes that become one commit when the ``with`` block ends, or none if it ends by an exception.
+
+    Attributes
+    ----------
+    skipped
+        Whether the application committed this version before, so that nothing will be done.
+    """
+
+    def __init__(self, writer: Writer, app: App | None, *, skipped: bool) -> None:
+        self._writer = writer
+        self._app = app
+        self._few: tuple[PathChange, _Batches] | None = None
+        self._draft: Draft | None = None
+        self._counts = Counts()
+        self._result: CommitResult | None = None
+        self._ended = False
+        self.skipped = skipped
+
+    def apply(
+        self, upserts: Batch | None = None, deletes: Batch | None = None, *, inserts: Batch | None = None
+    ) -> None:
+        """Add changes; later ones see the earlier ones. See `storage.Table.apply` for the parameters.
+
+        Raises
+        ------
+        InputError
+            If the changes cannot be made. The whole transaction is then undone.
+        """
+        if self._ended:
+            raise InputError("the transaction has ended; begin a new one")
+        if self.skipped:
+            return
+        try:
+            with self._writer.guard():
+                self._apply(upserts, deletes, inserts)
+        except BaseException:
+            self._ended = True
+            raise
+
+    def _apply(self, *batches: Batch | None) -> None:
+        first = self._draft is None and self._few is None
+        if first and self._took_few(_read_words(self._writer, *batches), batches):
+            return
+        changes = self._prepared(batches)
+        if not changes:
+            return
+        if first and changes.count <= MOST_ROWS and can_patch(self._writer.snapshot.layout):
+            rows = NewRows.of(self._writer.snapshot.layout, changes)
+            if self._took_few(rows, batches):
+                return
+        self._counts += self._drafted().apply(changes)
+
+    def _took_few(self, rows: NewRows | None, batches: _Batches) -> bool:
+        """Make changes of few rows, if that is what they are, without a draft; say whether they were made."""
+        change = None if rows is None else self._writer.change_few(rows)
+        if change is not None:
+            self._few, self._counts = (change, batches), change.counts
+        return change is not None
+
+    def _prepared(self, batches: _Batches) -> Changes:
+        snapshot, (upserts, deletes, inserts) = self._writer.snapshot, batches
+        return prepare(snapshot.layout, upserts=upserts, deletes=deletes, inserts=inserts, unique=snapshot.unique)
+
+    def _drafted(self) -> Draft:
+        """Return the draft; if first changes were made without one, it makes them again."""
+        if self._draft is None:
+            self._draft = self._writer.begin()
+        if self._few is not None:
+            self._draft.apply(self._prepared(self._few[1]))
+            self._few = None
+        return self._draft
+
+    @property
+    def result(self) -> CommitResult:
+        """What the commit did; known when the ``with`` block has ended.
+
+        Raises
+        ------
+        InputError
+            If the transaction has not been committed.
+        """
+        if self._result is None:
+            raise InputError("the transaction has no result: it was not committed")
+        return self._result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        undone, self._ended = self._ended, True
+        try:
+            if kind is None and undone:
+                raise InputError("nothing was committed: an earlier change of this transaction failed and undid it")
+            if kind is None:
+                self._result = self._commit()
+        finally:
+            self._writer.abandon()
+
+    def _commit(self) -> CommitResult:
+        if not self.skipped:
+            with self._writer.guard():
+                if self._few is not None:
+                    self._writer.commit_few(self._few[0], self._app)
+                elif self._app is not None or (self._draft is not None and self._draft.changed):
+                    self._writer.commit(self._drafted(), self._app)
+        txid = self._writer.snapshot.txid
+        counts = self._counts
+        return CommitResult(txid, counts.inserted, counts.updated, counts.deleted, self.skipped)
+
+
+def _read_words(writer: Writer, upserts: Batch | None, deletes: Batch | None, inserts: Batch | None) -> NewRows | None:
+    """Return few upserts straight from their columns, if they are nothing else and need no closer look."""
+    if upserts is None or deletes is not None or inserts is not None:
+        return None
+    if not isinstance(upserts, pa.RecordBatch) or upserts.num_rows > MOST_ROWS or writer.tree is None:
+        return None
+    return writer.tree.read(upserts)
