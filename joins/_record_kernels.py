@@ -3,7 +3,7 @@
 A bucket is one line of the processor's cache: a word with the uses of seven slots, one byte each, and their seven keys.
 A key can be in one bucket only; a slot whose use is 0 is empty. How often keys are asked for that are not here is
 estimated by a count-min sketch whose two counters of a key lie in one line too. Most lines are not in the processor's
-cache when they are wanted, so each step first touches those of some tuples, which the processor then fetches together.
+cache when they are wanted, so each step first asks for those of some tuples, which are then fetched together.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import load_u64, store_u64
+from storage._byte_kernels import load_u64, prefetch, store_u64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["BUCKET", "LINE", "SLOTS", "admit_rows", "copy_records", "find_records"]
 
+_WORD = 8
 BUCKET = 8
 LINE = 64
 SLOTS = 7
-_AHEAD = 64
+_AHEAD = 32
 _MOST = 255
 _MOST_USES = 127  # threads that count at once may go beyond it, but never into the next slot's byte
 _OFTEN = 2  # a row asked for only once so far is left where it is
@@ -58,8 +59,8 @@ def find_records(
     hit: NDArray[np.int32],
     slot: NDArray[np.int32],
     miss: NDArray[np.int32],
-) -> tuple[int, np.uint64]:
-    """Look keys up; return how many are here, and a number of no meaning.
+) -> int:
+    """Look keys up; return how many are here.
 
     Parameters
     ----------
@@ -74,14 +75,14 @@ def find_records(
     hit, slot, miss : int32[n]
         Filled from the front: tuples found and where, tuples not found.
     """
+    lines = buckets.reshape(buckets.size).view(np.uint8)
     every = len(valid) == 0
     hits = 0
     misses = 0
-    touched = np.uint64(0)
     for begin in range(0, len(key), _AHEAD):
         end = min(begin + _AHEAD, len(key))
         for i in range(begin, end):
-            touched ^= buckets[_place(key[i], _HASH, len(buckets)), 0]
+            prefetch(lines, _place(key[i], _HASH, len(buckets)) * LINE)
         before = misses
         for i in range(begin, end):
             at = _place(key[i], _HASH, len(buckets))
@@ -99,16 +100,15 @@ def find_records(
                 slot[hits] = at * SLOTS + found
                 hits += 1
             else:
+                prefetch(sketch, _counters(key[i], sketch)[0])
                 miss[misses] = i
                 misses += 1
-        for at in range(before, misses):
-            touched ^= np.uint64(sketch[_counters(key[miss[at]], sketch)[0]])
         for at in range(before, misses):
             if every or valid[miss[at]]:
                 for counter in _counters(key[miss[at]], sketch):
                     if sketch[counter] < _MOST:
                         sketch[counter] += np.uint8(1)
-    return hits, touched
+    return hits
 
 
 @njit(cache=True, nogil=True)
@@ -123,8 +123,8 @@ def admit_rows(
     buckets: NDArray[np.uint64],
     sketch: NDArray[np.uint8],
     records: NDArray[np.uint64],
-) -> np.uint64:
-    """Take in rows that are asked for more often than what they push out; return a number of no meaning.
+) -> None:
+    """Take in rows that are asked for more often than what they push out.
 
     Parameters
     ----------
@@ -137,21 +137,28 @@ def admit_rows(
     records : uint64[slots, 1 + c]
         Of each slot: a bit for each column that is null, and the columns.
     """
-    touched = np.uint64(0)
+    lines = buckets.reshape(buckets.size).view(np.uint8)
+    worthy = np.empty(_AHEAD, dtype=np.int64)
+    often = np.empty(_AHEAD, dtype=np.uint8)
     for begin in range(0, len(frame), _AHEAD):
         end = min(begin + _AHEAD, len(frame))
         for i in range(begin, end):
-            touched ^= np.uint64(sketch[_counters(key[i], sketch)[0]])
+            if frame[i] >= 0 and count[i] > 0:
+                prefetch(sketch, _counters(key[i], sketch)[0])
+        size = 0
         for i in range(begin, end):
-            if frame[i] < 0 or count[i] == 0:
-                continue
-            one, two = _counters(key[i], sketch)
-            often = min(sketch[one], sketch[two], np.uint8(_MOST_USES))
-            if often >= _OFTEN:
-                slot = _slot_for(key[i], often, buckets)
-                if slot >= 0:
-                    _write_record(frames, np.int64(frame[i]) * page_size, np.int64(row[i]), entries, records[slot])
-    return touched
+            if frame[i] >= 0 and count[i] > 0:
+                one, two = _counters(key[i], sketch)
+                often[size] = min(sketch[one], sketch[two], np.uint8(_MOST_USES))
+                if often[size] >= _OFTEN:
+                    prefetch(lines, _place(key[i], _HASH, len(buckets)) * LINE)
+                    worthy[size] = i
+                    size += 1
+        for at in range(size):
+            i = worthy[at]
+            slot = _slot_for(key[i], often[at], buckets)
+            if slot >= 0:
+                _write_record(frames, np.int64(frame[i]) * page_size, np.int64(row[i]), entries, records[slot])
 
 
 @njit(inline="always")
@@ -217,7 +224,11 @@ def copy_records(
     """
     for c in range(len(sizes)):
         missing[c] = 0
+    lines = records.reshape(records.size).view(np.uint8)
+    nbytes = records.shape[1] * _WORD
     for i in range(len(slot)):
+        if i + _AHEAD < len(slot):
+            prefetch(lines, slot[i + _AHEAD] * nbytes)
         at = slot[i]
         nulls = records[at, 0]
         for c in range(len(sizes)):

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from joins import _record_kernels as kernels
-from storage._byte_kernels import SLACK
-from storage.columns import fixed_to_array, fixed_type
+from storage.fixed_rows import FixedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -73,9 +72,7 @@ class RecordTier:
 
     def __init__(self, snapshot: Snapshot, columns: Sequence[str], nbytes: int) -> None:
         self._columns = [snapshot.layout.by_name[name] for name in columns]
-        self._entries = np.array([column.first for column in self._columns], dtype=np.int64)
-        self._types = [fixed_type(column.dtype) for column in self._columns]
-        self._sizes = np.array([kind.dtype.itemsize for kind in self._types if kind], dtype=np.int64)
+        self._entries = FixedRows(self._columns, 0).entries
         self._buckets_most = nbytes // _bucket_nbytes(len(columns))
         self._slots = self._buckets_most * kernels.SLOTS
         self.awake = False
@@ -115,7 +112,7 @@ class RecordTier:
         size = len(keys)
         hit, slot, miss = (np.empty(size, dtype=np.int32) for _ in range(3))
         flags = _ALL_VALID if valid is None else valid
-        hits, _ = kernels.find_records(keys.prefix, flags, self._buckets, self._sketch, hit, slot, miss)
+        hits = kernels.find_records(keys.prefix, flags, self._buckets, self._sketch, hit, slot, miss)
         return Sighted(hit[:hits], slot[:hits], miss[: size - hits])
 
     def note(self, sighted: Sighted) -> bool:
@@ -138,18 +135,9 @@ class RecordTier:
 
     def columns(self, slot: NDArray[np.int32]) -> list[pa.Array]:
         """Return the result columns of the rows in these slots."""
-        rows = len(slot)
-        starts = np.cumsum(self._sizes * rows + SLACK) - (self._sizes * rows + SLACK)
-        out = np.empty(int((self._sizes * rows + SLACK).sum()), dtype=np.uint8)
-        valid = np.empty((len(self._columns), rows), dtype=np.uint8)
-        missing = np.empty(len(self._columns), dtype=np.int64)
-        kernels.copy_records(self._records, slot, self._sizes, starts, out, valid, missing)
-        arrays = []
-        for at, (column, kind) in enumerate(zip(self._columns, self._types, strict=True)):
-            assert kind is not None
-            values = out[starts[at] : starts[at] + self._sizes[at] * rows].view(kind.dtype)
-            arrays.append(fixed_to_array(column.dtype, [values], valid[at] if missing[at] else None))
-        return arrays
+        rows = FixedRows(self._columns, len(slot))
+        kernels.copy_records(self._records, slot, rows.sizes, rows.starts, rows.out, rows.valid, rows.missing)
+        return rows.arrays(len(slot))
 
     def admit(
         self,
