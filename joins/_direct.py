@@ -105,9 +105,8 @@ class DirectPhase:
             self._admit(probe)
             yield from self._state.emitter.emit_found(probe.piece.rows, probe.found.source, probe.found.columns)
         self._store.pin(on=False)
-        for probe in probes:
-            if probe.waiting:
-                self._store.hold(_chunk(probe))
+        for chunk in self._state.workers.map(_chunk, [probe for probe in probes if probe.waiting]):
+            self._store.hold(chunk)
         self._state.counters.online_seconds += self._state.busy() - begin
 
     def _probe(self, piece: Piece) -> DirectProbe:

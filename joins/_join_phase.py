@@ -8,6 +8,7 @@ may take frames away; then what has not been read yet is settled again for the s
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,7 +24,7 @@ from storage.leaves import copy_pages, search
 from storage.staging import StagedRows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -63,9 +64,12 @@ class JoinPhase:
         self._store.grow()
         simple = _SimpleJoin(self._state, self._leaves, self._simple)
         for block in ReadAhead(self._state, self._leaves).blocks():
-            yield from simple.join(block)
-            yield from self._join_spanning(block)
-            self._keep_some(block)
+            try:
+                yield from simple.join(block)
+                yield from self._join_spanning(block)
+                self._keep_some(block)
+            finally:
+                simple.settle()
         yield from simple.rest()
         yield from self._unmatched()
         self._store.release_stream()
@@ -171,6 +175,10 @@ class _SimpleJoin:
                 yield from self._results.add(self._part, block, stop)
             at = stop
 
+    def settle(self) -> None:
+        """Wait until nobody reads from the block any more."""
+        self._results.settle()
+
     def rest(self) -> Iterator[pa.RecordBatch]:
         """Give out the results of the last part."""
         if self._part is not None:
@@ -196,6 +204,7 @@ class _PartResults:
         self._staged: StagedRows | None = None
         self._sources: list[NDArray[np.int32]] = []
         self._met = self._noted = 0
+        self._admitted: Callable[[], None] | None = None
 
     def add(self, part: Part, block: Block, stop: int) -> Iterator[pa.RecordBatch]:
         """Find the matches of the tuples that wait for a leaf of the block, up to one."""
@@ -205,7 +214,10 @@ class _PartResults:
         frame = frame[: self._met - low]
         keys = part.keys.slice(low, self._met)
         row, count = _search(state, frame, keys)
-        state.store.admit(state.store.read_buffer.frames, frame, row, count, keys)
+        if state.store.records_awake:
+            admit = partial(state.store.admit, state.store.read_buffer.frames, frame, row, count, keys)
+            self.settle()
+            self._admitted = state.workers.start(admit)
         cursor = np.zeros(2, dtype=np.int64)
         while cursor[0] < len(frame):
             staged = self._stage(len(part.rows))
@@ -218,6 +230,12 @@ class _PartResults:
             if staged.free == 0:
                 self._note(part, low + int(cursor[0]))
                 yield self._batch(part)
+
+    def settle(self) -> None:
+        """Wait until the record tier has taken in the rows found last: a thread does that meanwhile, one at a time."""
+        admitted, self._admitted = self._admitted, None
+        if admitted is not None:
+            admitted()
 
     def complete(self, part: Part) -> Iterator[pa.RecordBatch]:
         """Note that all tuples of a part have met their leaf, and give out what is staged."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from joins._emit import rows_at
@@ -12,11 +13,21 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from joins._input_buffer import Piece
+    from joins._input_buffer import Arrivals, Piece
     from joins._records import Sighted
     from joins._state import SSIJState
 
 __all__ = ["RecallPhase"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Recalled:
+    """What became of a part of a batch: results, and the tuples that were not found."""
+
+    sighted: Sighted
+    arrival: Arrivals
+    results: pa.RecordBatch | None
+    missed: pa.RecordBatch | None
 
 
 class RecallPhase:
@@ -35,21 +46,26 @@ class RecallPhase:
     def run(self, piece: Piece) -> Generator[pa.RecordBatch, None, list[pa.RecordBatch]]:
         """Yield the results of what is found; return what is not."""
         workers, counters = self._state.workers, self._state.counters
-        parts = piece.parts(workers.share(len(piece.rows)))
         missed = []
-        for part, (sighted, columns) in zip(parts, workers.map(self._look_up, parts), strict=True):
-            self._store.note_records(sighted)
-            if len(sighted.miss):
-                missed.append(rows_at(part.rows, sighted.miss))
-            if len(sighted.hit):
-                counters.rows_cached += len(sighted.hit)
-                counters.rows_recorded += len(sighted.hit)
-                self._state.completed(arrivals_at(part.arrival, sighted.hit), len(sighted.hit))
-                yield self._state.emitter.finished(rows_at(part.rows, sighted.hit), columns)
+        for recalled in workers.map(self._look_up, piece.parts(workers.share(len(piece.rows)))):
+            self._store.note_records(recalled.sighted)
+            if recalled.missed is not None:
+                missed.append(recalled.missed)
+            if recalled.results is not None:
+                hit = recalled.sighted.hit
+                counters.rows_cached += len(hit)
+                counters.rows_recorded += len(hit)
+                self._state.completed(arrivals_at(recalled.arrival, hit), len(hit))
+                yield recalled.results
         return missed
 
-    def _look_up(self, piece: Piece) -> tuple[Sighted, list[pa.Array]]:
+    def _look_up(self, piece: Piece) -> _Recalled:
         """Find tuples in the record tier. Changes nothing but counts, so that threads may do it at once."""
-        assert self._store.records is not None
-        sighted = self._store.records.find(*self._state.bound.encode(piece.rows))
-        return sighted, self._store.records.columns(sighted.slot)
+        records, emitter = self._store.records, self._state.emitter
+        assert records is not None
+        sighted = records.find(*self._state.bound.encode(piece.rows))
+        missed = rows_at(piece.rows, sighted.miss) if len(sighted.miss) else None
+        results = None
+        if len(sighted.hit):
+            results = emitter.finished(rows_at(piece.rows, sighted.hit), records.columns(sighted.slot))
+        return _Recalled(sighted, piece.arrival, results, missed)

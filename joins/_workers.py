@@ -37,12 +37,26 @@ class Workers:
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Return the results for all items, in order. The first error is raised once all have ended."""
-        if len(items) == 1:
-            return [work(items[0])]
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="headrace-join")
-        futures = [self._pool.submit(work, item) for item in items]
+        if len(items) <= 1:
+            return [work(item) for item in items]
+        futures = [self._threads_at_hand().submit(work, item) for item in items]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
         return [future.result() for future in futures]
+
+    def start(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Have work done by a thread; return what waits for its end, and raises its error."""
+        if self._threads == 1:
+            work()
+            return _nothing
+        return self._threads_at_hand().submit(work).result
+
+    def _threads_at_hand(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="headrace-join")
+        return self._pool
+
+
+def _nothing() -> None:
+    """Wait for work that is done."""
