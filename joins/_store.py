@@ -46,7 +46,7 @@ _FRAME_MAPS = 16 + 17  # of the page cache, and of settling what stays
 _LEAF_MAPS = 4 + 4  # of each leaf: frame, demand
 _BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
 _FRAMES_TO_GROW = 1024
-_RECORDS_SHARE = 4
+_RECORDS_SHARE = 3
 _WORKSPACE_PAGES = 2
 _WORKSPACE_SHARE = 8
 _WORKSPACE_MOST = 48 * 2**20
@@ -389,7 +389,7 @@ class Store:
         return True
 
     def _record_tier(self, columns: Sequence[str]) -> RecordTier | None:
-        """Return a tier of a quarter of the memory; none if the whole relation fits, whose pages are as fast."""
+        """Return a tier of a third of the memory; none if the whole relation fits, whose pages are as fast."""
         nbytes = self.budget.available // _RECORDS_SHARE
         fits = len(self.snapshot.leaf_pages) * self._page <= self.budget.available - nbytes
         if fits or not RecordTier.possible(self.snapshot, columns, nbytes):

@@ -17,7 +17,7 @@ Transformations", ICDE 2011, section IV)::
 Memory bound::
 
     limit >= index (inner nodes, maps from leaf to frame and demand)
-           + record tier            a quarter of what is left, if the table has one; nothing while it sleeps
+           + record tier            a third of what is left, if the table has one; nothing while it sleeps
            + cached pages           all that the others leave; a tuple that needs room takes a page's frame
            + input buffer           \
            + stream buffer           } a page each at least
