@@ -288,7 +288,7 @@ def patch_leaves(
                     if len(absent) > 0 and not with_nulls[column]:
                         with_nulls[column] = absent[q:q_end].any()
                     size += part + ((total + 7) >> 3 if with_nulls[column] else 0)
-                if size > page_size:
+                if size > page_size or total > page_size:
                     status[leaf] = FALLBACK
             if status[leaf] == DONE:
                 out_origin = written * page_size

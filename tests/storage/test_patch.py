@@ -183,3 +183,18 @@ def test_an_insert_of_a_key_that_is_there_is_refused(statuses):
         writer_of(disk).apply(inserts=table_of(plain([1, 222, 3001])))
     assert len(rows_of(disk)) == 2000
     assert statuses[kernels.DONE] == 0
+
+
+def test_a_leaf_of_equal_rows_holds_no_more_of_them_than_a_page_has_bytes():
+    """They take no bytes at all, so that only their number tells when a page is full."""
+    schema = pa.schema([("k", pa.int32()), ("v", pa.int64())])
+
+    def equal(rows):
+        return pa.Table.from_pylist([{"k": 5, "v": 1}] * rows, schema=schema)
+
+    disk = build(equal(100), ["k"], unique=False)
+    writer = writer_of(disk)
+    for rows in (3000, 60, 3000):
+        writer.apply(inserts=equal(rows))
+        assert writer.snapshot.leaf_rows.max() <= writer.snapshot.page_size
+    assert len(rows_of(disk)) == writer.snapshot.rows == 6160
