@@ -32,6 +32,7 @@ __all__ = [
     "write_taken",
 ]
 
+_RUN = 256
 _ESCAPE = np.uint8(0xFF)
 
 
@@ -172,7 +173,15 @@ def first_descent(
 
     `wide` keys go on beyond `prefix`.
     """
-    for row in range(1, len(prefix)):
+    start = 1
+    while start + _RUN <= len(prefix):  # without a branch a row, until something is to be looked at closely
+        descents = 0
+        for at in range(_RUN):
+            descents += prefix[start + at] <= prefix[start + at - 1]
+        if descents > 0:
+            break
+        start += _RUN
+    for row in range(start, len(prefix)):
         if prefix[row] > prefix[row - 1]:
             continue
         if prefix[row] < prefix[row - 1]:

@@ -66,13 +66,13 @@ def _take_block(
         smallest = low[column]
         if places[column, 0] == 0:
             largest = high[column]
-            for at in range(row, row + _BLOCK):
-                smallest = min(smallest, words[slot, at])
-                largest = max(largest, words[slot, at])
+            for at in range(_BLOCK):
+                smallest = min(smallest, words[slot, row + at])
+                largest = max(largest, words[slot, row + at])
             size += count * bytes_needed(np.uint64(largest) - np.uint64(smallest))
         else:
-            for at in range(row, row + _BLOCK):
-                smallest = min(smallest, spans[slot, at + 1] - spans[slot, at])
+            for at in range(_BLOCK):
+                smallest = min(smallest, spans[slot, row + at + 1] - spans[slot, row + at])
             largest = total[column] + spans[slot, row + _BLOCK] - spans[slot, row]
             size += largest + count * bytes_needed(np.uint64(largest - count * smallest))
         bottom[column] = smallest

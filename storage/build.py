@@ -19,8 +19,15 @@ import numpy as np
 import pyarrow as pa
 
 from storage.backend import FileBackend, StorageBackend, path_text, sync_folder
-from storage.encode import encode_leaves
-from storage.errors import InputError, SchemaError, StorageIOError, TableExistsError, UniqueViolationError
+from storage.encode import WordRoom, encode_leaves
+from storage.errors import (
+    InputError,
+    KeyInputError,
+    SchemaError,
+    StorageIOError,
+    TableExistsError,
+    UniqueViolationError,
+)
 from storage.keys import Keys
 from storage.layout import LeafLayout
 from storage.metadata import encode_metadata
@@ -115,6 +122,7 @@ class TableWriter:
         self._writing: Future[None] | None = None
         self._syncing: Future[None] | None = None
         self._unsynced = 0
+        self._room = WordRoom()
 
     def write(self, batch: pa.RecordBatch, keys: Keys | None = None) -> None:
         """Add rows; their keys continue the order of what came before.
@@ -126,7 +134,9 @@ class TableWriter:
         SchemaError
             If a column that the schema declares not null holds a null.
         InputError
-            If the rows are not in key order, or one fits in no page.
+            If one fits in no page.
+        NotInOrderError
+            If the rows are not in key order.
         """
         self._refuse_nulls(batch)
         rows = _Rows(
@@ -180,7 +190,13 @@ class TableWriter:
         """Write the pages that rows fill and return how many rows that are."""
         self._check_order(rows.keys)
         encoded = encode_leaves(
-            self._layout, rows.keys, rows.payload, self._limit, first_row=self._rows, keep_open=keep_open
+            self._layout,
+            rows.keys,
+            rows.payload,
+            self._limit,
+            first_row=self._rows,
+            keep_open=keep_open,
+            room=self._room,
         )
         done = int(encoded.first[-1])
         if done:
@@ -195,7 +211,7 @@ class TableWriter:
         key = self._layout.codec.describe(keys, row)
         if keys.comparable(row) == keys.comparable(row - 1):
             raise UniqueViolationError(f"key {key} occurs more than once, but the table is to be unique")
-        raise InputError(f"row {self._rows + row} (key {key}) is out of key order")
+        raise NotInOrderError(f"row {self._rows + row} (key {key}) is out of key order")
 
     def _add(self, pages: NDArray[np.uint8], first: NDArray[np.int64], keys: Keys) -> None:
         count = len(first) - 1
@@ -324,8 +340,17 @@ def _write_file(path: Path, rows: SortedRows, options: BuildOptions) -> Superblo
         backend.truncate(0)
         with contextlib.closing(_ahead(rows.batches)) as batches:
             for batch, keys in batches:
-                writer.write(batch, keys)
+                _write_batch(writer, batch, keys, hoped=rows.hoped)
         return writer.finish()
+
+
+def _write_batch(writer: TableWriter, batch: pa.RecordBatch, keys: Keys | None, *, hoped: bool) -> None:
+    try:
+        writer.write(batch, keys)
+    except KeyInputError as error:
+        if hoped:
+            raise NotInOrderError from error  # told with the row's number when the source is read again
+        raise
 
 
 def _ahead(batches: Iterator[_Batch]) -> Generator[_Batch]:

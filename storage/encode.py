@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from storage.keys import Keys
     from storage.layout import LeafLayout, PhysicalColumn
 
-__all__ = ["EncodedLeaves", "LeafEncoder", "PhysicalRows", "encode_leaves"]
+__all__ = ["EncodedLeaves", "LeafEncoder", "PhysicalRows", "WordRoom", "encode_leaves"]
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -55,11 +55,37 @@ class EncodedLeaves:
         return np.diff(self.first)
 
 
-class PhysicalRows:
-    """The matrices that the encoder's kernels take, built column by column."""
+class WordRoom:
+    """Memory for the words of rows that are encoded one batch after the other."""
 
-    def __init__(self, layout: LeafLayout, keys: Keys, payload: Sequence[pa.Array]) -> None:
+    def __init__(self) -> None:
+        self._room = np.empty(0, dtype=np.int64)
+
+    def matrix(self, words: int, rows: int) -> NDArray[np.int64]:
+        """Return int64[words, rows], the same memory each time."""
+        if words * rows > len(self._room):
+            self._room = np.empty(words * rows, dtype=np.int64)
+        return self._room[: words * rows].reshape(words, rows)
+
+
+class PhysicalRows:
+    """The matrices that the encoder's kernels take, built column by column.
+
+    Parameters
+    ----------
+    layout
+        Of the table.
+    keys, payload
+        The rows.
+    room
+        Where `words` may lie until the next rows take it.
+    """
+
+    def __init__(
+        self, layout: LeafLayout, keys: Keys, payload: Sequence[pa.Array], room: WordRoom | None = None
+    ) -> None:
         self.rows = len(keys)
+        self._room = room or WordRoom()
         self.cardinality = 0
         self._words: list[NDArray[np.int64]] = []
         self._spans: list[NDArray[np.int64]] = []
@@ -115,7 +141,9 @@ class PhysicalRows:
     @property
     def words(self) -> NDArray[np.int64]:
         """The 64-bit words: int64[words, rows]."""
-        words = _matrix(self._words, self.rows, np.int64)
+        words = self._room.matrix(len(self._words), self.rows)
+        for slot, values in enumerate(self._words):
+            words[slot] = values
         if self.places[0, _TEXT] == 0:
             words[0] ^= _SIGN  # unsigned keys in the order of signed integers
         return words
@@ -158,6 +186,8 @@ class LeafEncoder:
         One array for each payload column, in stored types.
     first_row
         Number of the first row, for messages.
+    room
+        See `PhysicalRows`.
 
     Raises
     ------
@@ -165,12 +195,20 @@ class LeafEncoder:
         If a key is too large for a page.
     """
 
-    def __init__(self, layout: LeafLayout, keys: Keys, payload: Sequence[pa.Array], *, first_row: int = 0) -> None:
+    def __init__(
+        self,
+        layout: LeafLayout,
+        keys: Keys,
+        payload: Sequence[pa.Array],
+        *,
+        first_row: int = 0,
+        room: WordRoom | None = None,
+    ) -> None:
         _check_key_lengths(layout, keys, first_row)
         self._layout = layout
         self._keys = keys
         self._first_row = first_row
-        physical = PhysicalRows(layout, keys, payload)
+        physical = PhysicalRows(layout, keys, payload, room)
         self._rows, self._cardinality = physical.rows, physical.cardinality
         self._places, self._words, self._spans = physical.places, physical.words, physical.spans
         self._heap, self._nulls, self._codes = physical.heap, physical.nulls, physical.codes
@@ -219,6 +257,7 @@ def encode_leaves(
     *,
     first_row: int = 0,
     keep_open: bool = False,
+    room: WordRoom | None = None,
 ) -> EncodedLeaves:
     """Pack rows in key order greedily into leaves. See `LeafEncoder` for the parameters and what is raised.
 
@@ -229,7 +268,7 @@ def encode_leaves(
     keep_open
         Leave the last page out if rows that follow might still go there; `first[-1]` says where it begins.
     """
-    encoder = LeafEncoder(layout, keys, payload, first_row=first_row)
+    encoder = LeafEncoder(layout, keys, payload, first_row=first_row, room=room)
     ends = encoder.plan(limit)
     return encoder.write(ends[:-1] if keep_open else ends)
 

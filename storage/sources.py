@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from storage.backend import path_text
 from storage.columns import conform, stored_schema
-from storage.errors import InputError, KeyInputError
+from storage.errors import InputError
 from storage.files import Rows, open_files
 from storage.keys import KeyCodec, Keys
 
@@ -47,14 +47,17 @@ class SortedRows:
         In stored types.
     batches
         Batches of that schema, with their keys where these are known already.
+    hoped
+        Whether nobody has looked yet if they are in order, and if no key is null.
     """
 
     schema: pa.Schema
     batches: Iterator[tuple[pa.RecordBatch, Keys | None]]
+    hoped: bool = False
 
 
-class NotInOrderError(Exception):
-    """The rows of a source that was hoped to be in key order are not. Never leaves a build."""
+class NotInOrderError(InputError):
+    """The rows of a source are not in key order. Never leaves a build, which sorts them then."""
 
 
 @contextlib.contextmanager
@@ -86,8 +89,6 @@ def sorted_rows(
 
     Raises
     ------
-    NotInOrderError
-        If rows are not in key order that were hoped to be; read the source again without hope.
     InputError
         If the source cannot be read, is the target, has no key column of that name, or a key is null.
     """
@@ -99,7 +100,7 @@ def sorted_rows(
     with contextlib.ExitStack() as stack:
         batches = stack.enter_context(contextlib.closing(rows.read(None)))
         if hopeful and rows.again:
-            yield SortedRows(schema, _in_order(batches, schema, codec))
+            yield SortedRows(schema, ((conform(batch, schema), None) for batch in batches), hoped=True)
             return
         held, complete = _collect(batches, schema, memory)
         if complete:
@@ -200,21 +201,3 @@ def _sorted_in_memory(
     for start in range(0, len(keys), _TAKE_ROWS):
         part = order[start : start + _TAKE_ROWS]
         yield rows.take(pa.array(part)), keys.take(part)
-
-
-def _in_order(
-    batches: Iterator[pa.RecordBatch], schema: pa.Schema, codec: KeyCodec
-) -> Iterator[tuple[pa.RecordBatch, Keys]]:
-    """Give batches with their keys as long as these ascend."""
-    last = Keys.empty(codec.kind)
-    for batch in batches:
-        rows = conform(batch, schema)
-        try:
-            keys = codec.encode(rows)
-        except KeyInputError as error:
-            raise NotInOrderError from error  # told with the row's number when the source is read again
-        ends = Keys.concat([last, keys.slice(0, min(len(keys), 1))])
-        if keys.first_descent() >= 0 or ends.first_descent() >= 0:
-            raise NotInOrderError
-        yield rows, keys
-        last = keys.slice(len(keys) - 1, len(keys)) if len(keys) else last
