@@ -1,11 +1,14 @@
 """When phases have to start so that tuples leave in time, and how long tuples waited. Holds no tuples.
 
 The paper's section IV-F: the cost model first assumes a random read for each page, and is corrected by the worst that
-join phases with a similar number of pages have cost.
+join phases with a similar number of pages have cost. Two things are added. No phase needs more than a scan of the whole
+relation; without that bound a phase that seems too long is never tried, and so never learnt. And of a number of pages
+that no phase has had yet, the model is taken to err as it has erred before.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -60,12 +63,14 @@ class PhaseEstimate:
     ----------
     seek, transfer
         Seconds of a random read, and of each page in it (the paper's S and T).
+    scan
+        Seconds of reading the whole relation; may be set anew when it has changed.
 
     Examples
     --------
-    >>> estimate = PhaseEstimate(seek=0.01, transfer=0.001)
-    >>> round(estimate.seconds(100), 6)
-    1.1
+    >>> estimate = PhaseEstimate(seek=0.01, transfer=0.001, scan=5.0)
+    >>> round(estimate.seconds(100), 6), estimate.seconds(10_000)
+    (1.1, 5.0)
     >>> estimate.learn(100, 0.2)
     >>> round(estimate.seconds(100), 6)
     0.261
@@ -73,22 +78,28 @@ class PhaseEstimate:
 
     nbytes = 8 * _BUCKETS
 
-    def __init__(self, seek: float, transfer: float) -> None:
+    def __init__(self, seek: float, transfer: float, scan: float = math.inf) -> None:
         self._random_read = seek + transfer
+        self.scan = scan
         self._worst = np.zeros(_BUCKETS)
+        self._error = 0.0
 
     def seconds(self, pages: int) -> float:
-        """Return the estimate: all random reads, or a little more than the worst phase with about as many pages."""
+        """Return the estimate: what reading costs at most, or a little more than the worst phase of about this size."""
         if pages <= 0:
             return 0.0
+        scan = self.scan * max(1.0, self._error)
         worst = float(self._worst[_bucket(pages)])
-        return pages * _CAUTION * worst + self._random_read if worst else pages * self._random_read
+        if worst:
+            return min(scan, pages * _CAUTION * worst + self._random_read)
+        return min(scan, pages * self._random_read * max(1.0, _CAUTION * self._error))
 
     def learn(self, pages: int, seconds: float) -> None:
         """Note what a join phase has cost."""
         if pages > 0:
             bucket = _bucket(pages)
             self._worst[bucket] = max(_FADING * self._worst[bucket], seconds / pages)
+            self._error = max(_FADING * self._error, seconds / min(pages * self._random_read, self.scan))
 
 
 class WaitRecord:

@@ -88,8 +88,7 @@ class ReadAhead:
         while start < len(self._leaves):
             pages = self._next_pages(start)
             checksums = self._state.snapshot.leaf_checksums[self._leaves[start : start + len(pages)]]
-            most = min(self._state.store.max_scan, self._half)
-            plan = self._state.store.plan_reads(pages, device.seek, device.transfer, most)
+            plan = self._state.store.plan_reads(pages, device.seek, device.transfer, self._state.store.longest_read)
             self._state.counters.add_read(ReadReport(plan.pages_wanted, plan.pages_read, len(plan)))
             slots, bounds = np.empty(len(pages), dtype=np.int64), np.empty(len(plan) + 1, dtype=np.int64)
             count = lay_out(plan.start, plan.length, plan.first, pages, number, self._half, slots, bounds)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from storage.device import DeviceModel
     from storage.reader import PageReader
 
 __all__ = [
@@ -139,6 +140,14 @@ def disk_order(snapshot: Snapshot) -> NDArray[np.int32]:
     if in_key_order(snapshot):
         return np.empty(0, dtype=np.int32)
     return np.argsort(snapshot.leaf_pages).astype(np.int32)
+
+
+def scan_seconds(snapshot: Snapshot, device: DeviceModel, most: int) -> float:
+    """Return what it costs to read the leaves and all between them, in reads of so many pages at most."""
+    if len(snapshot.leaf_pages) == 0:
+        return 0.0
+    pages = int(snapshot.leaf_pages.max() - snapshot.leaf_pages.min()) + 1
+    return device.cost(-(-pages // most), pages)
 
 
 def unchanged_leaves(old: Snapshot, new: Snapshot) -> tuple[NDArray[np.intp], NDArray[np.intp]]:

@@ -134,6 +134,11 @@ class Store:
         self.direct = DirectLookup(snapshot, columns, self.cache.frames_max) if direct else None
         self.records = self._record_tier(columns) if record_tier else None
 
+    @property
+    def longest_read(self) -> int:
+        """Most disk pages in a read: another block is being joined meanwhile."""
+        return min(self.max_scan, self.read_buffer.pages // 2)
+
     def wanted(self) -> NDArray[np.int32]:
         """Return the leaves that tuples wait for, in the order of the disk (the paper's P_u)."""
         leaves = np.empty(self.stream.pages, dtype=np.int32)
@@ -195,6 +200,11 @@ class Store:
     def unqueue(self, nbytes: int) -> None:
         """Note that such tuples are being joined now."""
         self._queued -= nbytes
+
+    @property
+    def overdrawn(self) -> bool:
+        """Whether more tuples have arrived during a join phase than there can be room for."""
+        return self._queued > self._obtainable
 
     def grow(self) -> None:
         """Give the cache all that is available, and not wanted by tuples that arrived meanwhile."""

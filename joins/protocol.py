@@ -83,6 +83,11 @@ class Work:
         return not self._tasks
 
     @property
+    def more(self) -> bool:
+        """Whether something else is to be done after what is being done now."""
+        return len(self._tasks) > 1
+
+    @property
     def busy_seconds(self) -> float:
         """Seconds in which tasks ran, the time that the consumer took between results not included."""
         return self._busy if self._since is None else self._busy + self._clock() - self._since

@@ -38,6 +38,7 @@ from joins._input_buffer import Piece, compact
 from joins._join_phase import JoinPhase
 from joins._online import OnlinePhase
 from joins._recall import RecallPhase
+from joins._relation import scan_seconds
 from joins._state import SSIJState
 from joins._store import Store
 from joins._stream_buffer import PIECE_NBYTES
@@ -162,8 +163,6 @@ class SSIJ(StreamJoin):
             if value is not None and not (isinstance(value, int) and value >= 1):
                 raise JoinInputError(f"`{name}` must be a whole number, at least 1, not {value!r}")
         self._thresholds = (input_threshold, stream_threshold)
-        device = self.relation.reader.device
-        self._estimate = PhaseEstimate(device.seek, device.transfer)
         variant = Variant(cache_policy, memory_split, read_plan)
         self.store = Store(
             self.snapshot,
@@ -175,6 +174,8 @@ class SSIJ(StreamJoin):
             self.columns,
             record_tier,
         )
+        device = self.relation.reader.device
+        self._estimate = PhaseEstimate(device.seek, device.transfer, self._scan_seconds())
         self._workers = Workers(threads)
         self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
         self._row_nbytes = 1.0
@@ -343,8 +344,11 @@ class SSIJ(StreamJoin):
     # Deadlines
 
     def _due_work(self) -> Iterator[pa.RecordBatch]:
-        """Run the phases that have to start now for the deadlines to hold."""
-        if self.deadline is None:
+        """Run the phases that have to start now for the deadlines to hold.
+
+        What arrived during a join phase shares the next one, so all of it is taken in first.
+        """
+        if self.deadline is None or self._work.more:
             return
         while True:
             now = self.time.now()
@@ -377,7 +381,12 @@ class SSIJ(StreamJoin):
         oldest = self.store.stream.oldest
         if oldest is None or self.deadline is None:
             return None
-        return oldest + self.deadline - self._estimate.seconds(self.store.stream.pages)
+        phase = self._estimate.seconds(self.store.stream.pages)
+        # Tuples that arrive when a phase has just begun wait for it and for the next one.
+        return oldest if phase > self.deadline / 2 else oldest + self.deadline - phase
+
+    def _scan_seconds(self) -> float:
+        return scan_seconds(self.snapshot, self.relation.reader.device, self.store.longest_read)
 
     # The relation changes
 
@@ -388,6 +397,7 @@ class SSIJ(StreamJoin):
         self._queue.close()
         self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
         self.store.install(self.snapshot)
+        self._estimate.scan = self._scan_seconds()
         self._rebind()
 
     # Bindings

@@ -159,7 +159,33 @@ def test_the_estimate_begins_with_random_reads_and_remembers_the_worst():
     estimate.learn(10, 0.2)
     assert estimate.seconds(10) == pytest.approx(1.25 * 0.45 + 0.011), "the worst, which fades"
     assert estimate.seconds(12) == pytest.approx(1.25 * 0.54 + 0.011), "about as many pages"
-    assert estimate.seconds(1000) == pytest.approx(11.0), "nothing is known of so many"
+    assert estimate.seconds(1000) == pytest.approx(11.0 * 1.25 * 0.45 / 0.11), "of so many only how the model errs"
+
+
+def test_no_phase_is_expected_to_take_longer_than_a_scan():
+    estimate = PhaseEstimate(SEEK, TRANSFER, scan=3.0)
+    assert estimate.seconds(100) == pytest.approx(1.1)
+    assert estimate.seconds(10_000) == 3.0
+
+
+def test_a_stream_that_a_scan_serves_in_time_is_not_cut_into_small_phases(table):
+    clock = Clock()
+    join = make(table, clock, 0.6, input_threshold=10, stream_threshold=100_000)
+    scan = join._estimate.scan
+    assert 2.2 * scan < 0.6 < table.stats.leaves * (SEEK + TRANSFER)
+    rng = np.random.default_rng(3)
+    drive(join, clock, [(at * scan / 10, rng.integers(0, KEYS, 20)) for at in range(100)])
+    assert join.stats.longest_wait <= 0.6 + 3 * (SEEK + TRANSFER)
+    assert join.stats.join_phases <= 12
+
+
+def test_phases_are_so_short_that_tuples_may_wait_for_two(table):
+    clock = Clock()
+    deadline = 8 * (SEEK + TRANSFER)
+    join = make(table, clock, deadline, input_threshold=1)
+    rng = np.random.default_rng(4)
+    drive(join, clock, [(at * 4 * (SEEK + TRANSFER), rng.integers(0, KEYS, 1)) for at in range(200)])
+    assert join.stats.deadline_misses == 0
 
 
 def test_time_never_goes_back_and_can_be_said():
