@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format bench bench-spark bench-storage clean python java
+.PHONY: help demo test test-slow check format bench bench-experiments bench-spark bench-storage clean python java
 
 COMMA := ,
 VENV := .venv
@@ -17,7 +17,7 @@ JAVA := $(if $(JAVA_HOME),$(JAVA_HOME)/bin/java,java)
 
 help: ## Show this list
 	@echo "Headrace: make TARGET"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 demo: java $(INSTALLED) ## Load a year of real flights into a small warehouse under demo/ and query it
 	@$(BIN)/headrace demo --dir demo
@@ -38,6 +38,9 @@ format: $(INSTALLED) ## Format the sources
 
 bench: $(INSTALLED_BENCH) ## Measure the joins in under 5 minutes; tables and plots go to artifacts/
 	@$(BIN)/python -m benchmarks joins
+
+bench-experiments: $(INSTALLED_BENCH) ## Repeat the experiments of the SSIJ paper on a simulated disk
+	@$(BIN)/python -m benchmarks experiments
 
 bench-spark: java $(INSTALLED_BENCH) ## Measure a Spark micro-batch against Spark's own join
 	@$(BIN)/python -m benchmarks spark

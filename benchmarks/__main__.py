@@ -1,7 +1,12 @@
-"""The command `python -m benchmarks [EXPERIMENT ...] [--quick] [--out FOLDER]`."""
+"""The command `python -m benchmarks [EXPERIMENT ...] [--quick] [--out FOLDER]`.
+
+The experiments of the SSIJ paper have their own: `python -m benchmarks experiment NAME ...`, `experiments` for all
+of them, and `hit-ratios` for the policies of the page cache.
+"""
 
 import argparse
 import importlib
+import sys
 from pathlib import Path
 
 EXPERIMENTS = {
@@ -13,6 +18,10 @@ MODULES = {"joins": "joins", "spark": "spark_microbatch", "storage": "clustered_
 
 
 def main():
+    if sys.argv[1:2] in (["experiment"], ["experiments"], ["hit-ratios"]):
+        names = ["hit_ratios"] if sys.argv[1] == "hit-ratios" else []
+        importlib.import_module("benchmarks.experiments.__main__").main([*names, *sys.argv[2:]])
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Headrace.")
     listed = "; ".join(f"{name}: {what}" for name, what in EXPERIMENTS.items())
     parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"{listed} (default: all)")

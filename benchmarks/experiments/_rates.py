@@ -1,0 +1,172 @@
+"""How fast a stream can come: the rate at which tuples are completed, and the greatest rate of arrivals that fits.
+
+The paper raises the rate of arrivals until the memory overflows. For a stream whose character does not change that is
+the rate at which tuples are completed, which takes one run (`service_rate`). Where the peaks matter, when what is asked
+for moves or when there are deadlines, tuples arrive here by the clock (`arrive`), and the greatest rate is searched for
+(`greatest_rate`).
+"""
+
+from dataclasses import dataclass
+from itertools import cycle
+
+from joins.stats import SSIJStats
+
+__all__ = ["Arrived", "Served", "arrive", "greatest", "service_rate"]
+
+
+@dataclass(frozen=True)
+class Served:
+    """Tuples a second, and what was counted meanwhile."""
+
+    rate: float
+    hit_ratio: float
+    pages_read: int
+    reads: int
+    tuples: int
+
+    def row(self):
+        return {
+            "tuples_per_second": round(self.rate),
+            "hit_ratio": round(self.hit_ratio, 4),
+            "tuples": self.tuples,
+            "pages_read": self.pages_read,
+            "reads": self.reads,
+        }
+
+
+def service_rate(run, batches, *, warm, most, phases=4):
+    """Push batches, over and over, and return the rate at which tuples are completed once the operator is warm.
+
+    Parameters
+    ----------
+    run
+        A fresh operator; it is finished afterwards.
+    batches
+        The stream.
+    warm, most
+        Tuples that are not counted, and that are pushed at most.
+    phases
+        Join phases that are enough. Rates are taken between ends of phases, where as many tuples wait as at the
+        beginning. An operator without phases is measured over as many tuples as it took to complete the first ones.
+    """
+    marks, pushed = [(run.clock(), run.operator.stats)], 0
+    for batch in cycle(batches):
+        run.operator.push(batch).drain()
+        pushed += len(batch)
+        mark = (run.clock(), run.operator.stats)
+        if pushed <= warm:
+            marks = [mark]
+        elif _settled(marks[-1][1], mark[1]):
+            marks.append(mark)
+        if pushed >= most or _enough(marks, warm, phases):
+            break
+    run.operator.finish().drain()
+    if len(marks) < 3:
+        marks = [marks[0], (run.clock(), run.operator.stats)]
+    run.close()
+    first = 1 if len(marks) > 2 else 0  # the mark at the end of the warming is within a phase
+    return _served(marks[first], marks[-1])
+
+
+def _settled(before, now):
+    return now.join_phases > before.join_phases if isinstance(now, SSIJStats) else now.rows_done > before.rows_done
+
+
+def _enough(marks, warm, phases):
+    last = marks[-1][1]
+    if isinstance(last, SSIJStats):
+        return len(marks) > phases + 1
+    return len(marks) > 3 and last.rows_in >= 2 * max(marks[1][1].rows_in, warm)
+
+
+def _served(first, last):
+    (began, before), (ended, after) = first, last
+    counted = after - before
+    rate = counted.rows_done / max(ended - began, 1e-9)
+    return Served(rate, counted.hit_ratio, counted.pages_read, counted.seeks, counted.rows_done)
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """What happened when tuples arrived by the clock."""
+
+    overflowed: bool
+    longest_wait: float
+    deadline_misses: int
+    hit_ratio: float
+    done_at: float
+
+    @property
+    def fits(self):
+        return not (self.overflowed or self.deadline_misses)
+
+
+class _Arrivals:
+    """What has not come yet: when each piece is complete, and the piece."""
+
+    def __init__(self, batches, times):
+        self._pieces = iter(zip(times, batches, strict=True))
+        self.next = next(self._pieces, None)
+        self.taken = 0
+
+    def take(self):
+        self.taken += 1
+        piece, self.next = self.next, next(self._pieces, None)
+        return piece
+
+
+def arrive(run, batches, times, judged_from=0):
+    """Let batches arrive at their times, whatever the operator is doing, and return whether it could keep up.
+
+    The memory overflows when tuples that have come do not fit beside those that wait, even if all cached pages that may
+    give way do. Waits are judged when so many batches have come: before, the cache is cold and nothing was learnt of
+    the disk.
+    """
+    operator, clock = run.operator, run.clock
+    begin = clock()
+    arrivals = _Arrivals(batches, times)
+    overflowed, before = False, operator.stats
+    while arrivals.next is not None and not overflowed:
+        if arrivals.taken < judged_from:
+            operator.waits.longest, before = 0.0, operator.stats
+        moment = begin + arrivals.next[0]
+        if operator.due is not None and operator.due < moment:
+            clock.wait_until(operator.due)
+            output = operator.tick(clock())
+        else:
+            clock.wait_until(moment)
+            output = operator.push(arrivals.take()[1], at=moment)
+        overflowed = _work(operator, clock, output, arrivals, begin)
+    _finish(operator, clock, overflowed)
+    stats = operator.stats
+    run.close()
+    counted = stats - before
+    return Arrived(overflowed, stats.longest_wait, counted.deadline_misses, counted.hit_ratio, clock() - begin)
+
+
+def _work(operator, clock, output, arrivals, begin):
+    """Consume results; push what arrives meanwhile. Return whether the memory overflowed."""
+    while next(output, None) is not None:
+        while arrivals.next is not None and begin + arrivals.next[0] <= clock():
+            time, batch = arrivals.take()
+            output = operator.push(batch, at=begin + time)
+            if operator.store.overdrawn:
+                return True
+    return False
+
+
+def _finish(operator, clock, overflowed):
+    """Complete what waits when it is due, so that the end of the stream is no relief."""
+    while not overflowed and operator.due is not None:
+        clock.wait_until(operator.due)
+        operator.tick(clock()).drain()
+    if not overflowed:
+        operator.finish().drain()
+
+
+def greatest(fits, low, high, steps):
+    """Return the greatest value between, up to a factor of the steps, for which `fits` holds; `low` if for none."""
+    for _ in range(steps):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
