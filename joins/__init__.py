@@ -13,11 +13,14 @@ if TYPE_CHECKING:
     from joins.meshjoin import MeshJoin
     from joins.predicates import Equality
     from joins.protocol import JoinStats, MemoryUse, Operator, Output, SSIJStats
+    from joins.ranges import AsOf, Band, Range
     from joins.ssij import SSIJ
     from storage.units import parse_duration, parse_memory
 
 __all__ = [
     "SSIJ",
+    "AsOf",
+    "Band",
     "Equality",
     "IndexNestedLoops",
     "JoinStats",
@@ -25,6 +28,7 @@ __all__ = [
     "MeshJoin",
     "Operator",
     "Output",
+    "Range",
     "SSIJStats",
     "parse_duration",
     "parse_memory",
@@ -32,6 +36,8 @@ __all__ = [
 
 _HOMES = {
     "SSIJ": "joins.ssij",
+    "AsOf": "joins.ranges",
+    "Band": "joins.ranges",
     "Equality": "joins.predicates",
     "IndexNestedLoops": "joins.inlj",
     "JoinStats": "joins.protocol",
@@ -39,6 +45,7 @@ _HOMES = {
     "MeshJoin": "joins.meshjoin",
     "Operator": "joins.protocol",
     "Output": "joins.protocol",
+    "Range": "joins.ranges",
     "SSIJStats": "joins.protocol",
     "parse_duration": "storage.units",
     "parse_memory": "storage.units",

@@ -16,7 +16,7 @@ from joins._emit import Emitter, check_how, output_schema
 from joins._relation import TableLike, open_relation
 from joins.errors import FinishedError, JoinInputError, StreamSchemaError
 from joins.memory import MemoryBudget
-from joins.predicates import BoundEquality, Equality, On, as_predicate
+from joins.predicates import Bound, On, as_predicate
 from joins.protocol import Output, Work
 from storage.units import parse_duration, parse_memory
 
@@ -48,8 +48,7 @@ class StreamJoin(ABC):
     ) -> None:
         self.relation = open_relation(table, reader)
         self.predicate = as_predicate(on)
-        if isinstance(self.predicate, Equality):
-            self.predicate.check(self.relation.snapshot.key)
+        self.predicate.check(self.relation.snapshot.codec)
         self.how = check_how(how)
         self.columns = self._chosen(columns)
         self.deadline = None if deadline is None else parse_duration(deadline)
@@ -60,7 +59,7 @@ class StreamJoin(ABC):
             raise JoinInputError(f"`clock` is a function that returns seconds, not {clock!r}")
         self.time = OperatorTime(clock)
         self._work = Work(clock or time.monotonic)
-        self._bound: BoundEquality | None = None
+        self._bound: Bound | None = None
         self._emitter: Emitter | None = None
         self._stream: pa.Schema | None = None
         self._finished = False
@@ -174,7 +173,7 @@ class StreamJoin(ABC):
         return self.relation.snapshot
 
     @property
-    def bound(self) -> BoundEquality:
+    def bound(self) -> Bound:
         """The predicate, once the stream's schema is known."""
         assert self._bound is not None
         return self._bound
@@ -195,8 +194,10 @@ class StreamJoin(ABC):
             raise FinishedError("the join is finished; make a new operator")
 
     def _chosen(self, columns: Sequence[str] | None) -> list[str]:
-        snapshot = self.relation.snapshot
-        return snapshot.layout.select(columns)
+        layout = self.relation.snapshot.layout
+        if columns is None:
+            columns = [name for name in layout.schema.names if name not in self.predicate.equated]
+        return layout.select(columns)
 
     def _bind(self, stream: pa.Schema) -> None:
         if self._stream is None:

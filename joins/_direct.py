@@ -14,6 +14,7 @@ from joins._emit import rows_at
 from joins._input_buffer import arrivals_at
 from joins._probe import waiting_nbytes
 from joins._stream_buffer import Chunk, ascending
+from storage.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from joins._direct_lookup import DirectLookup, Found
     from joins._input_buffer import Piece
     from joins._state import SSIJState
-    from storage.keys import Keys
 
 __all__ = ["DirectPhase", "DirectProbe"]
 
@@ -112,6 +112,7 @@ class DirectPhase:
     def _probe(self, piece: Piece) -> DirectProbe:
         cache = self._store.cache
         keys, valid = self._state.bound.encode(piece.rows)
+        assert isinstance(keys, Keys)
         leaf, frame, waiting = self._lookup.locate(keys.prefix, valid, cache.frame_map)
         found = self._lookup.probe(cache.buffer, keys.prefix, frame, self._state.outer)
         return DirectProbe(piece, keys, leaf, frame, waiting, found, len(self._state.snapshot.leaf_pages))

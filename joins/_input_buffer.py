@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["Arrivals", "InputBuffer", "Piece", "arrivals_at", "compact"]
+__all__ = ["Arrivals", "InputBuffer", "Piece", "Postponed", "arrivals_at", "compact"]
 
 Arrivals = float | NDArray[np.float64]
 """When tuples arrived, in seconds: one time for all of them, or one each."""
@@ -28,11 +28,35 @@ class Piece:
     def parts(self, count: int) -> list[Piece]:
         """Return pieces of about equal numbers of tuples."""
         bounds = [len(self.rows) * part // count for part in range(count + 1)]
-        return [self._slice(start, stop) for start, stop in pairwise(bounds)]
+        return [self.slice(start, stop) for start, stop in pairwise(bounds)]
 
-    def _slice(self, start: int, stop: int) -> Piece:
+    def slice(self, start: int, stop: int) -> Piece:
+        """Return some of the tuples."""
         arrival = self.arrival[start:stop] if isinstance(self.arrival, np.ndarray) else self.arrival
         return Piece(self.rows.slice(start, stop - start), arrival)
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed(Piece):
+    """Stream tuples that have been to a leaf and found that only its neighbour can tell what they match.
+
+    Attributes
+    ----------
+    leaf : int32[rows]
+        The neighbour.
+    """
+
+    leaf: NDArray[np.int32]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tuples."""
+        return self.rows.nbytes + self.leaf.nbytes + (0 if isinstance(self.arrival, float) else self.arrival.nbytes)
+
+    def slice(self, start: int, stop: int) -> Postponed:
+        """Return some of the tuples."""
+        part = Piece(self.rows, self.arrival).slice(start, stop)
+        return Postponed(part.rows, part.arrival, self.leaf[start:stop])
 
 
 class InputBuffer:

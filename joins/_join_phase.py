@@ -17,10 +17,12 @@ import pyarrow as pa
 from joins import _piece_kernels
 from joins._block_kernels import expand_found, frames_of_places
 from joins._emit import Matches, rows_at
+from joins._input_buffer import arrivals_at
 from joins._pairs import Read
 from joins._parts import Parts
 from joins._read_ahead import ReadAhead
-from storage.leaves import copy_pages, search
+from joins._sought import find
+from storage.leaves import copy_pages
 from storage.staging import StagedRows
 
 if TYPE_CHECKING:
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from joins._read_ahead import Block
     from joins._state import SSIJState
     from joins._stream_buffer import Chunk
-    from storage.keys import Keys
 
 __all__ = ["JoinPhase"]
 
@@ -72,7 +73,9 @@ class JoinPhase:
                 simple.settle()
         yield from simple.rest()
         yield from self._unmatched()
-        self._store.release_stream()
+        self._simple.clear()
+        self._spanning.clear()
+        self._store.release_stream(self._state.bound.step)
         self._cache.phase_done()
         seconds = self._state.busy() - begin
         self._state.estimate.learn(len(self._leaves), seconds)
@@ -133,7 +136,7 @@ class JoinPhase:
                 tuples = pairs.chunk.tuples[pairs.pieces]
                 rows = pairs.chunk.rows.take(pa.array(tuples))
                 keys, _ = self._state.bound.encode(rows)
-                row, count = _search(self._state, pairs.frame, keys)
+                row, count = find(self._state.snapshot, self._store.read_buffer.frames, pairs.frame, keys)
                 pairs.chunk.matched[tuples[count > 0]] = True
                 found = Matches(pairs.frame, row, count)
                 yield from self._state.emitter.emit(rows, found, self._store.read_buffer.frames)
@@ -157,7 +160,7 @@ class _SimpleJoin:
 
     def __init__(self, state: SSIJState, leaves: NDArray[np.int32], chunks: list[Chunk]) -> None:
         self._state = state
-        most = state.store.tuples_in_a_part(state.emitter)
+        most = state.store.tuples_in_a_part(state.emitter, state.bound.keys_per_tuple)
         self._parts = Parts(leaves, state.store.stream.demand, chunks, state.bound, most)
         self._any = bool(chunks)
         self._reach = 0
@@ -201,6 +204,7 @@ class _PartResults:
 
     def __init__(self, state: SSIJState) -> None:
         self._state = state
+        self._single = state.bound.at_most_one(unique=state.snapshot.unique)
         self._staged: StagedRows | None = None
         self._sources: list[NDArray[np.int32]] = []
         self._met = self._noted = 0
@@ -213,7 +217,9 @@ class _PartResults:
         self._met = frames_of_places(part.place, low, block.start, stop, block.slots, frame)
         frame = frame[: self._met - low]
         keys = part.keys.slice(low, self._met)
-        row, count = _search(state, frame, keys)
+        row, count = find(state.snapshot, state.store.read_buffer.frames, frame, keys)
+        if part.later is not None:
+            part.later[low : self._met] = count < 0
         if state.store.records_awake:
             admit = partial(state.store.admit, state.store.read_buffer.frames, frame, row, count, keys)
             self.settle()
@@ -221,7 +227,7 @@ class _PartResults:
         cursor = np.zeros(2, dtype=np.int64)
         while cursor[0] < len(frame):
             staged = self._stage(len(part.rows))
-            most = staged.free if not state.snapshot.unique else min(staged.free, len(frame))
+            most = min(staged.free, len(frame)) if self._single else staged.free
             match, at, where = np.empty((3, most), dtype=np.int32)
             size = expand_found(frame, row, count, state.outer, cursor, match, where, at)
             if size:
@@ -240,21 +246,26 @@ class _PartResults:
     def complete(self, part: Part) -> Iterator[pa.RecordBatch]:
         """Note that all tuples of a part have met their leaf, and give out what is staged."""
         self._note(part, len(part.rows))
+        part.postpone()
         self._met = self._noted = 0
         if self._staged is not None and self._staged.rows:
             yield self._batch(part)
         self._staged = None
 
     def _note(self, part: Part, stop: int) -> None:
-        """Note that the tuples of a part up to one are complete."""
-        arrival = part.arrival[self._noted : stop] if isinstance(part.arrival, np.ndarray) else part.arrival
-        self._state.completed(arrival, stop - self._noted)
-        self._noted = stop
+        """Note that the tuples of a part up to one are complete, but for those that have to go to another leaf."""
+        start, self._noted = self._noted, stop
+        if part.later is None:
+            arrival = part.arrival[start:stop] if isinstance(part.arrival, np.ndarray) else part.arrival
+            self._state.completed(arrival, stop - start)
+            return
+        done = start + np.flatnonzero(~part.later[start:stop])
+        self._state.completed(arrivals_at(part.arrival, done), len(done))
 
     def _stage(self, rows: int) -> StagedRows:
         if self._staged is None:
             emitter = self._state.emitter
-            room = min(max(rows, 1), emitter.most_rows)
+            room = min(max(rows, 1), emitter.most_rows) if self._single else emitter.most_rows
             self._staged = StagedRows(self._state.snapshot.layout, emitter.columns, room)
         return self._staged
 
@@ -265,8 +276,3 @@ class _PartResults:
         rows = rows_at(part.rows, source)
         self._staged, self._sources = None, []
         return self._state.emitter.finished(rows, columns)
-
-
-def _search(state: SSIJState, frame: NDArray[np.int32], keys: Keys) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    layout = state.snapshot.layout
-    return search(layout, state.store.read_buffer.frames, frame, keys, unique=state.snapshot.unique)

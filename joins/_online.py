@@ -10,9 +10,9 @@ import pyarrow as pa
 from joins import _piece_kernels, _result_kernels
 from joins._emit import Matches
 from joins._input_buffer import arrivals_at
-from joins._probe import Prober
-from joins._stream_buffer import Chunk, ascending
-from storage.leaves import search
+from joins._probe import Prober, ascends, by_leaves
+from joins._sought import find
+from joins._stream_buffer import Chunk
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -65,7 +65,7 @@ class OnlinePhase:
         for probe in probes:
             self._note(probe)
         waiting: list[Chunk | None] = []
-        if self._snapshot.unique:
+        if self._state.bound.at_most_one(unique=self._snapshot.unique):
             for probe, found in zip(probes, self._state.workers.map(self._join_unique, probes), strict=True):
                 results, row, count = found
                 self._store.admit(self._store.cache.buffer, probe.frame, row, count, probe.single.keys)
@@ -90,7 +90,7 @@ class OnlinePhase:
     def _join_unique(self, probe: Probe) -> tuple[list[pa.RecordBatch], NDArray[np.int32], NDArray[np.int32]]:
         """Join tuples that have one match at most. Changes nothing, so that threads may do it at once."""
         single, rows, buffer = probe.single, probe.piece.rows, self._store.cache.buffer
-        row, count = search(self._snapshot.layout, buffer, probe.frame, single.keys, unique=True)
+        row, count = find(self._snapshot, buffer, probe.frame, single.keys)
         place = np.full(len(rows), -1, dtype=np.int32)
         _result_kernels.place_matches(single.order, probe.frame, count, self._state.outer, place)
         if self._state.outer:
@@ -100,7 +100,7 @@ class OnlinePhase:
     def _join_single(self, probe: Probe) -> Iterator[pa.RecordBatch]:
         """Join the tuples that may match in one leaf."""
         state, single, buffer = self._state, probe.single, self._store.cache.buffer
-        row, count = search(self._snapshot.layout, buffer, probe.frame, single.keys)
+        row, count = find(self._snapshot, buffer, probe.frame, single.keys)
         frame = probe.frame.copy()
         _result_kernels.outer_matches(frame, count, state.outer)
         yield from state.emitter.emit(probe.piece.rows, Matches(frame, row, count, single.order), buffer)
@@ -140,7 +140,7 @@ class OnlinePhase:
             spanning.first, spanning.last, cache.frame_map, cursor, tuples, frames
         ):
             pair, frame = tuples[:size], frames[:size]
-            row, count = search(self._snapshot.layout, cache.buffer, frame, spanning.keys.take(pair))
+            row, count = find(self._snapshot, cache.buffer, frame, spanning.keys.take(pair))
             self._store.cache.touch(frame)
             matched[pair[count > 0]] = True
             found = Matches(frame, row, count, spanning.order[pair])
@@ -156,9 +156,9 @@ class OnlinePhase:
         _piece_kernels.split_pieces(
             spanning.first, spanning.last, self._store.cache.frame_map, waiting, first, last, tuples
         )
-        # Pieces of neighbouring tuples interleave; of any two one begins and ends no later, so their sums order both.
-        sort = ascending(first.astype(np.int64) + last)
+        sort = by_leaves(first, last)  # pieces of neighbouring tuples interleave
+        first, last = first[sort], last[sort]
         order = spanning.order[waiting]
         rows = probe.piece.rows.take(pa.array(order))
         arrival = arrivals_at(probe.piece.arrival, order)
-        return Chunk(rows, arrival, first[sort], last[sort], tuples[sort], matched[waiting])
+        return Chunk(rows, arrival, first, last, tuples[sort], matched[waiting], ascends(last))

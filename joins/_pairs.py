@@ -59,7 +59,9 @@ class Read:
             cursor = np.zeros(3, dtype=np.int64)
             while True:
                 pieces, frame = np.empty(room, dtype=np.int32), np.empty(room, dtype=np.int32)
-                size = kernels.collect_pairs(chunk.first, chunk.last, self.leaves, self.frames, cursor, pieces, frame)
+                size = kernels.collect_pairs(
+                    chunk.first, chunk.last, chunk.ascends, self.leaves, self.frames, cursor, pieces, frame
+                )
                 if size == 0:
                     break
                 group.append(Pairs(chunk, pieces[:size], frame[:size]))

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from joins._input_buffer import Arrivals
     from joins._pairs import Pairs
+    from joins._sought import Sought
     from joins._stream_buffer import Chunk
-    from joins.predicates import BoundEquality
-    from storage.keys import Keys
+    from joins.predicates import Bound
 
 __all__ = ["Part", "Parts"]
 
@@ -36,12 +36,31 @@ class Part:
         Of the tuples.
     place : int32[rows]
         Where the leaf of each tuple stands in the list of all leaves to be read; ascending.
+    later : bool[rows] or None
+        Set where only the neighbouring leaf can tell what a tuple matches; None if no leaf leaves that open.
     """
 
     rows: pa.RecordBatch
-    keys: Keys
+    keys: Sought
     arrival: Arrivals
     place: NDArray[np.int32]
+    later: NDArray[np.bool_] | None
+    _group: list[Pairs]
+    _order: NDArray[np.int32] | None
+
+    def postpone(self) -> None:
+        """Mark the tuples that have to go to a neighbouring leaf in the chunks that they come from."""
+        if self.later is None or not self.later.any():
+            return
+        later = self.later
+        if self._order is not None:
+            later = np.empty_like(self.later)
+            later[self._order] = self.later
+        start = 0
+        for pairs in self._group:
+            assert pairs.chunk.later is not None
+            pairs.chunk.later[pairs.pieces] = later[start : start + len(pairs.pieces)]
+            start += len(pairs.pieces)
 
 
 class Parts:
@@ -66,7 +85,7 @@ class Parts:
         leaves: NDArray[np.int32],
         demand: NDArray[np.int32],
         chunks: Sequence[Chunk],
-        bound: BoundEquality,
+        bound: Bound,
         most: int,
     ) -> None:
         self._leaves = leaves
@@ -97,4 +116,5 @@ class Parts:
             rows, place = rows.take(pa.array(order)), place[order]
         arrival = merged_arrivals(arrivals, [len(pairs.pieces) for pairs in group], order)
         keys, _ = self._bound.encode(rows)
-        return Part(rows, keys, arrival, place + np.int32(start))
+        later = np.zeros(len(rows), dtype=np.bool_) if self._bound.step else None
+        return Part(rows, keys, arrival, place + np.int32(start), later, group, order)

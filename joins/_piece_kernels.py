@@ -1,7 +1,7 @@
 """Compiled steps of the stream buffer: which leaves tuples wait for, and which tuples wait for the leaves read.
 
-A *piece* is a run of leaves, ``first[i]`` to ``last[i]``, that stream tuple `i` still has to meet. In every list of
-pieces here both ends ascend, because tuples are sorted by key.
+A *piece* is a run of leaves, ``first[i]`` to ``last[i]``, that stream tuple `i` still has to meet. Pieces are sorted by
+their first leaf. Where tuples look for keys, or for ranges of one width, their last leaves ascend as well.
 """
 
 from __future__ import annotations
@@ -136,6 +136,7 @@ def _first_reaching(last: NDArray[np.int32], leaf: int, low: int) -> int:
 def collect_pairs(
     first: NDArray[np.int32],
     last: NDArray[np.int32],
+    ascends: bool,
     leaves: NDArray[np.int32],
     frames: NDArray[np.int32],
     cursor: NDArray[np.int64],
@@ -147,7 +148,9 @@ def collect_pairs(
     Parameters
     ----------
     first, last : int32[n]
-        Pieces.
+        Pieces; `first` ascends.
+    ascends
+        Whether `last` does, too, so that pieces can be skipped many at a time.
     leaves, frames : int32[p]
         Leaves read, ascending, and where they are.
     cursor : int64[3]
@@ -162,7 +165,7 @@ def collect_pairs(
     i, start, j = cursor[0], cursor[1], cursor[2]
     while i < len(first) and start < len(leaves) and size < len(out_piece):
         if last[i] < leaves[start]:
-            i = _first_reaching(last, leaves[start], i)
+            i = _first_reaching(last, leaves[start], i) if ascends else i + 1
             j = start
             continue
         while start < len(leaves) and leaves[start] < first[i]:

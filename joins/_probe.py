@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from joins import _piece_kernels, _result_kernels
+from joins._sought import locate
 from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, ascending
 
 if TYPE_CHECKING:
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from joins._input_buffer import Piece
-    from joins.predicates import BoundEquality
+    from joins._sought import Sought
+    from joins.predicates import Bound
     from storage.cache import PageCache
     from storage.keys import Keys
     from storage.snapshot import Snapshot
 
-__all__ = ["Located", "Probe", "Prober", "sorted_positions", "waiting_nbytes"]
+__all__ = ["Located", "Probe", "Prober", "ascends", "by_leaves", "sorted_positions", "waiting_nbytes"]
 
 _NO_FLAGS = np.zeros(0, dtype=np.bool_)
 _WORD = 64
@@ -36,13 +38,13 @@ class Located:
     order : int32[n]
         Position of each tuple in the batch; tuples that can match nothing are left out.
     keys
-        Of the tuples.
+        What the tuples look for.
     first, last : int32[n]
-        Leaves, both ascending.
+        Leaves, the first ones ascending.
     """
 
     order: NDArray[np.int32]
-    keys: Keys
+    keys: Sought
     first: NDArray[np.int32]
     last: NDArray[np.int32]
 
@@ -116,7 +118,7 @@ class Prober:
         Which leaves are in memory.
     """
 
-    def __init__(self, snapshot: Snapshot, bound: BoundEquality, cache: PageCache) -> None:
+    def __init__(self, snapshot: Snapshot, bound: Bound, cache: PageCache) -> None:
         self._snapshot = snapshot
         self._bound = bound
         self._cache = cache
@@ -140,10 +142,9 @@ class Prober:
             valid = np.zeros(len(rows), dtype=np.bool_)
         order = sorted_positions(keys.prefix, valid, self._snapshot.separators)
         keys = keys.take(order)
-        first, last = self._snapshot.locate(keys)
-        if not (_ascends(first) and _ascends(last)):
-            # Both ends ascend with the key, so their sum orders tuples as the key does, up to equal leaves.
-            again = ascending(first.astype(np.int64) + last)
+        first, last = locate(self._snapshot, keys)
+        if not (ascends(first) and ascends(last)):
+            again = by_leaves(first, last)
             order, keys, first, last = order[again], keys.take(again), first[again], last[again]
         return Located(order, keys, first, last)
 
@@ -184,5 +185,12 @@ def sorted_positions(
     return _result_kernels.unpack_positions(packed, bits)
 
 
-def _ascends(values: NDArray[np.int32]) -> bool:
+def by_leaves(first: NDArray[np.int32], last: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the order by first leaf, then by last leaf; both ascend then if they can do so together."""
+    by_last = ascending(last)
+    return by_last[ascending(first[by_last])]
+
+
+def ascends(values: NDArray[np.int32]) -> bool:
+    """Return whether no value is less than the one before it."""
     return len(values) < 2 or bool((values[1:] >= values[:-1]).all())  # noqa: PLR2004 - one value is in order

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from joins._emit import rows_at
 from joins._input_buffer import arrivals_at
+from storage.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -63,7 +64,9 @@ class RecallPhase:
         """Find tuples in the record tier. Changes nothing but counts, so that threads may do it at once."""
         records, emitter = self._store.records, self._state.emitter
         assert records is not None
-        sighted = records.find(*self._state.bound.encode(piece.rows))
+        keys, valid = self._state.bound.encode(piece.rows)
+        assert isinstance(keys, Keys)
+        sighted = records.find(keys, valid)
         missed = rows_at(piece.rows, sighted.miss) if len(sighted.miss) else None
         results = None
         if len(sighted.hit):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from joins._input_buffer import Arrivals
     from joins._store import Store
     from joins._workers import Workers
-    from joins.predicates import BoundEquality
+    from joins.predicates import Bound
     from storage.read_queue import ReadQueue
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
@@ -52,7 +52,7 @@ class SSIJState:
     reader: PageReader
     queue: ReadQueue
     store: Store
-    bound: BoundEquality
+    bound: Bound
     emitter: Emitter
     outer: bool
     estimate: PhaseEstimate

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 
     from joins._counters import Counters
     from joins._emit import Emitter
+    from joins._input_buffer import Postponed
     from joins._records import Sighted
+    from joins._sought import Sought
     from joins._stream_buffer import Chunk
     from joins._variant import Variant
     from joins.memory import Component, MemoryBudget
@@ -94,6 +96,8 @@ class Store:
         Of the results.
     record_tier
         Whether there may be one.
+    equality
+        Whether keys are looked up, not ranges of keys: only then can there be a record tier or direct look-ups.
 
     Raises
     ------
@@ -111,6 +115,8 @@ class Store:
         counters: Counters,
         columns: Sequence[str],
         record_tier: bool,
+        *,
+        equality: bool,
     ) -> None:
         self.snapshot = snapshot
         self.budget = budget
@@ -124,7 +130,7 @@ class Store:
         self._page = snapshot.page_size
         self.disk_order = disk_order(snapshot)
         self.max_scan = max_scan
-        direct = DirectLookup.possible(snapshot)
+        direct = equality and DirectLookup.possible(snapshot)
         self._frame_maps = _FRAME_MAPS + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
         pages, self.workspace = self._reserve(reader)
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages)
@@ -132,7 +138,7 @@ class Store:
         self._fixed = variant.memory_split is not None
         self.cache.resize(self._reserved_frames(variant.memory_split or 0.0))
         self.direct = DirectLookup(snapshot, columns, self.cache.frames_max) if direct else None
-        self.records = self._record_tier(columns) if record_tier else None
+        self.records = self._record_tier(columns) if record_tier and equality else None
 
     @property
     def longest_read(self) -> int:
@@ -160,10 +166,10 @@ class Store:
         """Return for how many tuples of this size the workspace has scratch arrays, beside an output batch."""
         return max(1, int(self.workspace // 2 / (_SCRATCH_NBYTES + row_nbytes)))
 
-    def tuples_in_a_part(self, emitter: Emitter) -> int:
+    def tuples_in_a_part(self, emitter: Emitter, keys_per_tuple: int) -> int:
         """Return how many waiting tuples the workspace can hold a second time, with keys, matches and results."""
         row_nbytes = self.stream.tuple_nbytes / max(1, self.stream.rows)
-        keys = row_nbytes if self.snapshot.codec.kind == "bytes" else 0.0
+        keys = keys_per_tuple * row_nbytes if self.snapshot.codec.kind == "bytes" else 0.0
         each = _SCRATCH_NBYTES + row_nbytes + keys + emitter.row_bytes(row_nbytes)
         return max(1, int(self.workspace // 2 / each))
 
@@ -254,10 +260,10 @@ class Store:
         frame: NDArray[np.int32],
         row: NDArray[np.int32],
         count: NDArray[np.int32],
-        keys: Keys,
+        keys: Sought,
     ) -> None:
         """Let the record tier have what it wants of rows just found in pages."""
-        if self.records is not None and self.records.awake:
+        if self.records is not None and self.records.awake and isinstance(keys, Keys):
             self.records.admit(frames, self._page, frame, row, count, keys)
 
     def keep(self, leaves: NDArray[np.int32], frames: NDArray[np.int64]) -> None:
@@ -299,10 +305,23 @@ class Store:
         self.account()
         return True
 
-    def release_stream(self) -> None:
-        """Empty the stream buffer."""
-        self.stream.clear()
+    def release_stream(self, step: int) -> None:
+        """Empty the stream buffer; postponed tuples are to go on to a leaf so many on."""
+        self.stream.clear(step)
         self.account()
+
+    def take_postponed(self, most: int) -> Postponed | None:
+        """Remove at most so many postponed tuples and return them; None if there are none."""
+        piece = self.stream.take_postponed(most)
+        self.account()
+        return piece
+
+    def drop_pages(self) -> bool:
+        """Make all cached pages leave; return whether there were any."""
+        frames = self.cache.resident_frames
+        self.cache.release(frames)
+        self._counters.pages_evicted += len(frames)
+        return bool(len(frames))
 
     def install(self, snapshot: Snapshot) -> None:
         """Go on with another snapshot; cached pages that it has unchanged stay. The stream buffer must be empty.

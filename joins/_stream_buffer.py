@@ -2,8 +2,9 @@
 
 Tuples are kept in chunks, copied compactly and sorted by key, so the inverted index needs no lists: the leaves that the
 tuples of a chunk wait for ascend, and those that wait for a page are found by binary search. Most tuples wait for one
-leaf. A tuple whose key may lie in several has one *piece* for each run of leaves that were not cached when it came, and
-in a left join a mark that says whether it has matched.
+leaf. A tuple whose matches may lie in several has one *piece* for each run of leaves that were not cached when it came,
+and a mark that says whether it has matched. A tuple that looks for the nearest row waits for the leaf where that should
+be; if it is not there, it is *postponed* and waits for the neighbour.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from joins import _piece_kernels as kernels
+from joins._input_buffer import Postponed, arrivals_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,11 +48,15 @@ class Chunk:
     arrival
         When they arrived.
     first, last : int32[pieces]
-        Leaves that each piece waits for, both ascending. The same array if each piece is one leaf.
+        Leaves that each piece waits for, the first ones ascending. The same array if each piece is one leaf.
     tuples : int32[pieces] or None
         Row of each piece; None if there is one piece to a row, in order.
     matched : bool[rows] or None
-        Whether the tuple has had a match; None if a tuple waits for one leaf only, so that the answer is final at once.
+        Whether the tuple has had a match; None if a tuple waits for one leaf only.
+    ascends
+        Whether the last leaves ascend, too.
+    later : bool[rows] or None
+        Whether the tuple has to go to the neighbouring leaf; None if no leaf leaves that open.
     """
 
     rows: pa.RecordBatch
@@ -59,12 +65,14 @@ class Chunk:
     last: NDArray[np.int32]
     tuples: NDArray[np.int32] | None = None
     matched: NDArray[np.bool_] | None = None
+    ascends: bool = True
+    later: NDArray[np.bool_] | None = None
 
     @property
     def tuple_nbytes(self) -> int:
         """Bytes of the tuples: the stream buffer's share."""
         arrival = 0 if isinstance(self.arrival, float) else self.arrival.nbytes
-        return self.rows.nbytes + arrival + (0 if self.matched is None else self.matched.nbytes)
+        return self.rows.nbytes + arrival + sum(mark.nbytes for mark in (self.matched, self.later) if mark is not None)
 
     @property
     def index_nbytes(self) -> int:
@@ -85,6 +93,14 @@ class Chunk:
     def simple(self) -> bool:
         """Whether each tuple waits for one leaf."""
         return self.matched is None
+
+    def postponed(self, step: int) -> Postponed | None:
+        """Return the tuples that have to go to the neighbouring leaf, so many leaves on; None if there are none."""
+        if self.later is None or not self.later.any():
+            return None
+        rows = np.flatnonzero(self.later)
+        arrival = arrivals_at(self.arrival, rows)
+        return Postponed(self.rows.take(pa.array(rows)), arrival, self.first[rows] + np.int32(step))
 
 
 class StreamBuffer:
@@ -109,6 +125,8 @@ class StreamBuffer:
         Bytes of the tuples.
     oldest
         When the tuple that has waited longest arrived.
+    postponed
+        Tuples that the last join phase has left over, to be looked up at once.
     """
 
     def __init__(self, leaves: int) -> None:
@@ -119,6 +137,7 @@ class StreamBuffer:
         self.tuple_nbytes = 0
         self._pieces_nbytes = 0
         self.oldest: float | None = None
+        self.postponed: list[Postponed] = []
 
     @property
     def index_nbytes(self) -> int:
@@ -154,12 +173,28 @@ class StreamBuffer:
         self._pieces_nbytes -= sum(chunk.index_nbytes for chunk in last)
         self._append(merge_simple(last))
 
-    def clear(self) -> None:
-        """Forget everything: the join phase is over."""
+    def clear(self, step: int) -> None:
+        """Forget everything but the postponed tuples, which go on to a leaf so many on: the join phase is over."""
         self.demand[:] = 0
-        self.chunks.clear()
         self.rows = self.pages = self.tuple_nbytes = self._pieces_nbytes = 0
         self.oldest = None
+        while self.chunks:
+            piece = self.chunks.pop().postponed(step)
+            if piece is not None:
+                self.postponed.append(piece)
+                self.tuple_nbytes += piece.nbytes
+
+    def take_postponed(self, most: int) -> Postponed | None:
+        """Remove postponed tuples and return them, at most so many; None if there are none."""
+        if not self.postponed:
+            return None
+        piece = self.postponed.pop()
+        self.tuple_nbytes -= piece.nbytes
+        if len(piece.rows) > most:
+            rest = piece.slice(most, len(piece.rows))
+            self.postponed.append(rest)
+            self.tuple_nbytes += rest.nbytes
+        return piece.slice(0, most)
 
     def _append(self, chunk: Chunk) -> None:
         self.chunks.append(chunk)
@@ -174,7 +209,8 @@ def merge_simple(chunks: list[Chunk]) -> Chunk:
     order = ascending(first)
     first = first[order]
     arrival = merged_arrivals([chunk.arrival for chunk in chunks], [len(chunk.rows) for chunk in chunks], order)
-    return Chunk(rows.take(pa.array(order)), arrival, first, first)
+    later = None if chunks[0].later is None else np.zeros(len(rows), dtype=np.bool_)
+    return Chunk(rows.take(pa.array(order)), arrival, first, first, later=later)
 
 
 def ascending(values: NDArray[np.integer]) -> NDArray[np.int32]:

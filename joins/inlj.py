@@ -19,9 +19,9 @@ from joins import _result_kernels as kernels
 from joins._base import StreamJoin
 from joins._emit import Matches
 from joins._pool import BufferPool
+from joins._sought import find, locate
 from joins.errors import MemoryBudgetError
 from joins.stats import JoinStats
-from storage.leaves import search
 from storage.units import format_size
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from joins._relation import TableLike
+    from joins._sought import Sought
     from joins.predicates import On
-    from storage.keys import Keys
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
 
@@ -101,33 +101,58 @@ class IndexNestedLoops(StreamJoin):
 
     def _join(self, rows: pa.RecordBatch, arrival: float, most: int) -> Iterator[pa.RecordBatch]:
         keys, valid = self.bound.encode(rows)
-        first, last = self.snapshot.locate(keys)
+        first, last = locate(self.snapshot, keys)
         if valid is not None:
             first[~valid], last[~valid] = 0, -1
         if len(self.snapshot.leaf_pages) == 0:
             first[:], last[:] = 0, -1
         matched = np.zeros(len(rows), dtype=np.bool_)
         missed = np.zeros(len(rows), dtype=np.bool_)
-        cursor = np.zeros(2, dtype=np.int64)
-        tuples, leaves = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
-        while size := kernels.all_pairs(first, last, cursor, tuples, leaves):
-            yield from self._join_pairs(rows, keys, tuples[:size], leaves[:size], matched, missed)
+        if self.bound.step:
+            yield from self._join_nearest(rows, keys, (first, last), matched, missed)
+        else:
+            cursor = np.zeros(2, dtype=np.int64)
+            tuples, leaves = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
+            while size := kernels.all_pairs(first, last, cursor, tuples, leaves):
+                yield from self._join_pairs(rows, keys, tuples[:size], leaves[:size], matched, missed)
         self.counters.rows_cached += len(rows) - int(missed.sum())
         self.completed(arrival, len(rows))
         lonely = np.flatnonzero(~matched)
         if self.how == "left" and len(lonely):
             yield from self.emitter.nulls(rows.take(pa.array(lonely)))
 
+    def _join_nearest(
+        self,
+        rows: pa.RecordBatch,
+        keys: Sought,
+        leaves: tuple[NDArray[np.int32], NDArray[np.int32]],
+        matched: NDArray[np.bool_],
+        missed: NDArray[np.bool_],
+    ) -> Iterator[pa.RecordBatch]:
+        """Look for the nearest row in the leaf where it should be, then, where that cannot tell, in its neighbour."""
+        first, last = leaves
+        step = self.bound.step
+        leaf = (last if step < 0 else first).copy()
+        settled = np.zeros(len(rows), dtype=np.bool_)
+        while len(tuples := np.flatnonzero(~settled & (first <= leaf) & (leaf <= last)).astype(np.int32)):
+            settled[tuples] = True
+            yield from self._join_pairs(rows, keys, tuples, leaf[tuples], matched, missed, settled)
+            leaf[tuples] += np.int32(step)
+
     def _join_pairs(
         self,
         rows: pa.RecordBatch,
-        keys: Keys,
+        keys: Sought,
         tuples: NDArray[np.int32],
         leaves: NDArray[np.int32],
         matched: NDArray[np.bool_],
         missed: NDArray[np.bool_],
+        settled: NDArray[np.bool_] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Fetch the leaf of each pair and join, as far as the pool can hold all at a time."""
+        """Fetch the leaf of each pair and join, as far as the pool can hold all at a time.
+
+        Tuples whose leaf leaves it open where their match is become unsettled.
+        """
         frames = np.empty(len(leaves), dtype=np.int32)
         start = 0
         while start < len(leaves):
@@ -135,8 +160,11 @@ class IndexNestedLoops(StreamJoin):
             self.counters.add_read(report)
             pair, frame = tuples[start:stop], frames[start:stop]
             missed[pair[read]] = True
-            row, count = search(self.snapshot.layout, self._pool.buffer, frame, keys.take(pair))
+            row, count = find(self.snapshot, self._pool.buffer, frame, keys.take(pair))
             matched[pair[count > 0]] = True
+            if settled is not None:
+                settled[pair[count < 0]] = False
+                np.maximum(count, 0, out=count)
             yield from self.emitter.emit(rows, Matches(frame, row, count, pair), self._pool.buffer)
             start = stop
 

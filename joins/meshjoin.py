@@ -25,8 +25,10 @@ from joins._mesh_split import MeshSplit, split_memory
 from joins._mesh_window import MeshWindow
 from joins._relation import TableLike, affordable_scan
 from joins.errors import JoinInputError, MemoryBudgetError
+from joins.predicates import Equality
 from joins.stats import JoinStats
 from storage.cache import page_buffer
+from storage.keys import Keys
 from storage.leaves import gather_keys
 from storage.units import format_size
 
@@ -56,6 +58,7 @@ class MeshJoin(StreamJoin):
     ----------
     table, on, how, memory, columns, reader, clock
         As of `joins.SSIJ`.
+        Predicates of ranges are refused: the window finds equal keys only.
     deadline
         Refused: MeshJoin has no way to meet one.
     """
@@ -75,6 +78,11 @@ class MeshJoin(StreamJoin):
         if deadline is not None:
             raise JoinInputError("MeshJoin cannot meet deadlines: each tuple waits for a whole scan; use SSIJ")
         super().__init__(table, on, how, memory, columns=columns, deadline=None, reader=reader, clock=clock)
+        if not isinstance(self.predicate, Equality):
+            raise JoinInputError(
+                f"MeshJoin finds matches by hashing, which {type(self.predicate).__name__} is not made for; "
+                "use SSIJ or IndexNestedLoops"
+            )
         snapshot = self.snapshot
         fixed = snapshot.index_nbytes + 4 * len(snapshot.leaf_pages)
         needed = fixed + self.relation.reader.nbytes_at(1) + (_WORKSPACE_PAGES + 2) * snapshot.page_size
@@ -133,7 +141,7 @@ class MeshJoin(StreamJoin):
 
     def _allocate(self, batch: pa.RecordBatch) -> None:
         """Divide the memory, now that the size of a tuple is known."""
-        keys, _ = self.bound.encode(batch)
+        keys, _ = self._keys(batch)
         key = keys.nbytes / len(batch) if keys.wide else 0.0
         size = batch.nbytes / len(batch) + key + _TUPLE_OVERHEAD + MeshWindow.slot_nbytes()
         leaves, snapshot = len(self.snapshot.leaf_pages), self.snapshot
@@ -144,6 +152,11 @@ class MeshJoin(StreamJoin):
         self._frames = page_buffer(self._split.pages, snapshot.page_size)
         self._window = MeshWindow(self._split.chunks, self._split.tuples)
         self.budget.charge("inverted_index", self._window.map_nbytes)
+
+    def _keys(self, rows: pa.RecordBatch) -> tuple[Keys, NDArray[np.bool_] | None]:
+        keys, valid = self.bound.encode(rows)
+        assert isinstance(keys, Keys)
+        return keys, valid
 
     def _room_for(self, nbytes: int) -> bool:
         return nbytes <= self.budget.available or self._input.rows == 0
@@ -157,7 +170,7 @@ class MeshJoin(StreamJoin):
         assert self._split is not None
         chunk = self._step_number % self._split.chunks
         if piece is not None and len(piece.rows):
-            self._window.enter(chunk, piece, *self.bound.encode(piece.rows))
+            self._window.enter(chunk, piece, *self._keys(piece.rows))
             self._account()
         yield from self._join_chunk(chunk)
         self._step_number += 1

@@ -1,7 +1,7 @@
-"""Which pairs of stream tuple and relation tuple join. Equality now; the interface leaves room for ranges of keys.
+"""Which pairs of stream tuple and relation tuple join: what all predicates are, and equality. `ranges` has the others.
 
 A predicate is what the user states. Bound to the relation's key and the stream's schema it turns a batch of stream
-tuples into normalised keys; an operator locates, searches and buffers by those alone.
+tuples into normalised keys, or ranges of keys; an operator locates, searches and buffers by those alone.
 """
 
 from __future__ import annotations
@@ -18,16 +18,60 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from joins._sought import Sought
     from storage.keys import KeyCodec, Keys
 
-__all__ = ["BoundEquality", "Equality", "On", "Predicate", "as_predicate"]
+__all__ = [
+    "Bound",
+    "BoundEquality",
+    "Equality",
+    "On",
+    "Pairs",
+    "Predicate",
+    "as_pairs",
+    "as_predicate",
+    "stream_column",
+]
+
+Pairs = tuple[tuple[str, str], ...]
+
+
+class Bound(Protocol):
+    """A predicate whose columns are resolved."""
+
+    @property
+    def keys_per_tuple(self) -> int:
+        """How many normalised keys there are for each tuple."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """From a leaf that cannot tell which row is nearest to the one that can: -1 or 1; 0 if every leaf can tell."""
+        ...
+
+    def at_most_one(self, *, unique: bool) -> bool:
+        """Whether a tuple has one match at most, in a relation whose keys are unique or not."""
+        ...
+
+    def encode(self, batch: pa.RecordBatch) -> tuple[Sought, NDArray[np.bool_] | None]:
+        """Return what the tuples look for, and which tuples can match at all (None: every one)."""
+        ...
 
 
 @runtime_checkable
 class Predicate(Protocol):
     """A condition between columns of the stream and key columns of the relation."""
 
-    def bind(self, codec: KeyCodec, stream: pa.Schema) -> BoundEquality:
+    @property
+    def equated(self) -> tuple[str, ...]:
+        """Key columns that equal a stream column, so that results need not repeat them."""
+        ...
+
+    def check(self, codec: KeyCodec) -> None:
+        """Refuse what cannot be joined with a table of this key, before the stream is known."""
+        ...
+
+    def bind(self, codec: KeyCodec, stream: pa.Schema) -> Bound:
         """Resolve names and types, before the first row is touched."""
         ...
 
@@ -50,9 +94,14 @@ class Equality:
     Equality(pairs=(('tailnum', 'plane'),))
     """
 
-    pairs: tuple[tuple[str, str], ...]
+    pairs: Pairs
 
-    def check(self, key: Sequence[str]) -> None:
+    @property
+    def equated(self) -> tuple[str, ...]:
+        """Key columns that equal a stream column: all of them."""
+        return tuple(key for _, key in self.pairs)
+
+    def check(self, codec: KeyCodec) -> None:
         """Refuse pairs that do not name each key column exactly once.
 
         Raises
@@ -60,10 +109,10 @@ class Equality:
         JoinInputError
             With the relation's key columns in the message.
         """
-        named = sorted(column for _, column in self.pairs)
-        if named != sorted(key):
+        named = sorted(self.equated)
+        if named != sorted(codec.columns):
             raise JoinInputError(
-                f"`on` must name each key column of the table once; the key is {', '.join(map(repr, key))}, "
+                f"`on` must name each key column of the table once; the key is {', '.join(map(repr, codec.columns))}, "
                 f"`on` names {', '.join(map(repr, named)) or 'none'}"
             )
 
@@ -77,16 +126,12 @@ class Equality:
         KeyInputError
             If the types are such that no value of one could equal one of the other.
         """
-        self.check(codec.columns)
+        self.check(codec)
         by_key = {column: name for name, column in self.pairs}
         names = [by_key[column] for column in codec.columns]
-        for name in names:
-            if len(stream.get_all_field_indices(name)) != 1:
-                raise StreamSchemaError(
-                    f"the stream must have one column {name!r}; its columns are {', '.join(map(repr, stream.names))}"
-                )
+        columns = tuple(stream_column(stream, name) for name in names)
         codec.encode_stream([pa.array([], stream.field(name).type) for name in names], names)
-        return BoundEquality(codec, tuple(stream.get_field_index(name) for name in names))
+        return BoundEquality(codec, columns)
 
 
 @dataclass(frozen=True)
@@ -103,6 +148,13 @@ class BoundEquality:
 
     codec: KeyCodec
     columns: tuple[int, ...]
+
+    keys_per_tuple = 1
+    step = 0
+
+    def at_most_one(self, *, unique: bool) -> bool:
+        """Whether a tuple has one match at most: where the relation's keys are unique."""
+        return unique
 
     def encode(self, batch: pa.RecordBatch) -> tuple[Keys, NDArray[np.bool_] | None]:
         """Return the keys that the tuples look for, and which tuples can match at all (None: every one)."""
@@ -130,10 +182,36 @@ def as_predicate(on: On) -> Predicate:
     if isinstance(on, str):
         return Equality(((on, on),))
     if isinstance(on, Sequence):
-        return Equality(tuple(_pair(item) for item in on))
+        return Equality(as_pairs(on))
     if not isinstance(on, Predicate):
         raise JoinInputError(_refusal(on))
     return on
+
+
+def as_pairs(columns: str | Sequence[str | tuple[str, str]]) -> Pairs:
+    """Return ``(stream column, key column)`` pairs; a name alone stands for both.
+
+    Raises
+    ------
+    JoinInputError
+        If something is neither a name nor a pair of names.
+    """
+    return tuple(_pair(item) for item in ((columns,) if isinstance(columns, str) else columns))
+
+
+def stream_column(stream: pa.Schema, name: str) -> int:
+    """Return the position of a column of the stream.
+
+    Raises
+    ------
+    StreamSchemaError
+        If the stream lacks it, or has it twice.
+    """
+    if len(stream.get_all_field_indices(name)) != 1:
+        raise StreamSchemaError(
+            f"the stream must have one column {name!r}; its columns are {', '.join(map(repr, stream.names))}"
+        )
+    return int(stream.get_field_index(name))
 
 
 def _pair(item: object) -> tuple[str, str]:

@@ -36,6 +36,7 @@ from joins._deadlines import PhaseEstimate
 from joins._direct import DirectPhase
 from joins._input_buffer import Piece, compact
 from joins._join_phase import JoinPhase
+from joins._nearest import NearestPhase
 from joins._online import OnlinePhase
 from joins._recall import RecallPhase
 from joins._relation import scan_seconds
@@ -45,6 +46,7 @@ from joins._stream_buffer import PIECE_NBYTES
 from joins._variant import Variant
 from joins._workers import Workers
 from joins.errors import JoinInputError, MemoryBudgetError
+from joins.predicates import Equality
 from joins.stats import SSIJStats
 from storage.read_queue import ReadQueue
 
@@ -71,6 +73,7 @@ _NOT_BUFFERS: tuple[Component, ...] = ("index", "workspace", "read_buffer", "sta
 _INPUT_SHARE = 8
 _STREAM_SHARE = 3
 _KEY_COPIES = 2  # as they came and sorted, where they are more than one word
+_WORD = 8
 
 
 class SSIJ(StreamJoin):
@@ -81,7 +84,8 @@ class SSIJ(StreamJoin):
     table
         A `storage.Table`, or a snapshot of one (then `reader` is needed too).
     on
-        ``[("stream column", "key column"), ...]``, a name that both sides share, or a predicate.
+        ``[("stream column", "key column"), ...]``, a name that both sides share, or a predicate: `joins.Band`,
+        `joins.Range`, `joins.AsOf`.
     how
         ``"inner"``, or ``"left"`` to keep stream tuples without a match, with nulls.
     memory
@@ -95,10 +99,11 @@ class SSIJ(StreamJoin):
         Tuples that start an online phase and a join phase (the paper's IB_thresh and SB_thresh). By default those of
         the paper's table II, or what an eighth and a third of the memory hold.
     columns
-        Of the table, to be in the result; by default all that are not in its key.
+        Of the table, to be in the result; by default all but the key columns that equal a stream column.
     record_tier
         Whether single rows that are asked for often are kept apart from their pages, in a hash table. Tables whose key
-        is not one word or not unique, and results with text, have none; nor have tables that fit into the memory.
+        is not one word or not unique, results with text, and predicates of ranges have none; nor have tables that fit
+        into the memory.
     cache_policy
         Which page leaves first: ``"utility"`` (the paper's); for comparison ``"lru"``, or ``"none"``: none is kept.
     memory_split
@@ -173,6 +178,7 @@ class SSIJ(StreamJoin):
             self.counters,
             self.columns,
             record_tier,
+            equality=isinstance(self.predicate, Equality),
         )
         device = self.relation.reader.device
         self._estimate = PhaseEstimate(device.seek, device.transfer, self._scan_seconds())
@@ -279,7 +285,8 @@ class SSIJ(StreamJoin):
     # Online and join phases
 
     def _rows_at_once(self) -> int:
-        keys = _KEY_COPIES * self._row_nbytes if self.snapshot.codec.kind == "bytes" else 0.0
+        copies, wide = _KEY_COPIES * self.bound.keys_per_tuple, self.snapshot.codec.kind == "bytes"
+        keys = copies * self._row_nbytes if wide else (copies - _KEY_COPIES) * _WORD
         return self.store.rows_at_once(self._row_nbytes + keys + self.emitter.row_bytes(self._row_nbytes))
 
     def _online(self, count: int) -> Iterator[pa.RecordBatch]:
@@ -303,8 +310,8 @@ class SSIJ(StreamJoin):
                 for half in piece.parts(2):
                     yield from self._join_online(half)
                 return
-            if self.store.release_records():
-                yield from self._join_online(piece)
+            if self.store.release_records() or self.store.drop_pages():
+                yield from self._join_online(piece)  # without gaps in what is to be read one tuple needs least
                 return
             raise MemoryBudgetError(
                 f"one stream tuple of {piece.rows.nbytes} bytes does not fit beside the index and a page; give the "
@@ -314,7 +321,9 @@ class SSIJ(StreamJoin):
         if self.store.stream.rows >= self._stream_threshold and not self._waiting_pays(sum(map(sum, waiting))):
             yield from self._join_phase()
 
-    def _online_phase(self) -> OnlinePhase | DirectPhase:
+    def _online_phase(self) -> OnlinePhase | DirectPhase | NearestPhase:
+        if self.bound.step:
+            return NearestPhase(self.state)
         direct = self.store.direct
         return OnlinePhase(self.state) if direct is None else DirectPhase(self.state, direct)
 
@@ -336,10 +345,13 @@ class SSIJ(StreamJoin):
     def _join_phase(self) -> Iterator[pa.RecordBatch]:
         if self.store.stream.rows:
             yield from JoinPhase(self.state).run()
+        while (piece := self.store.take_postponed(self._rows_at_once())) is not None:
+            yield from self._join_online(piece)
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
         yield from self._online(self.store.input.rows)
-        yield from self._join_phase()
+        while self.store.stream.rows:
+            yield from self._join_phase()
 
     # Deadlines
 

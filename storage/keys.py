@@ -217,7 +217,7 @@ class KeyCodec:
                 )
                 raise KeyInputError(f"key column {name!r} {cause} (row {row})")
             arrays.append(array)
-        return self._pack(arrays)
+        return self.pack(arrays)
 
     def encode_stream(
         self, source: KeySource, names: Sequence[str] | None = None
@@ -249,7 +249,7 @@ class KeyCodec:
             arrays.append(array)
             if fits is not None:
                 valid = fits if valid is None else valid & fits
-        return self._pack(arrays), valid
+        return self.pack(arrays), valid
 
     def decode(self, keys: Keys) -> list[pa.Array]:
         """Return the key columns of keys."""
@@ -273,7 +273,8 @@ class KeyCodec:
             raise SchemaError(f"key column {twice[0]!r} occurs more than once; give each key column once")
         return [source.column(name) for name in self.columns]
 
-    def _pack(self, arrays: Sequence[pa.Array]) -> Keys:
+    def pack(self, arrays: Sequence[pa.Array]) -> Keys:
+        """Return the keys of columns that have the key's types and no nulls."""
         if self.kind == "u64":
             return Keys("u64", self.pack_words([fixed_values(array)[0] for array in arrays]))
         if len(arrays) == 1 and self._fixed[0] is None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from storage import _kernels
+from storage import _kernels, _range_kernels
 from storage._byte_kernels import SLACK, copy_blocks
 from storage.columns import fixed_to_array, fixed_type, text_to_array
 from storage.keys import Keys
@@ -30,6 +30,8 @@ __all__ = [
     "gather",
     "gather_keys",
     "search",
+    "search_nearest",
+    "search_range",
     "verify",
 ]
 
@@ -109,6 +111,67 @@ def search(
         _kernels.search_bytes(frames, layout.page_size, frame, prefix, offsets, data, unique, row, count)
     else:
         _kernels.search_u64(frames, layout.page_size, frame, prefix, unique, row, count)
+    return row, count
+
+
+def search_range(
+    layout: LeafLayout,
+    frames: NDArray[np.uint8],
+    frame: NDArray[np.int32],
+    low: Keys,
+    high: Keys,
+    *,
+    closed: bool = True,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Find each range of keys in one page.
+
+    Parameters
+    ----------
+    layout, frames, frame
+        As of `search`.
+    low, high
+        The ends of each range. The low one is part of it.
+    closed
+        Whether the high one is; it always is where keys are words.
+
+    Returns
+    -------
+    row, count : int32[n]
+        First row of the range in that page, and how many rows are in it there.
+    """
+    row = np.empty(len(low), dtype=np.int32)
+    count = np.empty(len(low), dtype=np.int32)
+    if low.wide:
+        _range_kernels.range_bytes(frames, layout.page_size, frame, *low.parts, *high.parts, closed, row, count)
+    else:
+        _range_kernels.range_u64(frames, layout.page_size, frame, low.prefix, high.prefix, row, count)
+    return row, count
+
+
+def search_nearest(
+    layout: LeafLayout, frames: NDArray[np.uint8], frame: NDArray[np.int32], low: Keys, high: Keys, *, last: bool
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Find in one page the row of each range of keys that is nearest to its end: the last one, or else the first.
+
+    Parameters
+    ----------
+    layout, frames, frame, low, high
+        As of `search_range`.
+    last
+        Whether the row is wanted that is nearest to `high`.
+
+    Returns
+    -------
+    row, count : int32[n]
+        The row and 1; or 0 if the table has no row in the range; or -1 if the page cannot tell: all of its rows lie
+        beyond the end, and the neighbouring leaf on the range's side is to be asked.
+    """
+    row = np.empty(len(low), dtype=np.int32)
+    count = np.empty(len(low), dtype=np.int32)
+    if low.wide:
+        _range_kernels.nearest_bytes(frames, layout.page_size, frame, *low.parts, *high.parts, last, row, count)
+    else:
+        _range_kernels.nearest_u64(frames, layout.page_size, frame, low.prefix, high.prefix, last, row, count)
     return row, count
 
 

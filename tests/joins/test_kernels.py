@@ -115,13 +115,15 @@ def drained(kernel, most, cursors, *arrays):
     return pairs
 
 
-@given(seed=SEEDS, most=st.integers(1, 9), longest=st.sampled_from([1, 2, 20]))
-def test_each_piece_meets_the_leaves_read_that_it_waits_for(seed, most, longest):
+@given(seed=SEEDS, most=st.integers(1, 9), longest=st.sampled_from([1, 2, 20]), nested=st.booleans())
+def test_each_piece_meets_the_leaves_read_that_it_waits_for(seed, most, longest, nested):
     rng = np.random.default_rng(seed)
     first, last = random_pieces(rng, 30, 20, longest)
+    if nested:
+        last = (first + rng.integers(0, longest + 1, 20)).astype(np.int32)
     leaves = np.flatnonzero(rng.random(30) < rng.choice([0.1, 0.5, 1.0])).astype(np.int32)
     wanted = [(i, leaf) for i in range(20) for leaf in leaves.tolist() if first[i] <= leaf <= last[i]]
-    assert drained(_piece_kernels.collect_pairs, most, 3, first, last, leaves, leaves) == wanted
+    assert drained(_piece_kernels.collect_pairs, most, 3, first, last, not nested, leaves, leaves) == wanted
 
 
 @given(seed=SEEDS, most=st.integers(1, 9))

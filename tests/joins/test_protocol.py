@@ -9,6 +9,7 @@ from joins.errors import FinishedError, JoinInputError, JoinStateError, StreamSc
 from joins.protocol import Work
 from joins.stats import JoinStats, MemoryUse, SSIJStats
 from storage.errors import CorruptPageError, KeyInputError, SchemaError
+from storage.keys import KeyCodec
 
 
 def batch(*numbers):
@@ -260,4 +261,4 @@ def test_ratios_of_nothing_are_zero():
 
 def test_an_equality_names_each_key_column_once():
     with pytest.raises(JoinInputError):
-        Equality((("a", "k"), ("b", "k"))).check(["k"])
+        Equality((("a", "k"), ("b", "k"))).check(KeyCodec(pa.schema([("k", pa.int64())]), ("k",)))

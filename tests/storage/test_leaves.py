@@ -10,7 +10,7 @@ from storage.columns import conform, stored_schema
 from storage.encode import encode_leaves
 from storage.errors import InputError, SchemaError
 from storage.layout import LeafLayout
-from storage.leaves import decode_pages, expand_matches, gather, search, verify
+from storage.leaves import decode_pages, expand_matches, gather, search, search_nearest, search_range, verify
 from storage.tree import seal_pages
 
 PAGE_SIZES = st.sampled_from([4096, 8192, 16384, 32768, 65536])
@@ -90,6 +90,34 @@ def test_search_of_integers_equals_numpy(stored, wanted):
     low, high = np.searchsorted(ordered, keys.prefix), np.searchsorted(ordered, keys.prefix, "right")
     assert count.tolist() == (high - low).tolist()
     assert row.tolist() == np.where(high > low, low, 0).tolist()
+
+
+@settings(max_examples=60)
+@given(tables(max_payload=1), st.sampled_from([1, 30]), st.booleans(), st.randoms(use_true_random=False))
+def test_search_of_ranges_finds_what_a_list_finds(case, repeat, closed, random):
+    encoded = Encoded(*case, limit=600, repeat=repeat)
+    raw = [encoded.keys.comparable(row) for row in range(len(encoded.keys))]
+    ends = [sorted(random.randrange(len(raw)) for _ in "ab") for _ in range(50)] if raw else []
+    low, high = (encoded.keys.take(np.array([end[side] for end in ends], dtype=np.int64)) for side in (0, 1))
+    frame = np.array([random.randrange(-1, encoded.count) for _ in ends], dtype=np.int32)
+    closed = closed or not low.wide
+    every = list(zip(*search_range(encoded.layout, encoded.frames, frame, low, high, closed=closed), strict=True))
+    last, first = (
+        list(zip(*search_nearest(encoded.layout, encoded.frames, frame, low, high, last=side), strict=True))
+        for side in (True, False)
+    )
+    for at, number in enumerate(frame.tolist()):
+        page = raw[encoded.leaves.first[number] : encoded.leaves.first[number + 1]] if number >= 0 else []
+        bottom, top = low.comparable(at), high.comparable(at)
+        inside = [row for row, key in enumerate(page) if bottom <= key < top or (closed and bottom <= key == top)]
+        assert every[at][1] == len(inside)
+        assert not inside or every[at][0] == inside[0]
+        under = [row for row, key in enumerate(page) if key <= top]
+        over = [row for row, key in enumerate(page) if key >= bottom]
+        assert number < 0 or last[at][1] == (-1 if not under else page[under[-1]] >= bottom)
+        assert number < 0 or first[at][1] == (-1 if not over else page[over[0]] <= top)
+        assert last[at][1] < 1 or last[at][0] == under[-1]
+        assert first[at][1] < 1 or first[at][0] == over[0]
 
 
 @given(st.sets(st.integers(0, 2**64 - 1) | st.integers(0, 400), max_size=300))
