@@ -1,7 +1,8 @@
 """The command `python -m benchmarks [EXPERIMENT ...] [--quick] [--out FOLDER]`.
 
 The experiments of the SSIJ paper have their own: `python -m benchmarks experiment NAME ...`, `experiments` for all
-of them, and `hit-ratios` for the policies of the page cache.
+of them, and `hit-ratios` for the policies of the page cache. Peers have cases of their own:
+`python -m benchmarks peers CASE ...`.
 """
 
 import argparse
@@ -21,6 +22,9 @@ def main():
     if sys.argv[1:2] in (["experiment"], ["experiments"], ["hit-ratios"]):
         names = ["hit_ratios"] if sys.argv[1] == "hit-ratios" else []
         importlib.import_module("benchmarks.experiments.__main__").main([*names, *sys.argv[2:]])
+        return
+    if sys.argv[1:2] == ["peers"]:
+        importlib.import_module("benchmarks.peers.run").main(sys.argv[2:])
         return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Headrace.")
     listed = "; ".join(f"{name}: {what}" for name, what in EXPERIMENTS.items())

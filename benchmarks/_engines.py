@@ -1,4 +1,4 @@
-"""Keyed tables of two int64 columns in Headrace, DuckDB, SQLite and LMDB, each made durable at every commit."""
+"""Keyed tables of two int64 columns in Headrace, DuckDB, SQLite, LMDB and RocksDB, durable at every commit."""
 
 import sqlite3
 
@@ -7,12 +7,19 @@ import lmdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from rocksdict import Options, Rdict, WriteBatch
 
 from storage import Table
 
-__all__ = ["ENGINES", "DuckDBEngine", "HeadraceEngine", "LMDBEngine", "SQLiteEngine"]
+__all__ = ["ENGINES", "DuckDBEngine", "HeadraceEngine", "LMDBEngine", "RocksDBEngine", "SQLiteEngine", "key_bytes"]
 
 MAP_SIZE = 16 << 30
+LOAD_ROWS = 250_000
+
+
+def key_bytes(keys):
+    """Return integers, none negative, as bytes in the same order."""
+    return keys.astype(">i8").view("V8").tolist()
 
 
 class HeadraceEngine:
@@ -116,8 +123,7 @@ class LMDBEngine:
         """Nothing to do: the key is there from the start."""
 
     def prepare(self, keys, values):
-        ordered = keys.astype(">i8").view("V8").tolist()
-        return list(zip(ordered, values.astype("<i8").view("V8").tolist(), strict=True))
+        return list(zip(key_bytes(keys), values.astype("<i8").view("V8").tolist(), strict=True))
 
     def upsert(self, rows):
         with self._environment.begin(write=True) as transaction:
@@ -125,6 +131,28 @@ class LMDBEngine:
 
     def close(self):
         self._environment.close()
+
+
+class RocksDBEngine:
+    """RocksDB with big-endian keys; a load is written in batches, and compacted at its end."""
+
+    name = "RocksDB"
+
+    def __init__(self, folder):
+        self._database = Rdict(str(folder / "table.rocksdb"), Options(raw_mode=True))
+
+    def load(self, parquet):
+        for rows in pq.ParquetFile(parquet).iter_batches(LOAD_ROWS):
+            keys, values = rows["k"].to_numpy(), rows["v"].to_numpy()
+            batch = WriteBatch(raw_mode=True)
+            for key, value in zip(key_bytes(keys), values.astype("<i8").view("V8").tolist(), strict=True):
+                batch.put(key, value)
+            self._database.write(batch)
+        self._database.flush()
+        self._database.compact_range(None, None)
+
+    def close(self):
+        self._database.close()
 
 
 ENGINES = (HeadraceEngine, DuckDBEngine, SQLiteEngine, LMDBEngine)

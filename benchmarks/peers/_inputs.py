@@ -1,0 +1,166 @@
+"""Tables and streams of the cases, made once and kept in a folder: rows of two int64, keys with gaps, streams."""
+
+import os
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks._data import zipf_positions
+from benchmarks._engines import DuckDBEngine, HeadraceEngine, LMDBEngine, RocksDBEngine, SQLiteEngine
+
+__all__ = ["Inputs", "StreamFile", "forget", "payload"]
+
+LOADERS = {
+    "headrace": ("table.hdr", HeadraceEngine),
+    "duckdb": ("table.duckdb", DuckDBEngine),
+    "sqlite": ("table.sqlite", SQLiteEngine),
+    "lmdb": ("table.lmdb", LMDBEngine),
+    "rocksdb": ("table.rocksdb", RocksDBEngine),
+}
+GAP = 4  # keys in a place of so many there is one
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+INTERVALS = 20
+CHUNK = 1 << 20
+
+
+def _mixed(values):
+    return values.astype(np.uint64) * MULTIPLIER
+
+
+def _keys(positions):
+    """Return the key of each position: one of four, so that others are absent."""
+    return positions * GAP + (_mixed(positions) >> np.uint64(62)).astype(np.int64)
+
+
+def _absent_keys(positions):
+    return positions * GAP + ((_mixed(positions) >> np.uint64(62)).astype(np.int64) + 1 + positions % (GAP - 1)) % GAP
+
+
+def payload(keys):
+    """Return the value that each key has in the table: 40 bits that look random."""
+    return (_mixed(keys) >> np.uint64(24)).astype(np.int64)
+
+
+def _positions(kind, rows, count):
+    """Return positions of the stream's tuples; those below zero, complemented, ask for a key that is absent."""
+    rng = np.random.default_rng(5)
+    if kind == "uniform":
+        return rng.integers(0, rows, count)
+    if kind == "zipf":
+        return zipf_positions(rng, rows, 1.0, count)
+    if kind == "absent":
+        positions = rng.integers(0, rows, count)
+        return np.where(rng.random(count) < 0.99, ~positions, positions)
+    share = rows // INTERVALS
+    bounds = np.linspace(0, count, INTERVALS + 1).astype(int)
+    return np.concatenate(
+        [i * share + zipf_positions(rng, share, 1.0, high - low) for i, (low, high) in enumerate(pairwise(bounds))]
+    )
+
+
+class StreamFile:
+    """A stream without end, kept as a file of keys that is read over and over."""
+
+    def __init__(self, path):
+        self._path = path
+        self._keys = np.memmap(path, dtype=np.int64, mode="r")
+        self.at = 0
+
+    def take(self, count):
+        """Return the next tuples: a key, and a number that tells tuples apart."""
+        places = np.arange(self.at, self.at + count, dtype=np.int64)
+        start = self.at % len(self._keys)
+        keys = np.array(self._keys[start : start + count])
+        while len(keys) < count:
+            keys = np.concatenate([keys, self._keys[: count - len(keys)]])
+        self.at += count
+        return pa.record_batch({"key": keys, "number": places})
+
+    def expected(self, count, work):
+        """Return how many rows the first tuples' join has, and a sum over them."""
+        rounds, rest = divmod(count, len(self._keys))
+        whole = self._sums(len(self._keys), work) if rounds else (0, 0)
+        return tuple(rounds * a + b for a, b in zip(whole, self._sums(rest, work), strict=True))
+
+    def _sums(self, count, work):
+        rows = total = 0
+        for start in range(0, count, CHUNK):
+            keys = np.array(self._keys[start : min(start + CHUNK, count)])
+            positions = keys // GAP
+            there = _keys(positions) == keys
+            chosen = keys[~there] if work == "absent" else payload(keys[there])
+            rows, total = rows + len(chosen), total + int(chosen.sum())
+        return rows, total
+
+
+class Inputs:
+    """The folder of tables and streams; what is missing is made."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def stream(self, kind, rows, count):
+        """Return the path of a stream; its pages are in the system's cache, charged to this process."""
+        path = self._folder / f"{kind}-{rows}-{count}.i8"
+        if not path.exists():
+            print(f"making the stream {path.name}")
+            positions = _positions(kind, rows, count)
+            there = _keys(np.abs(positions))
+            keys = np.where(positions < 0, _absent_keys(~positions), there) if kind == "absent" else there
+            self._finish(path, keys.tofile)
+        with path.open("rb", buffering=0) as file:
+            while file.read(CHUNK):
+                pass
+        return path
+
+    def parquet(self, rows):
+        """Return the path of a table as a Parquet file, in key order."""
+        path = self._folder / f"{rows}" / "table.parquet"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            keys = _keys(np.arange(rows, dtype=np.int64))
+            self._finish(path, lambda to: pq.write_table(pa.table({"k": keys, "v": payload(keys)}), to))
+        return path
+
+    def table(self, kind, rows):
+        """Return the path of an engine's table."""
+        if kind == "parquet":
+            return self.parquet(rows)
+        name, engine_class = LOADERS[kind]
+        path = self._folder / f"{rows}" / name
+        if not path.exists():
+            print(f"loading {path}")
+            part = path.parent / f"part-{kind}"
+            self._clear(part)
+            part.mkdir(parents=True)
+            engine = engine_class(part)
+            engine.load(self.parquet(rows))
+            engine.close()
+            for file in part.iterdir():
+                file.rename(path.parent / file.name)
+            part.rmdir()
+        return path
+
+    def _finish(self, path, write):
+        part = path.with_suffix(".part")
+        write(part)
+        part.rename(path)
+
+    def _clear(self, folder):
+        """Remove what an interrupted load left."""
+        if folder.exists():
+            for file in sorted(folder.rglob("*"), reverse=True):
+                file.rmdir() if file.is_dir() else file.unlink()
+            folder.rmdir()
+
+
+def forget(path):
+    """Drop a file, or all files of a folder, from the system's cache."""
+    for file in [path] if path.is_file() else path.rglob("*"):
+        if file.is_file():
+            descriptor = os.open(file, os.O_RDONLY)
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)

@@ -1,0 +1,146 @@
+"""A contestant in a process of its own: it waits until a memory group holds it, then loads, joins and reports."""
+
+import multiprocessing
+import time
+import traceback
+
+from benchmarks.peers._groups import MemoryGroup
+
+__all__ = ["Contestant", "ContestantError"]
+
+LONGEST = 10  # times what a round should last: the join phase of an operator may come late
+CONTEXT = multiprocessing.get_context("spawn")
+
+
+class ContestantError(Exception):
+    """A contestant failed or was killed; the message says how."""
+
+
+class Contestant:
+    """The side of the measuring process: makes the process, sets its limit, asks it to run.
+
+    The limit of the group is what the idle process took at most, and the memory that it is given. Its table is not in
+    the system's cache when it begins.
+    """
+
+    def __init__(self, name, engine, setup, stream):
+        self.name = name
+        self.memory = setup.memory
+        self._of = engine, setup, stream
+
+    def open(self):
+        """Load the library and the table, then limit the memory and let the contestant take it."""
+        self._connection, far = CONTEXT.Pipe()
+        self._process = CONTEXT.Process(target=_serve, args=(far, *self._of), daemon=True)
+        self._process.start()
+        far.close()
+        self.group = MemoryGroup.create(str(self._process.pid))
+        if self.group:
+            self.group.add(self._process.pid)
+        idle, reserve = self._ask("open")
+        self.idle = reserve + (self.group.peak if self.group else idle)
+        if self.group:
+            self.group.limit(self.idle + self.memory)
+        self._ask("start")
+
+    def reopen(self):
+        """Begin again, in a new process."""
+        self.close()
+        self.open()
+
+    def run(self, seconds, batch_rows, tuples=0):
+        """Join for so long, and at least so many tuples; return what was done."""
+        return self._ask("run", seconds, batch_rows, tuples)
+
+    def finish(self):
+        """Return tuples pushed, rows that came out, and the sum over them."""
+        return self._ask("finish")
+
+    def close(self):
+        """End the process and remove its group."""
+        self._connection.close()
+        self._process.join(10)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        if self.group:
+            self.group.remove()
+
+    def _ask(self, *command):
+        try:
+            self._connection.send(command)
+            done, answer = self._connection.recv()
+        except (EOFError, ConnectionError):
+            self._process.join()
+            raise ContestantError(
+                f"{self.name} was ended with {self._process.exitcode}, -9 for want of memory"
+            ) from None
+        if not done:
+            raise ContestantError(f"{self.name} failed: {answer}")
+        return answer
+
+
+def _serve(connection, engine, setup, stream):
+    runner = _Runner(engine, setup, stream)
+    while True:
+        try:
+            command, *arguments = connection.recv()
+        except EOFError:
+            return
+        try:
+            connection.send((True, getattr(runner, command)(*arguments)))
+        except Exception:  # noqa: BLE001 - told to the measuring process, whatever it is
+            connection.send((False, traceback.format_exc()))
+
+
+class _Runner:
+    """Carries out in the contestant's process what is asked."""
+
+    def __init__(self, engine, setup, stream):
+        self._of = engine, setup, stream
+        self._rows = self._total = 0
+
+    def open(self):
+        import resource  # noqa: PLC0415 - nothing is loaded before the group holds the process
+
+        from benchmarks.peers._inputs import StreamFile  # noqa: PLC0415 - as above
+        from benchmarks.peers._joiners import JOINERS  # noqa: PLC0415 - as above
+
+        engine, setup, stream = self._of
+        self._stream = StreamFile(stream)
+        self._stream.take(250_000)
+        self._stream.at = 0
+        self._joiner = JOINERS[engine](setup)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, self._joiner.reserve
+
+    def start(self):
+        self._joiner.start()
+
+    def run(self, seconds, batch_rows, tuples):
+        joiner = self._joiner
+        done, held, spent, longest = joiner.done, joiner.held, 0.0, 0.0
+        processor = time.process_time()
+        while spent < LONGEST * seconds:
+            if spent >= seconds and joiner.held <= held and joiner.done - done >= max(1, tuples):
+                break
+            took = self._join(batch_rows)
+            spent, longest = spent + took, max(longest, took)
+        return {
+            "tuples": joiner.done - done, "seconds": spent, "processor_seconds": time.process_time() - processor,
+            "longest_batch_seconds": longest, "batch_rows": batch_rows, **joiner.details(),
+        }  # fmt: skip
+
+    def finish(self):
+        rows, total = self._joiner.finish()
+        return self._stream.at, self._rows + rows, self._total + total
+
+    def _join(self, batch_rows):
+        """Join a batch, or leave it in the stream if that fails; return the seconds."""
+        at = self._stream.at
+        try:
+            rows, total, seconds = self._joiner.timed(self._stream.take(batch_rows))
+        except Exception:
+            self._stream.at = at
+            raise
+        self._rows, self._total = self._rows + rows, self._total + total
+        return seconds

@@ -1,0 +1,85 @@
+"""What the rounds of a case amount to: ratios beside their targets, as a dict for JSON, on the screen, in Markdown."""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+
+from benchmarks._measure import median_rate, median_ratio
+
+__all__ = ["outcome", "summary", "write_report"]
+
+HEAD = ["work", "memory", "SSIJ M/s", "peer", "peer M/s", "ratio", "target", "verdict"]
+SLOT_NBYTES = 208 / 7  # of the record tier, for a row of two words: a bucket of seven
+
+
+def outcome(cell, contestants, samples):
+    """Return the results of a measurement as a dict."""
+    ours = contestants[0].name
+    peers = [
+        {"peer": side.name, "ratio": median_ratio(samples, ours, side.name), "target": target}
+        for side, target in cell.peers
+    ]
+    return {
+        "cell": asdict(cell),
+        "contestants": [
+            {
+                "name": contestant.name, "memory": contestant.memory, "idle": contestant.idle,
+                "rate": median_rate(samples, contestant.name), "in_a_group": contestant.group is not None,
+            }
+            for contestant in contestants
+        ],
+        "ours": ours,
+        "peers": peers,
+        "record_tier": _record_tier(cell.ours, [s.details for s in samples if s.name == ours]),
+        "samples": [{**asdict(sample), "rate": sample.rate} for sample in samples],
+    }  # fmt: skip
+
+
+def _record_tier(side, details):
+    """Return the record tier's hits beside those of the most popular rows, as many as it has places."""
+    places = int(details[-1]["memory"]["records"] / SLOT_NBYTES)
+    if side.stream != "zipf" or not places:
+        return None
+    weights = 1 / np.arange(1, side.rows + 1)
+    best = float(weights[:places].sum() / weights.sum())
+    hits = float(np.median([detail["record_hits"] for detail in details]))
+    return {"places": places, "hits": hits, "clairvoyant": best, "share": hits / best}
+
+
+def summary(result):
+    """Return head and rows of the table of a result."""
+    rates = {contestant["name"]: contestant["rate"] for contestant in result["contestants"]}
+    ours, cell = result["ours"], result["cell"]
+    memory = f"{result['contestants'][0]['memory'] / 1e6:.0f} MB"
+    rows = [
+        [
+            cell["title"], memory, f"{rates[ours] / 1e6:.2f}", peer["peer"], f"{rates[peer['peer']] / 1e6:.3g}",
+            f"{peer['ratio']:.2f}", *_verdict(peer["ratio"], peer["target"], ""),
+        ]
+        for peer in result["peers"]
+    ]  # fmt: skip
+    if cell["least_rate"]:
+        reached = _verdict(rates[ours] / 1e6, cell["least_rate"] / 1e6, " M/s")
+        rows.append([cell["title"], memory, f"{rates[ours] / 1e6:.2f}", "ten times the paper's rate", "", "", *reached])
+    if tier := result["record_tier"]:
+        hits = f"record tier: {tier['hits']:.1%} of lookups, clairvoyant {tier['clairvoyant']:.1%}"
+        verdict = _verdict(tier["share"], 0.9, "")
+        rows.append([cell["title"], memory, "", hits, "", f"{tier['share']:.2f}", *verdict])
+    return HEAD, rows
+
+
+def _verdict(value, target, unit):
+    if target is None:
+        return "", ""
+    return f"{target:g}{unit}", "reached" if value >= target else "missed"
+
+
+def write_report(folder):
+    """Write one Markdown table of all results in a folder; return its path."""
+    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    for path in sorted(folder.glob("*-*.json")):
+        lines += [f"| {' | '.join(row)} |" for row in summary(json.loads(path.read_text()))[1]]
+    report = folder / "peers.md"
+    report.write_text("\n".join(lines) + "\n")
+    return report
