@@ -3,7 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format bench bench-experiments bench-spark bench-storage clean python java
+.PHONY: help demo test test-slow check format bench bench-experiments bench-peers bench-spark bench-storage clean \
+	python java
 
 COMMA := ,
 VENV := .venv
@@ -47,6 +48,9 @@ bench-spark: java $(INSTALLED_BENCH) ## Measure a Spark micro-batch against Spar
 
 bench-storage: $(INSTALLED_BENCH) ## Measure loads, changes and commits against DuckDB, SQLite and LMDB
 	@$(BIN)/python -m benchmarks storage
+
+bench-peers: java $(INSTALLED_BENCH) ## Measure SSIJ beside its peers, each in the same memory; CASES="large-zipf ..." for some
+	@$(BIN)/python -m benchmarks peers $(or $(CASES),all)
 
 clean: ## Remove what demo, tests and benchmarks wrote; the environment stays
 	@rm -rf demo artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log

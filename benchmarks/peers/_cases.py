@@ -108,4 +108,4 @@ def quick(cell):
         return replace(side, rows=QUICK_ROWS, memory=QUICK_MEMORY, length=QUICK_ROWS, tuples=1, batches=(10_000,))
 
     peers = tuple((small(side), target) for side, target in cell.peers)
-    return replace(cell, ours=small(cell.ours), peers=peers, seconds=0.05, rounds=2)
+    return replace(cell, title=f"{QUICK_ROWS:,} rows", ours=small(cell.ours), peers=peers, seconds=0.05, rounds=2)

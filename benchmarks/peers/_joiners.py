@@ -300,7 +300,11 @@ class SparkJoiner(_Joiner):
         from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
 
         super().__init__()
-        builder = SparkSession.builder.master(f"local[{THREADS}]").config("spark.ui.enabled", "false")
+        builder = (
+            SparkSession.builder.master(f"local[{THREADS}]")
+            .config("spark.ui.enabled", "false")
+            .config("spark.ui.showConsoleProgress", "false")
+        )
         builder = builder.config("spark.driver.memory", f"{SPARK_HEAP + (setup.memory >> 20)}m")
         self._spark = builder.config("spark.sql.shuffle.partitions", THREADS).getOrCreate()
         self._spark.sparkContext.setLogLevel("ERROR")

@@ -1,6 +1,7 @@
 """Every experiment runs from its command on small data and leaves its results. What it measures is not judged here."""
 
 import csv
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +24,22 @@ def test_an_experiment_writes_its_table_and_its_plot(tmp_path, experiment):
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".png"]
     with (tmp_path / f"{experiment}.csv").open() as table:
         assert len(list(csv.DictReader(table))) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["cached-zipf", "large-deadline", "absent", "scale10"])
+def test_a_case_of_the_peers_checks_the_rows_and_writes_its_ratios(tmp_path, case):
+    done = benchmark("peers", case, "--quick", "--inputs", tmp_path / "inputs", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / f"{case}-0.json").read_text())
+    assert all(peer["ratio"] > 0 for peer in result["peers"])
+    assert (tmp_path / "peers.md").read_text().count("\n") >= 3
+
+
+def test_an_unknown_case_of_the_peers_is_refused_with_the_valid_names():
+    done = benchmark("peers", "cached")
+    assert done.returncode == 2
+    assert "the cases are cached-zipf" in done.stderr
 
 
 def test_an_unknown_experiment_is_refused_with_the_valid_names():
