@@ -42,7 +42,15 @@ def test_an_unknown_case_of_the_peers_is_refused_with_the_valid_names():
     assert "the cases are cached-zipf" in done.stderr
 
 
+@pytest.mark.slow
+def test_predicates_are_measured_once_their_answers_agree(tmp_path):
+    done = benchmark("predicates", "--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "predicates.csv").open() as table:
+        assert {row["predicate"] for row in csv.DictReader(table)} == {"as-of", "band"}
+
+
 def test_an_unknown_experiment_is_refused_with_the_valid_names():
     done = benchmark("join")
     assert done.returncode == 2
-    assert "the experiments are joins, spark, storage" in done.stderr
+    assert "the experiments are joins, predicates, spark, storage" in done.stderr
