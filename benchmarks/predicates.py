@@ -28,12 +28,12 @@ STEP = 1_000_000  # microseconds between two prices of a symbol, about
 class Settings:
     """What is measured. The memory is a share of the table's file; DuckDB gets at least `least_duckdb`."""
 
-    rows: int = 4_000_000
-    symbols: int = 2_000
+    rows: int = 2_000_000
+    symbols: int = 1_000
     memory_percent: float = 10.0
     least_duckdb: int = 64 << 20
     batch_rows: int = 100_000
-    batches: int = 4
+    batches: int = 2
     rounds: int = 3
 
 
