@@ -30,6 +30,7 @@ class Counters:
     online_seconds: float = 0.0
     join_seconds: float = 0.0
     rows_recorded: int = 0
+    rows_filtered: int = 0
     pages_kept: int = 0
     pages_evicted: int = 0
 

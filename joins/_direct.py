@@ -47,6 +47,8 @@ class DirectProbe:
         What matches in the cached leaves.
     leaves
         Of the relation.
+    asked, absent
+        Tuples that the filter was asked for, and those of them that it knew to have no match; their frame is -2.
     """
 
     piece: Piece
@@ -56,6 +58,8 @@ class DirectProbe:
     waiting: int
     found: Found
     leaves: int
+    asked: int = 0
+    absent: int = 0
 
     @property
     def waiting_nbytes(self) -> tuple[int, int]:
@@ -114,8 +118,18 @@ class DirectPhase:
         keys, valid = self._state.bound.encode(piece.rows)
         assert isinstance(keys, Keys)
         leaf, frame, waiting = self._lookup.locate(keys.prefix, valid, cache.frame_map)
+        absent, leaves = self._ask(keys, leaf, frame), len(self._state.snapshot.leaf_pages)
         found = self._lookup.probe(cache.buffer, keys.prefix, frame, self._state.outer)
-        return DirectProbe(piece, keys, leaf, frame, waiting, found, len(self._state.snapshot.leaf_pages))
+        return DirectProbe(piece, keys, leaf, frame, waiting - absent, found, leaves, waiting, absent)
+
+    def _ask(self, keys: Keys, leaf: NDArray[np.int32], frame: NDArray[np.int32]) -> int:
+        """Let tuples that the filter knows to have no match wait for nothing; return how many."""
+        tier = self._store.filter
+        if tier is None or not tier.awake:
+            return 0
+        absent = tier.absent(leaf, keys, frame == -1)
+        frame[absent] = -2
+        return int(absent.sum())
 
     def _admit(self, probe: DirectProbe) -> None:
         """Let the record tier have what it wants of the rows found."""
@@ -127,6 +141,9 @@ class DirectPhase:
     def _note(self, probe: DirectProbe) -> None:
         """Count the tuples whose leaf is cached or that can match nothing: this phase completes them."""
         self._store.cache.touch(probe.frame)
+        if self._store.filter is not None:
+            self._store.filter.note(probe.asked, probe.absent)
+        self._state.counters.rows_filtered += probe.absent
         arrival, done = probe.piece.arrival, len(probe.frame) - probe.waiting
         if isinstance(arrival, np.ndarray):
             arrival = arrival[probe.frame != -1]

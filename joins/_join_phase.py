@@ -69,6 +69,7 @@ class JoinPhase:
                 yield from simple.join(block)
                 yield from self._join_spanning(block)
                 self._keep_some(block)
+                self._complete_filter(block)
             finally:
                 simple.settle()
         yield from simple.rest()
@@ -118,6 +119,12 @@ class JoinPhase:
         self._store.keep(leaves, frames)
         self._state.counters.pages_kept += len(keep)
 
+    def _complete_filter(self, block: Block) -> None:
+        """Let the filter know the leaves of a block that it did not know."""
+        tier, frames = self._store.filter, self._store.read_buffer.frames
+        if tier is not None:
+            tier.complete(self._leaves[block.start : block.stop], frames, block.slots, self._store.workspace // 2)
+
     # Tuples that wait for several leaves
 
     def _join_spanning(self, block: Block) -> Iterator[pa.RecordBatch]:
@@ -165,7 +172,7 @@ class _SimpleJoin:
         self._any = bool(chunks)
         self._reach = 0
         self._part: Part | None = None
-        self._results = _PartResults(state)
+        self._results = _PartResults(state, leaves)
 
     def join(self, block: Block) -> Iterator[pa.RecordBatch]:
         """Join the tuples that wait for the pages of a block."""
@@ -202,9 +209,10 @@ class _SimpleJoin:
 class _PartResults:
     """Matches of one part, in its order."""
 
-    def __init__(self, state: SSIJState) -> None:
+    def __init__(self, state: SSIJState, leaves: NDArray[np.int32]) -> None:
         self._state = state
         self._single = state.bound.at_most_one(unique=state.snapshot.unique)
+        self._leaves = leaves
         self._staged: StagedRows | None = None
         self._sources: list[NDArray[np.int32]] = []
         self._met = self._noted = 0
@@ -218,6 +226,8 @@ class _PartResults:
         frame = frame[: self._met - low]
         keys = part.keys.slice(low, self._met)
         row, count = find(state.snapshot, state.store.read_buffer.frames, frame, keys)
+        if state.store.filter is not None:
+            state.store.filter.note_waited(self._leaves[part.place[low : self._met]], count)
         if part.later is not None:
             part.later[low : self._met] = count < 0
         if state.store.records_awake:

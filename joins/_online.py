@@ -39,7 +39,7 @@ class OnlinePhase:
         self._state = state
         self._snapshot = state.snapshot
         self._store = state.store
-        self._prober = Prober(state.snapshot, state.bound, state.store.cache)
+        self._prober = Prober(state.snapshot, state.bound, state.store.cache, state.store.filter)
         self._probes: list[Probe] = []
 
     def probe(self, piece: Piece) -> list[tuple[int, int]]:
@@ -83,6 +83,9 @@ class OnlinePhase:
     def _note(self, probe: Probe) -> None:
         """Count the tuples whose leaf is cached or that can match nothing: this phase completes them."""
         self._store.cache.touch(probe.frame)
+        if self._store.filter is not None:
+            self._store.filter.note(probe.asked, probe.absent)
+        self._state.counters.rows_filtered += probe.absent
         for rows in (probe.single.order[probe.frame >= 0], probe.impossible()):
             self._state.counters.rows_cached += len(rows)
             self._state.completed(arrivals_at(probe.piece.arrival, rows), len(rows))

@@ -10,16 +10,17 @@ import numpy as np
 from joins import _piece_kernels, _result_kernels
 from joins._sought import locate
 from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, ascending
+from storage.keys import Keys
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from joins._filter import FilterTier
     from joins._input_buffer import Piece
     from joins._sought import Sought
     from joins.predicates import Bound
     from storage.cache import PageCache
-    from storage.keys import Keys
     from storage.snapshot import Snapshot
 
 __all__ = ["Located", "Probe", "Prober", "ascends", "by_leaves", "sorted_positions", "waiting_nbytes"]
@@ -69,6 +70,8 @@ class Probe:
         Runs of uncached leaves of each spanning tuple.
     leaves
         Of the relation.
+    asked, absent
+        Tuples that the filter was asked for, and those of them that it knew to have no match; these are left out.
     """
 
     piece: Piece
@@ -77,6 +80,8 @@ class Probe:
     frame: NDArray[np.int32]
     pieces: NDArray[np.int32]
     leaves: int
+    asked: int = 0
+    absent: int = 0
 
     def impossible(self) -> NDArray[np.int32]:
         """Return the positions of the tuples that can match nothing."""
@@ -116,12 +121,15 @@ class Prober:
         From tuples to keys.
     cache
         Which leaves are in memory.
+    tier
+        What is known of absent keys.
     """
 
-    def __init__(self, snapshot: Snapshot, bound: Bound, cache: PageCache) -> None:
+    def __init__(self, snapshot: Snapshot, bound: Bound, cache: PageCache, tier: FilterTier | None = None) -> None:
         self._snapshot = snapshot
         self._bound = bound
         self._cache = cache
+        self._filter = tier
 
     def probe(self, piece: Piece) -> Probe:
         """Look a batch up in the index and in the cache."""
@@ -132,9 +140,15 @@ class Prober:
             single, spanning = located.only(np.flatnonzero(~spans)), located.only(np.flatnonzero(spans))
         pieces = np.zeros(len(spanning.order), dtype=np.int32)
         _piece_kernels.count_pieces(spanning.first, spanning.last, self._cache.frame_map, pieces)
-        return Probe(
-            piece, single, spanning, self._cache.frame_of(single.first), pieces, len(self._snapshot.leaf_pages)
-        )
+        leaves, frame = len(self._snapshot.leaf_pages), self._cache.frame_of(single.first)
+        if self._filter is None or not self._filter.awake or not isinstance(single.keys, Keys):
+            return Probe(piece, single, spanning, frame, pieces, leaves)
+        asked = frame < 0
+        stay = np.flatnonzero(~self._filter.absent(single.first, single.keys, asked))
+        absent = len(frame) - len(stay)
+        if absent:
+            single, frame = single.only(stay), frame[stay]
+        return Probe(piece, single, spanning, frame, pieces, leaves, int(asked.sum()), absent)
 
     def _locate(self, rows: pa.RecordBatch) -> Located:
         keys, valid = self._bound.encode(rows)

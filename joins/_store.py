@@ -15,6 +15,7 @@ import numpy as np
 from joins import _piece_kernels
 from joins._deadlines import PhaseEstimate
 from joins._direct_lookup import DirectLookup
+from joins._filter import FilterTier
 from joins._input_buffer import InputBuffer
 from joins._records import RecordTier
 from joins._relation import disk_order, in_key_order, unchanged_leaves
@@ -138,6 +139,7 @@ class Store:
         self._fixed = variant.memory_split is not None
         self.cache.resize(self._reserved_frames(variant.memory_split or 0.0))
         self.direct = DirectLookup(snapshot, columns, self.cache.frames_max) if direct else None
+        self.filter = FilterTier.of(snapshot, budget) if equality else None
         self.records = self._record_tier(columns) if record_tier and equality else None
 
     @property
@@ -184,7 +186,7 @@ class Store:
         missing = nbytes - self.budget.available
         if missing <= 0:
             return
-        if missing > self._lendable * self._page and self.release_records():
+        if missing > self._lendable * self._page and self.release_tiers():
             missing = nbytes - self.budget.available
         frames = -(-missing // self._page)
         if frames > self._lendable:
@@ -241,13 +243,15 @@ class Store:
         """Whether there is a record tier at work."""
         return self.records is not None and self.records.awake
 
-    def release_records(self) -> bool:
-        """Make the record tier give its memory back; return whether it had any."""
-        if self.records is None or not self.records.awake:
-            return False
-        self.records.fall_asleep()
+    def release_tiers(self) -> bool:
+        """Make record tier and filter give their memory back; return whether they had any."""
+        had = bool(self.budget.held("records") or self.budget.held("filter"))
+        if self.records is not None and self.records.awake:
+            self.records.fall_asleep()
+        if self.filter is not None:
+            self.filter.fall_asleep()
         self.budget.resize("records", 0)
-        return True
+        return had
 
     def note_records(self, sighted: Sighted) -> None:
         """Count what the record tier has found; its memory is free if it fell asleep over it."""
@@ -309,6 +313,8 @@ class Store:
         """Empty the stream buffer; postponed tuples are to go on to a leaf so many on."""
         self.stream.clear(step)
         self.account()
+        if self.filter is not None and self.filter.wants_to_wake() and self._spares(self.filter.nbytes):
+            self.filter.wake()
 
     def take_postponed(self, most: int) -> Postponed | None:
         """Remove at most so many postponed tuples and return them; None if there are none."""
@@ -342,6 +348,9 @@ class Store:
             same = np.zeros(len(old.leaf_pages), dtype=np.bool_)
             same[was] = True
             self.records.keep_only(lambda keys: same[old.locate(Keys("u64", keys))[0]])
+        if self.filter is not None:
+            self.make_room(self.filter.growth(snapshot))
+            self.filter.install(snapshot, was, now)
         self.make_room(after - before)
         self.budget.resize("index", self.budget.held("index") + after - before)
         self.disk_order = disk_order(snapshot)

@@ -13,6 +13,7 @@ __all__ = ["Component", "MemoryBudget"]
 Component = Literal[
     "index",
     "records",
+    "filter",
     "cache",
     "input_buffer",
     "stream_buffer",

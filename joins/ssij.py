@@ -17,6 +17,7 @@ Transformations", ICDE 2011, section IV)::
 Memory bound::
 
     limit >= index (inner nodes, maps from leaf to frame and demand)
+           + negative filter        if the table has one that fits into half of what is left; nothing while it sleeps
            + record tier            a third of what is left, if the table has one; nothing while it sleeps
            + cached pages           all that the others leave; a tuple that needs room takes a page's frame
            + input buffer           \
@@ -69,7 +70,7 @@ _STREAM_THRESHOLD = 1_000_000
 _STREAM_THRESHOLD_TIGHT = 400_000
 _TIGHT = 0.02
 _WAITING_SECONDS = 0.25e-6  # what it costs a tuple to wait: it is copied twice, and its row comes from a cold page
-_NOT_BUFFERS: tuple[Component, ...] = ("index", "workspace", "read_buffer", "statistics", "records")
+_NOT_BUFFERS: tuple[Component, ...] = ("index", "workspace", "read_buffer", "statistics", "records", "filter")
 _INPUT_SHARE = 8
 _STREAM_SHARE = 3
 _KEY_COPIES = 2  # as they came and sorted, where they are more than one word
@@ -224,6 +225,9 @@ class SSIJ(StreamJoin):
             online_seconds=counters.online_seconds,
             join_seconds=counters.join_seconds,
             rows_recorded=counters.rows_recorded,
+            rows_filtered=counters.rows_filtered,
+            false_positives=0 if self.store.filter is None else self.store.filter.false_positives,
+            filter_bits=0.0 if self.store.filter is None else self.store.filter.bits,
             pages_kept=counters.pages_kept,
             pages_evicted=counters.pages_evicted,
             pages_cached=len(self.store.cache.resident_frames),
@@ -310,7 +314,7 @@ class SSIJ(StreamJoin):
                 for half in piece.parts(2):
                     yield from self._join_online(half)
                 return
-            if self.store.release_records() or self.store.drop_pages():
+            if self.store.release_tiers() or self.store.drop_pages():
                 yield from self._join_online(piece)  # without gaps in what is to be read one tuple needs least
                 return
             raise MemoryBudgetError(

@@ -42,6 +42,8 @@ class MemoryUse(_Reading):
         Inner nodes and the maps from leaf to frame.
     records
         Single rows that are asked for often, apart from their pages.
+    filter
+        What is known of keys that are not in the table.
     cache
         Frames of cached relation pages (the paper's CR).
     input_buffer
@@ -63,6 +65,7 @@ class MemoryUse(_Reading):
     peak: int = field(default=0, metadata=_GAUGE)
     index: int = field(default=0, metadata=_GAUGE)
     records: int = field(default=0, metadata=_GAUGE)
+    filter: int = field(default=0, metadata=_GAUGE)
     cache: int = field(default=0, metadata=_GAUGE)
     input_buffer: int = field(default=0, metadata=_GAUGE)
     stream_buffer: int = field(default=0, metadata=_GAUGE)
@@ -139,6 +142,12 @@ class SSIJStats(JoinStats):
         Time in each phase; reading is part of the join phase.
     rows_recorded
         Those of `rows_cached` whose row was in the record tier.
+    rows_filtered
+        Those of `rows_cached` that the table's negative filter knew to have no match.
+    false_positives
+        Tuples that waited for a page although the filter was asked, and had no match.
+    filter_bits
+        Bits that a key has in the filter in memory, on average; 0 if there is none in use (gauge).
     pages_kept, pages_evicted
         Relation pages that a join phase left in the cache, and pages that left the cache.
     pages_cached
@@ -150,6 +159,9 @@ class SSIJStats(JoinStats):
     online_seconds: float = 0.0
     join_seconds: float = 0.0
     rows_recorded: int = 0
+    rows_filtered: int = 0
+    false_positives: int = 0
+    filter_bits: float = field(default=0.0, metadata=_GAUGE)
     pages_kept: int = 0
     pages_evicted: int = 0
     pages_cached: int = field(default=0, metadata=_GAUGE)

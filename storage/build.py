@@ -28,6 +28,7 @@ from storage.errors import (
     TableExistsError,
     UniqueViolationError,
 )
+from storage.filter_upkeep import drop_filter
 from storage.keys import Keys
 from storage.layout import LeafLayout
 from storage.metadata import encode_metadata
@@ -296,6 +297,7 @@ def build_table(
             except NotInOrderError:
                 with sorted_rows(source, options.key, memory, spill, target) as rows:
                     superblock = _write_file(temporary, rows, options)
+            drop_filter(target)
             temporary.replace(target)
         sync_folder(target.parent)
     except OSError as error:

@@ -17,6 +17,7 @@ from storage import _check_kernels, _kernels
 from storage import _tree_kernels as tree_kernels
 from storage.backend import FileBackend
 from storage.errors import CorruptionError
+from storage.filter import FilterFile, leaf_segments
 from storage.keys import Keys
 from storage.layout import INNER_PAGE, LeafLayout
 from storage.leaves import gather_keys
@@ -55,7 +56,7 @@ class Violation:
     ----------
     invariant
         Its name: superblock, length, metadata, bounds, page-checksum, parent-checksum, transaction, structure,
-        key-order, separators, unique, counts or reachable-once.
+        key-order, separators, unique, counts, reachable-once or filter.
     page
         Where, or None for the file as a whole.
     detail
@@ -81,6 +82,8 @@ class CheckReport:
         How many pages and rows were checked.
     unreferenced
         Pages of the file that this commit does not use; free space, not a violation.
+    unfiltered
+        Leaves of which the table's filter knows nothing; they cost speed, not a violation. 0 without a filter.
     """
 
     path: str
@@ -88,6 +91,7 @@ class CheckReport:
     pages: int
     rows: int
     unreferenced: int
+    unfiltered: int = 0
 
     @property
     def ok(self) -> bool:
@@ -102,6 +106,8 @@ class _Checker:
     violations: list[Violation] = field(default_factory=list)
     seen: list[NDArray[np.int64]] = field(default_factory=list)
     rows: int = 0
+    filter: FilterFile | None = None
+    unfiltered: int = 0
 
     def report(self, invariant: str, page: int | None, detail: str) -> None:
         self.violations.append(Violation(invariant, page, detail))
@@ -257,6 +263,7 @@ class _LeafChecker:
         pages = window.pages[kept][origin]
         self._order(Keys.concat([self._last, keys]), np.concatenate([pages[: len(self._last)], pages]))
         self._bounds(keys, counts, kept + at)
+        self._filter(frames, window, kept)
         self._last = keys.slice(len(keys) - 1, len(keys))
 
     def _order(self, keys: Keys, pages: NDArray[np.int64]) -> None:
@@ -278,6 +285,19 @@ class _LeafChecker:
             wrong |= (first > leaves) | (last < leaves)
         for leaf in leaves[wrong].tolist():
             self._checker.report("separators", int(self._entries.pages[leaf]), "a key lies outside the leaf's bounds")
+
+    def _filter(self, frames: NDArray[np.uint8], window: Entries, kept: NDArray[np.int64]) -> None:
+        """Check that the filter denies no key that is there."""
+        made = self._checker.filter
+        if made is None:
+            return
+        stored, known = np.zeros((len(kept), made.shape.words), dtype=np.uint64), np.zeros(len(kept), dtype=np.bool_)
+        pages, place = window.pages[kept], np.arange(len(kept), dtype=np.int32)
+        made.load(pages, window.checksums[kept], made.shape, stored, place, known)
+        true = leaf_segments(self._layout, frames, kept.astype(np.int32), made.shape)
+        self._checker.unfiltered += int((~known).sum())
+        for page in pages[known & ((true & ~stored) != 0).any(axis=1)].tolist():
+            self._checker.report("filter", page, "the filter denies a key of the page; build it again")
 
     def _locate(self, keys: Keys) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         first, last = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int32)
@@ -316,8 +336,10 @@ def check_backend(backend: StorageBackend) -> CheckReport:
         head = read_superblock(backend)
     except CorruptionError as error:
         return CheckReport(backend.path, (Violation("superblock", None, str(error)),), 0, 0, 0)
-    checker = _Checker(backend, head)
-    checker.run()
+    with contextlib.ExitStack() as stack:
+        made = FilterFile.open(backend.path)
+        checker = _Checker(backend, head, filter=None if made is None else stack.enter_context(made))
+        checker.run()
     pages = len(np.unique(np.concatenate(checker.seen)))
     unreferenced = max(head.pages - pages, 0)
-    return CheckReport(backend.path, tuple(checker.violations), pages, checker.rows, unreferenced)
+    return CheckReport(backend.path, tuple(checker.violations), pages, checker.rows, unreferenced, checker.unfiltered)

@@ -23,6 +23,7 @@ import numpy as np
 
 from storage.draft import Draft
 from storage.errors import CorruptionError, InputError, PoisonedHandleError, StorageIOError
+from storage.filter_upkeep import FilterWriter, cut_filter
 from storage.index import Index
 from storage.metadata import metadata_pages
 from storage.page_writer import PageWriter
@@ -101,6 +102,7 @@ class Writer:
         self._poison: BaseException | None = None
         self._draft: Draft | None = None
         self._tree: PathTree | None = None
+        self._filter: FilterWriter | None = None
         self._busy = False
         self._state: tuple[Snapshot, FreeSpace] | None = None
 
@@ -204,7 +206,9 @@ class Writer:
         return None if tree is None else tree.change(snapshot.layout, self._backend, rows, unique=snapshot.unique)
 
     def _pages(self, take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> PageWriter:
-        return PageWriter(self._backend, self.space, self.snapshot.page_size, self.snapshot.txid + 1, take)
+        snapshot = self.snapshot
+        self._filter = FilterWriter(self._backend.path, snapshot.layout)
+        return PageWriter(self._backend, self.space, snapshot.page_size, snapshot.txid + 1, take, self._filter)
 
     @contextlib.contextmanager
     def guard(self) -> Iterator[None]:
@@ -227,7 +231,13 @@ class Writer:
         self._busy = False
         if self._draft is not None:
             self._draft.pages.roll_back()
-            self._draft = None
+        self._forget_draft()
+
+    def _forget_draft(self) -> None:
+        self._draft = None
+        if self._filter is not None:
+            self._filter.close()
+            self._filter = None
 
     def commit(self, draft: Draft, app: App | None) -> Snapshot:
         """Make a draft the table's state; the caller has it guarded."""
@@ -288,7 +298,7 @@ class Writer:
             self._commit_at_once(head, superblock)
         self.space.hold(pages.txid, freed)
         self._state = Snapshot(self.snapshot.path, superblock, self.snapshot.layout, index), self.space
-        self._draft = None
+        self._forget_draft()
         return self.snapshot
 
     def _commit_at_once(self, before: Superblock, superblock: Superblock) -> None:
@@ -304,8 +314,10 @@ class Writer:
 
     def cut(self) -> None:
         """Give back the free pages at the end of the file; the caller has it guarded."""
-        self._backend.truncate(self.space.cut() * self.snapshot.page_size)
+        pages = self.space.cut()
+        self._backend.truncate(pages * self.snapshot.page_size)
         self._backend.sync()
+        cut_filter(self._backend.path, pages)
 
     def _map_space(self, snapshot: Snapshot) -> FreeSpace:
         """Return the free pages: all that the newest commit does not reach, held back while older readers live."""

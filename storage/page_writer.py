@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from storage.backend import StorageBackend
+    from storage.filter_upkeep import FilterWriter
     from storage.space import FreeSpace
 
 __all__ = ["PageWriter"]
@@ -36,6 +37,8 @@ class PageWriter:
         Bytes in a page, and the transaction.
     take
         Which free pages to take, given a hint for each; by default those near the hints.
+    filtered
+        The table's filter, which is to know the leaves.
     """
 
     def __init__(
@@ -45,8 +48,10 @@ class PageWriter:
         page_size: int,
         txid: int,
         take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None,
+        filtered: FilterWriter | None = None,
     ) -> None:
         self._backend = backend
+        self._filter = filtered
         self._space = space
         self._take = space.take if take is None else take
         self._taken: list[NDArray[np.int64]] = []
@@ -74,6 +79,8 @@ class PageWriter:
         self._note(numbers, checksums)
         for start, stop in runs_of(numbers):
             self._backend.pwrite(int(numbers[start]) * size, pages[start * size : stop * size])
+        if self._filter is not None:
+            self._filter.put(pages, numbers)
         self._unsynced += len(numbers) * size
         if self._unsynced >= _SYNC_BYTES and (not self._syncs or self._syncs[-1].done()):
             self._begin_sync()

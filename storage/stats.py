@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from storage.filter import FilterFile
 from storage.lookup import WINDOW_BYTES
 from storage.plan import plan_cost
 
@@ -44,6 +45,8 @@ class TableStats:
     fragmentation
         What reading all rows in key order costs more than after a load, as a share, by the costs of the disk:
         0 after a load, 0.3 if it costs 1.3 times as much. `Table.compact` brings it back to 0.
+    filter_bits, filter_bytes
+        Bits that the filter has for a key on average, and the length of its file; 0 without a filter.
     """
 
     rows: int
@@ -59,10 +62,14 @@ class TableStats:
     rows_per_leaf: float
     free_pages: int
     fragmentation: float
+    filter_bits: float = 0.0
+    filter_bytes: int = 0
 
 
 def table_stats(snapshot: Snapshot, reader: PageReader, used: int) -> TableStats:
     """Return the numbers of a snapshot of which `used` pages of the file are part."""
+    rows_per_leaf = snapshot.rows / max(len(snapshot.entries), 1)
+    filter_bits, filter_bytes = _filter_size(snapshot.path, rows_per_leaf)
     head, leaves, size = snapshot.superblock, len(snapshot.entries), reader.backend.size()
     ordered = scan_cost(reader, np.arange(leaves, dtype=np.int64))
     return TableStats(
@@ -76,10 +83,20 @@ def table_stats(snapshot: Snapshot, reader: PageReader, used: int) -> TableStats
         unique=head.unique,
         txid=head.txid,
         index_bytes=snapshot.index_nbytes,
-        rows_per_leaf=head.rows / leaves if leaves else 0.0,
+        rows_per_leaf=rows_per_leaf,
         free_pages=max(size // head.page_size - used, 0),
         fragmentation=max(scan_cost(reader, snapshot.leaf_pages) / ordered - 1, 0.0) if leaves else 0.0,
+        filter_bits=filter_bits,
+        filter_bytes=filter_bytes,
     )
+
+
+def _filter_size(path: str, rows_per_leaf: float) -> tuple[float, int]:
+    made = FilterFile.open(path)
+    if made is None:
+        return 0.0, 0
+    with made:
+        return made.shape.bits(rows_per_leaf), made.nbytes
 
 
 def scan_cost(reader: PageReader, pages: NDArray[np.int64]) -> float:
