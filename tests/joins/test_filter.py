@@ -18,7 +18,7 @@ def run(join, batches):
     return [*parts, *join.finish()]
 
 
-@settings(max_examples=20)
+@settings(max_examples=15)
 @given(data=st.data(), spare=st.integers(0, 200_000), threshold=st.sampled_from([1, 20, None]), bits=st.integers(4, 16))
 def test_results_are_those_of_the_oracle(build, any_case, tools, data, spare, threshold, bits):
     case = data.draw(any_case)

@@ -73,7 +73,7 @@ def assert_denies_no_row(table, kept=None):
 changes = st.lists(st.tuples(st.lists(st.integers(0, KEYS), max_size=60), st.lists(st.integers(0, KEYS), max_size=60)))
 
 
-@settings(max_examples=15)
+@settings(max_examples=8)
 @given(
     first=st.integers(0, 1500),
     changes=changes,
@@ -96,7 +96,7 @@ def test_every_commit_leaves_a_filter_that_knows_all_leaves_and_denies_no_row(
         assert_denies_no_row(table, kept=1)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(seed=st.integers(0, 2**32 - 1), harm=st.sampled_from(["torn", "stale", "garbage", "cut", "other", "none"]))
 def test_whatever_became_of_the_file_it_denies_no_row(tmp_path_factory, seed, harm):
     rng, folder = np.random.default_rng(seed), tmp_path_factory.mktemp("t")
