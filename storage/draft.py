@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,11 @@ from storage.keys import Keys
 from storage.leaves import gather, gather_keys
 from storage.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
 from storage.parts import Part, positions
-from storage.patch import can_patch, patch_leaves
+from storage.patch import Patched, can_patch, patch_leaves
 from storage.tree import Entries, read_pages, seal_pages, separators_between
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -39,6 +39,8 @@ _CHUNK_BYTES = 2 << 20
 _FEW_LEAVES = 4
 _UNDERFULL = 4
 _NONE = np.zeros(0, dtype=np.int64)
+
+Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +93,18 @@ class Draft:
         """
         counts = Counts()
         done: list[Replacement] = []
-        patching = can_patch(self._layout) and len(self._leaves) > 0
-        for part, frames in self._read_ahead(self._parts(changes), wanted=patching):
-            rest: Part | None = part
-            if frames is not None:
-                replacement, counted, rest = self._patch(part, frames)
-                counts += counted
-                done.append(replacement)
-            if rest is not None:
-                replacement, counted = self._change(rest, None if frames is None else (part.leaves, frames))
+        if can_patch(self._layout) and len(self._leaves) > 0:
+            for part, (frames, patched) in _ahead(self._parts(changes), self._patch):
+                counts += patched.counts
+                done.append(self._put(part.leaves[patched.done], patched))
+                if patched.rest.any():
+                    rest = part.only(patched.rest)
+                    replacement, counted = self._change(rest, self._decode(rest.leaves, part.leaves, frames))
+                    counts += counted
+                    done.append(replacement)
+        else:
+            for part, present in _ahead(self._parts(changes), lambda part: self.load(part.leaves)):
+                replacement, counted = self._change(part, present)
                 counts += counted
                 done.append(replacement)
         self.install([replacement for replacement in done if len(replacement.leaves)])
@@ -164,47 +169,26 @@ class Draft:
     def _average(self) -> int:
         return self._rows // max(len(self._leaves), 1)
 
-    def _read_ahead(self, parts: Iterator[Part], *, wanted: bool) -> Iterator[tuple[Part, NDArray[np.uint8] | None]]:
-        """Yield each part with its pages, which are read while the part before is worked on."""
-        if not wanted:
-            yield from ((part, None) for part in parts)
-            return
-        current = next(parts, None)
-        if current is None:
-            return
-        frames, following = self.read(current.leaves), next(parts, None)
-        if following is None:
-            yield current, frames
-            return
-        with ThreadPoolExecutor(1, thread_name_prefix="headrace-ahead") as pool:
-            while following is not None:
-                reading = pool.submit(self.read, following.leaves)
-                yield current, frames
-                current, frames, following = following, reading.result(), next(parts, None)
-            yield current, frames
-
-    def _patch(self, part: Part, frames: NDArray[np.uint8]) -> tuple[Replacement, Counts, Part | None]:
-        """Patch the leaves that can be; return what is left to do."""
-        leaves = part.leaves
+    def _patch(self, part: Part) -> tuple[NDArray[np.uint8], Patched]:
+        """Read leaves and patch those that can be."""
+        leaves, frames = part.leaves, self.read(part.leaves)
         ends = tuple(np.searchsorted(at, leaves, side="right") for at in (part.touched_leaf, part.leaf))
-        patched = patch_leaves(
+        return frames, patch_leaves(
             self._layout, frames, leaves, part.joined, part.changes, (ends[0], ends[1]),
             unique=self._base.unique, average=self._average,
         )  # fmt: skip
-        done = leaves[patched.done]
-        numbers = self._pages.place(self._hints_near(done))
+
+    def _put(self, leaves: NDArray[np.int64], patched: Patched) -> Replacement:
+        """Write the pages that patching left, in the place of these leaves."""
+        numbers = self._pages.place(self._hints_near(leaves))
         checksums = seal_pages(patched.pages, self.page_size, numbers, self._pages.txid)
         self._pages.put(patched.pages, numbers, checksums)
         old = self.entries
-        entries = Entries(numbers, checksums, patched.rows, old.continued[done], old.separators.take(done))
-        rest = part.only(patched.rest) if patched.rest.any() else None
-        return Replacement(done, entries, done), patched.counts, rest
+        entries = Entries(numbers, checksums, patched.rows, old.continued[leaves], old.separators.take(leaves))
+        return Replacement(leaves, entries, leaves)
 
-    def _change(
-        self, part: Part, read: tuple[NDArray[np.int64], NDArray[np.uint8]] | None
-    ) -> tuple[Replacement, Counts]:
-        """Merge changes into the rows of their leaves; `read` holds leaves that have been read, with their pages."""
-        present = self.load(part.leaves) if read is None else self._decode(part.leaves, *read)
+    def _change(self, part: Part, present: LeafRows) -> tuple[Replacement, Counts]:
+        """Merge changes into the present rows of their leaves."""
         rows, dirty, counts = apply_changes(self._layout, present, part.changes, part.leaf, unique=self._base.unique)
         changed = np.isin(part.leaves, dirty)
         leaves, joined = self._draw_in(
@@ -350,6 +334,23 @@ class Draft:
             np.concatenate([old.positions[stay], position])[order],
         )
         self._rows = int(self._leaves.entries.rows.sum())
+
+
+def _ahead(parts: Iterator[Part], read: Callable[[Part], Read]) -> Iterator[tuple[Part, Read]]:
+    """Yield each part with what is read for it, and perhaps made of it, while the part before is worked on."""
+    current = next(parts, None)
+    if current is None:
+        return
+    have, following = read(current), next(parts, None)
+    if following is None:
+        yield current, have
+        return
+    with ThreadPoolExecutor(1, thread_name_prefix="headrace-ahead") as pool:
+        while following is not None:
+            reading = pool.submit(read, following)
+            yield current, have
+            current, have, following = following, reading.result(), next(parts, None)
+        yield current, have
 
 
 def _with_open_left(entries: Entries) -> Entries:
