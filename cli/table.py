@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["table"]
 
+FILTER_BITS = click.FloatRange(4, 16)
+
 
 @click.group("table", short_help="Build, inspect, check and read a table.")
 def table() -> None:
@@ -35,6 +37,7 @@ def table() -> None:
 )
 @click.option("--memory", type=SIZE, default="1GiB", show_default=True, help="Most that sorting may hold.")
 @click.option("--overwrite", is_flag=True, help="Replace a table that is already there.")
+@click.option("--filter-bits", type=FILTER_BITS, help="Give it a filter of so many bits a key; see `table filter`.")
 @click.option("-o", "--out", type=NEW_FILE, required=True, help="The table to make.")
 @csv_options
 @pass_console
@@ -102,3 +105,15 @@ def compact(console: Console, /, path: Path) -> None:
     from cli.tables import run_compact
 
     run_compact(path, console)
+
+
+@table.command("filter", cls=ReportingCommand, epilog="Example: headrace table filter planes.tbl --bits 8")
+@click.argument("path", metavar="TABLE", type=PATH)
+@click.option("--bits", type=FILTER_BITS, default=8, show_default=True, help="For each key.")
+@click.option("--drop", is_flag=True, help="Remove it instead.")
+@pass_console
+def make_filter(console: Console, /, path: Path, bits: float, *, drop: bool) -> None:
+    """Make a filter beside TABLE, by which joins know most absent keys without reading a page."""
+    from cli.tables import run_filter
+
+    run_filter(path, bits, drop=drop, console=console)

@@ -1,4 +1,4 @@
-"""What `headrace table build|info|check|scan|compact` does."""
+"""What `headrace table build|info|check|scan|compact|filter` does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cli.blocks import Block
     from cli.console import Console
 
-__all__ = ["BuildRequest", "ScanRequest", "run_build", "run_check", "run_compact", "run_info", "run_scan"]
+__all__ = ["BuildRequest", "ScanRequest", "run_build", "run_check", "run_compact", "run_filter", "run_info", "run_scan"]
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class BuildRequest:
     fill: float
     memory: int
     overwrite: bool
+    filter_bits: float | None
     csv: CsvFormat
 
 
@@ -73,6 +74,7 @@ def run_build(request: BuildRequest, console: Console) -> None:
                 fill=request.fill,
                 memory=request.memory,
                 overwrite=request.overwrite,
+                filter_bits=request.filter_bits,
             )
         with table:
             document = _describe(request.out, table)
@@ -107,9 +109,10 @@ def run_check(path: Path, console: Console) -> ExitCode:
     ):
         report = check_file(path)
     violations = [asdict(violation) for violation in report.violations]
-    document = {"table": str(path), "ok": report.ok, "violations": violations}
+    document = {"table": str(path), "ok": report.ok, "violations": violations, "unfiltered": report.unfiltered}
     if report.ok:
-        console.result(document, Text(f"{path} is sound"))
+        remark = f"Its filter knows nothing of {report.unfiltered} leaves; make it again: headrace table filter {path}"
+        console.result(document, Text(f"{path} is sound"), *([Text(remark)] if report.unfiltered else []))
         return ExitCode.OK
     rows = [tuple(violation.values()) for violation in violations]
     console.result(
@@ -132,6 +135,22 @@ def run_compact(path: Path, console: Console) -> None:
     text = f"{path} is in key order: {format_size(before)} became {format_size(after)}"
     later = Text("A reader still needs an earlier state: compact again when it is done, to give its space back")
     console.result(document, Text(text), *([] if done.shrunk else [later]))
+
+
+def run_filter(path: Path, bits: float, *, drop: bool, console: Console) -> None:
+    """Make or remove the filter, and print what it takes."""
+    with (
+        console.step(f"making a filter for {path}", left="the table as it was", repair=_after_damage(path)),
+        Table.open(path) as table,
+    ):
+        if drop:
+            table.drop_filter()
+        else:
+            table.build_filter(bits)
+        stats = table.stats
+    document = {"table": str(path), "filter_bits": stats.filter_bits, "filter_bytes": stats.filter_bytes}
+    made = f"{path} has a filter of {stats.filter_bits:.1f} bits a key, {format_size(stats.filter_bytes)}"
+    console.result(document, Text(f"{path} has no filter" if drop else made))
 
 
 def run_scan(request: ScanRequest, console: Console) -> None:

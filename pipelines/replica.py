@@ -261,6 +261,7 @@ class _CatchUp:
                 memory=spec.memory,
                 app=(_APPLICATION, self._version),
                 overwrite=True,
+                filter_bits=spec.rows.filter_bits,
             ) as table:
                 return int(table.stats.rows)
         except UniqueViolationError as error:

@@ -25,6 +25,7 @@ __all__ = ["Changes", "LoadedKeyRows", "MemberRows", "ReplicaRows", "of_shard"]
 
 _INSERTS = pa.array(["insert", "update_postimage"])
 _NAMED = 5
+_FILTER_BITS = 8.0
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class ReplicaRows(Protocol):
     def unique(self) -> bool:
         """Whether a key occurs once."""
 
+    @property
+    def filter_bits(self) -> float | None:
+        """Bits a key of the clustered table's negative filter; None for no filter."""
+
     def rows(self, table: pa.Table, version: int) -> pa.Table:
         """Return rows of the Delta table, read at a version, as rows of the clustered table, normalised."""
 
@@ -110,6 +115,10 @@ class MemberRows:
     @property
     def unique(self) -> bool:  # noqa: D102 - as in the protocol
         return True
+
+    @property
+    def filter_bits(self) -> None:  # noqa: D102 - as in the protocol
+        return None
 
     def rows(self, table: pa.Table, version: int) -> pa.Table:  # noqa: ARG002, D102 - as in the protocol
         return member_rows(self.dimension, table)
@@ -172,6 +181,10 @@ class LoadedKeyRows:
     @property
     def unique(self) -> bool:  # noqa: D102 - as in the protocol
         return False
+
+    @property
+    def filter_bits(self) -> float:  # noqa: D102 - as in the protocol
+        return _FILTER_BITS  # most records are new: their keys are not there
 
     def rows(self, table: pa.Table, version: int) -> pa.Table:  # noqa: D102 - as in the protocol
         return self.duplicates.loaded_keys(table, version)

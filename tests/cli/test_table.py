@@ -292,3 +292,22 @@ def test_compact_gives_space_back(table, invoke):
 
 def test_compact_says_what_it_did(table, invoke):
     assert "is in key order" in invoke("table", "compact", table).out
+
+
+def test_a_filter_is_made_shown_checked_and_dropped(table, invoke):
+    made = invoke("table", "filter", table, "--bits", "16", "--json").document
+    assert made["filter_bits"] >= 16
+    assert invoke("table", "info", table, "--json").document["stats"]["filter_bytes"] == made["filter_bytes"] > 0
+    path = table.with_name(f"{table.name}.filter")
+    path.write_bytes(path.read_bytes()[:100])
+    outcome = invoke("table", "check", table)
+    assert outcome.code == 0
+    assert "table filter" in outcome.out
+    assert "no filter" in invoke("table", "filter", table, "--drop").out
+    assert not path.exists()
+    assert invoke("table", "filter", table, "--bits", "3").code == 2
+
+
+def test_a_table_can_be_built_with_a_filter(tmp_path, source, invoke):
+    options = ("--key", "k", "--filter-bits", "8", "--json", "-o", tmp_path / "t")
+    assert invoke("table", "build", source, *options).document["stats"]["filter_bits"] > 0
