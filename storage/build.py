@@ -10,6 +10,7 @@ import contextlib
 import os
 import re
 import threading
+from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,7 @@ _SUPERBLOCKS = 2
 _CHUNK_ROWS = 1 << 16
 _CHUNK_BYTES = 16 << 20
 _SYNC_BYTES = 16 << 20
+_WRITES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +122,7 @@ class TableWriter:
         self._last: Keys | None = None
         self._open: _Rows | None = None
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="headrace-write")
-        self._writing: Future[None] | None = None
+        self._writing: deque[Future[None]] = deque()
         self._syncing: Future[None] | None = None
         self._unsynced = 0
         self._room = WordRoom()
@@ -238,18 +240,18 @@ class TableWriter:
         self._next_page += count
 
     def _put_at(self, page: int, pages: NDArray[np.uint8], count: int) -> None:
-        self._wait()
+        self._wait(_WRITES - 1)
         size = self._options.page_size
-        self._writing = self._pool.submit(self._backend.pwrite, page * size, pages[: count * size])
+        self._writing.append(self._pool.submit(self._backend.pwrite, page * size, pages[: count * size]))
         self._unsynced += count * size
         if self._unsynced >= _SYNC_BYTES and (self._syncing is None or self._syncing.done()):
             self._settle()
             self._syncing, self._unsynced = self._pool.submit(self._backend.sync), 0
 
-    def _wait(self) -> None:
-        if self._writing is not None:
-            self._writing.result()
-            self._writing = None
+    def _wait(self, left: int = 0) -> None:
+        """Wait until no more than that many writes are under way."""
+        while len(self._writing) > left:
+            self._writing.popleft().result()
 
     def _settle(self) -> None:
         """Wait for the sync that goes on; the disk tells only once if it failed to write something."""
