@@ -54,6 +54,7 @@ _CHUNK_ROWS = 1 << 16
 _CHUNK_BYTES = 16 << 20
 _SYNC_BYTES = 16 << 20
 _WRITES = 3
+_BATCHES_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,9 +359,9 @@ def _write_batch(writer: TableWriter, batch: pa.RecordBatch, keys: Keys | None, 
 
 
 def _ahead(batches: Iterator[_Batch]) -> Generator[_Batch]:
-    """Give batches, each one made while the one before is worked on."""
+    """Give batches, the next ones made while each is worked on."""
     with ThreadPoolExecutor(1, thread_name_prefix="headrace-ahead") as pool:
-        following = pool.submit(next, batches, None)
-        while (batch := following.result()) is not None:
-            following = pool.submit(next, batches, None)
+        coming = deque(pool.submit(next, batches, None) for _ in range(_BATCHES_AHEAD))
+        while (batch := coming.popleft().result()) is not None:
+            coming.append(pool.submit(next, batches, None))
             yield batch
