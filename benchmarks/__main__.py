@@ -13,10 +13,17 @@ from pathlib import Path
 EXPERIMENTS = {
     "joins": "SSIJ, MeshJoin, index nested loops and DuckDB",
     "predicates": "band and as-of joins beside DuckDB",
+    "filter": "absent keys: a table with a negative filter beside DuckDB's anti join",
     "spark": "a micro-batch on Spark, with SSIJ and with Spark's own join",
     "storage": "load, upsert and commit beside DuckDB, SQLite and LMDB",
 }
-MODULES = {"joins": "joins", "predicates": "predicates", "spark": "spark_microbatch", "storage": "clustered_table"}
+MODULES = {
+    "joins": "joins",
+    "filter": "absent_keys",
+    "predicates": "predicates",
+    "spark": "spark_microbatch",
+    "storage": "clustered_table",
+}
 
 
 def main():
