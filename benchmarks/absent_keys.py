@@ -7,6 +7,7 @@ several sizes, within the same memory; its table is a database file.
 import tempfile
 import time
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import duckdb
@@ -77,19 +78,20 @@ class Join:
     def __init__(self, name, table, stream, settings):
         self.name = name
         self._join = SSIJ(table, [("s", "k")], "inner", settings.memory)
-        self._batches = [stream.batch(settings.batch_rows) for _ in range(settings.warm_batches)]
-        self._read = self._join.stats
-        for batch in self._batches:
+        batches = [stream.batch(settings.batch_rows) for _ in range(settings.warm_batches)]
+        for batch in batches:
             self._join.push(batch).drain()
+        self._stream = cycle(batches)
+        self._read = self._join.stats
 
     def run(self, seconds):
-        """Join for so long and complete what waits; return how many tuples that was."""
-        before, began, number = self._join.stats.rows_done, time.perf_counter(), 0
-        while time.perf_counter() - began < seconds:
-            self._join.push(self._batches[number % len(self._batches)]).drain()
-            number += 1
-        self._join.flush().drain()
-        return self._join.stats.rows_done - before
+        """Join for so long, and until no more tuples wait than at the beginning; return how many are done."""
+        before, began = self._join.stats, time.perf_counter()
+        while True:
+            self._join.push(next(self._stream)).drain()
+            now = self._join.stats
+            if time.perf_counter() - began >= seconds and now.rows_held <= before.rows_held:
+                return now.rows_done - before.rows_done
 
     def details(self):
         now = self._join.stats
