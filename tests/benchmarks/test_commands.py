@@ -27,6 +27,14 @@ def test_an_experiment_writes_its_table_and_its_plot(tmp_path, experiment):
 
 
 @pytest.mark.slow
+def test_absent_keys_are_measured_with_and_without_a_filter(tmp_path):
+    done = benchmark("filter", "--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "filter.csv").open() as table:
+        assert len({row["contestant"] for row in csv.DictReader(table)}) == 3
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["cached-zipf", "large-deadline", "absent", "scale10"])
 def test_a_case_of_the_peers_checks_the_rows_and_writes_its_ratios(tmp_path, case):
     done = benchmark("peers", case, "--quick", "--inputs", tmp_path / "inputs", "--out", tmp_path)
@@ -53,4 +61,4 @@ def test_predicates_are_measured_once_their_answers_agree(tmp_path):
 def test_an_unknown_experiment_is_refused_with_the_valid_names():
     done = benchmark("join")
     assert done.returncode == 2
-    assert "the experiments are joins, predicates, spark, storage" in done.stderr
+    assert "the experiments are joins, predicates, filter, spark, storage" in done.stderr
