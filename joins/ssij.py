@@ -17,7 +17,7 @@ Transformations", ICDE 2011, section IV)::
 Memory bound::
 
     limit >= index (inner nodes, maps from leaf to frame and demand)
-           + negative filter        if the table has one that fits into half of what is left; nothing while it sleeps
+           + negative filter        if the table has one: three quarters of what is left at most, nothing in sleep
            + record tier            a third of what is left, if the table has one; nothing while it sleeps
            + cached pages           all that the others leave; a tuple that needs room takes a page's frame
            + input buffer           \
