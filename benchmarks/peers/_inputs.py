@@ -1,6 +1,7 @@
 """Tables and streams of the cases, made once and kept in a folder: rows of two int64, keys with gaps, streams."""
 
 import os
+import shutil
 from itertools import pairwise
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow.parquet as pq
 
 from benchmarks._data import zipf_positions
 from benchmarks._engines import DuckDBEngine, HeadraceEngine, LMDBEngine, RocksDBEngine, SQLiteEngine
+from storage import Table
 
 __all__ = ["Inputs", "StreamFile", "forget", "payload"]
 
@@ -128,6 +130,8 @@ class Inputs:
         """Return the path of an engine's table."""
         if kind == "parquet":
             return self.parquet(rows)
+        if kind == "filtered":
+            return self._filtered(rows)
         name, engine_class = LOADERS[kind]
         path = self._folder / f"{rows}" / name
         if not path.exists():
@@ -141,6 +145,16 @@ class Inputs:
             for file in part.iterdir():
                 file.rename(path.parent / file.name)
             part.rmdir()
+        return path
+
+    def _filtered(self, rows):
+        """Return the path of Headrace's table with a negative filter beside it."""
+        path = self._folder / f"{rows}" / "filtered.hdr"
+        if not path.with_name(f"{path.name}.filter").exists():
+            print(f"making the filter of {path}")
+            shutil.copy(self.table("headrace", rows), path)
+            with Table.open(path, mode="w") as table:
+                table.build_filter()
         return path
 
     def _finish(self, path, write):

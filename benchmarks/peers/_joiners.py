@@ -121,7 +121,18 @@ class SSIJJoiner:
         """Return what the operator counted since it was asked last."""
         now = self._operator.stats
         interval, self._read = now - self._read, now
-        names = ("hit_ratio", "pages_wanted", "pages_read", "seeks", "read_seconds", "deadline_misses", "longest_wait")
+        names = (
+            "hit_ratio",
+            "pages_wanted",
+            "pages_read",
+            "seeks",
+            "read_seconds",
+            "deadline_misses",
+            "longest_wait",
+            "rows_filtered",
+            "false_positives",
+            "filter_bits",
+        )
         counted = {name: getattr(interval, name) for name in names if hasattr(interval, name)}
         recorded = getattr(interval, "rows_recorded", 0) / max(1, interval.rows_done)
         return {**counted, "record_hits": recorded, "memory": asdict(now.memory)}

@@ -68,7 +68,10 @@ def _run_case(name, cells, inputs, chosen):
 
 def _places(inputs, side):
     """Return the paths of a side's table and stream, made if need be."""
-    return inputs.table(JOINERS[side.engine].kind, side.rows), inputs.stream(side.stream, side.rows, side.length)
+    kind = JOINERS[side.engine].kind
+    if kind == "headrace" and side.work == "absent":
+        kind = "filtered"
+    return inputs.table(kind, side.rows), inputs.stream(side.stream, side.rows, side.length)
 
 
 def _estimate(cell):
