@@ -7,9 +7,10 @@ import numpy as np
 
 from benchmarks._measure import median_rate, median_ratio
 
-__all__ = ["outcome", "summary", "write_report"]
+__all__ = ["costs", "outcome", "summary", "write_report"]
 
 HEAD = ["work", "memory", "SSIJ M/s", "peer", "peer M/s", "ratio", "target", "verdict"]
+PAGE_NBYTES = 8192
 SLOT_NBYTES = 208 / 7  # of the record tier, for a row of two words: a bucket of seven
 
 
@@ -67,6 +68,25 @@ def summary(result):
         verdict = _verdict(tier["share"], 0.9, "")
         rows.append([cell["title"], memory, "", hits, "", f"{tier['share']:.2f}", *verdict])
     return HEAD, rows
+
+
+def costs(result):
+    """Return a line for each contestant: its processor time a tuple, cores in use, bytes it read where it says so."""
+    lines = []
+    for name in dict.fromkeys(sample["name"] for sample in result["samples"]):
+        samples = [sample for sample in result["samples"] if sample["name"] == name]
+        tuples, seconds = (sum(sample[key] for sample in samples) for key in ("tuples", "seconds"))
+        processor = sum(sample["details"]["processor_seconds"] for sample in samples)
+        line = f"{name}: {processor / tuples * 1e9:,.0f} ns of processor a tuple, {processor / seconds:.2f} cores"
+        details = samples[-1]["details"]
+        if "pages_read" in details:
+            pages = sum(sample["details"]["pages_read"] for sample in samples)
+            line += f", {pages * PAGE_NBYTES / seconds / 1e6:,.0f} MB/s read, hits {details['hit_ratio']:.1%}"
+        if result["cell"]["ours"]["deadline"] and "longest_wait" in details:
+            misses = sum(sample["details"]["deadline_misses"] for sample in samples)
+            line += f", longest wait {details['longest_wait']:.2f} s, {misses:,} tuples too late"
+        lines.append(line)
+    return lines
 
 
 def _verdict(value, target, unit):

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from benchmarks._measure import Sample, machine, print_table
 from benchmarks.peers import _cases as cases
+from benchmarks.peers._device import measure_device
 from benchmarks.peers._inputs import Inputs, StreamFile, forget
 from benchmarks.peers._joiners import JOINERS, Setup
 from benchmarks.peers._processes import Contestant, ContestantError
-from benchmarks.peers._report import outcome, summary, write_report
+from benchmarks.peers._report import costs, outcome, summary, write_report
 
 __all__ = ["main"]
 
@@ -59,10 +60,14 @@ def _run_case(name, cells, inputs, chosen):
         if chosen.prepare:
             continue
         print(f"{cell.title}: about {_estimate(cell):.0f} s")
-        result = _measure(cell, sides, places)
+        device = measure_device(places[0][0])
+        print("disk: {sequential_bytes:,.0f} bytes a second, {random_pages:,.0f} random pages".format(**device))
+        result = {"device": device, **_measure(cell, sides, places)}
         path = chosen.out / f"{name}-{number}.json"
         path.write_text(json.dumps({"case": name, "title": cell.title, "machine": machine(), **result}, indent=1))
         print_table(*summary(result))
+        for line in costs(result):
+            print(line)
         print(f"wrote {path}")
 
 
