@@ -19,13 +19,13 @@ class ContestantError(Exception):
 class Contestant:
     """The side of the measuring process: makes the process, sets its limit, asks it to run.
 
-    The limit of the group is what the idle process took at most, and the memory that it is given. Its table is not in
-    the system's cache when it begins.
+    The limit of the group is what the idle process took at most, and `limit`; there is no group without that. The
+    table is not in the system's cache when it begins.
     """
 
-    def __init__(self, name, engine, setup, stream):
+    def __init__(self, name, engine, setup, stream, limit):
         self.name = name
-        self.memory = setup.memory
+        self._limit = limit
         self._of = engine, setup, stream
 
     def open(self):
@@ -34,13 +34,13 @@ class Contestant:
         self._process = CONTEXT.Process(target=_serve, args=(far, *self._of), daemon=True)
         self._process.start()
         far.close()
-        self.group = MemoryGroup.create(str(self._process.pid))
+        self.group = None if self._limit is None else MemoryGroup.create(str(self._process.pid))
         if self.group:
             self.group.add(self._process.pid)
         idle, reserve = self._ask("open")
         self.idle = reserve + (self.group.peak if self.group else idle)
         if self.group:
-            self.group.limit(self.idle + self.memory)
+            self.group.limit(self.idle + self._limit)
         self._ask("start")
 
     def reopen(self):

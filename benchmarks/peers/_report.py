@@ -25,7 +25,7 @@ def outcome(cell, contestants, samples):
         "cell": asdict(cell),
         "contestants": [
             {
-                "name": contestant.name, "memory": contestant.memory, "idle": contestant.idle,
+                "name": contestant.name, "idle": contestant.idle,
                 "rate": median_rate(samples, contestant.name), "in_a_group": contestant.group is not None,
             }
             for contestant in contestants
@@ -52,7 +52,7 @@ def summary(result):
     """Return head and rows of the table of a result."""
     rates = {contestant["name"]: contestant["rate"] for contestant in result["contestants"]}
     ours, cell = result["ours"], result["cell"]
-    memory = f"{result['contestants'][0]['memory'] / 1e6:.0f} MB"
+    memory = f"{cell['ours']['memory'] / 1e6:.0f} MB"
     rows = [
         [
             cell["title"], memory, f"{rates[ours] / 1e6:.2f}", peer["peer"], f"{rates[peer['peer']] / 1e6:.3g}",

@@ -89,12 +89,13 @@ def _measure(cell, sides, places):
         contestants = []
         for side, (table, stream) in zip(sides, places, strict=True):
             forget(table)
-            setup = Setup(table.absolute(), side.memory, side.deadline, side.work)
-            contestant = Contestant(side.name, side.engine, setup, stream.absolute())
+            setup = Setup(table.absolute(), int(side.memory * side.share), side.deadline, side.work)
+            limit = side.memory if cell.grouped else None
+            contestant = Contestant(side.name, side.engine, setup, stream.absolute(), limit)
             stack.callback(contestant.close)
             contestant.open()
             contestants.append(contestant)
-        if not contestants[0].group:
+        if cell.grouped and not contestants[0].group:
             print("no memory group could be made here: engines have their own limits alone")
         batches = [_warm_up(side, contestant) for side, contestant in zip(sides, contestants, strict=True)]
         samples = _rounds(cell, contestants, batches)
