@@ -170,7 +170,9 @@ class DuckDBJoiner(_Joiner):
         self._query = f"SELECT key, number, {chosen} FROM stream {kind} t ON key = k"
         self._connection = duckdb.connect(str(setup.table), read_only=True)
         self._scratch = tempfile.TemporaryDirectory()
-        self._connection.execute(f"SET threads = {THREADS}; SET preserve_insertion_order = false")
+        self._connection.execute(
+            f"SET threads = {THREADS}; SET preserve_insertion_order = false; SET enable_progress_bar = false"
+        )
         self._connection.execute(f"SET temp_directory = '{self._scratch.name}'")
         tiny = pa.table({"k": np.arange(TINY)})
         self._connection.register("tiny", tiny)

@@ -106,8 +106,8 @@ def _measure(cell, sides, places):
 
 def _warm_up(side, contestant):
     """Fill the caches, and return the size of a batch that is best for the contestant."""
-    contestant.run(TRIAL_SECONDS, side.batches[0], side.tuples)
     if len(side.batches) == 1:
+        contestant.run(TRIAL_SECONDS, side.batches[0], side.tuples)
         return side.batches[0]
     rates = {}
     for rows in side.batches:
