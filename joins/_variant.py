@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from joins.errors import JoinInputError
-from storage.cache import LRU, CachePolicy, UtilityCounter
+from storage.cache import LRU, AgeingCounter, CachePolicy, UtilityCounter
 from storage.plan import ReadPlan, plan_reads, plan_reads_greedily
 
 if TYPE_CHECKING:
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Variant"]
 
-_POLICIES: dict[str, Callable[[], CachePolicy]] = {"utility": UtilityCounter, "lru": LRU, "none": UtilityCounter}
+_POLICIES: dict[str, Callable[[], CachePolicy]] = {
+    "utility": UtilityCounter,
+    "ageing": AgeingCounter,
+    "lru": LRU,
+    "none": UtilityCounter,
+}
 _PLANNERS: dict[str, Planner] = {"optimal": plan_reads, "greedy": plan_reads_greedily}
 
 

@@ -106,7 +106,8 @@ class SSIJ(StreamJoin):
         is not one word or not unique, results with text, and predicates of ranges have none; nor have tables that fit
         into the memory.
     cache_policy
-        Which page leaves first: ``"utility"`` (the paper's); for comparison ``"lru"``, or ``"none"``: none is kept.
+        Which page leaves first: by ``"utility"`` (the paper's), or by ``"ageing"``, which halves the utility after a
+        join phase and does not clear it; for comparison ``"lru"``, or ``"none"``: none is kept.
     memory_split
         Share of the memory, beside index and workspace, that cached pages have once and for all. By default they have
         what the tuples leave.

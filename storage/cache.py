@@ -18,7 +18,7 @@ from storage.errors import MemoryBudgetError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LRU", "SLACK_BYTES", "CachePolicy", "PageCache", "UtilityCounter", "page_buffer", "settle"]
+__all__ = ["LRU", "SLACK_BYTES", "AgeingCounter", "CachePolicy", "PageCache", "UtilityCounter", "page_buffer", "settle"]
 
 SLACK_BYTES = 8
 """Bytes behind the last frame that a kernel may load, so that it can read any value as eight bytes."""
@@ -54,6 +54,14 @@ class UtilityCounter:
     def phase_done(self, score: NDArray[np.int64]) -> None:
         """Clear all counters."""
         score[:] = 0
+
+
+class AgeingCounter(UtilityCounter):
+    """The paper's counter that forgets slowly: a join phase halves what a page is worth, and does not clear it."""
+
+    def phase_done(self, score: NDArray[np.int64]) -> None:
+        """Halve all counters."""
+        score >>= 1
 
 
 class LRU:

@@ -23,8 +23,8 @@ class Settings:
     """
 
     pages: int = 25_000
-    phases: int = 3
-    shares: tuple = (0.01, 0.025, 0.05, 0.075, 0.10)
+    phases: int = 2
+    shares: tuple = (0.01, 0.05, 0.10)
     share: float = 0.075
     tight: float = 0.01
     steps: int = 7

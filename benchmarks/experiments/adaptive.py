@@ -9,7 +9,7 @@ from joins import SSIJ
 
 __all__ = ["fig10", "table3"]
 
-INTERVALS, USED = 20, 6  # of the stream, each with 5 % of the keys; so many of them are played
+INTERVALS, USED = 20, 5  # of the stream, each with 5 % of the keys; so many of them are played
 INTERVAL_TUPLES = 2_000_000
 SLOWEST, FASTEST = 2_000.0, 2_000_000.0
 ADAPTIVE = "adaptive"

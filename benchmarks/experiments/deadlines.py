@@ -13,7 +13,7 @@ PAPERS = {10: 550, 60: 5_500, 120: 22_000}
 PAGES = 625_000  # 5 GB
 LENGTH = 6  # of the stream, in deadlines; the first half is not judged
 PIECES = 40  # arrive in the time of a deadline
-MOST = 600_000
+MOST = 400_000
 SLOWEST, FASTEST = 20.0, 200_000.0
 
 
@@ -49,7 +49,7 @@ def fig16(world, settings):
     rows = []
     for deadline in DEADLINES:
         trial = _Trial(world, settings, deadline)
-        rate = greatest(trial.fits, SLOWEST, FASTEST, settings.steps + 2)
+        rate = greatest(trial.fits, SLOWEST, FASTEST, settings.steps + 1)
         wait = trial.last.longest_wait / trial.relation.factor if trial.last else float("nan")
         above = trial.at(1.25 * rate)
         rows.append({

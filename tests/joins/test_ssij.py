@@ -113,6 +113,17 @@ def test_utility_is_cleared_after_a_join_phase(table):
     assert join.store.cache.utility.max() == 0
 
 
+def test_under_ageing_utility_is_halved_after_a_join_phase(table):
+    join = make(table, input_threshold=1, stream_threshold=1000, cache_policy="ageing")
+    join.push(stream_of([1, 1, 2000])).drain()
+    join.flush().drain()
+    assert join.store.cache.utility.max() == 1
+    join.push(stream_of([1, 1, 1])).drain()
+    join.push(stream_of([700])).drain()
+    join.flush().drain()
+    assert join.store.cache.utility.max() == 2
+
+
 def test_pages_read_over_a_gap_are_not_cached(table):
     join = make(table, input_threshold=1)
     join.push(stream_of([0, 200])).drain()
@@ -208,7 +219,7 @@ def test_parameters_below_one_are_refused(table, name):
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("cache_policy", "mru", "'utility' or 'lru' or 'none', not 'mru'"),
+        ("cache_policy", "mru", "'utility' or 'ageing' or 'lru' or 'none', not 'mru'"),
         ("read_plan", "best", "'optimal' or 'greedy', not 'best'"),
         ("memory_split", 1.0, "at least 0 and below 1, not 1.0"),
         ("memory_split", "half", "at least 0 and below 1, not 'half'"),
