@@ -8,12 +8,12 @@ from joins import SSIJ, MeshJoin
 
 __all__ = ["fig16"]
 
-DEADLINES = (10, 20, 40, 60, 90, 120)
+DEADLINES = (10, 30, 60, 120)
 PAPERS = {10: 550, 60: 5_500, 120: 22_000}
 PAGES = 625_000  # 5 GB
 LENGTH = 6  # of the stream, in deadlines; the first half is not judged
 PIECES = 40  # arrive in the time of a deadline
-MOST = 400_000
+MOST = 250_000
 SLOWEST, FASTEST = 20.0, 200_000.0
 
 
