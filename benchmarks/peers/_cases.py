@@ -71,15 +71,24 @@ def _cached(stream, targets):
 
 
 def _large(
-    what, stream, target, share=0.075, engine="DuckDB", deadline=None, work="inner", least_rate=0.0, seconds=3.0
+    what,
+    stream,
+    target,
+    share=0.075,
+    engine="DuckDB",
+    deadline=None,
+    work="inner",
+    least_rate=0.0,
+    seconds=2.0,
+    own=OWN_SHARE,
 ):
     memory = int(MANY_ROWS * PLAIN_ROW * share)
-    ours = Side("SSIJ", MANY_ROWS, stream, memory, BATCH, deadline, work, MANY_STREAM, tuples=8_000_000)
+    ours = Side("SSIJ", MANY_ROWS, stream, memory, BATCH, deadline, work, MANY_STREAM, tuples=6_000_000)
     batches = {"DuckDB": DUCKDB_BATCHES, "index nested loops": (20_000,)}.get(engine, BATCH)
     peer = replace(ours, engine=engine, batches=batches, tuples=1, share=DUCKDB_SHARE if engine == "DuckDB" else 1.0)
     title = f"80 M rows in {memory / 1e6:.0f} MB, {what}"
     grouped = engine == "DuckDB"
-    ours = replace(ours, share=OWN_SHARE if grouped else 1.0)
+    ours = replace(ours, share=own if grouped else 1.0)
     return Cell(title, ours, ((peer, target),), least_rate=least_rate, seconds=seconds, grouped=grouped)
 
 
@@ -87,7 +96,7 @@ def _tenfold():
     ours = Side("SSIJ", MANY_ROWS, "zipf", 96_000_000, BATCH, None, "inner", MANY_STREAM, tuples=8_000_000)
     small = replace(ours, rows=ROWS, memory=9_600_000, length=STREAM, label="SSIJ, 8 M rows")
     return (
-        Cell("80 M rows in 96 MB beside 8 M rows in 9.6 MB, zipf", ours, ((small, 0.5),), seconds=3.0, grouped=False),
+        Cell("80 M rows in 96 MB beside 8 M rows in 9.6 MB, zipf", ours, ((small, 0.5),), seconds=2.0, grouped=False),
     )
 
 
@@ -98,10 +107,10 @@ CASES = {
     "cached-spark": _cached("zipf", {"Spark": None}),
     "cached-uniform": _cached("uniform", {"DuckDB": 5.0}),
     "large-zipf": (_large("zipf", "zipf", 4.0),),
-    "large-deadline": (_large("zipf, within 1 s", "zipf", 3.0, deadline=1.0),),
+    "large-deadline": (_large("zipf, within 1 s", "zipf", 3.0, deadline=1.0, own=0.45),),
     "large-uniform": (_large("uniform", "uniform", 1.0),),
     "large-locality": (
-        _large("locality of figure 10", "locality", 8.0, share=0.1, least_rate=10 * PAPERS_RATE),
+        _large("locality of figure 10", "locality", 8.0, share=0.1, least_rate=10 * PAPERS_RATE, own=0.45),
     ),
     "meshjoin": tuple(
         _large(f"{stream}", stream, target, share, "MeshJoin")
@@ -109,7 +118,7 @@ CASES = {
         for stream, target in (("zipf", 6.0), ("uniform", 1.0))
     ),
     "nested-loops": (_large("zipf", "zipf", 24.0, engine="index nested loops"),),
-    "absent": (_large("99 % absent", "absent", 5.0, work="absent"),),
+    "absent": tuple(_large("99 % absent", "absent", 5.0, share, work="absent") for share in (0.075, 0.2)),
     "scale10": _tenfold(),
 }  # fmt: skip
 
