@@ -108,7 +108,7 @@ CASES = {
     "cached-uniform": _cached("uniform", {"DuckDB": 5.0}),
     "large-zipf": (_large("zipf", "zipf", 4.0),),
     "large-deadline": (_large("zipf, within 1 s", "zipf", 3.0, deadline=1.0, own=0.45),),
-    "large-uniform": (_large("uniform", "uniform", 1.0),),
+    "large-uniform": (_large("uniform", "uniform", 1.0, own=0.4),),
     "large-locality": (
         _large("locality of figure 10", "locality", 8.0, share=0.1, least_rate=10 * PAPERS_RATE, own=0.45),
     ),
