@@ -183,7 +183,7 @@ def as_predicate(on: On) -> Predicate:
         return Equality(((on, on),))
     if isinstance(on, Sequence):
         return Equality(as_pairs(on))
-    if not isinstance(on, Predicate):
+    if isinstance(on, type) or not isinstance(on, Predicate):
         raise JoinInputError(_refusal(on))
     return on
 
@@ -194,8 +194,10 @@ def as_pairs(columns: str | Sequence[str | tuple[str, str]]) -> Pairs:
     Raises
     ------
     JoinInputError
-        If something is neither a name nor a pair of names.
+        If it is no sequence, or something in it is neither a name nor a pair of names.
     """
+    if not isinstance(columns, Sequence):
+        raise JoinInputError(_refusal(columns))
     return tuple(_pair(item) for item in ((columns,) if isinstance(columns, str) else columns))
 
 
@@ -207,7 +209,7 @@ def stream_column(stream: pa.Schema, name: str) -> int:
     StreamSchemaError
         If the stream lacks it, or has it twice.
     """
-    if len(stream.get_all_field_indices(name)) != 1:
+    if not isinstance(name, str) or len(stream.get_all_field_indices(name)) != 1:
         raise StreamSchemaError(
             f"the stream must have one column {name!r}; its columns are {', '.join(map(repr, stream.names))}"
         )

@@ -130,7 +130,7 @@ class Range(_Ranging):
     def check(self, codec: KeyCodec) -> None:
         """Refuse what cannot be joined with a table of this key."""
         _ranged_type(self, codec, text=True)
-        if self.inclusive not in _STRICT:
+        if self.inclusive not in tuple(_STRICT):
             raise JoinInputError(f"`inclusive` is {' or '.join(map(repr, _STRICT))}, not {self.inclusive!r}")
 
     def bind(self, codec: KeyCodec, stream: pa.Schema) -> BoundRanges:
@@ -186,7 +186,7 @@ class AsOf(_Ranging):
 
     def check(self, codec: KeyCodec) -> None:
         """Refuse what cannot be joined with a table of this key."""
-        if self.direction not in _NEAREST:
+        if self.direction not in tuple(_NEAREST):
             raise JoinInputError(f"`direction` is {' or '.join(map(repr, _NEAREST))}, not {self.direction!r}")
         reach = self._reach(_ranged_type(self, codec))
         if reach is not None and reach < 0:
@@ -216,7 +216,7 @@ def _ranged_type(predicate: _Ranging, codec: KeyCodec, *, text: bool = False) ->
     """
     before, name = predicate.equated, predicate.key_column
     columns, place = codec.columns, len(predicate.equated)
-    if sorted(columns[: place + 1]) != sorted([*before, name]) or columns[place] != name:
+    if set(columns[:place]) != set(before) or columns[place : place + 1] != (name,):
         raise JoinInputError(
             f"{type(predicate).__name__} needs a table whose key begins with the columns of `by` and goes on with "
             f"{name!r}; the key is {', '.join(map(repr, columns))}, `by` names {', '.join(map(repr, before)) or 'none'}"

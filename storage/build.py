@@ -300,7 +300,8 @@ def build_table(
             except NotInOrderError:
                 with sorted_rows(source, options.key, memory, spill, target) as rows:
                     superblock = _write_file(temporary, rows, options)
-            drop_filter(target)
+            with contextlib.suppress(StorageIOError):  # what stays there proves nothing of this table
+                drop_filter(target)
             temporary.replace(target)
         sync_folder(target.parent)
     except OSError as error:

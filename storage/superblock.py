@@ -298,7 +298,10 @@ def _encode_apps(apps: Mapping[str, int]) -> bytes:
     for app, version in sorted(apps.items()):
         if not _INT64_MIN <= version <= _INT64_MAX:
             raise InputError(f"version {version} of application {app!r} is not a 64-bit integer")
-        name = app.encode()
+        try:
+            name = app.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"the application id {app!r} is not text that UTF-8 can hold; use another one") from error
         if len(name) > COPY_BYTES:
             raise InputError(f"the application id {app[:40]!r}... is {len(name)} bytes long; use a shorter one")
         parts.append(_APP.pack(version, len(name)) + name)

@@ -411,6 +411,13 @@ def test_deadlines_hold_for_ranges(build):
         (AsOf("v", "k", by=["g"], tolerance=-1), "`tolerance` is how far"),
         (AsOf("v", "g"), "cannot range over 'g'"),
         (AsOf("v", "k", by=[3]), "column names and"),
+        (AsOf("v", "k", by=None), "column names and"),
+        (AsOf("v", "k", by=["g"], direction=["backward"]), "`direction` is"),
+        (Range("v", "v", "k", by=["g"], inclusive=[]), "`inclusive` is"),
+        (Band("v", 5, 1, 1, by=["g"]), "goes on with 5"),
+        (Band("v", ["k"], 1, 1, by=["g"]), "goes on with"),
+        (AsOf("v", "k", by=["g", "g"]), "begins with the columns of `by`"),
+        (AsOf, "column names and"),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(build, on, message):
@@ -420,6 +427,15 @@ def test_what_cannot_be_is_refused_at_once(build, on, message):
             return
         with pytest.raises(JoinInputError, match=message):
             SSIJ(table, on=on)
+
+
+@pytest.mark.parametrize("name", [5, None, ["v"]])
+def test_a_stream_column_that_is_no_name_is_refused(build, name):
+    with (
+        build(pa.table({"k": [1]}), ["k"]) as table,
+        pytest.raises(StreamSchemaError, match="must have one column"),
+    ):
+        SSIJ(table, on=AsOf(name, "k")).push(pa.record_batch({"v": [1]}))
 
 
 def test_text_behind_what_is_ranged_over_is_refused(build):

@@ -115,6 +115,7 @@ def test_an_insert_of_a_deleted_key_is_no_violation(writer, disk):
         ({"upserts": table_of([{"k": 1, "v": "x" * 5000}])}, InputError, "does not fit in a page"),
         ({"upserts": table_of(rows([1])), "app": ("p", 2**63)}, InputError, "64-bit"),
         ({"upserts": table_of(rows([1])), "app": ("p" * 3000, 1)}, InputError, "application"),
+        ({"upserts": table_of(rows([1])), "app": ("\ud800", 1)}, InputError, "application id .* UTF-8"),
     ],
 )
 def test_bad_input_changes_nothing(writer, disk, changes, error, message):

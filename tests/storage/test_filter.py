@@ -222,6 +222,12 @@ def test_something_else_in_the_place_of_the_file_is_left_alone(tmp_path):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "t.filter"]
 
 
+def test_a_table_is_built_though_something_else_has_the_place_of_its_filter(tmp_path):
+    (tmp_path / "t.filter").mkdir()
+    with made(tmp_path, list(range(500)), filter_bits=None) as table:
+        assert (table.check().ok, table.stats.filter_bits) == (True, 0)
+
+
 def test_an_overwriting_build_leaves_no_filter_of_the_old_table(tmp_path):
     made(tmp_path, list(range(500))).close()
     with made(tmp_path, list(range(300)), filter_bits=None, overwrite=True) as table:
