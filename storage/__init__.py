@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from storage.kernel_folder import ensure_kernel_folder, usual_folders
+
 if TYPE_CHECKING:
     from storage.check import CheckReport, Violation
     from storage.keys import KeyCodec, Keys
@@ -27,6 +29,8 @@ _HOMES = {
     "TableStats": "storage.table",
     "Violation": "storage.check",
 }
+
+ensure_kernel_folder(usual_folders())
 
 
 def __getattr__(name: str) -> Any:
