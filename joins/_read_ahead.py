@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from threading import Event
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from joins._block_kernels import lay_out
+from storage.errors import HeadraceError
 from storage.read_queue import Reads
 from storage.reader import ReadReport
 
@@ -18,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from joins._state import SSIJState
+    from joins._workers import Workers
     from storage.read_queue import Reading
 
 __all__ = ["Block", "ReadAhead"]
@@ -42,6 +46,47 @@ class Block:
     slots: NDArray[np.int32]
 
 
+class _Fetch:
+    """Pages on their way: a thread, if there is one, awaits and verifies them while others are joined."""
+
+    def __init__(self, reading: Reading, workers: Workers) -> None:
+        self._reading = reading
+        self._here = Event() if workers.several else None
+        self._end = workers.start(self._run) if workers.several else reading.check
+
+    def arrived(self) -> None:
+        """Wait until the pages are in memory; the next ones can be asked for."""
+        if self._here is None:
+            self._reading.wait()
+        else:
+            self._here.wait()
+
+    def verified(self) -> None:
+        """Wait until they are known to be what was written.
+
+        Raises
+        ------
+        CorruptPageError, StorageIOError
+            If they are not, or cannot be read.
+        """
+        self._end()
+
+    def abandon(self) -> None:
+        """Return when nothing is written to the frames any more."""
+        if self._here is not None:
+            with suppress(HeadraceError):  # of pages that nobody wants
+                self._end()
+        self._reading.abandon()
+
+    def _run(self) -> None:
+        assert self._here is not None
+        try:
+            self._reading.wait()
+        finally:
+            self._here.set()
+        self._reading.check()
+
+
 class ReadAhead:
     """Reads all wanted leaves by the cheapest plan.
 
@@ -61,18 +106,17 @@ class ReadAhead:
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks, each readable until the next one is asked for."""
         queue, clock = self._state.queue, self._state.reader.clock
-        before: tuple[Block, Reading] | None = None
+        before: tuple[Block, _Fetch] | None = None
         seconds = 0.0
         try:
             for coming in chain(self._blocks(), (None,)):
                 begin = clock()
-                arrived, before = before, None
+                arrived = before
                 if arrived is not None:
-                    arrived[1].wait()
-                if coming is not None:
-                    before = (coming[0], queue.begin(coming[1]))
+                    arrived[1].arrived()
+                before = None if coming is None else (coming[0], _Fetch(queue.begin(coming[1]), self._state.workers))
                 if arrived is not None:
-                    arrived[1].check()
+                    arrived[1].verified()
                 seconds += clock() - begin
                 if arrived is not None:
                     yield arrived[0]

@@ -45,18 +45,19 @@ class Workers:
             raise errors[0]
         return [future.result() for future in futures]
 
+    @property
+    def several(self) -> bool:
+        """Whether there is a thread beside the caller's that work can be given to."""
+        return self._threads > 1
+
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Have work done by a thread; return what waits for its end, and raises its error."""
-        if self._threads == 1:
-            work()
-            return _nothing
-        return self._threads_at_hand().submit(work).result
+        """Have work done by a thread; return what waits for its end, and raises its error.
+
+        Without a thread to spare the work is done when it is waited for.
+        """
+        return self._threads_at_hand().submit(work).result if self.several else work
 
     def _threads_at_hand(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="headrace-join")
         return self._pool
-
-
-def _nothing() -> None:
-    """Wait for work that is done."""

@@ -49,7 +49,7 @@ class Reads:
 
 
 class ReadQueue:
-    """Begins reads of one reader's file into one buffer; one `Reading` at a time. Not for several threads.
+    """Begins reads of one reader's file into one buffer; one `Reading` at a time, and by one thread at a time.
 
     Parameters
     ----------
