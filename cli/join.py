@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import DURATION, NEW_FILE, PAIRING, PATH, SIZE, ReportingCommand, csv_options, pass_console
+from cli.options import DURATION, NEW_FILE, PATH, SIZE, ReportingCommand, csv_options, match_options, pass_console
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ __all__ = ["join"]
 )
 @click.argument("table", type=PATH)
 @click.argument("stream", type=PATH)
-@click.option("--on", type=PAIRING, required=True, help="STREAM_COL=KEY_COL[,...]: what is to be equal.")
+@match_options
 @click.option(
     "--how",
     type=click.Choice(["inner", "left"]),
@@ -49,6 +49,8 @@ def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: A
 
     STREAM is a CSV or Parquet file or a folder of them. The result has the stream's columns, then the table's without
     its key; a name that occurs on both sides gets the suffix _right. OUT appears when all of it is written.
+
+    With --as-of or --band the columns of --on are the first ones of the table's key, and the compared one is the next.
     """
     from cli.joining import JoinRequest, run_join
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from cli.console import Console
+    from cli.matching import Match
     from joins.protocol import Operator
 
 __all__ = ["JoinReport", "JoinRequest", "run_join"]
@@ -33,7 +34,7 @@ class JoinRequest:
     table: Path
     stream: Path
     out: Path
-    on: tuple[tuple[str, str], ...]
+    match: Match
     how: str
     algorithm: str
     memory: int
@@ -103,15 +104,15 @@ def _refuse_own_tail(request: JoinRequest) -> None:
 
 def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
     """Give the join columns of a CSV the types of their keys, so that 007 meets the text '007'."""
-    unknown = [key for _, key in request.on if key not in table.names]
+    unknown = [key for _, key in request.match.pairs if key not in table.names]
     if unknown:
         raise InputError(f"the table has no column {unknown[0]!r}; its columns are {', '.join(table.names)}")
-    keys = {stream: table.field(key).type for stream, key in request.on}
+    keys = {stream: table.field(key).type for stream, key in request.match.pairs}
     return CsvFormat(request.csv.delimiter, request.csv.nulls, {**request.csv.types, **keys})
 
 
 def _operator(request: JoinRequest, table: Table) -> Operator:
-    options: dict[str, Any] = {"on": list(request.on), "how": request.how, "memory": request.memory}
+    options: dict[str, Any] = {"on": request.match.predicate(), "how": request.how, "memory": request.memory}
     if request.algorithm == "ssij":
         return SSIJ(table, **options, deadline=request.deadline)
     if request.deadline is not None:

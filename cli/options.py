@@ -24,6 +24,7 @@ __all__ = [
     "SIZE",
     "ReportingCommand",
     "csv_options",
+    "match_options",
     "pass_console",
 ]
 
@@ -145,6 +146,33 @@ def csv_options(function: Function) -> Function:
         click.option("--text", type=COLUMNS, default=(), help="Columns of a CSV to keep as text."),
         click.option("--null", "nulls", multiple=True, help="How a CSV spells a missing value; by default, empty."),
         click.option("--delimiter", type=DELIMITER, default=",", show_default=True, help="Between fields of a CSV."),
+    ):
+        gather = option(gather)
+    return cast("Function", gather)
+
+
+def match_options(function: Function) -> Function:
+    """Add the options that say which rows match; the function receives them as one `match`."""
+    names = ("on", "as_of", "band", "direction", "tolerance", "below", "above")
+
+    @functools.wraps(function)
+    def gather(*args: Any, **kwargs: Any) -> Any:
+        from cli.matching import Match
+
+        return function(*args, match=Match(**{name: kwargs.pop(name) for name in names}), **kwargs)
+
+    for option in (
+        click.option("--above", help="Of a band: how far above, as 10, 2.5 or 5s; 0 by default."),
+        click.option("--below", help="Of a band: how far below the value a key may lie; 0 by default."),
+        click.option("--tolerance", help="How far the nearest key may lie, as 10, 2.5 or 5s; any distance by default."),
+        click.option(
+            "--direction",
+            type=click.Choice(["backward", "forward"]),
+            help="The nearest key not above, or not below; backward by default.",
+        ),
+        click.option("--band", type=PAIRING, default=(), help="STREAM_COL=KEY_COL: a key near this value."),
+        click.option("--as-of", type=PAIRING, default=(), help="STREAM_COL=KEY_COL: the one row with the nearest key."),
+        click.option("--on", type=PAIRING, default=(), help="STREAM_COL=KEY_COL[,...]: what is to be equal."),
     ):
         gather = option(gather)
     return cast("Function", gather)

@@ -122,3 +122,50 @@ def test_the_process_stays_within_its_budget_over_a_table_six_times_as_large(inv
     assert (tmp_path / "t").stat().st_size > 6 * 32 * 2**20
     least, most = (peak_of_join(tmp_path / "t", tmp_path / f"{name}.parquet", tmp_path / "o") for name in ("few", "s"))
     assert most <= least + 64 * 2**20, (least, most)
+
+
+@pytest.fixture
+def prices(invoke, tmp_path):
+    (tmp_path / "prices.csv").write_text("symbol,second,price\nA,10,1.0\nA,20,1.5\nB,15,7.0\n")
+    outcome = invoke(
+        "table", "build", tmp_path / "prices.csv", "--key", "symbol,second", "--unique", "-o", tmp_path / "p"
+    )
+    assert outcome.code == 0, outcome
+    (tmp_path / "trades.csv").write_text("symbol,at\nA,19\nA,30\nB,14\n")
+    return tmp_path / "p", tmp_path / "trades.csv"
+
+
+@pytest.mark.parametrize(
+    ("options", "matches"),
+    [
+        (["--as-of", "at=second"], [("A", 19, 10), ("A", 30, 20)]),
+        (["--as-of", "at=second", "--tolerance", "9"], [("A", 19, 10)]),
+        (["--as-of", "at=second", "--direction", "forward"], [("A", 19, 20), ("B", 14, 15)]),
+        (
+            ["--band", "at=second", "--below", "10", "--above", "1"],
+            [("A", 19, 10), ("A", 19, 20), ("A", 30, 20), ("B", 14, 15)],
+        ),
+    ],
+)
+def test_the_nearest_key_or_those_near_by(invoke, prices, tmp_path, options, matches):
+    outcome = invoke("join", *prices, "--on", "symbol", *options, "-o", tmp_path / "o.parquet")
+    assert outcome.code == 0, outcome
+    rows = pq.read_table(tmp_path / "o.parquet").select(["symbol", "at", "second"]).to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == matches
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ([], "--on, --as-of or --band"),
+        (["--as-of", "at=second", "--band", "at=second"], "do not go together"),
+        (["--on", "symbol", "--tolerance", "3"], "--tolerance belongs to --as-of"),
+        (["--band", "at=second,symbol=symbol"], "--band takes one pair"),
+        (["--on", "symbol", "--as-of", "at=second", "--tolerance", "soon"], "soon"),
+    ],
+)
+def test_options_that_say_no_match_are_refused(invoke, prices, tmp_path, options, told):
+    outcome = invoke("join", *prices, *options, "-o", tmp_path / "o.parquet")
+    assert outcome.code in {1, 2}
+    assert told in outcome.err
+    assert not (tmp_path / "o.parquet").exists()
