@@ -13,17 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from joins import _piece_kernels
-from joins._deadlines import PhaseEstimate
 from joins._direct_lookup import DirectLookup
 from joins._filter import FilterTier
 from joins._input_buffer import InputBuffer
 from joins._records import RecordTier
-from joins._relation import disk_order, in_key_order, unchanged_leaves
+from joins._relation import disk_order, unchanged_leaves
+from joins._reserve import BUFFERS, leaf_maps_nbytes, reserve
 from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
 from storage.cache import PageCache, page_buffer
 from storage.errors import MemoryBudgetError
 from storage.keys import Keys
-from storage.read_queue import ReadQueue
 from storage.units import format_size
 
 if TYPE_CHECKING:
@@ -39,25 +38,15 @@ if TYPE_CHECKING:
     from joins._sought import Sought
     from joins._stream_buffer import Chunk
     from joins._variant import Variant
-    from joins.memory import Component, MemoryBudget
+    from joins.memory import MemoryBudget
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
 
 __all__ = ["ReadBuffer", "Store"]
 
 _FRAME_MAPS = 16 + 17  # of the page cache, and of settling what stays
-_LEAF_MAPS = 4 + 4  # of each leaf: frame, demand
-_BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
 _FRAMES_TO_GROW = 1024
 _RECORDS_SHARE = 3
-_WORKSPACE_PAGES = 2
-_WORKSPACE_SHARE = 8
-_WORKSPACE_MOST = 48 * 2**20
-_READ_PAGES = 2  # one is read into while the other is joined
-_READ_SHARE = 6
-_READ_LEAST = 64  # pages, or five eighths of what there is: below that each step costs more than its pages
-_READ_TIGHT = 5
-_READ_MOST = 512
 _SCRATCH_NBYTES = 96  # positions, keys twice, leaves, frames, rows and counts of a tuple
 
 
@@ -133,7 +122,7 @@ class Store:
         self.max_scan = max_scan
         direct = equality and DirectLookup.possible(snapshot)
         self._frame_maps = _FRAME_MAPS + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
-        pages, self.workspace = self._reserve(reader)
+        pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps)
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages)
         self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), variant.policy())
         self._fixed = variant.memory_split is not None
@@ -338,8 +327,8 @@ class Store:
             If its index is too large.
         """
         old, self.snapshot = self.snapshot, snapshot
-        before = old.index_nbytes + _leaf_maps_nbytes(old)
-        after = snapshot.index_nbytes + _leaf_maps_nbytes(snapshot)
+        before = old.index_nbytes + leaf_maps_nbytes(old)
+        after = snapshot.index_nbytes + leaf_maps_nbytes(snapshot)
         was, now = unchanged_leaves(old, snapshot)
         self.cache.remap(len(snapshot.leaf_pages), was, now)
         if self.direct is not None:
@@ -362,38 +351,6 @@ class Store:
         self.budget.resize("inverted_index", max(self._page, self.stream.index_nbytes))
         self.budget.resize("input_buffer", max(self._page, self.input.nbytes))
 
-    def _needed(self, reader: PageReader) -> int:
-        """Return the least memory that works: the index, a page for each buffer, two to read into, and scratch."""
-        pages = len(_BUFFERS) + _READ_PAGES + _WORKSPACE_PAGES
-        return (
-            self.snapshot.index_nbytes
-            + _leaf_maps_nbytes(self.snapshot)
-            + PageCache.map_nbytes(0, 0)
-            + self._frame_maps
-            + _reading_nbytes(reader)
-            + PhaseEstimate.nbytes
-            + pages * self.snapshot.page_size
-        )
-
-    def _reserve(self, reader: PageReader) -> tuple[int, int]:
-        """Charge what never changes; return the pages to read into, and the bytes for scratch arrays and output."""
-        needed, limit = self._needed(reader), self.budget.limit
-        if needed > limit:
-            raise MemoryBudgetError(
-                f"the join needs at least {format_size(needed)} ({needed} bytes) for the index and a page for each "
-                f"buffer, and has {format_size(limit)}"
-            )
-        spare = limit - needed
-        pages = _READ_PAGES + _pages_to_read_into(spare // self._page)
-        workspace = _WORKSPACE_PAGES * self._page + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
-        self.budget.charge("index", self.snapshot.index_nbytes + _leaf_maps_nbytes(self.snapshot))
-        self.budget.charge("read_buffer", _reading_nbytes(reader) + pages * self._page)
-        self.budget.charge("statistics", PhaseEstimate.nbytes)
-        self.budget.charge("workspace", workspace)
-        for component in _BUFFERS:
-            self.budget.charge(component, self._page)
-        return pages, workspace
-
     def _frames_max(self) -> int:
         """Charge the cache's maps and return how many frames there can ever be: the table may grow."""
         spare = self.budget.available - PageCache.map_nbytes(0, 0)
@@ -404,7 +361,7 @@ class Store:
 
     def _reserved_frames(self, share: float) -> int:
         """Charge the frames that are the cache's from the start, a share of what it and the buffers have."""
-        shared = self.budget.available + len(_BUFFERS) * self._page
+        shared = self.budget.available + len(BUFFERS) * self._page
         frames = min(self.cache.frames_max, int(share * shared) // self._page, self.budget.available // self._page)
         self.budget.charge("cache", frames * self._page)
         return frames
@@ -444,19 +401,3 @@ class Store:
         evicted = self.cache.resize(self.cache.capacity - frames)
         self._counters.pages_evicted += len(evicted)
         self.budget.resize("cache", self.cache.capacity * self._page)
-
-
-def _pages_to_read_into(spare: int) -> int:
-    """Return how many of the spare pages are for reading."""
-    return min(_READ_MOST, _READ_TIGHT * spare // 8, max(_READ_LEAST, spare // _READ_SHARE))
-
-
-def _reading_nbytes(reader: PageReader) -> int:
-    """Return what reading takes beside the pages: the queue, and vectors if threads read instead."""
-    return ReadQueue.nbytes + reader.nbytes_at(1) - reader.page_size
-
-
-def _leaf_maps_nbytes(snapshot: Snapshot) -> int:
-    """Return the bytes of what is known of each leaf: frame, demand, place on disk, and how keys find it."""
-    maps = len(snapshot.leaf_pages) * (_LEAF_MAPS + (0 if in_key_order(snapshot) else 4))
-    return maps + (DirectLookup.leaves_nbytes(snapshot) if DirectLookup.possible(snapshot) else 0)

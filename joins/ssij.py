@@ -43,7 +43,7 @@ from joins._recall import RecallPhase
 from joins._relation import scan_seconds
 from joins._state import SSIJState
 from joins._store import Store
-from joins._stream_buffer import PIECE_NBYTES
+from joins._thresholds import Thresholds
 from joins._variant import Variant
 from joins._workers import Workers
 from joins.errors import JoinInputError, MemoryBudgetError
@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from joins._relation import TableLike
-    from joins.memory import Component
     from joins.predicates import On
     from joins.protocol import Output
     from storage.reader import PageReader
@@ -65,14 +64,6 @@ if TYPE_CHECKING:
 
 __all__ = ["SSIJ"]
 
-_INPUT_THRESHOLD = 250_000
-_STREAM_THRESHOLD = 1_000_000
-_STREAM_THRESHOLD_TIGHT = 400_000
-_TIGHT = 0.02
-_WAITING_SECONDS = 0.25e-6  # what it costs a tuple to wait: it is copied twice, and its row comes from a cold page
-_NOT_BUFFERS: tuple[Component, ...] = ("index", "workspace", "read_buffer", "statistics", "records", "filter")
-_INPUT_SHARE = 8
-_STREAM_SHARE = 3
 _KEY_COPIES = 2  # as they came and sorted, where they are more than one word
 _WORD = 8
 
@@ -169,7 +160,6 @@ class SSIJ(StreamJoin):
         ):  # fmt: skip
             if value is not None and not (isinstance(value, int) and value >= 1):
                 raise JoinInputError(f"`{name}` must be a whole number, at least 1, not {value!r}")
-        self._thresholds = (input_threshold, stream_threshold)
         variant = Variant(cache_policy, memory_split, read_plan)
         self.store = Store(
             self.snapshot,
@@ -183,6 +173,7 @@ class SSIJ(StreamJoin):
             equality=isinstance(self.predicate, Equality),
         )
         device = self.relation.reader.device
+        self._thresholds = Thresholds(self.store, device, input_threshold, stream_threshold)
         self._estimate = PhaseEstimate(device.seek, device.transfer, self._scan_seconds())
         self._workers = Workers(threads)
         self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
@@ -257,7 +248,9 @@ class SSIJ(StreamJoin):
 
     def _take_in(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
         waiting = self.store.input
-        if waiting.rows + len(batch) < self._input_threshold and self.store.accept(compact(batch), arrival):
+        if waiting.rows + len(batch) < self._thresholds.online(self._row_nbytes) and self.store.accept(
+            compact(batch), arrival
+        ):
             yield from self._due_work()
             return
         yield from self._online(waiting.rows)
@@ -267,25 +260,6 @@ class SSIJ(StreamJoin):
             start += len(part)
             yield from self._join_online(Piece(part, arrival))
             yield from self._due_work()
-
-    @property
-    def _input_threshold(self) -> int:
-        if self._thresholds[0] is not None:
-            return self._thresholds[0]
-        return max(1, min(_INPUT_THRESHOLD, int(self._free // _INPUT_SHARE / self._row_nbytes)))
-
-    @property
-    def _stream_threshold(self) -> int:
-        if self._thresholds[1] is not None:
-            return self._thresholds[1]
-        relation = len(self.snapshot.leaf_pages) * self.snapshot.page_size
-        most = _STREAM_THRESHOLD_TIGHT if self.budget.limit < _TIGHT * relation else _STREAM_THRESHOLD
-        return max(1, min(most, int(self._free // _STREAM_SHARE / (self._row_nbytes + PIECE_NBYTES))))
-
-    @property
-    def _free(self) -> int:
-        """Bytes of the memory that are not index, workspace or the like."""
-        return self.budget.limit - sum(map(self.budget.held, _NOT_BUFFERS))
 
     # Online and join phases
 
@@ -323,7 +297,8 @@ class SSIJ(StreamJoin):
                 f"join more than {self.budget.limit} bytes"
             )
         yield from online.run()
-        if self.store.stream.rows >= self._stream_threshold and not self._waiting_pays(sum(map(sum, waiting))):
+        many = self.store.stream.rows >= self._thresholds.join(self._row_nbytes)
+        if many and not self._thresholds.waiting_pays(sum(map(sum, waiting))):
             yield from self._join_phase()
 
     def _online_phase(self) -> OnlinePhase | DirectPhase | NearestPhase:
@@ -331,21 +306,6 @@ class SSIJ(StreamJoin):
             return NearestPhase(self.state)
         direct = self.store.direct
         return OnlinePhase(self.state) if direct is None else DirectPhase(self.state, direct)
-
-    def _waiting_pays(self, nbytes: int) -> bool:
-        """Return whether more tuples should wait for the join phase, at the expense of so many bytes of cached pages.
-
-        Tuples that wait together share the reads, so more of them pay until reading costs less than the waiting
-        itself. A page is worth its frame only if more tuples joined with it since the last join phase than could wait
-        in its place.
-        """
-        stream, device = self.store.stream, self.relation.reader.device
-        one_by_one, scan = device.seek + device.transfer, device.transfer * len(self.snapshot.leaf_pages)
-        reading = min(stream.pages * one_by_one, scan)
-        if self._thresholds[1] is not None or not nbytes or reading < _WAITING_SECONDS * stream.rows:
-            return False
-        in_a_frame = self.snapshot.page_size * stream.rows // max(1, stream.tuple_nbytes + stream.index_nbytes)
-        return self.store.coldest(nbytes) < in_a_frame
 
     def _join_phase(self) -> Iterator[pa.RecordBatch]:
         if self.store.stream.rows:
@@ -390,7 +350,7 @@ class SSIJ(StreamJoin):
             return None
         waiting, coming = self.store.stream, self.store.input.rows
         pages = min(waiting.pages + coming, len(self.snapshot.leaf_pages))
-        together = min(self._stream_threshold, self.store.tuples_at_most(self._row_nbytes))
+        together = min(self._thresholds.join(self._row_nbytes), self.store.tuples_at_most(self._row_nbytes))
         phases = -(-(waiting.rows + coming) // together)
         return oldest + self.deadline - phases * self._estimate.seconds(pages)
 

@@ -1,0 +1,103 @@
+"""What SSIJ sets apart before the first tuple: the index, the buffer that pages are read into, and the workspace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from joins._deadlines import PhaseEstimate
+from joins._direct_lookup import DirectLookup
+from joins._relation import in_key_order
+from storage.cache import PageCache
+from storage.errors import MemoryBudgetError
+from storage.read_queue import ReadQueue
+from storage.units import format_size
+
+if TYPE_CHECKING:
+    from joins.memory import Component, MemoryBudget
+    from storage.reader import PageReader
+    from storage.snapshot import Snapshot
+
+__all__ = ["BUFFERS", "leaf_maps_nbytes", "reserve"]
+
+BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
+"""What has a page at least, and grows at the expense of the page cache."""
+
+_LEAF_MAPS = 4 + 4  # of each leaf: frame, demand
+_WORKSPACE_PAGES = 2
+_WORKSPACE_SHARE = 8
+_WORKSPACE_MOST = 48 * 2**20
+_READ_PAGES = 2  # one is read into while the other is joined
+_READ_SHARE = 6
+_READ_LEAST = 64  # pages, or five eighths of what there is: below that each step costs more than its pages
+_READ_TIGHT = 5
+_READ_MOST = 512
+
+
+def reserve(budget: MemoryBudget, snapshot: Snapshot, reader: PageReader, frame_maps: int) -> tuple[int, int]:
+    """Charge what never changes.
+
+    Parameters
+    ----------
+    budget
+        The account.
+    snapshot, reader
+        The relation.
+    frame_maps
+        Bytes that a frame of the page cache needs beside its page.
+
+    Returns
+    -------
+    pages, workspace
+        Pages to read into, and bytes for scratch arrays and output.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If the limit is below the least that works; the message says how much that is.
+    """
+    page, needed, limit = snapshot.page_size, _needed(snapshot, reader, frame_maps), budget.limit
+    if needed > limit:
+        raise MemoryBudgetError(
+            f"the join needs at least {format_size(needed)} ({needed} bytes) for the index and a page for each "
+            f"buffer, and has {format_size(limit)}"
+        )
+    spare = limit - needed
+    pages = _READ_PAGES + _pages_to_read_into(spare // page)
+    workspace = _WORKSPACE_PAGES * page + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
+    budget.charge("index", snapshot.index_nbytes + leaf_maps_nbytes(snapshot))
+    budget.charge("read_buffer", _reading_nbytes(reader) + pages * page)
+    budget.charge("statistics", PhaseEstimate.nbytes)
+    budget.charge("workspace", workspace)
+    for component in BUFFERS:
+        budget.charge(component, page)
+    return pages, workspace
+
+
+def leaf_maps_nbytes(snapshot: Snapshot) -> int:
+    """Return the bytes of what is known of each leaf: frame, demand, place on disk, and how keys find it."""
+    maps = len(snapshot.leaf_pages) * (_LEAF_MAPS + (0 if in_key_order(snapshot) else 4))
+    return maps + (DirectLookup.leaves_nbytes(snapshot) if DirectLookup.possible(snapshot) else 0)
+
+
+def _needed(snapshot: Snapshot, reader: PageReader, frame_maps: int) -> int:
+    """Return the least memory that works: the index, a page for each buffer, two to read into, and scratch."""
+    pages = len(BUFFERS) + _READ_PAGES + _WORKSPACE_PAGES
+    return (
+        snapshot.index_nbytes
+        + leaf_maps_nbytes(snapshot)
+        + PageCache.map_nbytes(0, 0)
+        + frame_maps
+        + _reading_nbytes(reader)
+        + PhaseEstimate.nbytes
+        + pages * snapshot.page_size
+    )
+
+
+def _pages_to_read_into(spare: int) -> int:
+    """Return how many of the spare pages are for reading."""
+    return min(_READ_MOST, _READ_TIGHT * spare // 8, max(_READ_LEAST, spare // _READ_SHARE))
+
+
+def _reading_nbytes(reader: PageReader) -> int:
+    """Return what reading takes beside the pages: the queue, and vectors if threads read instead."""
+    return ReadQueue.nbytes + reader.nbytes_at(1) - reader.page_size
