@@ -174,11 +174,10 @@ def test_tuples_that_arrive_during_a_join_phase_shrink_the_cache(table):
 
 
 def test_thresholds_follow_the_memory(table):
-    large, small = make(table, memory="1GiB"), make(table, memory="128KiB")
-    for join in (large, small):
-        join.push(stream_of([1])).drain()
-    assert (large._input_threshold, large._stream_threshold) == (250_000, 1_000_000)
-    assert small._input_threshold < small._stream_threshold < 10_000
+    large, small = make(table, memory="1GiB")._thresholds, make(table, memory="128KiB")._thresholds
+    row_nbytes = stream_of([1]).nbytes
+    assert (large.online(row_nbytes), large.join(row_nbytes)) == (250_000, 1_000_000)
+    assert small.online(row_nbytes) < small.join(row_nbytes) < 10_000
 
 
 def test_too_little_memory_is_refused_with_the_amount_that_suffices(table, tools):
