@@ -3,11 +3,9 @@
 import sqlite3
 
 import duckdb
-import lmdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from rocksdict import Options, Rdict, WriteBatch
 
 from storage import Table
 
@@ -113,6 +111,8 @@ class LMDBEngine:
     name = "LMDB"
 
     def __init__(self, folder):
+        import lmdb  # noqa: PLC0415 - of the bench extra, as RocksDB
+
         self._environment = lmdb.open(str(folder / "table.lmdb"), map_size=MAP_SIZE)
 
     def load(self, parquet):
@@ -139,12 +139,15 @@ class RocksDBEngine:
     name = "RocksDB"
 
     def __init__(self, folder):
+        from rocksdict import Options, Rdict, WriteBatch  # noqa: PLC0415 - as above
+
         self._database = Rdict(str(folder / "table.rocksdb"), Options(raw_mode=True))
+        self._new_batch = WriteBatch
 
     def load(self, parquet):
         for rows in pq.ParquetFile(parquet).iter_batches(LOAD_ROWS):
             keys, values = rows["k"].to_numpy(), rows["v"].to_numpy()
-            batch = WriteBatch(raw_mode=True)
+            batch = self._new_batch(raw_mode=True)
             for key, value in zip(key_bytes(keys), values.astype("<i8").view("V8").tolist(), strict=True):
                 batch.put(key, value)
             self._database.write(batch)
