@@ -56,7 +56,7 @@ def test_info_shows_schema_and_size(table, invoke):
 def test_a_sound_table_checks_with_zero(table, invoke):
     outcome = invoke("table", "check", table, "--json")
     assert outcome.code == 0
-    assert outcome.document == {"table": str(table), "ok": True, "violations": []}
+    assert outcome.document == {"table": str(table), "ok": True, "violations": [], "unfiltered": 0}
 
 
 def test_a_flipped_bit_checks_with_three(table, invoke):
