@@ -7,6 +7,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Literal
 
 from joins import AsOf, Band
+from joins.offsets import is_moderate
 from storage.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,4 +77,6 @@ def _offset(text: str) -> int | Decimal | str:
         number = Decimal(text)
     except InvalidOperation:
         return text
+    if not is_moderate(number):
+        raise InputError(f"{text} is no distance between keys: give a moderate number, or a duration such as 5s")
     return int(number) if number == number.to_integral_value() else number

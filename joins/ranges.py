@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 
 from joins._bound_ranges import BoundRanges, End
-from joins._offsets import Offset, ticks
 from joins.errors import JoinInputError
+from joins.offsets import Offset, ticks
 from joins.predicates import Pairs, as_pairs, stream_column
 from storage.bounds import scale_of
 from storage.columns import is_bytes

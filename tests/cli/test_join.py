@@ -162,6 +162,9 @@ def test_the_nearest_key_or_those_near_by(invoke, prices, tmp_path, options, mat
         (["--on", "symbol", "--tolerance", "3"], "--tolerance belongs to --as-of"),
         (["--band", "at=second,symbol=symbol"], "--band takes one pair"),
         (["--on", "symbol", "--as-of", "at=second", "--tolerance", "soon"], "soon"),
+        (["--on", "symbol", "--as-of", "at=second", "--tolerance", "1e99999999"], "no distance between keys"),
+        (["--on", "symbol", "--band", "at=second", "--below", "Infinity"], "no distance between keys"),
+        (["--on", "symbol", "--band", "at=second", "--above", "sNaN"], "no distance between keys"),
     ],
 )
 def test_options_that_say_no_match_are_refused(invoke, prices, tmp_path, options, told):

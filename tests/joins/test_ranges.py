@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from joins import SSIJ, AsOf, Band, IndexNestedLoops, MeshJoin, Range
 from joins.errors import JoinInputError, StreamSchemaError
+from joins.offsets import ticks
 from storage.errors import KeyInputError
 
 HOW = pytest.mark.parametrize("how", ["inner", "left"])
@@ -463,3 +464,9 @@ def test_columns_without_a_common_order_are_refused(build, operator, dtype):
             join.push(pa.record_batch({"v": pa.nulls(1, dtype)}))
         with pytest.raises(StreamSchemaError, match="one column 'v'"):
             join.push(pa.record_batch({"w": [1]}))
+
+
+@pytest.mark.parametrize("offset", [Decimal("1e99999999"), Decimal("1e-99999999"), Decimal("NaN")])
+def test_a_distance_beyond_all_keys_is_refused_at_once(offset):
+    with pytest.raises(JoinInputError, match="distance between keys"):
+        ticks(offset, pa.int64(), "below")

@@ -16,12 +16,13 @@ from storage.units import parse_duration
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Offset", "ticks"]
+__all__ = ["Offset", "is_moderate", "ticks"]
 
 Offset = int | Decimal | timedelta | np.timedelta64 | str
 """A number, or for times a duration."""
 
 _NANOSECONDS = 10**9
+_MOST_DIGITS = 40  # more than any key has: larger numbers are mistakes, and slow ones
 
 
 def ticks(offset: Offset, dtype: pa.DataType, name: str) -> Fraction:
@@ -49,7 +50,7 @@ def ticks(offset: Offset, dtype: pa.DataType, name: str) -> Fraction:
     """
     scale = scale_of(dtype)
     assert scale is not None
-    if isinstance(offset, bool) or (isinstance(offset, Decimal) and not offset.is_finite()):
+    if isinstance(offset, bool) or (isinstance(offset, Decimal) and not is_moderate(offset)):
         raise _refusal(offset, dtype, name)
     if scale.line == "number" and isinstance(offset, int | Decimal):
         return Fraction(offset) * scale.ticks
@@ -58,6 +59,11 @@ def ticks(offset: Offset, dtype: pa.DataType, name: str) -> Fraction:
     if scale.line == "number" or isinstance(offset, int | Decimal):
         raise _refusal(offset, dtype, name)
     return _seconds(offset, dtype, name) * scale.ticks
+
+
+def is_moderate(number: Decimal) -> bool:
+    """Return whether a number is finite, and has no more digits than a distance between keys can have."""
+    return number.is_finite() and abs(number.adjusted()) <= _MOST_DIGITS
 
 
 def _seconds(offset: timedelta | np.timedelta64 | str, dtype: pa.DataType, name: str) -> Fraction:
