@@ -257,7 +257,7 @@ class KeyCodec:
 
     def describe(self, keys: Keys, row: int) -> str:
         """Return one key as people read it, for messages."""
-        values = [str(array[0]) for array in self.decode(keys.slice(row, row + 1))]
+        values = [_shown(array) for array in self.decode(keys.slice(row, row + 1))]
         values = [value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..." for value in values]
         return ", ".join(f"{name}={value}" for name, value in zip(self.columns, values, strict=True))
 
@@ -379,3 +379,11 @@ def _unordered_words(words: Sequence[NDArray[np.uint64]], fixed: FixedType) -> l
         return [((words[0] << up) >> up).view(np.int64)]
     first = ((words[0] << up) ^ _SIGN).view(np.int64) >> up.view(np.int64)
     return [first, *(word.view(np.int64) for word in words[1:])]
+
+
+def _shown(array: pa.Array) -> str:
+    """Return the first value as people read it."""
+    try:
+        return str(array[0])
+    except (OverflowError, ValueError):  # a time that Python has no type for
+        return str(array.cast(pa.string())[0])

@@ -137,6 +137,7 @@ def test_values_that_cannot_be_read_are_usage_errors(invoke, options):
 
 
 SLOW_STREAM = """
+import signal
 import os, sys, pyarrow as pa
 from cli.main import heed_termination
 from cli.console import Console
@@ -150,6 +151,7 @@ def work():
         print("writing", flush=True)
         sys.stdin.read()
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background begin by ignoring it
 heed_termination()
 sys.exit(guarded(work, Console(), ["headrace", "join"]))
 """

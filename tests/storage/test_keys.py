@@ -181,3 +181,12 @@ def test_a_strict_order_stops_at_equal_neighbours(values):
     keys = Keys("u64", np.array(values, dtype=np.uint64))
     faults = [row for row in range(1, len(values)) if values[row] <= values[row - 1]]
     assert keys.first_descent(strictly=True) == (faults[0] if faults else -1)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(pa.array([-62_167_305_600_000], pa.date64()), "-12-3"), (pa.array([2**62], pa.timestamp("us")), str(2**62))],
+)
+def test_a_time_that_python_does_not_know_is_described(value, shown):
+    codec = KeyCodec(pa.schema([("k", value.type)]), ("k",))
+    assert shown in codec.describe(codec.encode([value]), 0)
