@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["DirectLookup", "Found"]
 
 _WORD = 8
+_ROOM = 50  # times its own bytes: with less, each page that it takes the place of is worth more
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +66,10 @@ class DirectLookup:
         self._ranges = LeafRanges(snapshot)
 
     @staticmethod
-    def possible(snapshot: Snapshot) -> bool:
-        """Return whether the relation has keys for it."""
-        return snapshot.unique and snapshot.codec.kind == "u64"
+    def possible(snapshot: Snapshot, columns: Sequence[str], spare: int) -> bool:
+        """Return whether the relation has keys for it, and so many bytes beyond the least memory have the room."""
+        own = DirectLookup.leaves_nbytes(snapshot) + DirectLookup.frame_nbytes(snapshot, columns)
+        return snapshot.unique and snapshot.codec.kind == "u64" and _ROOM * own <= spare
 
     @staticmethod
     def frame_nbytes(snapshot: Snapshot, columns: Sequence[str]) -> int:

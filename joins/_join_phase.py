@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 __all__ = ["JoinPhase"]
 
+_WORTH_A_THREAD = 4096  # tuples: fewer are offered to the record tier before a thread has woken up
+
 
 class JoinPhase:
     """One join phase. Made, run once, and dropped.
@@ -233,7 +235,7 @@ class _PartResults:
         if state.store.records_awake:
             admit = partial(state.store.admit, state.store.read_buffer.frames, frame, row, count, keys)
             self.settle()
-            self._admitted = state.workers.start(admit)
+            self._admitted = state.workers.start(admit) if len(frame) >= _WORTH_A_THREAD else admit
         cursor = np.zeros(2, dtype=np.int64)
         while cursor[0] < len(frame):
             staged = self._stage(len(part.rows))

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Block", "ReadAhead"]
 
 _PLAN_NBYTES = 144
+_WORTH_A_THREAD = 64  # pages of a block: fewer are verified before a thread has woken up
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,10 @@ class Block:
 class _Fetch:
     """Pages on their way: a thread, if there is one, awaits and verifies them while others are joined."""
 
-    def __init__(self, reading: Reading, workers: Workers) -> None:
+    def __init__(self, reading: Reading, workers: Workers | None) -> None:
         self._reading = reading
-        self._here = Event() if workers.several else None
-        self._end = workers.start(self._run) if workers.several else reading.check
+        self._here = None if workers is None else Event()
+        self._end = reading.check if workers is None else workers.start(self._run)
 
     def arrived(self) -> None:
         """Wait until the pages are in memory; the next ones can be asked for."""
@@ -106,6 +107,7 @@ class ReadAhead:
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks, each readable until the next one is asked for."""
         queue, clock = self._state.queue, self._state.reader.clock
+        workers = self._state.workers if self._state.workers.several and self._half >= _WORTH_A_THREAD else None
         before: tuple[Block, _Fetch] | None = None
         seconds = 0.0
         try:
@@ -114,7 +116,7 @@ class ReadAhead:
                 arrived = before
                 if arrived is not None:
                     arrived[1].arrived()
-                before = None if coming is None else (coming[0], _Fetch(queue.begin(coming[1]), self._state.workers))
+                before = None if coming is None else (coming[0], _Fetch(queue.begin(coming[1]), workers))
                 if arrived is not None:
                     arrived[1].verified()
                 seconds += clock() - begin

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
 
-__all__ = ["BUFFERS", "leaf_maps_nbytes", "reserve"]
+__all__ = ["BUFFERS", "leaf_maps_nbytes", "least_memory", "reserve"]
 
 BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
 """What has a page at least, and grows at the expense of the page cache."""
@@ -33,7 +33,9 @@ _READ_TIGHT = 5
 _READ_MOST = 512
 
 
-def reserve(budget: MemoryBudget, snapshot: Snapshot, reader: PageReader, frame_maps: int) -> tuple[int, int]:
+def reserve(
+    budget: MemoryBudget, snapshot: Snapshot, reader: PageReader, frame_maps: int, *, direct: bool
+) -> tuple[int, int]:
     """Charge what never changes.
 
     Parameters
@@ -44,6 +46,8 @@ def reserve(budget: MemoryBudget, snapshot: Snapshot, reader: PageReader, frame_
         The relation.
     frame_maps
         Bytes that a frame of the page cache needs beside its page.
+    direct
+        Whether there will be direct look-ups.
 
     Returns
     -------
@@ -55,7 +59,8 @@ def reserve(budget: MemoryBudget, snapshot: Snapshot, reader: PageReader, frame_
     MemoryBudgetError
         If the limit is below the least that works; the message says how much that is.
     """
-    page, needed, limit = snapshot.page_size, _needed(snapshot, reader, frame_maps), budget.limit
+    page, limit = snapshot.page_size, budget.limit
+    needed = least_memory(snapshot, reader, frame_maps, direct=direct)
     if needed > limit:
         raise MemoryBudgetError(
             f"the join needs at least {format_size(needed)} ({needed} bytes) for the index and a page for each "
@@ -64,7 +69,7 @@ def reserve(budget: MemoryBudget, snapshot: Snapshot, reader: PageReader, frame_
     spare = limit - needed
     pages = _READ_PAGES + _pages_to_read_into(spare // page)
     workspace = _WORKSPACE_PAGES * page + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
-    budget.charge("index", snapshot.index_nbytes + leaf_maps_nbytes(snapshot))
+    budget.charge("index", snapshot.index_nbytes + leaf_maps_nbytes(snapshot, direct=direct))
     budget.charge("read_buffer", _reading_nbytes(reader) + pages * page)
     budget.charge("statistics", PhaseEstimate.nbytes)
     budget.charge("workspace", workspace)
@@ -73,24 +78,24 @@ def reserve(budget: MemoryBudget, snapshot: Snapshot, reader: PageReader, frame_
     return pages, workspace
 
 
-def leaf_maps_nbytes(snapshot: Snapshot) -> int:
-    """Return the bytes of what is known of each leaf: frame, demand, place on disk, and how keys find it."""
-    maps = len(snapshot.leaf_pages) * (_LEAF_MAPS + (0 if in_key_order(snapshot) else 4))
-    return maps + (DirectLookup.leaves_nbytes(snapshot) if DirectLookup.possible(snapshot) else 0)
-
-
-def _needed(snapshot: Snapshot, reader: PageReader, frame_maps: int) -> int:
-    """Return the least memory that works: the index, a page for each buffer, two to read into, and scratch."""
+def least_memory(snapshot: Snapshot, reader: PageReader, frame_maps: int, *, direct: bool) -> int:
+    """Return the least memory that works: the index, a page for each buffer, two to read into, one cached, scratch."""
     pages = len(BUFFERS) + _READ_PAGES + _WORKSPACE_PAGES
     return (
         snapshot.index_nbytes
-        + leaf_maps_nbytes(snapshot)
+        + leaf_maps_nbytes(snapshot, direct=direct)
         + PageCache.map_nbytes(0, 0)
         + frame_maps
         + _reading_nbytes(reader)
         + PhaseEstimate.nbytes
         + pages * snapshot.page_size
     )
+
+
+def leaf_maps_nbytes(snapshot: Snapshot, *, direct: bool) -> int:
+    """Return the bytes of what is known of each leaf: frame, demand, place on disk, and how keys find it directly."""
+    maps = len(snapshot.leaf_pages) * (_LEAF_MAPS + (0 if in_key_order(snapshot) else 4))
+    return maps + (DirectLookup.leaves_nbytes(snapshot) if direct else 0)
 
 
 def _pages_to_read_into(spare: int) -> int:

@@ -18,7 +18,7 @@ from joins._filter import FilterTier
 from joins._input_buffer import InputBuffer
 from joins._records import RecordTier
 from joins._relation import disk_order, unchanged_leaves
-from joins._reserve import BUFFERS, leaf_maps_nbytes, reserve
+from joins._reserve import BUFFERS, leaf_maps_nbytes, least_memory, reserve
 from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
 from storage.cache import PageCache, page_buffer
 from storage.errors import MemoryBudgetError
@@ -47,6 +47,7 @@ __all__ = ["ReadBuffer", "Store"]
 _FRAME_MAPS = 16 + 17  # of the page cache, and of settling what stays
 _FRAMES_TO_GROW = 1024
 _RECORDS_SHARE = 3
+_TUPLES_SHARE = 8  # where all pages are cached, what is left for tuples that come in
 _SCRATCH_NBYTES = 96  # positions, keys twice, leaves, frames, rows and counts of a tuple
 
 
@@ -120,9 +121,10 @@ class Store:
         self._page = snapshot.page_size
         self.disk_order = disk_order(snapshot)
         self.max_scan = max_scan
-        direct = equality and DirectLookup.possible(snapshot)
+        spare = budget.limit - least_memory(snapshot, reader, _FRAME_MAPS, direct=False)
+        direct = equality and DirectLookup.possible(snapshot, columns, spare)
         self._frame_maps = _FRAME_MAPS + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
-        pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps)
+        pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps, direct=direct)
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages)
         self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), variant.policy())
         self._fixed = variant.memory_split is not None
@@ -327,8 +329,9 @@ class Store:
             If its index is too large.
         """
         old, self.snapshot = self.snapshot, snapshot
-        before = old.index_nbytes + leaf_maps_nbytes(old)
-        after = snapshot.index_nbytes + leaf_maps_nbytes(snapshot)
+        direct = self.direct is not None
+        before = old.index_nbytes + leaf_maps_nbytes(old, direct=direct)
+        after = snapshot.index_nbytes + leaf_maps_nbytes(snapshot, direct=direct)
         was, now = unchanged_leaves(old, snapshot)
         self.cache.remap(len(snapshot.leaf_pages), was, now)
         if self.direct is not None:
@@ -385,8 +388,9 @@ class Store:
 
     def _record_tier(self, columns: Sequence[str]) -> RecordTier | None:
         """Return a tier of a third of the memory; none if the whole relation fits, whose pages are as fast."""
-        nbytes = self.budget.available // _RECORDS_SHARE
-        fits = len(self.snapshot.leaf_pages) * self._page <= self.budget.available - nbytes
+        available = self.budget.available
+        nbytes = available // _RECORDS_SHARE
+        fits = len(self.snapshot.leaf_pages) * self._page <= available - available // _TUPLES_SHARE
         if fits or not RecordTier.possible(self.snapshot, columns, nbytes):
             return None
         return RecordTier(self.snapshot, columns, nbytes)
