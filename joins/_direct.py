@@ -12,6 +12,7 @@ import numpy as np
 
 from joins._emit import rows_at
 from joins._input_buffer import arrivals_at
+from joins._phase import ProbingPhase
 from joins._probe import waiting_nbytes
 from joins._stream_buffer import Chunk, ascending
 from storage.keys import Keys
@@ -67,8 +68,8 @@ class DirectProbe:
         return waiting_nbytes(self.piece, self.waiting, min(self.waiting, self.leaves))
 
 
-class DirectPhase:
-    """Joins a batch with what is cached. The cached set is fixed while it is being joined.
+class DirectPhase(ProbingPhase[DirectProbe]):
+    """Joins a batch with what is cached, in the order of the stream.
 
     Parameters
     ----------
@@ -79,22 +80,8 @@ class DirectPhase:
     """
 
     def __init__(self, state: SSIJState, lookup: DirectLookup) -> None:
-        self._state = state
-        self._store = state.store
+        super().__init__(state)
         self._lookup = lookup
-        self._probes: list[DirectProbe] = []
-
-    def probe(self, piece: Piece) -> list[tuple[int, int]]:
-        """Join a batch with the cached pages, in parts that threads work on at once. Changes nothing.
-
-        Returns
-        -------
-        list of (int, int)
-            Of each part, the most that the stream buffer and the inverted index will grow by.
-        """
-        workers = self._state.workers
-        self._probes = workers.map(self._probe, piece.parts(workers.share(len(piece.rows))))
-        return [probe.waiting_nbytes for probe in self._probes]
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Yield what was found in cached pages and put the tuples that need others into the stream buffer.
@@ -118,7 +105,7 @@ class DirectPhase:
         keys, valid = self._state.bound.encode(piece.rows)
         assert isinstance(keys, Keys)
         leaf, frame, waiting = self._lookup.locate(keys.prefix, valid, cache.frame_map)
-        absent, leaves = self._ask(keys, leaf, frame), len(self._state.snapshot.leaf_pages)
+        absent, leaves = self._ask(keys, leaf, frame), len(self._snapshot.leaf_pages)
         found = self._lookup.probe(cache.buffer, keys.prefix, frame, self._state.outer)
         return DirectProbe(piece, keys, leaf, frame, waiting - absent, found, leaves, waiting, absent)
 

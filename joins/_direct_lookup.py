@@ -62,6 +62,7 @@ class DirectLookup:
         self._layout = snapshot.layout
         self._names = list(columns)
         self._fixed = [snapshot.layout.by_name[name] for name in _fixed_names(snapshot, columns)]
+        self._entries = FixedRows(self._fixed, 0).entries
         self._facts = np.zeros((frames, _facts(snapshot, columns)), dtype=np.uint64)
         self._ranges = LeafRanges(snapshot)
 
@@ -87,8 +88,7 @@ class DirectLookup:
 
     def describe(self, frames: NDArray[np.uint8], frame: NDArray[np.int64]) -> None:
         """Note what is to be known of the pages that have just come into these frames."""
-        entries = FixedRows(self._fixed, 0).entries
-        kernels.describe_pages(frames, self._layout.page_size, frame, entries, self._facts, self._slopes)
+        kernels.describe_pages(frames, self._layout.page_size, frame, self._entries, self._facts, self._slopes)
 
     def locate(
         self, keys: NDArray[np.uint64], valid: NDArray[np.bool_] | None, frame_of: NDArray[np.int32]

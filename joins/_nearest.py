@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from joins import _result_kernels
 from joins._input_buffer import Postponed, arrivals_at
+from joins._phase import ProbingPhase
 from joins._probe import sorted_positions, waiting_nbytes
 from joins._sought import find, locate
 from joins._stream_buffer import Chunk, ascending
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
 
     from joins._input_buffer import Piece
     from joins._sought import Sought
-    from joins._state import SSIJState
 
 __all__ = ["NearestPhase"]
 
@@ -62,7 +62,7 @@ class _Probe:
     def waiting_nbytes(self) -> tuple[int, int]:
         """The most that the stream buffer and the inverted index will grow by."""
         waiting = int((self.frame < 0).sum())
-        return (0, 0) if not waiting else waiting_nbytes(self.piece, waiting, min(waiting, self.leaves))
+        return waiting_nbytes(self.piece, waiting, min(waiting, self.leaves))
 
     def lonely(self) -> NDArray[np.int32]:
         """Return the positions of the tuples that no leaf can tell about."""
@@ -71,33 +71,8 @@ class _Probe:
         return np.flatnonzero(~told).astype(np.int32)
 
 
-class NearestPhase:
-    """Joins batches with what is cached. The cached set is fixed while a batch is being joined.
-
-    Parameters
-    ----------
-    state
-        Of the operator.
-    """
-
-    def __init__(self, state: SSIJState) -> None:
-        self._state = state
-        self._snapshot = state.snapshot
-        self._store = state.store
-
-        self._probes: list[_Probe] = []
-
-    def probe(self, piece: Piece) -> list[tuple[int, int]]:
-        """Look a batch up in the index and in the cache, in parts that threads work on at once. Changes nothing.
-
-        Returns
-        -------
-        list of (int, int)
-            Of each part, the most that the stream buffer and the inverted index will grow by.
-        """
-        workers = self._state.workers
-        self._probes = workers.map(self._probe, piece.parts(workers.share(len(piece.rows))))
-        return [probe.waiting_nbytes for probe in self._probes]
+class NearestPhase(ProbingPhase[_Probe]):
+    """Joins a batch with what is cached, going on to neighbours where a leaf cannot tell."""
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Output what was found and put the tuples that need other pages into the stream buffer, which has room."""

@@ -10,7 +10,8 @@ import pyarrow as pa
 from joins import _piece_kernels, _result_kernels
 from joins._emit import Matches
 from joins._input_buffer import arrivals_at
-from joins._probe import Prober, ascends, by_leaves
+from joins._phase import ProbingPhase
+from joins._probe import Probe, Prober, ascends, by_leaves
 from joins._sought import find
 from joins._stream_buffer import Chunk
 
@@ -20,39 +21,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from joins._input_buffer import Piece
-    from joins._probe import Probe
     from joins._state import SSIJState
 
 __all__ = ["OnlinePhase"]
 
 
-class OnlinePhase:
-    """Joins a batch with what is cached. The cached set is fixed while it is being joined.
-
-    Parameters
-    ----------
-    state
-        Of the operator.
-    """
+class OnlinePhase(ProbingPhase[Probe]):
+    """Joins a batch with what is cached, in key order."""
 
     def __init__(self, state: SSIJState) -> None:
-        self._state = state
-        self._snapshot = state.snapshot
-        self._store = state.store
+        super().__init__(state)
         self._prober = Prober(state.snapshot, state.bound, state.store.cache, state.store.filter)
-        self._probes: list[Probe] = []
-
-    def probe(self, piece: Piece) -> list[tuple[int, int]]:
-        """Look a batch up in the index and in the cache, in parts that threads work on at once. Changes nothing.
-
-        Returns
-        -------
-        list of (int, int)
-            Of each part, the most that the stream buffer and the inverted index will grow by.
-        """
-        workers = self._state.workers
-        self._probes = workers.map(self._prober.probe, piece.parts(workers.share(len(piece.rows))))
-        return [probe.waiting_nbytes for probe in self._probes]
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Join the batch with the cached pages and put the tuples that need others into the stream buffer.
@@ -79,6 +58,9 @@ class OnlinePhase:
             if chunk is not None:
                 self._store.hold(chunk)
         self._state.counters.online_seconds += self._state.busy() - begin
+
+    def _probe(self, piece: Piece) -> Probe:
+        return self._prober.probe(piece)
 
     def _note(self, probe: Probe) -> None:
         """Count the tuples whose leaf is cached or that can match nothing: this phase completes them."""

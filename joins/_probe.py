@@ -103,8 +103,6 @@ class Probe:
         """The most that the stream buffer and the inverted index will grow by."""
         single = int((self.frame < 0).sum())
         pieces = single + int(self.pieces.sum())
-        if not pieces:
-            return 0, 0
         spanned = int((self.spanning.last - self.spanning.first).sum()) + len(self.spanning.order)
         wanted = min(single + spanned, self.leaves)
         return waiting_nbytes(self.piece, pieces, wanted)
@@ -175,6 +173,8 @@ def waiting_nbytes(piece: Piece, pieces: int, wanted: int) -> tuple[int, int]:
     wanted
         The most leaves in those.
     """
+    if not pieces:
+        return 0, 0
     rows = piece.rows
     arrivals = 0 if isinstance(piece.arrival, float) else piece.arrival.nbytes
     tuples = rows.nbytes + arrivals + (_BITMAP_NBYTES * rows.num_columns + 1) * len(rows)

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 __all__ = [
     "count_rows",
     "expand_rows",
+    "first_not_below",
     "gather_spans",
     "gather_text",
     "gather_words",
+    "mask_of",
+    "order_of",
     "search_bytes",
     "search_u64",
     "verify_pages",
@@ -37,8 +40,44 @@ _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an in
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _mask(width: np.uint64) -> np.uint64:
+def mask_of(width: np.uint64) -> np.uint64:
+    """Return the bits of so many bytes."""
     return _ALL if width >= np.uint64(8) else (np.uint64(1) << (width * np.uint64(8))) - np.uint64(1)
+
+
+@njit(cache=True, nogil=True)
+def first_not_below(
+    frames: NDArray[np.uint8], data: int, width: int, mask: np.uint64, rows: int, target: np.uint64, at: int
+) -> int:
+    """Return the first row whose key is not below the target, `rows` if none; the search gallops from the row `at`.
+
+    Parameters
+    ----------
+    data, width, mask
+        Where the keys begin, their bytes, and the bits of so many bytes.
+    target
+        Above the page's base.
+    """
+    step = 1
+    if (load_u64(frames, data + at * width) & mask) < target:
+        low = at + 1
+        while low + step <= rows and (load_u64(frames, data + (low + step - 1) * width) & mask) < target:
+            low += step
+            step += step
+        high = min(low + step - 1, rows)
+    else:
+        high = at
+        while high - step >= 0 and (load_u64(frames, data + (high - step) * width) & mask) >= target:
+            high -= step
+            step += step
+        low = max(high - step + 1, 0)
+    while low < high:
+        middle = (low + high) >> 1
+        if (load_u64(frames, data + middle * width) & mask) < target:
+            low = middle + 1
+        else:
+            high = middle
+    return low
 
 
 @njit(cache=True, nogil=True)
@@ -75,7 +114,7 @@ def search_u64(
             packed = load_u64(frames, page + _HEADER + 8)
             data = page + _I64(packed & _U16)
             width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
-            mask = _mask(np.uint64(width))
+            mask = mask_of(np.uint64(width))
             top = load_u64(frames, data + (rows - 1) * width) & mask
             scale = (rows - 1) / np.float64(top) if top > 0 else 0.0
         if key[i] < base or rows == 0:
@@ -92,26 +131,7 @@ def search_u64(
             row[i] = at
             count[i] = 1
             continue
-        if value < target:
-            low = at + 1
-            step = 1
-            while low + step < rows and (load_u64(frames, data + (low + step - 1) * width) & mask) < target:
-                low += step
-                step += step
-            high = min(low + step, rows - 1)
-        else:
-            high = at
-            step = 1
-            while high - step >= 0 and (load_u64(frames, data + (high - step) * width) & mask) >= target:
-                high -= step
-                step += step
-            low = max(high - step + 1, 0)
-        while low < high:
-            middle = (low + high) >> 1
-            if (load_u64(frames, data + middle * width) & mask) < target:
-                low = middle + 1
-            else:
-                high = middle
+        low = first_not_below(frames, data, width, mask, rows, target, at)
         if (load_u64(frames, data + low * width) & mask) != target:
             continue
         row[i] = low
@@ -139,7 +159,7 @@ def _text_span(frames: NDArray[np.uint8], page: int, base: np.uint64, packed: np
     data = page + _I64(packed & _U16)
     aux = page + _I64((packed >> np.uint64(16)) & _U16)
     width = (packed >> np.uint64(48)) & np.uint64(0xFF)
-    mask = _mask(width)
+    mask = mask_of(width)
     step = _I64(width)
     if packed >> np.uint64(56) == _TEXT_DICTIONARY:
         code = _I64(load_u64(frames, data + row * step) & mask)
@@ -155,7 +175,7 @@ def _text_span(frames: NDArray[np.uint8], page: int, base: np.uint64, packed: np
 
 
 @njit(cache=True, nogil=True)
-def _order(
+def order_of(
     frames: NDArray[np.uint8],
     page: int,
     base: np.uint64,
@@ -209,7 +229,7 @@ def search_bytes(
         found = False
         while low < high:
             middle = (low + high) >> 1
-            order = _order(frames, page, base, packed, middle, word, data, start, stop)
+            order = order_of(frames, page, base, packed, middle, word, data, start, stop)
             if order < 0:
                 low = middle + 1
             else:
@@ -224,14 +244,14 @@ def search_bytes(
         high = low + 1 if unique else rows
         step = 1
         while end + step <= high:
-            if _order(frames, page, base, packed, end + step - 1, word, data, start, stop) != 0:
+            if order_of(frames, page, base, packed, end + step - 1, word, data, start, stop) != 0:
                 high = end + step - 1
                 break
             end += step
             step += step
         while end < high:
             middle = (end + high) >> 1
-            if _order(frames, page, base, packed, middle, word, data, start, stop) == 0:
+            if order_of(frames, page, base, packed, middle, word, data, start, stop) == 0:
                 end = middle + 1
             else:
                 high = middle
@@ -274,7 +294,7 @@ def gather_words(
             packed = load_u64(frames, at + 8)
             data = page + _I64(packed & _U16)
             width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
-            mask = _mask(np.uint64(width))
+            mask = mask_of(np.uint64(width))
             bitmap = _I64((packed >> np.uint64(32)) & _U16)
             if bitmap > 0:
                 bitmap += page

@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from storage._byte_kernels import load_u64, prefetch, store_u64
+from storage._kernels import first_not_below, mask_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,14 +29,8 @@ _GROUP = 32
 _HEADER, _ENTRY = 24, 16  # of a leaf page; see storage/FORMAT.md
 _U8, _U16 = np.uint64(0xFF), np.uint64(0xFFFF)
 _BITMAP, _WIDTH, _ROWS = np.uint64(32), np.uint64(48), np.uint64(32)
-_BITS, _ALL = np.uint64(8), ~np.uint64(0)
 _IMPOSSIBLE = np.int32(-2)
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
-
-
-@njit(inline="always")
-def _mask(width: np.uint64) -> np.uint64:
-    return _ALL if width >= _BITS else (np.uint64(1) << (width * _BITS)) - np.uint64(1)
 
 
 @njit(inline="always")
@@ -111,7 +106,7 @@ def describe_pages(
         rows = load_u64(frames, page + 16) >> _ROWS
         packed = load_u64(frames, page + _HEADER + 8)
         last = page + _I64(packed & _U16) + (_I64(rows) - 1) * _I64(_width(packed))
-        top = load_u64(frames, last) & _mask(_width(packed)) if rows > 0 else np.uint64(0)
+        top = load_u64(frames, last) & mask_of(_width(packed)) if rows > 0 else np.uint64(0)
         facts[at, 0] = load_u64(frames, page + _HEADER)
         slopes[at, 1] = np.float64(_I64(rows) - 1) / np.float64(top) if top > 0 else 0.0
         facts[at, 2] = (packed & _U16) | (_width(packed) << np.uint64(16)) | (rows << _ROWS)
@@ -125,33 +120,6 @@ def describe_pages(
 def _key_place(fact: NDArray[np.uint64], page: int) -> tuple[int, int, np.uint64]:
     """Return where a page's keys begin, how many there are, and their width."""
     return page + _I64(fact[2] & _U16), _I64(fact[2] >> _ROWS), (fact[2] >> np.uint64(16)) & _U8
-
-
-@njit(cache=True, nogil=True)
-def _first_not_below(
-    frames: NDArray[np.uint8], data: int, width: int, mask: np.uint64, rows: int, target: np.uint64, at: int
-) -> int:
-    """Return the first row whose key is not below the target, `rows` if none; the search gallops from the row `at`."""
-    step = 1
-    if load_u64(frames, data + at * width) & mask < target:
-        low = at + 1
-        while low + step <= rows and load_u64(frames, data + (low + step - 1) * width) & mask < target:
-            low += step
-            step += step
-        high = min(low + step - 1, rows)
-    else:
-        high = at
-        while high - step >= 0 and load_u64(frames, data + (high - step) * width) & mask >= target:
-            high -= step
-            step += step
-        low = max(high - step + 1, 0)
-    while low < high:
-        middle = (low + high) >> 1
-        if load_u64(frames, data + middle * width) & mask < target:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 @njit(cache=True, nogil=True)
@@ -210,13 +178,13 @@ def probe_pages(
             if row[i] >= 0:
                 fact = facts[frame[i]]
                 data, rows, width = _key_place(fact, _I64(frame[i]) * page_size)
-                mask = _mask(width)
+                mask = mask_of(width)
                 target = key[i] - fact[0]
                 at = _I64(row[i])
                 if key[i] < fact[0]:
                     at = rows
                 elif load_u64(frames, data + at * _I64(width)) & mask != target:
-                    at = _first_not_below(frames, data, _I64(width), mask, rows, target, at)
+                    at = first_not_below(frames, data, _I64(width), mask, rows, target, at)
                     if at < rows and load_u64(frames, data + at * _I64(width)) & mask != target:
                         at = rows
                 row[i] = at if at < rows else -1
@@ -235,7 +203,7 @@ def probe_pages(
                     if present:
                         place = page + _I64(packed & _U16) + _I64(row[i]) * _I64(_width(packed))
                         value = facts[frame[i], FACTS + FACTS_OF_A_COLUMN * word] + (
-                            load_u64(frames, place) & _mask(_width(packed))
+                            load_u64(frames, place) & mask_of(_width(packed))
                         )
                 valid[word, results] = present
                 missing[word] += not present

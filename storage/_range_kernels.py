@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 
 from storage._byte_kernels import load_u64
-from storage._kernels import _mask, _order
+from storage._kernels import first_not_below, mask_of, order_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,7 +30,7 @@ def _rank_u64(frames: NDArray[np.uint8], page: int, key: np.uint64) -> int:
     packed = load_u64(frames, page + _HEADER + 8)
     data = page + _I64(packed & _U16)
     width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
-    mask = _mask(np.uint64(width))
+    mask = mask_of(np.uint64(width))
     if rows == 0 or key <= base:
         return _I64(0)
     target = key - base
@@ -38,26 +38,7 @@ def _rank_u64(frames: NDArray[np.uint8], page: int, key: np.uint64) -> int:
     if target > top:
         return rows
     at = min(_I64(np.float64(target) / np.float64(top) * (rows - 1)), rows - 1)
-    step = 1
-    if (load_u64(frames, data + at * width) & mask) < target:
-        low = at + 1
-        while low + step < rows and (load_u64(frames, data + (low + step - 1) * width) & mask) < target:
-            low += step
-            step += step
-        high = min(low + step, rows - 1)
-    else:
-        high = at
-        while high - step >= 0 and (load_u64(frames, data + (high - step) * width) & mask) >= target:
-            high -= step
-            step += step
-        low = max(high - step + 1, 0)
-    while low < high:
-        middle = (low + high) >> 1
-        if (load_u64(frames, data + middle * width) & mask) < target:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return first_not_below(frames, data, width, mask, rows, target, at)
 
 
 @njit(cache=True, nogil=True)
@@ -119,7 +100,7 @@ def nearest_u64(
         base = load_u64(frames, page + _HEADER)
         packed = load_u64(frames, page + _HEADER + 8)
         width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
-        key = base + (load_u64(frames, page + _I64(packed & _U16) + at * width) & _mask(np.uint64(width)))
+        key = base + (load_u64(frames, page + _I64(packed & _U16) + at * width) & mask_of(np.uint64(width)))
         row[i] = at
         count[i] = low[i] <= key <= high[i]
 
@@ -141,7 +122,7 @@ def _rank_bytes(
     high = _I64(load_u64(frames, page + 16) >> np.uint64(32))
     while low < high:
         middle = (low + high) >> 1
-        order = _order(frames, page, base, packed, middle, prefix, data, start, end)
+        order = order_of(frames, page, base, packed, middle, prefix, data, start, end)
         if order < 0 or (equal and order == 0):
             low = middle + 1
         else:
@@ -213,6 +194,6 @@ def nearest_bytes(
             continue
         row[i] = at
         if last:
-            count[i] = _order(frames, page, base, packed, at, low_prefix[i], low_data, start, stop) >= 0
+            count[i] = order_of(frames, page, base, packed, at, low_prefix[i], low_data, start, stop) >= 0
         else:
-            count[i] = _order(frames, page, base, packed, at, high_prefix[i], high_data, begin, end) <= 0
+            count[i] = order_of(frames, page, base, packed, at, high_prefix[i], high_data, begin, end) <= 0
