@@ -39,6 +39,7 @@ __all__ = ["CheckReport", "Violation", "check_backend", "check_file"]
 
 _WINDOW_BYTES = 8 << 20
 _SUPERBLOCKS = 2
+_UNKNOWN = np.zeros(0, dtype=np.uint64)
 _FAULTS = {
     1: "is not a leaf",
     2: "holds an impossible number of rows",
@@ -170,27 +171,33 @@ class _Checker:
         frames = aligned_pages(len(pages), size)
         good = np.flatnonzero(inside)
         cuts = np.flatnonzero((np.diff(pages[good]) != 1) | (np.diff(good) != 1)) + 1
-        for start, stop in itertools.pairwise([0, *cuts.tolist(), len(good)]):
-            if stop > start:
-                first, last = int(good[start]), int(good[stop - 1])
-                self.backend.pread_into(int(pages[first]) * size, [frames[first * size : (last + 1) * size]])
-        keep = np.array([self._sound(frames, entries, int(position)) for position in good], dtype=np.bool_)
-        return frames, good[keep] if len(good) else good
+        for start, stop in itertools.pairwise([0, *cuts.tolist(), len(good)] if len(good) else []):
+            first, last = int(good[start]), int(good[stop - 1])
+            self.backend.pread_into(int(pages[first]) * size, [frames[first * size : (last + 1) * size]])
+        return frames, self._sound(frames, entries, good)
 
-    def _sound(self, frames: NDArray[np.uint8], entries: Entries, position: int) -> bool:
-        at, size = np.array([position], dtype=np.int64), self.head.page_size
-        number, checksum = entries.pages[at], entries.checksums[at]
-        page = int(number[0])
-        if _kernels.verify_pages(frames, size, at, number, checksum) < 0:
-            txid = int(frames[position * size + 8 : position * size + 16].view(np.uint64)[0])
-            if txid > self.head.txid:
-                self.report("transaction", page, f"written by transaction {txid}, the table is at {self.head.txid}")
-            return True
-        if _kernels.verify_pages(frames, size, at, number, np.zeros(0, dtype=np.uint64)) < 0:
-            self.report("parent-checksum", page, "the page is whole, but not the one that its parent points to")
+    def _sound(self, frames: NDArray[np.uint8], entries: Entries, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the positions of the pages that are what their parents point to."""
+        size = self.head.page_size
+        numbers, checksums = entries.pages[positions], entries.checksums[positions]
+        sound, at = np.ones(len(positions), dtype=np.bool_), 0
+        while (bad := _kernels.verify_pages(frames, size, positions[at:], numbers[at:], checksums[at:])) >= 0:
+            at += bad + 1
+            sound[at - 1] = False
+            self._damaged(frames, positions[at - 1 : at], numbers[at - 1 : at])
+        heads = frames[: len(entries) * size].reshape(-1, size)[positions, 8:16]
+        times = heads.view(np.uint64)[:, 0]
+        for at in np.flatnonzero(sound & (times > self.head.txid)).tolist():
+            detail = f"written by transaction {times[at]}, the table is at {self.head.txid}"
+            self.report("transaction", int(numbers[at]), detail)
+        return positions[sound]
+
+    def _damaged(self, frames: NDArray[np.uint8], position: NDArray[np.int64], number: NDArray[np.int64]) -> None:
+        if _kernels.verify_pages(frames, self.head.page_size, position, number, _UNKNOWN) < 0:
+            detail = "the page is whole, but not the one that its parent points to"
+            self.report("parent-checksum", int(number[0]), detail)
         else:
-            self.report("page-checksum", page, "the content is not what its checksum says")
-        return False
+            self.report("page-checksum", int(number[0]), "the content is not what its checksum says")
 
     def _inner_only(
         self, frames: NDArray[np.uint8], entries: Entries, kept: NDArray[np.int64], level: int

@@ -51,7 +51,7 @@ class SimulatedDisk:
             view = memoryview(buffer).cast("B")
             if offset + len(view) > len(self.image):
                 raise CorruptionError(f"{self.path} has been truncated")
-            view[:] = self.image[offset : offset + len(view)]
+            view[:] = memoryview(self.image)[offset : offset + len(view)]
             offset += len(view)
 
     def pwrite(self, offset, data):
@@ -117,13 +117,11 @@ def crash(durable, pending, rng):
         if fate == 1 or isinstance(operation, Truncate):
             apply(image, operation)
             continue
-        for begin in range(0, len(operation.data), SECTOR):
-            kept = rng.integers(0, 3) if fate == 4 else rng.integers(0, 2)
-            part = operation.data[begin : begin + SECTOR]
-            if kept == 2:
-                part = rng.bytes(len(part))
+        sectors = range(0, len(operation.data), SECTOR)
+        for begin, kept in zip(sectors, rng.integers(0, 3 if fate == 4 else 2, len(sectors)).tolist(), strict=True):
             if kept:
-                apply(image, Write(operation.offset + begin, part))
+                part = operation.data[begin : begin + SECTOR]
+                apply(image, Write(operation.offset + begin, rng.bytes(len(part)) if kept == 2 else part))
     if len(image) > len(durable) and rng.integers(0, 3) == 0:
         del image[rng.integers(len(durable), len(image) + 1) :]
     return image
