@@ -2,133 +2,68 @@
 
 import errno
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from nursery import ROWS, Nursery, batch, build_table, matches
 
 from storage.errors import LockedError, StorageIOError, TableNotFoundError
 from storage.lookup import scan
 from storage.table import Table
 
-ROWS = 6000
 
-
-def batch(version):
-    """Return upserts and deletes of a commit; every process can compute them."""
-    rng = np.random.default_rng(version)
-    keys = np.unique(rng.integers(0, ROWS, int(rng.integers(1, 400))))
-    return keys, np.setdiff1d(rng.integers(0, ROWS, int(rng.integers(0, 300))), keys)
-
-
-def expected(version):
-    values = np.full(ROWS, -1)
-    for at in range(version + 1):
-        upserts, deletes = (np.arange(0, ROWS, 2), np.empty(0, int)) if at == 0 else batch(at)
-        values[upserts] = at
-        values[deletes] = -1
-    return np.flatnonzero(values >= 0), values[values >= 0]
-
-
-def matches(table):
-    version = table.app_version("loop")
-    rows = pa.Table.from_batches(list(table.scan()), schema=table.schema)
-    keys, values = expected(version)
-    assert np.array_equal(rows.column("k").to_numpy(), keys), version
-    assert np.array_equal(rows.column("v").to_numpy(), values), version
-    return version
-
-
-def say(version):
-    sys.stdout.write(f"{version}\n")
-    sys.stdout.flush()
-
-
-def write_for_ever(path):
-    table = Table.open(path, mode="w", wait=60)
-    while True:
-        version = table.app_version("loop") + 1
-        upserts, deletes = batch(version)
-        rows = pa.table({"k": upserts, "v": np.full(len(upserts), version)})
-        table.apply(rows, pa.table({"k": deletes}), app=("loop", version))
-        say(version)
-
-
-def read_for_ever(path):
-    table = Table.open(path)
-    while True:
-        version = matches(table)
-        with Table.open(path) as other:
-            assert matches(other) >= version
-        assert matches(table) == version
-        table.refresh()
-        say(version)
-
-
-ROLES = {"write": write_for_ever, "read": read_for_ever}
-
-
-def start(role, path):
-    code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import test_processes as t; "
-    command = [sys.executable, "-c", f"{code}t.ROLES[{role!r}]({str(path)!r})"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-
-
-def kill(process):
-    process.kill()
-    rest = process.stdout.read().split()
-    process.wait()
-    process.stdout.close()
-    return [int(line) for line in rest]
+@pytest.fixture(scope="module")
+def nursery(tmp_path_factory):
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield nursery
+    nursery.close()
 
 
 @pytest.fixture
 def path(tmp_path):
-    keys, values = expected(0)
-    source = pa.table({"k": keys, "v": values})
-    Table.build(tmp_path / "t", source, key=["k"], unique=True, page_size=4096, app=("loop", 0)).close()
+    build_table(tmp_path / "t")
     return tmp_path / "t"
 
 
-def kill_writers(path, rounds):
+def kill_writers(nursery, path, rounds, readers):
     rng = np.random.default_rng(11)
-    readers = [start("read", path) for _ in range(1)]
+    readers = [nursery.start("read", path) for _ in range(readers)]
     acknowledged = 0
     for _ in range(rounds):
-        writer = start("write", path)
-        seen = [int(writer.stdout.readline()) for _ in range(int(rng.integers(1, 6)))]
-        acknowledged = (seen + kill(writer))[-1]
+        writer = nursery.start("write", path)
+        seen = [writer.hear() for _ in range(int(rng.integers(0, 6)))]
+        acknowledged = [acknowledged, *seen, *writer.kill(after=rng.uniform(0, 0.03))][-1]
         with Table.open(path) as table:
             assert table.check().violations == ()
-            assert acknowledged <= matches(table) <= acknowledged + 1
+            found = matches(table)
+        assert acknowledged <= found <= acknowledged + 1
+        acknowledged = found
     for reader in readers:
-        reader.stdout.readline()
-        assert reader.poll() is None
-        kill(reader)
+        while reader.hear() < acknowledged:
+            pass
+        reader.kill()
     assert acknowledged >= rounds
 
 
-def test_killed_writers_lose_nothing_and_block_nobody(path):
-    kill_writers(path, rounds=2)
+def test_killed_writers_lose_nothing_and_block_nobody(nursery, path):
+    kill_writers(nursery, path, rounds=10, readers=1)
 
 
 @pytest.mark.slow
-def test_many_killed_writers_lose_nothing_and_block_nobody(path):
-    kill_writers(path, rounds=150)
+def test_many_killed_writers_lose_nothing_and_block_nobody(nursery, path):
+    kill_writers(nursery, path, rounds=150, readers=2)
 
 
-def test_a_second_writer_is_refused_while_the_first_lives(path):
-    writer = start("write", path)
-    writer.stdout.readline()
+def test_a_second_writer_is_refused_while_the_first_lives(nursery, path):
+    writer = nursery.start("write", path)
+    writer.hear()
     with pytest.raises(LockedError, match="being written by another process"):
         Table.open(path, mode="w")
     with Table.open(path) as table:
         with pytest.raises(LockedError):
             table.apply(deletes=pa.table({"k": [1]}))
-        kill(writer)
+        writer.kill()
         table.refresh()
         version = matches(table)
         table.apply(app=("loop", version), wait=5)
