@@ -21,16 +21,17 @@ def key_bytes(keys):
 
 
 class HeadraceEngine:
-    """A clustered table; a commit is one `apply`."""
+    """A clustered table; a commit is one `apply`. `fill` is the share of a page that a load fills."""
 
     name = "Headrace"
 
-    def __init__(self, folder):
+    def __init__(self, folder, fill=0.8):
         self._path = folder / "table.hdr"
+        self._fill = fill
         self._table = None
 
     def load(self, parquet):
-        self._table = Table.build(self._path, parquet, key=["k"], unique=True)
+        self._table = Table.build(self._path, parquet, key=["k"], unique=True, fill=self._fill)
 
     def open_for_changes(self):
         self._table.close()

@@ -3,7 +3,7 @@
 The paper's section IV-F: the cost model first assumes a random read for each page, and is corrected by the worst that
 join phases with a similar number of pages have cost. Two things are added. No phase needs more than a scan of the whole
 relation; without that bound a phase that seems too long is never tried, and so never learnt. And of a number of pages
-that no phase has had yet, the model is taken to err as it has erred before.
+that no phase has had yet, the model is taken to err as it has erred before: on its own of random reads and of scans.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
     from joins._input_buffer import Arrivals
 
-__all__ = ["OperatorTime", "PhaseEstimate", "WaitRecord"]
+__all__ = ["FadingMaximum", "OperatorTime", "PhaseEstimate", "WaitRecord"]
 
 _BUCKETS = 64
 _ROUNDING = 1e-9
 _FADING = 0.9  # a single hiccup, or the loading of a kernel, is not to spoil the estimate for ever
+_SCAN_CAUTION = 1.1
 _CAUTION = 1.25  # the next phase may find its pages less close together than the worst so far
 
 
@@ -56,6 +57,17 @@ class OperatorTime:
         return at
 
 
+class FadingMaximum:
+    """The greatest of the numbers noted, none of them negative, each of which counts less with every one that follows."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def note(self, value: float) -> None:
+        """Note a number."""
+        self.value = max(_FADING * self.value, value)
+
+
 class PhaseEstimate:
     """How long a join phase over so many pages takes, at worst.
 
@@ -82,24 +94,29 @@ class PhaseEstimate:
         self._random_read = seek + transfer
         self.scan = scan
         self._worst = np.zeros(_BUCKETS)
-        self._error = 0.0
+        self._reads_error = FadingMaximum()
+        self._scan_error = FadingMaximum()
 
     def seconds(self, pages: int) -> float:
         """Return the estimate: what reading costs at most, or a little more than the worst phase of about this size."""
         if pages <= 0:
             return 0.0
-        scan = self.scan * max(1.0, self._error)
+        scan = self.scan * max(1.0, _SCAN_CAUTION * self._scan_error.value)
         worst = float(self._worst[_bucket(pages)])
         if worst:
             return min(scan, pages * _CAUTION * worst + self._random_read)
-        return min(scan, pages * self._random_read * max(1.0, _CAUTION * self._error))
+        return min(scan, pages * self._random_read * max(1.0, _CAUTION * self._reads_error.value))
 
     def learn(self, pages: int, seconds: float) -> None:
         """Note what a join phase has cost."""
         if pages > 0:
             bucket = _bucket(pages)
             self._worst[bucket] = max(_FADING * self._worst[bucket], seconds / pages)
-            self._error = max(_FADING * self._error, seconds / min(pages * self._random_read, self.scan))
+            reads = pages * self._random_read
+            if reads < self.scan:
+                self._reads_error.note(seconds / reads)
+            if reads >= self.scan or seconds >= self.scan:
+                self._scan_error.note(seconds / self.scan)
 
 
 class WaitRecord:

@@ -41,6 +41,7 @@ from joins._nearest import NearestPhase
 from joins._online import OnlinePhase
 from joins._recall import RecallPhase
 from joins._relation import scan_seconds
+from joins._schedule import Schedule
 from joins._state import SSIJState
 from joins._store import Store
 from joins._thresholds import Thresholds
@@ -175,6 +176,7 @@ class SSIJ(StreamJoin):
         device = self.relation.reader.device
         self._thresholds = Thresholds(self.store, device, input_threshold, stream_threshold)
         self._estimate = PhaseEstimate(device.seek, device.transfer, self._scan_seconds())
+        self._schedule = Schedule(self.deadline, self.store, self._thresholds, self._estimate)
         self._workers = Workers(threads)
         self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
         self._row_nbytes = 1.0
@@ -203,8 +205,8 @@ class SSIJ(StreamJoin):
     @property
     def due(self) -> float | None:
         """Time at which `tick` is to be called at the latest to meet the deadlines; None if nothing waits for one."""
-        times = [time for time in (self._online_due(), self._join_due()) if time is not None]
-        return min(times) if times else None
+        online, join = self._schedule.online_due(self._row_nbytes), self._schedule.join_due()
+        return min((time for time in (online, join) if time is not None), default=None)
 
     @property
     def stats(self) -> SSIJStats:
@@ -237,21 +239,23 @@ class SSIJ(StreamJoin):
         self.store.unqueue(queued)
         if len(batch):
             self._row_nbytes = max(batch.nbytes / len(batch), 1.0)
+        self._schedule.batch_begins(self.time.now() - arrival, self._seconds_online)
         start = 0
         while start < len(batch) and self.store.records_ready(len(batch) - start):
             part = batch.slice(start, self._rows_at_once())
             start += len(part)
             for missed in (yield from RecallPhase(self.state).run(Piece(part, arrival))):
                 yield from self._take_in(missed, arrival)
-        if start < len(batch) or not len(batch):
+        if start < len(batch):
             yield from self._take_in(batch.slice(start), arrival)
+        self._schedule.batch_ends(self._seconds_online)
+        yield from self._due_work()
 
     def _take_in(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
         waiting = self.store.input
         if waiting.rows + len(batch) < self._thresholds.online(self._row_nbytes) and self.store.accept(
             compact(batch), arrival
         ):
-            yield from self._due_work()
             return
         yield from self._online(waiting.rows)
         start = 0
@@ -259,7 +263,12 @@ class SSIJ(StreamJoin):
             part = batch.slice(start, self._rows_at_once())
             start += len(part)
             yield from self._join_online(Piece(part, arrival))
-            yield from self._due_work()
+            if not self._schedule.batch_ends_soon(self._seconds_online):
+                yield from self._due_work()
+
+    @property
+    def _seconds_online(self) -> float:
+        return self._work.busy_seconds - self.counters.join_seconds
 
     # Online and join phases
 
@@ -329,38 +338,14 @@ class SSIJ(StreamJoin):
             return
         while True:
             now = self.time.now()
-            online, join = self._online_due(), self._join_due()
+            online, join = self._schedule.online_due(self._row_nbytes), self._schedule.join_due()
             if online is not None and online <= now:
                 yield from self._online(self.store.input.rows)
             elif join is not None and join <= now:
-                # Tuples that would expire during the join phase are to be part of it.
-                phase = self._estimate.seconds(self.store.stream.pages)
-                yield from self._online(self.store.input.arrived_by(now + phase - self.deadline))
+                yield from self._online(self.store.input.rows)
                 yield from self._join_phase()
             else:
                 return
-
-    def _online_due(self) -> float | None:
-        """Latest start of an online phase, were each tuple in the input buffer to want one more page.
-
-        If they are too many to wait together, there will be several join phases one after the other.
-        """
-        oldest = self.store.input.oldest
-        if oldest is None or self.deadline is None:
-            return None
-        waiting, coming = self.store.stream, self.store.input.rows
-        pages = min(waiting.pages + coming, len(self.snapshot.leaf_pages))
-        together = min(self._thresholds.join(self._row_nbytes), self.store.tuples_at_most(self._row_nbytes))
-        phases = -(-(waiting.rows + coming) // together)
-        return oldest + self.deadline - phases * self._estimate.seconds(pages)
-
-    def _join_due(self) -> float | None:
-        oldest = self.store.stream.oldest
-        if oldest is None or self.deadline is None:
-            return None
-        phase = self._estimate.seconds(self.store.stream.pages)
-        # Tuples that arrive when a phase has just begun wait for it and for the next one.
-        return oldest if phase > self.deadline / 2 else oldest + self.deadline - phase
 
     def _scan_seconds(self) -> float:
         return scan_seconds(self.snapshot, self.relation.reader.device, self.store.longest_read)

@@ -1,7 +1,11 @@
-"""Tables and streams of the cases, made once and kept in a folder: rows of two int64, keys with gaps, streams."""
+"""Tables and streams of the cases, made once and kept in a folder: rows of two int64, keys with gaps, streams.
+
+Nothing changes the tables, so Headrace's leave no room for changes, as a load in key order into the others does.
+"""
 
 import os
 import shutil
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +19,7 @@ from storage import Table
 __all__ = ["Inputs", "StreamFile", "forget", "payload"]
 
 LOADERS = {
-    "headrace": ("table.hdr", HeadraceEngine),
+    "headrace": ("table.hdr", partial(HeadraceEngine, fill=1.0)),
     "duckdb": ("table.duckdb", DuckDBEngine),
     "sqlite": ("table.sqlite", SQLiteEngine),
     "lmdb": ("table.lmdb", LMDBEngine),

@@ -179,6 +179,21 @@ def test_a_stream_that_a_scan_serves_in_time_is_not_cut_into_small_phases(table)
     assert join.stats.join_phases <= 12
 
 
+def test_a_stream_that_is_pulled_shares_phases_longer_than_half_of_the_deadline(table):
+    clock = Clock()
+    join = make(table, clock, 0.2, input_threshold=10, stream_threshold=100_000, memory="512KiB")
+    scan, rng, pushes = join._estimate.scan, np.random.default_rng(6), 200
+    assert 0.2 / 2 < scan < 0.2
+    for _ in range(pushes):
+        if join.due is not None and join.due < clock.now + 0.005:
+            clock.now = max(clock.now, join.due)
+            join.tick().drain()
+        clock.now += 0.005
+        join.push(pa.record_batch({"k": rng.integers(0, KEYS, 50), "at": np.zeros(50)})).drain()
+    assert join.stats.deadline_misses == 0
+    assert join.stats.join_phases <= pushes / 5
+
+
 def test_phases_are_so_short_that_tuples_may_wait_for_two(table):
     clock = Clock()
     deadline = 8 * (SEEK + TRANSFER)
