@@ -58,7 +58,7 @@ class OperatorTime:
 
 
 class FadingMaximum:
-    """The greatest of the numbers noted, none of them negative, each of which counts less with every one that follows."""
+    """The greatest of the numbers noted, none of them negative; each counts less with every one that follows."""
 
     def __init__(self) -> None:
         self.value = 0.0

@@ -19,6 +19,7 @@ __all__ = [
     "cached_pairs",
     "collect_pairs",
     "count_pieces",
+    "reading_cost",
     "settle_pages",
     "split_pieces",
     "wanted_leaves",
@@ -196,6 +197,25 @@ def wanted_leaves(demand: NDArray[np.int32], disk_order: NDArray[np.int32], out:
             out[size] = leaf
             size += 1
     return size
+
+
+@njit(cache=True, nogil=True)
+def reading_cost(
+    demand: NDArray[np.int32], disk_order: NDArray[np.int32], pages: NDArray[np.int64], seek: float, transfer: float
+) -> float:
+    """Return the seconds of reading the leaves with a demand: each gap between them is read over or jumped.
+
+    `pages` says where each leaf lies; `disk_order` is as of `wanted_leaves`.
+    """
+    cost = 0.0
+    last = np.int64(-1)
+    for i in range(len(demand)):
+        leaf = i if len(disk_order) == 0 else disk_order[i]
+        if demand[leaf] > 0:
+            way = np.float64(pages[leaf] - last) * transfer
+            cost += min(way, seek + transfer) if last >= 0 else seek + transfer
+            last = pages[leaf]
+    return cost
 
 
 @njit(cache=True, nogil=True)

@@ -54,7 +54,7 @@ class Schedule:
         self._began = online
 
     def batch_ends_soon(self, online: float) -> bool:
-        """Return whether the rest of the batch is to be looked up before the next phase, if it takes no longer than usual."""
+        """Return whether the rest of the batch is to be looked up before the next phase: it is no longer than usual."""
         return online - self._began <= self._look_up.value
 
     def batch_ends(self, online: float) -> None:

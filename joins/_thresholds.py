@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from joins import _piece_kernels
 from joins._stream_buffer import PIECE_NBYTES
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ __all__ = ["Thresholds"]
 _INPUT, _STREAM, _STREAM_TIGHT = 250_000, 1_000_000, 400_000  # of the paper's table II
 _TIGHT = 0.02
 _WAITING_SECONDS = 0.25e-6  # what it costs a tuple to wait: it is copied twice, and its row comes from a cold page
+_PHASE_SECONDS = 1e-3  # what a join phase costs beside its reads
 _NOT_BUFFERS: tuple[Component, ...] = ("index", "workspace", "read_buffer", "statistics", "records", "filter")
 _INPUT_SHARE = 8
 _STREAM_SHARE = 3
@@ -57,6 +59,19 @@ class Thresholds:
         most = _STREAM_TIGHT if self._store.budget.limit < _TIGHT * relation else _STREAM
         return max(1, min(most, int(self._free // _STREAM_SHARE / (row_nbytes + PIECE_NBYTES))))
 
+    def caching_pays(self) -> bool:
+        """Return whether a join phase is worth its reads because all pages that it reads can stay in the cache.
+
+        Nobody knows how many tuples will ask for these pages. As one who needs skis rents them until the rents have
+        cost as much as skis, tuples wait until their waiting has cost as much as the reads: so the two together are
+        never twice what knowing would have cost.
+        """
+        stream, snapshot = self._store.stream, self._store.snapshot
+        if self._stream is not None or stream.pages * snapshot.page_size > self._free:
+            return False
+        waiting = _WAITING_SECONDS * stream.rows - _PHASE_SECONDS
+        return waiting >= self._device.cost(1, stream.pages) and waiting >= self._reading_seconds()
+
     def waiting_pays(self, nbytes: int) -> bool:
         """Return whether more tuples should wait for the join phase, at the expense of so many bytes of cached pages.
 
@@ -64,13 +79,20 @@ class Thresholds:
         itself. A page is worth its frame only if more tuples joined with it since the last join phase than could wait
         in its place.
         """
-        stream, snapshot, device = self._store.stream, self._store.snapshot, self._device
-        one_by_one, scan = device.seek + device.transfer, device.transfer * len(snapshot.leaf_pages)
-        reading = min(stream.pages * one_by_one, scan)
-        if self._stream is not None or not nbytes or reading < _WAITING_SECONDS * stream.rows:
+        stream, snapshot = self._store.stream, self._store.snapshot
+        if self._stream is not None or not nbytes or self._reading_seconds() < _WAITING_SECONDS * stream.rows:
             return False
         in_a_frame = snapshot.page_size * stream.rows // max(1, stream.tuple_nbytes + stream.index_nbytes)
         return self._store.coldest(nbytes) < in_a_frame
+
+    def _reading_seconds(self) -> float:
+        """Return what reading the wanted pages costs by the cheapest plan, were there no longest read."""
+        store, device = self._store, self._device
+        wanted = store.stream.demand
+        seconds = _piece_kernels.reading_cost(
+            wanted, store.disk_order, store.snapshot.leaf_pages, device.seek, device.transfer
+        )
+        return float(seconds)
 
     @property
     def _free(self) -> int:

@@ -307,7 +307,7 @@ class SSIJ(StreamJoin):
             )
         yield from online.run()
         many = self.store.stream.rows >= self._thresholds.join(self._row_nbytes)
-        if many and not self._thresholds.waiting_pays(sum(map(sum, waiting))):
+        if (many and not self._thresholds.waiting_pays(sum(map(sum, waiting)))) or self._thresholds.caching_pays():
             yield from self._join_phase()
 
     def _online_phase(self) -> OnlinePhase | DirectPhase | NearestPhase:

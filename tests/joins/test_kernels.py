@@ -14,6 +14,7 @@ from joins._probe import sorted_positions
 from joins._stream_buffer import ascending
 from storage.cache import settle
 from storage.keys import Keys
+from storage.plan import plan_cost, plan_reads
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -251,3 +252,14 @@ def test_rows_of_pages_are_enumerated(counts):
     frames, rows = _mesh_kernels.enumerate_rows(np.array(counts, dtype=np.int32), 7)
     assert frames.tolist() == [7 + page for page, count in enumerate(counts) for _ in range(count)]
     assert rows.tolist() == [row for count in counts for row in range(count)]
+
+
+@given(wanted=st.sets(st.integers(0, 59)), shuffled=st.booleans(), seek=st.sampled_from([0.0, 2.5, 100.0]))
+def test_reading_costs_what_the_optimal_plan_says(wanted, shuffled, seek):
+    pages = np.random.default_rng(1).permutation(60) if shuffled else np.arange(60)
+    demand = np.zeros(60, dtype=np.int32)
+    demand[list(wanted)] = 1
+    order = np.argsort(pages).astype(np.int32) if shuffled else np.empty(0, dtype=np.int32)
+    places = np.sort(pages[list(wanted)]).astype(np.int64)
+    cost = _piece_kernels.reading_cost(demand, order, pages.astype(np.int64), seek, 1.0)
+    assert cost == pytest.approx(plan_cost(plan_reads(places, seek, 1.0, 1000), seek, 1.0))

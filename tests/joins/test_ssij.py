@@ -331,3 +331,11 @@ def test_large_batches_are_joined_in_parts(table, rng, how, threads):
     result = pa.Table.from_batches([*join.push(stream_of(keys)), *join.finish()])
     wanted = np.arange(len(keys)) if how == "left" else np.flatnonzero(keys < KEYS)
     assert result["id"].to_pylist() == wanted.tolist(), "in the order of the stream"
+
+
+def test_pages_that_can_all_be_cached_are_read_as_soon_as_waiting_has_cost_as_much(table):
+    join = make(table, input_threshold=1, memory="8MiB", record_tier=False)
+    batches = [stream_of([key] * 20_000) for key in (7, 8)]
+    assert join.push(batches[0]).drain() == 20_000, "rather than wait for hundreds of thousands more"
+    assert join.push(batches[1]).drain() == 20_000
+    assert (join.stats.join_phases, join.stats.pages_wanted) == (1, 1)
