@@ -1,8 +1,8 @@
 """Compiled look-ups in the order of a stream: leaf, page and row of one key after the other. Arrays in, arrays out.
 
-Keys in no order are wherever memory is slowest, so each step is taken for a group of keys before the next one is:
-what it will touch is asked for first, and has come when it is touched. What a search needs of a page, its *facts*, is
-kept apart from the pages, in a few words that stay in the processor's cache.
+Keys in no order are wherever memory is slowest, so what a group of keys will touch is asked for before the group
+ahead of it is searched, and has come by then. What a search needs of a page, its *facts*, is kept apart from the pages,
+in a few words that stay in the processor's cache.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ FACTS = 3
 FACTS_OF_A_COLUMN = 2
 """Words of a page's column: its directory entry."""
 
-_GROUP = 32
+_GROUP = 8  # of keys: two groups of lines are about what a core can wait for at once
+_IN_GUESSES = 2 * _GROUP - 1
 _HEADER, _ENTRY = 24, 16  # of a leaf page; see storage/FORMAT.md
 _U8, _U16 = np.uint64(0xFF), np.uint64(0xFFFF)
+_KEY_WIDTH = np.uint64(16)
 _BITMAP, _WIDTH, _ROWS = np.uint64(32), np.uint64(48), np.uint64(32)
+_LARGEST = np.uint64(2**63 - 1)
 _IMPOSSIBLE = np.int32(-2)
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
@@ -63,23 +66,21 @@ def locate_frames(
     waiting = 0
     every = len(valid) == 0
     top = np.uint64(len(first) - 1)
-    end = np.empty(_GROUP, dtype=np.int32)
-    for begin in range(0, len(key), _GROUP):
-        stop = min(begin + _GROUP, len(key))
-        for i in range(begin, stop):
-            interval = min((max(key[i], low) - low) >> shift, top)
-            leaf[i] = first[interval]
-            end[i - begin] = first[interval + np.uint64(1)] if interval < top else len(separators) - 1
-        for i in range(begin, stop):
-            at = _I64(leaf[i])
-            more = _I64(end[i - begin]) - at
-            while more > 0:
-                half = (more + 1) >> 1
-                at = at + half if separators[at + half] <= key[i] else at
-                more -= half
-            leaf[i] = at
-            frame[i] = frame_of[at] if every or valid[i] else _IMPOSSIBLE
-            waiting += frame[i] == -1
+    for i in range(len(key)):
+        interval = min((max(key[i], low) - low) >> shift, top)
+        at = _I64(first[interval])
+        more = (_I64(first[interval + np.uint64(1)]) if interval < top else len(separators) - 1) - at
+        # Most intervals have one leaf or two: a step that is taken in any case spares a branch nobody can foresee.
+        half = (more + 1) >> 1
+        at = at + half if separators[at + half] <= key[i] else at
+        more -= half
+        while more > 0:
+            half = (more + 1) >> 1
+            at = at + half if separators[at + half] <= key[i] else at
+            more -= half
+        leaf[i] = at
+        frame[i] = frame_of[at] if every or valid[i] else _IMPOSSIBLE
+        waiting += frame[i] == -1
     return waiting
 
 
@@ -109,7 +110,7 @@ def describe_pages(
         top = load_u64(frames, last) & mask_of(_width(packed)) if rows > 0 else np.uint64(0)
         facts[at, 0] = load_u64(frames, page + _HEADER)
         slopes[at, 1] = np.float64(_I64(rows) - 1) / np.float64(top) if top > 0 else 0.0
-        facts[at, 2] = (packed & _U16) | (_width(packed) << np.uint64(16)) | (rows << _ROWS)
+        facts[at, 2] = (packed & _U16) | (_width(packed) << _KEY_WIDTH) | (rows << _ROWS)
         for word in range(len(entries)):
             entry = page + _HEADER + _ENTRY * entries[word]
             facts[at, FACTS + FACTS_OF_A_COLUMN * word] = load_u64(frames, entry)
@@ -117,9 +118,114 @@ def describe_pages(
 
 
 @njit(inline="always")
-def _key_place(fact: NDArray[np.uint64], page: int) -> tuple[int, int, np.uint64]:
-    """Return where a page's keys begin, how many there are, and their width."""
-    return page + _I64(fact[2] & _U16), _I64(fact[2] >> _ROWS), (fact[2] >> np.uint64(16)) & _U8
+def _ask_for(frames: NDArray[np.uint8], place: int) -> None:
+    """Ask for the eight bytes at a place: they may reach into a second line."""
+    prefetch(frames, place)
+    prefetch(frames, place + 7)
+
+
+@njit(inline="always")
+def _guess_rows(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    facts: NDArray[np.uint64],
+    slopes: NDArray[np.float64],
+    stride: int,
+    words: int,
+    key: NDArray[np.uint64],
+    frame: NDArray[np.int32],
+    begin: int,
+    stop: int,
+    guess: NDArray[np.int64],
+) -> None:
+    """Write for some keys in which row each would be if keys lay evenly, -1 for those without a page; ask for it."""
+    for i in range(begin, stop):
+        at = _I64(-1)
+        if frame[i] >= 0:
+            fact, page = _I64(frame[i]) * stride, _I64(frame[i]) * page_size
+            packed = facts[fact + 2]
+            above = np.float64(_I64(min(key[i] - facts[fact], _LARGEST))) if key[i] >= facts[fact] else 0.0
+            at = _I64(min(above * slopes[fact + 1] + 0.5, np.float64(_I64(packed >> _ROWS) - 1)))
+            _ask_for(frames, page + _I64(packed & _U16) + at * _I64((packed >> _KEY_WIDTH) & _U8))
+            for word in range(words):
+                packed = facts[fact + FACTS + FACTS_OF_A_COLUMN * word + 1]
+                _ask_for(frames, page + _I64(packed & _U16) + at * _I64(_width(packed)))
+        guess[i & _IN_GUESSES] = at
+
+
+@njit(inline="always")
+def _find_rows(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    facts: NDArray[np.uint64],
+    stride: int,
+    key: NDArray[np.uint64],
+    frame: NDArray[np.int32],
+    outer: bool,
+    begin: int,
+    stop: int,
+    guess: NDArray[np.int64],
+    row: NDArray[np.int32],
+    source: NDArray[np.int32],
+    results: int,
+) -> int:
+    """Write the rows of some keys, and which of them give a result; return how many results there are by now."""
+    for i in range(begin, stop):
+        at = guess[i & _IN_GUESSES]
+        if at >= 0:
+            fact = _I64(frame[i]) * stride
+            packed = facts[fact + 2]
+            width = (packed >> _KEY_WIDTH) & _U8
+            data, step, mask = _I64(frame[i]) * page_size + _I64(packed & _U16), _I64(width), mask_of(width)
+            target = key[i] - facts[fact]
+            if load_u64(frames, data + at * step) & mask != target:
+                rows = _I64(packed >> _ROWS)
+                at = rows if key[i] < facts[fact] else first_not_below(frames, data, step, mask, rows, target, at)
+                if at == rows or load_u64(frames, data + at * step) & mask != target:
+                    at = -1
+        row[i] = at
+        source[results] = i
+        results += at >= 0 or (outer and frame[i] != -1)
+    return results
+
+
+@njit(inline="always")
+def _write_words(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    facts: NDArray[np.uint64],
+    stride: int,
+    word: int,
+    frame: NDArray[np.int32],
+    row: NDArray[np.int32],
+    source: NDArray[np.int32],
+    begin: int,
+    stop: int,
+    start: int,
+    size: int,
+    out: NDArray[np.uint8],
+    valid: NDArray[np.uint8],
+) -> int:
+    """Write one word of some results; return how many are null."""
+    missing = 0
+    entry = FACTS + FACTS_OF_A_COLUMN * word
+    for result in range(begin, stop):
+        at = _I64(row[source[result]])
+        place = _I64(frame[source[result]])
+        present = at >= 0
+        value = np.uint64(0)
+        if present:
+            page, packed = place * page_size, facts[place * stride + entry + 1]
+            bitmap = _I64((packed >> _BITMAP) & _U16)
+            if bitmap > 0:
+                present = (frames[page + bitmap + (at >> 3)] >> (at & 7)) & 1 == 0
+            if present:
+                stored = load_u64(frames, page + _I64(packed & _U16) + at * _I64(_width(packed)))
+                value = facts[place * stride + entry] + (stored & mask_of(_width(packed)))
+        valid[word, result] = present
+        missing += not present
+        store_u64(out, start + result * size, value)
+    return missing
 
 
 @njit(cache=True, nogil=True)
@@ -158,55 +264,22 @@ def probe_pages(
     source : int32[n]
         Of each result: its key's position.
     """
+    stride, words = facts.shape[1], len(sizes)
+    flat, flat_slopes = facts.reshape(facts.size), slopes.reshape(slopes.size)
+    guess = np.empty(2 * _GROUP, dtype=np.int64)
     results = 0
+    _guess_rows(frames, page_size, flat, flat_slopes, stride, words, key, frame, 0, min(_GROUP, len(key)), guess)
     for begin in range(0, len(key), _GROUP):
         stop = min(begin + _GROUP, len(key))
-        for i in range(begin, stop):
-            row[i] = -1
-            if frame[i] < 0:
-                continue
-            fact = facts[frame[i]]
-            data, rows, width = _key_place(fact, _I64(frame[i]) * page_size)
-            above = np.float64(key[i] - fact[0]) if key[i] >= fact[0] else 0.0
-            at = min(_I64(min(above * slopes[frame[i], 1], np.float64(rows - 1))), rows - 1)
-            row[i] = at
-            prefetch(frames, data + at * _I64(width))
-            for word in range(len(sizes)):
-                packed = fact[FACTS + FACTS_OF_A_COLUMN * word + 1]
-                prefetch(frames, _I64(frame[i]) * page_size + _I64(packed & _U16) + at * _I64(_width(packed)))
-        for i in range(begin, stop):
-            if row[i] >= 0:
-                fact = facts[frame[i]]
-                data, rows, width = _key_place(fact, _I64(frame[i]) * page_size)
-                mask = mask_of(width)
-                target = key[i] - fact[0]
-                at = _I64(row[i])
-                if key[i] < fact[0]:
-                    at = rows
-                elif load_u64(frames, data + at * _I64(width)) & mask != target:
-                    at = first_not_below(frames, data, _I64(width), mask, rows, target, at)
-                    if at < rows and load_u64(frames, data + at * _I64(width)) & mask != target:
-                        at = rows
-                row[i] = at if at < rows else -1
-            if row[i] < 0 and (frame[i] == -1 or not outer):
-                continue
-            source[results] = i
-            for word in range(len(sizes)):
-                present = row[i] >= 0
-                value = np.uint64(0)
-                if present:
-                    page = _I64(frame[i]) * page_size
-                    packed = facts[frame[i], FACTS + FACTS_OF_A_COLUMN * word + 1]
-                    bitmap = _I64((packed >> _BITMAP) & _U16)
-                    if bitmap > 0:
-                        present = (frames[page + bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1 == 0
-                    if present:
-                        place = page + _I64(packed & _U16) + _I64(row[i]) * _I64(_width(packed))
-                        value = facts[frame[i], FACTS + FACTS_OF_A_COLUMN * word] + (
-                            load_u64(frames, place) & mask_of(_width(packed))
-                        )
-                valid[word, results] = present
-                missing[word] += not present
-                store_u64(out, starts[word] + results * sizes[word], value)
-            results += 1
+        ahead = min(stop + _GROUP, len(key))
+        _guess_rows(frames, page_size, flat, flat_slopes, stride, words, key, frame, stop, ahead, guess)
+        first = results
+        results = _find_rows(
+            frames, page_size, flat, stride, key, frame, outer, begin, stop, guess, row, source, results
+        )
+        for word in range(words):
+            missing[word] += _write_words(
+                frames, page_size, flat, stride, word, frame, row, source, first, results, starts[word], sizes[word], out,
+                valid,
+            )  # fmt: skip
     return results
