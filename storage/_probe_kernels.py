@@ -279,7 +279,7 @@ def probe_pages(
         )
         for word in range(words):
             missing[word] += _write_words(
-                frames, page_size, flat, stride, word, frame, row, source, first, results, starts[word], sizes[word], out,
-                valid,
+                frames, page_size, flat, stride, word, frame, row, source, first, results, starts[word], sizes[word],
+                out, valid,
             )  # fmt: skip
     return results

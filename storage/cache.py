@@ -7,21 +7,18 @@ keeping in a join phase for `settle`, which is pure.
 
 from __future__ import annotations
 
-import mmap
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from storage import _cache_kernels as kernels
 from storage.errors import MemoryBudgetError
+from storage.frame_memory import SLACK_BYTES, FrameMemory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LRU", "SLACK_BYTES", "AgeingCounter", "CachePolicy", "PageCache", "UtilityCounter", "page_buffer", "settle"]
-
-SLACK_BYTES = 8
-"""Bytes behind the last frame that a kernel may load, so that it can read any value as eight bytes."""
+__all__ = ["LRU", "AgeingCounter", "CachePolicy", "PageCache", "UtilityCounter", "page_buffer", "settle"]
 
 
 class CachePolicy(Protocol):
@@ -122,7 +119,7 @@ def settle(
 
 def page_buffer(frames: int, page_size: int) -> NDArray[np.uint8]:
     """Return a flat, page-aligned buffer of frames and `SLACK_BYTES`; memory is taken when a frame is first written."""
-    return np.frombuffer(_private_memory(frames * page_size + SLACK_BYTES), dtype=np.uint8)
+    return FrameMemory(frames * page_size).buffer
 
 
 class PageCache:
@@ -162,8 +159,8 @@ class PageCache:
         self.page_size = page_size
         self.frames_max = frames_max
         self.policy: CachePolicy = UtilityCounter() if policy is None else policy
-        self._memory = _private_memory(frames_max * page_size + SLACK_BYTES)
-        self.buffer: NDArray[np.uint8] = np.frombuffer(self._memory, dtype=np.uint8)
+        self._memory = FrameMemory(frames_max * page_size)
+        self.buffer: NDArray[np.uint8] = self._memory.buffer
         self.utility: NDArray[np.int64] = np.zeros(frames_max, dtype=np.int64)
         self._frame_of = np.full(leaves, -1, dtype=np.int32)
         self._leaf_of = np.full(frames_max, -1, dtype=np.int32)
@@ -172,6 +169,7 @@ class PageCache:
         self._free_count = frames_max
         self._cold = frames_max
         self._capacity = frames_max
+        self._memory.allow(frames_max * page_size, 0)
 
     @property
     def capacity(self) -> int:
@@ -195,10 +193,9 @@ class PageCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory behind the frames, and of all maps."""
+        """Bytes of memory behind the frames used so far, and of all maps; huge pages may add frames within capacity."""
         maps = (self.utility, self._frame_of, self._leaf_of, self._free)
-        frames = self.frames_max - self._cold
-        return frames * self.page_size + SLACK_BYTES + sum(array.nbytes for array in maps)
+        return self._written + SLACK_BYTES + sum(array.nbytes for array in maps)
 
     @property
     def resident_frames(self) -> NDArray[np.int64]:
@@ -286,6 +283,7 @@ class PageCache:
         self._capacity = capacity
         evicted = self.evict(self.used - capacity) if self.used > capacity else np.empty(0, dtype=np.int32)
         self._trim()
+        self._memory.allow(capacity * self.page_size, self._written)
         return evicted
 
     def phase_done(self) -> None:
@@ -302,17 +300,16 @@ class PageCache:
         self._frame_of[ordinals] = kept
         self._leaf_of[kept] = ordinals
 
+    @property
+    def _written(self) -> int:
+        """Bytes of the frames that have memory behind them: the first ones, until some was given back."""
+        return (self.frames_max - self._cold) * self.page_size
+
     def _trim(self) -> None:
         excess = min(self._free_count - self._cold, self.frames_max - self._cold - self._capacity)
         if excess > 0:
+            self._memory.break_up(self._written)
             frames = np.sort(self._free[self._cold : self._cold + excess])
             self._cold += excess
             for run in np.split(frames, np.flatnonzero(np.diff(frames) != 1) + 1):
-                self._memory.madvise(mmap.MADV_DONTNEED, int(run[0]) * self.page_size, len(run) * self.page_size)
-
-
-def _private_memory(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    # Huge pages would put two megabytes behind the first byte written, and be filled again after a release.
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return memory
+                self._memory.give_back(int(run[0]) * self.page_size, (int(run[-1]) + 1) * self.page_size)

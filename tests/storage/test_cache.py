@@ -86,6 +86,7 @@ def test_frames_never_used_cost_nothing_and_shrinking_gives_memory_back():
     maps = cache.map_nbytes(1000, 5000)
     assert cache.nbytes == maps
     assert resident_bytes(cache) == 0
+    cache.resize(600)
     frames = cache.allocate(600)
     cache.buffer[frames[:, None] * PAGE + np.arange(PAGE)] = 1
     assert resident_bytes(cache) == 600 * PAGE == cache.nbytes - maps
