@@ -66,7 +66,8 @@ def test_spark_submit_runs_the_same_entry_point_on_two_executors(world, rng):
     world.add_file(random_rows(rng, 60, 1), ["broken"])
     script = Path(pipelines.__file__).with_name("__main__.py")
     submit = Path(_find_spark_home()) / "bin" / "spark-submit"
-    options = ["--master", "local-cluster[2,1,1024]", "--conf", f"spark.driver.extraJavaOptions={JAVA}"]
+    quick = [f"spark.{who}.extraJavaOptions={JAVA}" for who in ("driver", "executor")]
+    options = ["--master", "local-cluster[2,1,1024]", "--conf", quick[0], "--conf", quick[1]]
     command = [str(submit), *options, str(script), str(world.pipeline), "--once"]
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
