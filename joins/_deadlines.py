@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,12 +20,13 @@ if TYPE_CHECKING:
 
     from joins._input_buffer import Arrivals
 
-__all__ = ["FadingMaximum", "OperatorTime", "PhaseEstimate", "WaitRecord"]
+__all__ = ["OperatorTime", "PhaseEstimate", "RecentMaximum", "WaitRecord"]
 
 _BUCKETS = 64
 _ROUNDING = 1e-9
 _FADING = 0.9  # a single hiccup, or the loading of a kernel, is not to spoil the estimate for ever
-_SCAN_CAUTION = 1.1
+_SPANS = 8
+_SCAN_CAUTION = 1.2
 _CAUTION = 1.25  # the next phase may find its pages less close together than the worst so far
 
 
@@ -57,15 +59,24 @@ class OperatorTime:
         return at
 
 
-class FadingMaximum:
-    """The greatest of the numbers noted, none of them negative; each counts less with every one that follows."""
+class RecentMaximum:
+    """The greatest of the numbers noted of late, none negative: in the last few join phases and between them."""
 
     def __init__(self) -> None:
-        self.value = 0.0
+        self._spans = deque([0.0], maxlen=_SPANS)
+
+    @property
+    def value(self) -> float:
+        """The greatest number, or 0."""
+        return max(self._spans)
 
     def note(self, value: float) -> None:
         """Note a number."""
-        self.value = max(_FADING * self.value, value)
+        self._spans[-1] = max(self._spans[-1], value)
+
+    def next(self) -> None:
+        """Begin another span; the oldest is forgotten."""
+        self._spans.append(0.0)
 
 
 class PhaseEstimate:
@@ -94,8 +105,8 @@ class PhaseEstimate:
         self._random_read = seek + transfer
         self.scan = scan
         self._worst = np.zeros(_BUCKETS)
-        self._reads_error = FadingMaximum()
-        self._scan_error = FadingMaximum()
+        self._reads_error = RecentMaximum()
+        self._scan_error = RecentMaximum()
 
     def seconds(self, pages: int) -> float:
         """Return the estimate: what reading costs at most, or a little more than the worst phase of about this size."""
@@ -115,8 +126,10 @@ class PhaseEstimate:
             reads = pages * self._random_read
             if reads < self.scan:
                 self._reads_error.note(seconds / reads)
+                self._reads_error.next()
             if reads >= self.scan or seconds >= self.scan:
                 self._scan_error.note(seconds / self.scan)
+                self._scan_error.next()
 
 
 class WaitRecord:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from joins._deadlines import FadingMaximum
+from joins._deadlines import RecentMaximum
 
 if TYPE_CHECKING:
     from joins._deadlines import PhaseEstimate
@@ -38,8 +38,8 @@ class Schedule:
         self._store = store
         self._thresholds = thresholds
         self._estimate = estimate
-        self._behind = FadingMaximum()
-        self._look_up = FadingMaximum()
+        self._behind = RecentMaximum()
+        self._look_up = RecentMaximum()
         self._began = 0.0
 
     def batch_begins(self, after: float, online: float) -> None:
@@ -60,6 +60,11 @@ class Schedule:
     def batch_ends(self, online: float) -> None:
         """Note that the batch has been taken in."""
         self._look_up.note(online - self._began)
+
+    def phase_ends(self) -> None:
+        """Note that a join phase has ended."""
+        self._behind.next()
+        self._look_up.next()
 
     def online_due(self, row_nbytes: float) -> float | None:
         """Latest start of an online phase, were each tuple in the input buffer to want one more page.

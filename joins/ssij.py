@@ -319,6 +319,7 @@ class SSIJ(StreamJoin):
     def _join_phase(self) -> Iterator[pa.RecordBatch]:
         if self.store.stream.rows:
             yield from JoinPhase(self.state).run()
+            self._schedule.phase_ends()
         while (piece := self.store.take_postponed(self._rows_at_once())) is not None:
             yield from self._join_online(piece)
 

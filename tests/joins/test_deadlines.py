@@ -159,7 +159,16 @@ def test_the_estimate_begins_with_random_reads_and_remembers_the_worst():
     estimate.learn(10, 0.2)
     assert estimate.seconds(10) == pytest.approx(1.25 * 0.45 + 0.011), "the worst, which fades"
     assert estimate.seconds(12) == pytest.approx(1.25 * 0.54 + 0.011), "about as many pages"
-    assert estimate.seconds(1000) == pytest.approx(11.0 * 1.25 * 0.45 / 0.11), "of so many only how the model errs"
+    assert estimate.seconds(1000) == pytest.approx(11.0 * 1.25 * 0.5 / 0.11), "of so many only how the model errs"
+
+
+def test_a_hiccup_is_forgotten_after_some_phases():
+    estimate = PhaseEstimate(SEEK, TRANSFER, scan=0.5)
+    estimate.learn(1000, 20.0)
+    assert estimate.seconds(1000) > 20.0
+    for _ in range(8):
+        estimate.learn(1000, 0.5)
+    assert 0.5 < estimate.seconds(1000) < 0.75
 
 
 def test_no_phase_is_expected_to_take_longer_than_a_scan():
