@@ -13,6 +13,7 @@ from storage.backend import FileBackend
 from storage.errors import InputError
 from storage.layout import DIRECTORY_ENTRY, HEADER, INNER_PAGE, LEAF_PAGE, METADATA_PAGE
 from storage.leaves import verify
+from storage.moved import moved_words
 from storage.slots import damaged_copies, read_superblock
 
 if TYPE_CHECKING:
@@ -59,7 +60,11 @@ def run_dump(path: Path, page: int | None, console: Console) -> None:
             _show_page(path, superblock, page, console)
             return
         heads = [head for numbers, frames in _chunks(path, superblock.page_size) for head in _heads(numbers, frames)]
-    document = {"superblock": asdict(superblock), "damaged_copies": damaged, "pages": [asdict(head) for head in heads]}
+    document = {
+        "superblock": {**asdict(superblock), "moved": _moved(superblock)},
+        "damaged_copies": damaged,
+        "pages": [asdict(head) for head in heads],
+    }
     console.result(document, *_blocks(path, superblock, damaged, heads))
 
 
@@ -70,13 +75,21 @@ def _blocks(path: Path, superblock: Superblock, damaged: list[tuple[int, int]], 
         "Pages", ("page", "type", "level", "count", "txid", "sound"), [tuple(asdict(h).values()) for h in shown]
     )
     more = [Text(f"... and {len(heads) - SHOWN:,} more; --json shows all")] if len(heads) > SHOWN else []
-    return [Pairs(str(path), {**_readable(superblock), **whole}), grid, *more]
+    moved = [Grid("Moved leaves", ("leaf", "rows", "page", "checksum"), _moved(superblock))] if superblock.moved else []
+    return [Pairs(str(path), {**_readable(superblock), **whole}), *moved, grid, *more]
+
+
+def _moved(superblock: Superblock) -> list[tuple[int, int, int, str]]:
+    """Return number, rows, page and checksum of leaves that are not where the inner nodes say."""
+    words = moved_words(superblock.moved).tolist()
+    return sorted((first & 0xFFFFFFFF, first >> 32, page, f"{checksum:016x}") for first, page, checksum in words)
 
 
 def _readable(superblock: Superblock) -> dict[str, Any]:
     return {
         name.replace("_", " "): f"{value:016x}" if name.endswith("checksum") else value
         for name, value in asdict(superblock).items()
+        if name != "moved"
     }
 
 

@@ -7,7 +7,8 @@ A commit by transaction `t` goes like this; `FORMAT.md` argues each crash point:
 3. the superblock of `t` is written into slot ``t mod 2``; that of ``t - 1`` lies in the other slot, untouched;
 4. sync: the commit is durable and may be acknowledged.
 
-A commit of few pages leaves step 2 out: its superblock says how to see that the pages are there.
+A commit of few pages leaves step 2 out: its superblock says how to see that the pages are there. One of few leaves
+writes no inner nodes either: its superblock lists these leaves with all that have moved before, until the list is full.
 
 Pages that `t` frees are used again by a later commit only, and only when no reader claims a snapshot before `t`.
 A write or sync that fails leaves unknown bytes in free pages or in one slot; the writer then refuses to go on.
@@ -23,28 +24,31 @@ import numpy as np
 
 from storage.draft import Draft
 from storage.errors import CorruptionError, InputError, PoisonedHandleError, StorageIOError
+from storage.few_rows import change_few
 from storage.filter_upkeep import FilterWriter, cut_filter
 from storage.index import Index
 from storage.metadata import metadata_pages
+from storage.moved import add_moved, moved_words
+from storage.new_rows import WordColumns
 from storage.page_writer import PageWriter
-from storage.paths import PathTree
 from storage.slots import read_superblock, repeat_superblock, write_superblock
 from storage.snapshot import Snapshot, open_snapshot
 from storage.space import FreeSpace
-from storage.superblock import check_app, encode_superblock, has_room_for_proof
+from storage.superblock import MOVED_AT_ONCE, check_app, encode_superblock, room_for_moved
 from storage.transaction import Transaction
+from storage.tree import seal_pages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
+    from types import TracebackType
 
     from numpy.typing import NDArray
 
     from storage.backend import StorageBackend
     from storage.changes import Batch
-    from storage.index import PatchedIndex
+    from storage.few_rows import FewRows
     from storage.locks import Locks
     from storage.new_rows import NewRows
-    from storage.paths import PathChange
     from storage.reader import PageReader
     from storage.superblock import Superblock
     from storage.transaction import App, CommitResult
@@ -64,22 +68,27 @@ def pages_of(snapshot: Snapshot) -> NDArray[np.int64]:
     return np.concatenate([np.arange(_SUPERBLOCKS, dtype=np.int64), metadata, *inner, snapshot.leaf_pages])
 
 
-def _length(
-    head: Superblock, freed: NDArray[np.int64], new: Sequence[NDArray[np.int64]], every: Sequence[NDArray[np.int64]]
-) -> int:
-    """Return the pages of the file that the next commit relies on; `head` is the superblock of the one before it.
-
-    Takes no look at every page of the tree, but at the new ones only, unless the last page of the file went.
-    """
-    last, some = head.pages - 1, new
-    if int(freed.max(initial=0)) == last:
-        last, some = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size) - 1, every
-    return max(last, *(int(pages.max(initial=0)) for pages in some)) + 1
-
-
 def _root_of(entries: Entries) -> tuple[int, int, int]:
     """Return page, checksum and rows of the root; zeros for an empty table."""
     return (int(entries.pages[0]), int(entries.checksums[0]), int(entries.rows[0])) if len(entries) else (0, 0, 0)
+
+
+class _Guard:
+    """Tells a writer what fails within."""
+
+    __slots__ = ("_writer",)
+
+    def __init__(self, writer: Writer) -> None:
+        self._writer = writer
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._writer.fail(error)
 
 
 class Writer:
@@ -101,10 +110,10 @@ class Writer:
         self._reader = reader
         self._poison: BaseException | None = None
         self._draft: Draft | None = None
-        self._tree: PathTree | None = None
         self._filter: FilterWriter | None = None
         self._busy = False
         self._state: tuple[Snapshot, FreeSpace] | None = None
+        self.columns: WordColumns | None = None
 
     @property
     def snapshot(self) -> Snapshot:
@@ -145,8 +154,10 @@ class Writer:
                 self._backend.sync()  # what is read may be the last words of a writer that died before its sync
                 if newest.proof is not None:
                     repeat_superblock(self._backend, newest)
-                snapshot = open_snapshot(self._backend, newest)
-                self._state, self._tree = (snapshot, self._map_space(snapshot)), None
+                known = None if self._state is None else self._state[0]
+                snapshot = open_snapshot(self._backend, newest, known)
+                self._state = snapshot, self._map_space(snapshot)
+                self.columns = WordColumns.of(snapshot.layout)
         except BaseException:
             self.release()
             raise
@@ -190,41 +201,32 @@ class Writer:
         self._draft = Draft(self.snapshot, self._reader, self._pages(take))
         return self._draft
 
-    @property
-    def tree(self) -> PathTree | None:
-        """The tree for changes of few rows; None if the table cannot be changed in that way."""
-        if self._tree is None and PathTree.fits(self.snapshot):
-            self._tree = PathTree(self.snapshot)
-        return self._tree
-
-    def change_few(self, rows: NewRows) -> PathChange | None:
+    def change_few(self, rows: NewRows) -> FewRows | None:
         """Return what changes make of few leaves, for `commit_few`, or None if a draft has to make them.
 
         Raises as `Draft.apply` does.
         """
-        tree, snapshot = self.tree, self.snapshot
-        return None if tree is None else tree.change(snapshot.layout, self._backend, rows, unique=snapshot.unique)
+        return change_few(self.snapshot, self._backend, rows)
 
     def _pages(self, take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> PageWriter:
         snapshot = self.snapshot
         self._filter = FilterWriter(self._backend.path, snapshot.layout)
         return PageWriter(self._backend, self.space, snapshot.page_size, snapshot.txid + 1, take, self._filter)
 
-    @contextlib.contextmanager
-    def guard(self) -> Iterator[None]:
+    def guard(self) -> _Guard:
         """Undo the open draft if what is done within fails, and refuse all further work if a write may have failed.
 
         Input that is refused and pages that turn out damaged are found before anything that counts is written.
         """
         self._refuse_poisoned()
-        try:
-            yield
-        except (InputError, CorruptionError):
+        return _Guard(self)
+
+    def fail(self, error: BaseException) -> None:
+        """Undo the open draft, or refuse all further work from now on; see `guard`."""
+        if isinstance(error, InputError | CorruptionError):
             self.abandon()
-            raise
-        except BaseException as error:
+        else:
             self._poison = error
-            raise
 
     def abandon(self) -> None:
         """End the open transaction, and drop its draft if that was not committed."""
@@ -239,23 +241,47 @@ class Writer:
             self._filter.close()
             self._filter = None
 
-    def commit(self, draft: Draft, app: App | None) -> Snapshot:
-        """Make a draft the table's state; the caller has it guarded."""
-        head = self._head(app)
+    def commit(self, draft: Draft, app: App | None, *, anew: bool = False) -> None:
+        """Make a draft the table's state, with inner nodes written `anew` in any case; the caller has it guarded."""
+        head, moved = self._head(app), draft.moved
+        if moved is not None and not anew and self._has_room(head, moved):
+            entries = draft.entries.take(moved)
+            listed = add_moved(head.moved, moved, entries.pages, entries.checksums, entries.rows)
+            self._publish_moved(head, listed, draft.rows, draft.pages, draft.freed)
+            return
         leaves, tree = draft.finish(self.snapshot.fill)
-        entries, inner = leaves.entries, [level.pages for level in tree.levels]
-        length = _length(head, draft.freed, [entries.pages[leaves.changed], *inner], [entries.pages, *inner])
-        shape = tree.height, len(entries), length
-        self._tree = None
-        return self._publish(head, Index(entries, tree.levels), _root_of(tree.root), shape, draft.pages, draft.freed)
+        end = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size)
+        used = [leaves.pages, *(level.pages for level in tree.levels)]
+        shape = tree.height, len(leaves), max(end, *(int(pages.max(initial=0)) + 1 for pages in used))
+        superblock = head.followed_by(draft.pages.txid, _root_of(tree.root), shape, b"", draft.pages.proof)
+        self._publish(superblock, Index(leaves, tree.levels), draft.pages, draft.freed)
 
-    def commit_few(self, change: PathChange, app: App | None) -> Snapshot:
-        """Make a change of few rows the table's state; the caller has it guarded."""
-        head, pages, tree = self._head(app), self._pages(), self.tree
-        assert tree is not None
-        index, freed = tree.put(change, pages)
-        shape = head.height, head.leaves, _length(head, freed, pages.taken, [tree.pages])
-        return self._publish(head, index, tree.root, shape, pages, freed)
+    def commit_few(self, few: FewRows, app: App | None) -> bool:
+        """Make a change of few rows the table's state; say whether that can be. The caller has it guarded."""
+        head = self._head(app)
+        if not self._has_room(head, few.leaves):
+            return False
+        pages = self._pages()
+        numbers = pages.place(few.hints)
+        checksums = seal_pages(few.pages, pages.page_size, numbers, pages.txid)
+        pages.put(few.pages, numbers, checksums)
+        listed = add_moved(head.moved, few.leaves, numbers, checksums, few.rows)
+        self._publish_moved(head, listed, head.rows + few.grown, pages, few.freed)
+        return True
+
+    def _has_room(self, head: Superblock, leaves: NDArray[np.int64]) -> bool:
+        """Return whether these leaves can be listed as moved, even if none of them is yet."""
+        return len(leaves) <= MOVED_AT_ONCE and len(moved_words(head.moved)) + len(leaves) <= room_for_moved(head)
+
+    def _publish_moved(
+        self, head: Superblock, moved: bytes, rows: int, pages: PageWriter, freed: NDArray[np.int64]
+    ) -> None:
+        """Publish a state whose inner nodes are those of the state before."""
+        length = max(head.pages, int(moved_words(moved)[:, 1].max(initial=0)) + 1)
+        root, shape = (head.root_page, head.root_checksum, rows), (head.height, head.leaves, length)
+        index = self.snapshot.index
+        superblock = head.followed_by(pages.txid, root, shape, moved, pages.proof)
+        self._publish(superblock, Index(index.written, index.levels, moved), pages, freed)
 
     def _head(self, app: App | None) -> Superblock:
         """Return the superblock of the newest commit, an application's new version in it."""
@@ -265,41 +291,27 @@ class Writer:
             encode_superblock(head)  # refuses too many before anything is written
         return head
 
-    def _publish(
-        self,
-        head: Superblock,
-        index: Index | PatchedIndex,
-        root: tuple[int, int, int],
-        shape: tuple[int, int, int],
-        pages: PageWriter,
-        freed: NDArray[np.int64],
-    ) -> Snapshot:
+    def _publish(self, superblock: Superblock, index: Index, pages: PageWriter, freed: NDArray[np.int64]) -> None:
         """Make durable what was written, and let it be the table's state.
 
         Parameters
         ----------
-        head
-            The superblock to follow.
-        index
+        superblock, index
             Of the new state.
-        root, shape
-            Page, checksum and rows of its root; its levels, leaves, and pages of the file.
         pages, freed
             What wrote the pages that it does not share with the state before, and pages that it no longer has.
         """
-        proof = pages.proof if has_room_for_proof(head) else None
-        superblock = head.followed_by(pages.txid, root, shape, proof)
+        before = self.snapshot
         pages.settle()
-        if proof is None:
+        if superblock.proof is None:
             self._backend.sync()
             write_superblock(self._backend, superblock)
             self._backend.sync()
         else:
-            self._commit_at_once(head, superblock)
+            self._commit_at_once(before.superblock, superblock)
         self.space.hold(pages.txid, freed)
-        self._state = Snapshot(self.snapshot.path, superblock, self.snapshot.layout, index), self.space
+        self._state = Snapshot(before.path, superblock, before.layout, index), self.space
         self._forget_draft()
-        return self.snapshot
 
     def _commit_at_once(self, before: Superblock, superblock: Superblock) -> None:
         """Make pages and superblock durable by one sync; the superblock says how to see that the pages are there."""

@@ -91,7 +91,7 @@ def _commit(
     with writer.guard():
         draft = writer.begin(take)
         work(draft)
-        writer.commit(draft, None)
+        writer.commit(draft, None, anew=True)
 
 
 def _front_is_free(writer: Writer) -> bool:
@@ -111,7 +111,7 @@ def _free_before(writer: Writer) -> bool:
 
 def _in_order(snapshot: Snapshot) -> bool:
     """Return whether the leaves follow one another on disk, as only a load or a compaction leaves them."""
-    return bool((np.diff(snapshot.leaf_pages) == 1).all())
+    return not snapshot.superblock.moved and bool((np.diff(snapshot.leaf_pages) == 1).all())
 
 
 def _tree_pages(snapshot: Snapshot) -> int:

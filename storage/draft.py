@@ -19,6 +19,7 @@ from storage.inner import NewTree, Placed, rewrite_inner
 from storage.keys import Keys
 from storage.leaves import gather, gather_keys
 from storage.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
+from storage.moved import moved_leaves
 from storage.parts import Part, positions
 from storage.patch import Patched, can_patch, patch_leaves
 from storage.tree import Entries, read_pages, seal_pages, separators_between
@@ -125,11 +126,18 @@ class Draft:
         """What writes the new pages."""
         return self._pages
 
-    def finish(self, fill: float) -> tuple[Placed, NewTree]:
+    @property
+    def moved(self) -> NDArray[np.int64] | None:
+        """Leaves that were written anew, if the tree is otherwise as it was."""
+        leaves = self._leaves
+        return leaves.changed if len(leaves) and leaves.position is None else None
+
+    def finish(self, fill: float) -> tuple[Entries, NewTree]:
         """Write the inner nodes and return the leaves' entries and the tree above them."""
-        tree = rewrite_inner(self._leaves, self._base.levels, fill, self._pages)
+        leaves = self._leaves.with_changed(moved_leaves(self._base.superblock.moved))
+        tree = rewrite_inner(leaves, self._base.levels, fill, self._pages)
         self._freed.append(tree.freed)
-        return self._leaves, tree
+        return self.entries, tree
 
     @property
     def freed(self) -> NDArray[np.int64]:

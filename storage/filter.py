@@ -46,6 +46,7 @@ _FOUR_PROBES, _FIVE_PROBES = 10, 14  # bits a key from which on a fourth and a f
 BLOCK_NBYTES = 8 * kernels.BLOCK_WORDS
 _BLOCK_BITS = 8 * BLOCK_NBYTES
 _TAG_NBYTES = 8
+_SUFFIX = ".filter"
 _MAGIC = b"HEADFLTR"
 _VERSION = 1
 _HEADER = struct.Struct("<8sIII4xQ")
@@ -107,7 +108,7 @@ class FilterShape:
 
 def filter_path(table: str | os.PathLike[str]) -> Path:
     """Return the file beside a table that holds its filter."""
-    return Path(f"{os.fspath(table)}.filter")
+    return Path(f"{os.fspath(table)}{_SUFFIX}")
 
 
 def hash_keys(keys: Keys) -> NDArray[np.uint64]:
@@ -150,8 +151,8 @@ class FilterFile:
     @classmethod
     def open(cls, table: str | os.PathLike[str], *, writing: bool = False) -> Self | None:
         """Return the filter of a table; None if it has none, or none that can be used."""
-        path = filter_path(table)
-        if not path.is_file():
+        path = f"{os.fspath(table)}{_SUFFIX}"
+        if not os.path.isfile(path):  # noqa: PTH113 - asked at every commit
             return None
         try:
             backend = FileBackend(path, "w" if writing else "r", direct=False)

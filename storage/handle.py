@@ -177,7 +177,7 @@ class TableHandle:
         if current is not None and current.txid == superblock.txid:
             return current
         try:
-            snapshot = open_snapshot(self.backend, superblock)
+            snapshot = open_snapshot(self.backend, superblock, current)
         except BaseException:
             self._claims.give_up(superblock.txid)
             raise

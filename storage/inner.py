@@ -84,6 +84,13 @@ class Placed:
         """int64[n], `position` also if it is None."""
         return np.arange(len(self)) if self.position is None else self.position
 
+    def with_changed(self, before: NDArray[np.int64]) -> Placed:
+        """Return the same, but entries that stood at these positions are new."""
+        if not len(before):
+            return self
+        also = before if self.position is None else np.flatnonzero(np.isin(self.position, before))
+        return Placed(self.entries, np.union1d(self.changed, also), self.position)
+
 
 @dataclass(frozen=True, slots=True)
 class NewTree:

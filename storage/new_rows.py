@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
+from storage import _few_kernels as kernels
 from storage.columns import fixed_type
 from storage.encode import PhysicalRows
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["NewRows", "WordColumns"]
 
-_SIGN = np.int64(-(2**63))
 _NO_HEAP = np.zeros(0, dtype=np.uint8)
 
 
@@ -75,51 +75,47 @@ class WordColumns:
     Parameters
     ----------
     layout
-        Of the table; see `fit`.
+        Of the table; see `of`.
     """
 
     def __init__(self, layout: LeafLayout) -> None:
         names = [*layout.key, *layout.payload.names]
         fixed = [fixed_type(layout.schema.field(name).type) for name in names]
-        self._codec = layout.codec
         self._names = layout.schema.names
         self._types = layout.schema.types
-        self._columns = [
-            (self._names.index(name), kind.dtype) for name, kind in zip(names, fixed, strict=True) if kind is not None
-        ]
-        self._keys = len(layout.key)
+        kinds = [kind for kind in fixed if kind is not None]
+        self._columns = [(self._names.index(name), kind.dtype) for name, kind in zip(names, kinds, strict=True)]
+        bits = [8 * kind.width for kind in kinds[: len(layout.key)]]
+        flips = [kind.signed << (width - 1) for kind, width in zip(kinds, bits, strict=False)]
+        self._bits, self._flips = np.array(bits, dtype=np.uint64), np.array(flips, dtype=np.uint64)
         self._places = np.full((layout.entries, 4), -1, dtype=np.int64)
         self._places[:, 0] = 0
         self._places[:, 1] = np.arange(layout.entries)
         self._seen: pa.Schema | None = None
 
-    @staticmethod
-    def fit(layout: LeafLayout) -> bool:
-        """Return whether all columns of a table are numbers, dates or times of at most eight bytes."""
+    @classmethod
+    def of(cls, layout: LeafLayout) -> Self | None:
+        """Return them if all columns of a table are numbers, dates or times of at most eight bytes."""
         types = layout.schema.types
         plain = all(fixed_type(dtype) and not _is_packed(dtype) for dtype in types)
-        return plain and layout.codec.kind == "u64"
+        return cls(layout) if plain and layout.codec.kind == "u64" else None
 
     def read(self, batch: pa.RecordBatch) -> NewRows | None:
         """Return upserts, or None if they need a closer look: other columns or types, nulls, keys not ascending."""
         rows = batch.num_rows
         if rows == 0 or not self._fits(batch.schema):
             return None
-        columns = []
-        for at, dtype in self._columns:
+        words = np.empty((len(self._columns), rows), dtype=np.int64)
+        for place, (at, dtype) in enumerate(self._columns):
             array = batch.column(at)
             if array.null_count:
                 return None
-            columns.append(np.frombuffer(array.buffers()[1], dtype, rows, array.offset * dtype.itemsize))
-        keys = self._codec.pack_words([column.astype(np.int64) for column in columns[: self._keys]])
-        if rows > 1 and not (keys[1:] > keys[:-1]).all():
+            words[place] = np.frombuffer(array.buffers()[1], dtype, rows, array.offset * dtype.itemsize)
+        keys = np.empty(rows, dtype=np.uint64)
+        if not kernels.pack_keys(words, self._bits, self._flips, keys):
             return None
-        words = np.empty((len(self._places), rows), dtype=np.int64)
-        np.bitwise_xor(keys.view(np.int64), _SIGN, out=words[0])
-        for at, column in enumerate(columns[self._keys :], 1):
-            words[at] = column
         upserted, fresh, spans, nulls = _of_upserts(rows)
-        return NewRows(keys, upserted, keys, fresh, self._places, words, spans, _NO_HEAP, nulls)
+        return NewRows(keys, upserted, keys, fresh, self._places, words[len(self._bits) - 1 :], spans, _NO_HEAP, nulls)
 
     def _fits(self, schema: pa.Schema) -> bool:
         if self._seen is None or not schema.equals(self._seen):

@@ -13,6 +13,7 @@ from storage.index import Index
 from storage.keys import KeyCodec, Keys
 from storage.layout import LeafLayout
 from storage.metadata import read_metadata
+from storage.moved import moved_leaves
 from storage.slots import read_superblock
 from storage.tree import Entries, read_tree
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from storage.backend import StorageBackend
-    from storage.index import PatchedIndex
     from storage.superblock import Superblock
     from storage.tree import InnerLevel
 
@@ -47,7 +47,7 @@ class Snapshot:
     path: str
     superblock: Superblock
     layout: LeafLayout
-    index: Index | PatchedIndex
+    index: Index
 
     @property
     def entries(self) -> Entries:
@@ -155,7 +155,9 @@ class Snapshot:
         return first, last
 
 
-def open_snapshot(backend: StorageBackend, superblock: Superblock | None = None) -> Snapshot:
+def open_snapshot(
+    backend: StorageBackend, superblock: Superblock | None = None, known: Snapshot | None = None
+) -> Snapshot:
     """Read the index of a table.
 
     Parameters
@@ -164,6 +166,8 @@ def open_snapshot(backend: StorageBackend, superblock: Superblock | None = None)
         The file.
     superblock
         The commit to read; by default the newest.
+    known
+        Another commit of this file: inner nodes that are the same are not read again.
 
     Raises
     ------
@@ -178,21 +182,40 @@ def open_snapshot(backend: StorageBackend, superblock: Superblock | None = None)
             f"{backend.path} has {backend.size()} bytes, but {head.pages} pages of {head.page_size} belong to it: "
             "the file has been truncated; restore it or build it again"
         )
+    if known is not None and _tree_of(known.superblock) == _tree_of(head):
+        layout, index = known.layout, Index(known.index.written, known.levels, head.moved)
+    else:
+        layout, index = _read_index(backend, head)
+    if head.moved and moved_leaves(head.moved)[-1] >= len(index.written):
+        raise CorruptPageError(f"{backend.path}: the superblock moves a leaf that the tree does not have; restore it")
+    leaves, rows = len(index.written), int(index.entries.rows.sum())
+    if (leaves, rows) != (head.leaves, head.rows):
+        raise CorruptPageError(
+            f"{backend.path}: the tree has {leaves} leaves and {rows} rows, "
+            f"the superblock says {head.leaves} and {head.rows}; restore the file or build it again"
+        )
+    return Snapshot(backend.path, head, layout, index)
+
+
+def _tree_of(head: Superblock) -> tuple[int, ...]:
+    """Return what says which metadata and inner nodes a commit has: their checksums are below that of the root."""
+    return head.metadata_page, head.metadata_checksum, head.height, head.root_page, head.root_checksum
+
+
+def _read_index(backend: StorageBackend, head: Superblock) -> tuple[LeafLayout, Index]:
     schema, key = read_metadata(
         backend, head.page_size, head.metadata_page, head.metadata_bytes, head.metadata_checksum
     )
     layout = LeafLayout(schema, key, head.page_size)
-    entries, levels = read_tree(backend, head.page_size, layout.codec.kind, root_entries(head, layout), head.height)
-    if len(entries) != head.leaves or int(entries.rows.sum()) != head.rows:
-        raise CorruptPageError(
-            f"{backend.path}: the tree has {len(entries)} leaves and {int(entries.rows.sum())} rows, "
-            f"the superblock says {head.leaves} and {head.rows}; restore the file or build it again"
-        )
-    return Snapshot(backend.path, head, layout, Index(entries, tuple(levels)))
+    written, levels = read_tree(backend, head.page_size, layout.codec.kind, root_entries(head, layout), head.height)
+    return layout, Index(written, tuple(levels), head.moved)
 
 
 def root_entries(head: Superblock, layout: LeafLayout) -> Entries:
-    """Return what a superblock says of the root, as the one entry of a level above it; none for an empty table."""
+    """Return what a superblock says of the root, as the one entry of a level above it; none for an empty table.
+
+    Its rows are those of the table, which the root has only if no leaf has moved.
+    """
     if head.height == 0:
         return Entries.empty(layout.codec.kind)
     return Entries(

@@ -15,6 +15,7 @@ that a damaged byte does not lose a commit. All integers are little-endian:
     104  u32       height (levels)       108  u8   flags (bit 0: unique)
     109  u8        zero                  110  u16  number of applications
     112  per application: i64 version, u16 length of the name, the name in UTF-8
+    then if bit 3 of the flags is set, moved leaves: u16 number of them, 24 bytes for each (`storage.moved`)
     then if bit 1 of the flags is set, the proof: u16 number of pages, BLAKE2b-64 of their checksums, u64 page ...
 
 A superblock with a proof was written together with the pages of its commit, and counts only if these are on disk. As
@@ -28,7 +29,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from storage.errors import FormatVersionError, InputError
@@ -41,6 +42,7 @@ __all__ = [
     "COPY_BYTES",
     "FORMAT_VERSION",
     "MAGIC",
+    "MOVED_AT_ONCE",
     "PAGE_SIZES",
     "PROOF_PAGES",
     "SLOT_BYTES",
@@ -51,23 +53,29 @@ __all__ = [
     "decode_superblock",
     "digest",
     "encode_superblock",
-    "has_room_for_proof",
+    "fits",
+    "room_for_moved",
 ]
 
 MAGIC = b"HEADRACE"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 COPY_BYTES = 2048
 SLOT_BYTES = 2 * COPY_BYTES
 PAGE_SIZES = (4096, 8192, 16384, 32768, 65536)
 PROOF_PAGES = 64
+MOVED_AT_ONCE = 8
+MOVED_LEAVES = 72
 
 _HEAD = struct.Struct("<8s8sIIQQQQQQQQQdIBBH")
 _APP = struct.Struct("<qH")
+_MOVED = struct.Struct("<H")
+_MOVED_LEAF = 24
 _PROOF = struct.Struct("<H8s")
 _CHECKED = 16
 _UNIQUE = 1
 _PROVEN_BY_PAGES = 2
 _REPEATED = 4
+_WITH_MOVED = 8
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -119,6 +127,8 @@ class Superblock:
         For each application id the version it has reached.
     version
         Of the format.
+    moved
+        Leaves that are not where the tree says, see `storage.moved`; their rows count, not those of the tree.
     proof
         Of a commit whose pages were not made durable before its superblock was written.
     """
@@ -138,6 +148,7 @@ class Superblock:
     unique: bool
     apps: Mapping[str, int] = field(default_factory=dict)
     version: int = FORMAT_VERSION
+    moved: bytes = b""
     proof: Proof | None = field(default=None, compare=False)
 
     def followed_by(
@@ -145,6 +156,7 @@ class Superblock:
         txid: int,
         root: tuple[int, int, int],
         shape: tuple[int, int, int],
+        moved: bytes,
         proof: Proof | None,
     ) -> Superblock:
         """Return the superblock of a later commit.
@@ -154,17 +166,20 @@ class Superblock:
         txid
             Of that commit.
         root
-            Page, checksum and rows of its root.
+            Page and checksum of its root; rows of the table.
         shape
             Levels, leaves, and pages of the file.
+        moved
+            Its moved leaves.
         proof
-            If it has one.
+            If it has one; it is left out if there is no room.
         """
-        return Superblock(
+        made = Superblock(
             self.page_size, txid, root[0], root[1], shape[0], root[2], shape[1], shape[2],
             self.metadata_page, self.metadata_bytes, self.metadata_checksum, self.fill, self.unique, self.apps,
-            FORMAT_VERSION, proof,
+            FORMAT_VERSION, moved, proof,
         )  # fmt: skip
+        return made if fits(made) else replace(made, proof=None)
 
     @property
     def slot(self) -> int:
@@ -219,8 +234,10 @@ def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> byte
             f"the {len(superblock.apps)} application ids need {len(apps)} bytes, "
             f"but a superblock has room for {COPY_BYTES - _HEAD.size}; use fewer or shorter ids"
         )
+    moved = _encode_moved(superblock.moved) if superblock.moved else b""
     proof = b"" if superblock.proof is None or repeated else _encode_proof(superblock.proof)
-    flags = (_UNIQUE if superblock.unique else 0) | (_PROVEN_BY_PAGES if proof else 0) | (_REPEATED if repeated else 0)
+    flags = (_UNIQUE if superblock.unique else 0) | (_WITH_MOVED if moved else 0)
+    flags |= (_PROVEN_BY_PAGES if proof else 0) | (_REPEATED if repeated else 0)
     head = _HEAD.pack(
         MAGIC,
         bytes(8),
@@ -241,14 +258,21 @@ def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> byte
         0,
         len(superblock.apps),
     )
-    copy = bytearray((head + apps + proof).ljust(COPY_BYTES, b"\0"))
+    copy = bytearray((head + apps + moved + proof).ljust(COPY_BYTES, b"\0"))
     copy[8:_CHECKED] = _checksum(copy)
     return bytes(copy)
 
 
-def has_room_for_proof(superblock: Superblock) -> bool:
-    """Return whether the largest proof fits beside what else the superblock says."""
-    return _HEAD.size + len(_encode_apps(superblock.apps)) + _PROOF.size + 8 * PROOF_PAGES <= COPY_BYTES
+def fits(superblock: Superblock) -> bool:
+    """Return whether all that a superblock says has room in a copy."""
+    size = _HEAD.size + len(_encode_apps(superblock.apps)) + _proof_size(superblock.proof)
+    return size + (_MOVED.size + len(superblock.moved) if superblock.moved else 0) <= COPY_BYTES
+
+
+def room_for_moved(superblock: Superblock) -> int:
+    """Return how many moved leaves fit beside the applications and the proof of a commit that moves leaves."""
+    taken = _HEAD.size + len(_encode_apps(superblock.apps)) + _MOVED.size + _PROOF.size + 8 * MOVED_AT_ONCE
+    return min(MOVED_LEAVES, (COPY_BYTES - taken) // _MOVED_LEAF)
 
 
 def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
@@ -271,6 +295,7 @@ def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
     if (txid + bool(flags & _REPEATED)) % 2 != slot or page_size not in PAGE_SIZES:
         return None
     versions, end = _decode_apps(copy, apps)
+    moved, end = _decode_moved(copy, end) if flags & _WITH_MOVED else (b"", end)
     return Superblock(
         page_size=page_size,
         txid=txid,
@@ -287,6 +312,7 @@ def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
         unique=bool(flags & _UNIQUE),
         apps=versions,
         version=version,
+        moved=moved,
         proof=_decode_proof(copy, end) if flags & _PROVEN_BY_PAGES else None,
     )
 
@@ -318,6 +344,20 @@ def _decode_apps(copy: bytes, count: int) -> tuple[dict[str, int], int]:
         apps[copy[at : at + length].decode()] = version
         at += length
     return apps, at
+
+
+def _encode_moved(moved: bytes) -> bytes:
+    return _MOVED.pack(len(moved) // _MOVED_LEAF) + moved
+
+
+def _decode_moved(copy: bytes, at: int) -> tuple[bytes, int]:
+    """Return the moved leaves, and where they end."""
+    end = at + _MOVED.size + _MOVED_LEAF * _MOVED.unpack_from(copy, at)[0]
+    return copy[at + _MOVED.size : end], end
+
+
+def _proof_size(proof: Proof | None) -> int:
+    return 0 if proof is None else _PROOF.size + 8 * len(proof.pages)
 
 
 def _encode_proof(proof: Proof) -> bytes:

@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from storage.changes import Batch, Changes, prepare
 from storage.errors import InputError
+from storage.few_rows import MOST_ROWS, FewRows
 from storage.merge import Counts
 from storage.new_rows import NewRows
 from storage.patch import can_patch
-from storage.paths import MOST_ROWS, PathChange
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -67,7 +67,7 @@ class Transaction:
     def __init__(self, writer: Writer, app: App | None, *, skipped: bool) -> None:
         self._writer = writer
         self._app = app
-        self._few: tuple[PathChange, _Batches] | None = None
+        self._few: tuple[FewRows, _Batches] | None = None
         self._draft: Draft | None = None
         self._counts = Counts()
         self._result: CommitResult | None = None
@@ -159,9 +159,8 @@ class Transaction:
     def _commit(self) -> CommitResult:
         if not self.skipped:
             with self._writer.guard():
-                if self._few is not None:
-                    self._writer.commit_few(self._few[0], self._app)
-                elif self._app is not None or (self._draft is not None and self._draft.changed):
+                few = self._few is not None and self._writer.commit_few(self._few[0], self._app)
+                if not few and (self._few or self._app is not None or (self._draft and self._draft.changed)):
                     self._writer.commit(self._drafted(), self._app)
         txid = self._writer.snapshot.txid
         counts = self._counts
@@ -172,6 +171,6 @@ def _read_words(writer: Writer, upserts: Batch | None, deletes: Batch | None, in
     """Return few upserts straight from their columns, if they are nothing else and need no closer look."""
     if upserts is None or deletes is not None or inserts is not None:
         return None
-    if not isinstance(upserts, pa.RecordBatch) or upserts.num_rows > MOST_ROWS or writer.tree is None:
+    if not isinstance(upserts, pa.RecordBatch) or upserts.num_rows > MOST_ROWS or writer.columns is None:
         return None
-    return writer.tree.read(upserts)
+    return writer.columns.read(upserts)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 from simulated import Model, SimulatedDisk, build, crash_images, rows_at, rows_of, writer_of
 
-from storage import page_writer
+from storage import page_writer, superblock
 from storage.check import check_backend
 from storage.commit import pages_of
 from storage.snapshot import open_snapshot
@@ -45,6 +45,11 @@ def random_changes(rng, key, unique):
     return (distinct(upserts, key) if unique else upserts), deletes
 
 
+def one_row(rng, _key, _unique):
+    """Return one upsert."""
+    return random_rows(rng, 1), []
+
+
 def sort_rows(rows):
     return sorted(rows, key=lambda row: (row["k"], row["v"] is None, row["v"], row["s"]))
 
@@ -71,11 +76,12 @@ class State:
 class Workload:
     """Commits to a simulated disk; knows after which operation each commit was acknowledged.
 
-    Some commits write their superblock with their pages, some after them, as small and large ones do. The rows of each
-    commit are compared with a model here; after a crash it is enough to find the commit's bytes again.
+    Some commits write their superblock with their pages, some after them, as small and large ones do; some list the
+    leaves that they move, some have no room for the list and write inner nodes. The rows of each commit are compared
+    with a model here; after a crash it is enough to find the commit's bytes again.
     """
 
-    def __init__(self, rng, kind, commits):
+    def __init__(self, rng, kind, commits, changes=random_changes):
         self.key, self.unique = KINDS[kind]
         rows = random_rows(rng, 500)
         rows = distinct(rows, self.key) if self.unique else rows
@@ -85,9 +91,10 @@ class Workload:
         self.acknowledged = []
         writer = writer_of(self.disk)
         for _ in range(commits):
-            upserts, deletes = random_changes(rng, self.key, self.unique)
+            upserts, deletes = changes(rng, self.key, self.unique)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(page_writer, "PROOF_PAGES", int(rng.choice([0, 12, 64])))
+                patch.setattr(superblock, "MOVED_LEAVES", int(rng.choice([0, 2, 6, 72])))
                 writer.apply(table_of(upserts), table_of(deletes), app=("crash", len(self.states)))
             model = self.states[-1].model.copy()
             model.apply(upserts, deletes)
@@ -128,7 +135,7 @@ def check_crashes(workload, rng, resume_every):
     return points
 
 
-def crash_everywhere(seed, kind, commits, resume_every):
+def crash_everywhere(seed, kind, commits, resume_every, changes=random_changes):
     """Run a workload and crash before each of its operations; return how many there were."""
     rng = np.random.default_rng(seed)
-    return check_crashes(Workload(rng, kind, commits), rng, resume_every)
+    return check_crashes(Workload(rng, kind, commits, changes), rng, resume_every)

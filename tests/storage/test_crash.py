@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import numpy as np
 import pytest
-from crashes import KINDS, crash_everywhere, distinct, random_rows, table_of
+from crashes import KINDS, crash_everywhere, distinct, one_row, random_rows, table_of
 from simulated import Model, SimulatedDisk, build, rows_of, writer_of
 
 from storage import page_writer
@@ -22,6 +22,18 @@ def processes():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crash_at_every_write_leaves_a_commit(kind):
     assert crash_everywhere([len(kind), 1], kind, commits=65, resume_every=7) >= 500
+
+
+@pytest.mark.parametrize("kind", ["unique integers", "text"])
+def test_a_crash_among_many_commits_of_one_row_leaves_a_commit(kind):
+    assert crash_everywhere([len(kind), 5], kind, commits=80, resume_every=9, changes=one_row) >= 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_crash_among_very_many_commits_of_one_row_leaves_a_commit(kind, processes):
+    runs = [processes.submit(crash_everywhere, [len(kind), 6, seed], kind, 400, 11, one_row) for seed in range(4)]
+    assert min(run.result() for run in runs) >= 1500
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from storage.errors import FormatVersionError
+from storage.superblock import FORMAT_VERSION
 from storage.table import Table
 
 GOLDEN = sorted(Path(__file__).parent.glob("golden/*.table"))
@@ -55,7 +56,7 @@ def test_a_newer_format_is_refused(golden):
     from storage.superblock import _checksum  # noqa: PLC0415 - forges what no release writes yet
 
     for at in (0, 2048, 4096, 6144):
-        image[at + 16] = 3
+        image[at + 16] = FORMAT_VERSION + 1
         image[at + 8 : at + 16] = _checksum(image[at : at + 2048])
     path.write_bytes(image)
     with pytest.raises(FormatVersionError, match="install a newer release"):

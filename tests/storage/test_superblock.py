@@ -11,6 +11,9 @@ from storage.errors import FormatVersionError, InputError, NotATableError
 from storage.slots import damaged_copies, read_superblock, repeat_superblock, write_first_superblocks, write_superblock
 from storage.superblock import (
     COPY_BYTES,
+    FORMAT_VERSION,
+    MOVED_AT_ONCE,
+    MOVED_LEAVES,
     PAGE_SIZES,
     PROOF_PAGES,
     SLOT_BYTES,
@@ -19,7 +22,8 @@ from storage.superblock import (
     check_page_size,
     decode_superblock,
     encode_superblock,
-    has_room_for_proof,
+    fits,
+    room_for_moved,
 )
 
 FIRST = Superblock(
@@ -71,8 +75,43 @@ def test_the_bytes_are_stable():
     block = encode_superblock(FIRST)
     assert len(block) == COPY_BYTES
     assert block[:8] == b"HEADRACE"
-    assert block[16:32].hex() == "02000000002000000100000000000000"
-    assert block[8:16].hex() == "d015ff2c7f0e3b26"
+    assert block[16:32].hex() == "03000000002000000100000000000000"
+    assert block[8:16].hex() == "c02999a01d2850b5"
+
+
+def test_moved_leaves_are_read_back_and_repeated():
+    moved = bytes(range(240)) * 7
+    block = replace(FIRST, moved=moved, proof=Proof((4, 5), b"12345678"))
+    read = decode_superblock(encode_superblock(block), 1)
+    assert (read, read.moved, read.proof) == (block, moved, block.proof)
+    again = decode_superblock(encode_superblock(block, repeated=True), 0)
+    assert (again, again.moved, again.proof) == (block, moved, None)
+
+
+def test_superblocks_of_earlier_versions_are_read():
+    for version in range(1, FORMAT_VERSION):
+        block = replace(FIRST, version=version)
+        assert decode_superblock(encode_superblock(block), 1) == block
+
+
+@pytest.mark.parametrize("name", [0, 300, 500, 1800])
+def test_as_many_leaves_move_as_there_is_room_for(name):
+    block = replace(FIRST, apps={"a" * name: 1} if name else {})
+    room = room_for_moved(block)
+    proof = Proof(tuple(range(MOVED_AT_ONCE)), b"12345678")
+    assert room == MOVED_LEAVES if not name else room < MOVED_LEAVES
+    if room > 0:
+        full = block.followed_by(2, (7, 8, 9), (3, 4, 5), bytes(24 * room), proof)
+        assert full.proof == proof
+        assert decode_superblock(encode_superblock(full), 0) == full
+
+
+def test_a_proof_is_left_out_if_there_is_no_room():
+    proof = Proof(tuple(range(PROOF_PAGES)), b"12345678")
+    assert FIRST.followed_by(2, (7, 8, 9), (3, 4, 5), b"", proof).proof == proof
+    full = replace(FIRST, apps={"a" * 1500: 1}).followed_by(2, (7, 8, 9), (3, 4, 5), b"", proof)
+    assert full.proof is None
+    assert fits(full)
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
@@ -159,8 +198,6 @@ def proven(table):
 def test_a_proof_is_read_back():
     block = replace(FIRST, proof=Proof(tuple(range(5, 5 + PROOF_PAGES)), b"12345678"))
     assert decode_superblock(encode_superblock(block), 1).proof == block.proof
-    assert has_room_for_proof(block)
-    assert not has_room_for_proof(replace(block, apps={"a" * 1500: 1}))
 
 
 def test_a_superblock_whose_pages_are_there_counts(proven):

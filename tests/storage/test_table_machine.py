@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulated import Model
 
-from storage import page_writer
+from storage import page_writer, superblock
 from storage.errors import UniqueViolationError
 from storage.table import Table
 
@@ -49,7 +49,7 @@ class TableMachine(RuleBasedStateMachine):
         self.model = Model(self.key, self.storable(rows))
         source = batch(self.model.sorted())
         self.table = Table.build(self.path, source, key=self.key, unique=unique, page_size=4096, fill=fill)
-        self.proof_pages = pytest.MonkeyPatch()
+        self.limits = pytest.MonkeyPatch()
         self.readers = []
         self.versions = {}
 
@@ -137,7 +137,17 @@ class TableMachine(RuleBasedStateMachine):
 
     @rule(pages=st.sampled_from([0, 3, page_writer.PROOF_PAGES]))
     def commit_at_once_up_to(self, pages):
-        self.proof_pages.setattr(page_writer, "PROOF_PAGES", pages)
+        self.limits.setattr(page_writer, "PROOF_PAGES", pages)
+
+    @rule(leaves=st.sampled_from([0, 2, superblock.MOVED_LEAVES]))
+    def move_up_to(self, leaves):
+        self.limits.setattr(superblock, "MOVED_LEAVES", leaves)
+
+    @rule(rows=st.lists(row, min_size=1, max_size=2))
+    def change_few(self, rows):
+        rows = self.storable(rows)
+        result = self.table.apply(batch(rows))
+        assert (result.inserted, result.updated, result.deleted) == self.model.apply(rows)
 
     @rule()
     def reopen(self):
@@ -155,7 +165,7 @@ class TableMachine(RuleBasedStateMachine):
 
     def teardown(self):
         if hasattr(self, "table"):
-            self.proof_pages.undo()
+            self.limits.undo()
             for table, expected in self.readers:
                 assert as_set(content(table)) == expected
                 table.close()

@@ -1,0 +1,194 @@
+"""Compiled changes of few rows: the leaves that they touch are found and patched, and listed as moved.
+
+A list of moved leaves comes as `storage.moved.moved_words` gives it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+from storage._commit_kernels import touched_leaves
+from storage._kernels import verify_pages
+from storage._patch_kernels import DONE, patch_leaves
+from storage._tree_kernels import locate
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["FOUND", "add_moved", "find_leaves", "pack_keys", "patch_few"]
+
+FOUND = 7
+"""What is found of a leaf."""
+_WIDE = False
+"""Keys are of one word each."""
+_SIGN = np.uint64(1 << 63)
+_WORD = np.uint64(64)
+_HALF = np.uint64(32)
+_LEAF = np.uint64(2**32 - 1)
+
+
+@njit(cache=True, nogil=True)
+def _listed(moved: NDArray[np.uint64], leaf: int) -> int:
+    """Return where a leaf stands in a list, or -1."""
+    for at in range(len(moved)):
+        if moved[at, 0] & _LEAF == np.uint64(leaf):
+            return at
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _page_of(leaf: int, pages: NDArray[np.int64], moved: NDArray[np.uint64]) -> Any:
+    at = _listed(moved, leaf)
+    return pages[leaf] if at < 0 else np.int64(moved[at, 1])
+
+
+@njit(cache=True, nogil=True)
+def add_moved(
+    moved: NDArray[np.uint64],
+    leaves: NDArray[np.int64],
+    pages: NDArray[np.int64],
+    checksums: NDArray[np.uint64],
+    rows: NDArray[np.int64],
+) -> NDArray[np.uint64]:
+    """Return the list with these leaves, each once."""
+    every = np.empty((len(moved) + len(leaves), 3), dtype=np.uint64)
+    every[: len(moved)] = moved
+    count = len(moved)
+    for i in range(len(leaves)):
+        at = _listed(moved, leaves[i])
+        if at < 0:
+            at = count
+            count += 1
+        every[at, 0] = np.uint64(leaves[i]) | (np.uint64(rows[i]) << _HALF)
+        every[at, 1] = np.uint64(pages[i])
+        every[at, 2] = checksums[i]
+    return every[:count]
+
+
+@njit(cache=True, nogil=True)
+def pack_keys(
+    words: NDArray[np.int64], bits: NDArray[np.uint64], flips: NDArray[np.uint64], keys: NDArray[np.uint64]
+) -> bool:
+    """Make one key of the first columns of each row, as `KeyCodec.pack_words` does; return whether the keys ascend.
+
+    Parameters
+    ----------
+    words
+        Column by column; the last one of the key becomes the key as leaves have it.
+    bits, flips
+        Of each column of the key: its width, and its sign bit if it has one.
+    keys
+        Filled.
+    """
+    for row in range(len(keys)):
+        key = np.uint64(0)
+        for column in range(len(bits)):
+            value = np.uint64(words[column, row]) ^ flips[column]
+            if bits[column] == _WORD:
+                key = value
+            else:
+                key = (key << bits[column]) | (value & ((np.uint64(1) << bits[column]) - np.uint64(1)))
+        keys[row] = key
+        words[len(bits) - 1, row] = np.int64(key ^ _SIGN)
+        if row > 0 and keys[row - 1] >= key:
+            return False
+    return True
+
+
+@njit(cache=True, nogil=True)
+def find_leaves(
+    separators: NDArray[np.uint64],
+    continued: NDArray[np.uint8],
+    pages: NDArray[np.int64],
+    checksums: NDArray[np.uint64],
+    rows: NDArray[np.int64],
+    moved: NDArray[np.uint64],
+    touched: NDArray[np.uint64],
+    keys: NDArray[np.uint64],
+    fresh: NDArray[np.bool_],
+    found: NDArray[np.int64],
+) -> int:
+    """Find the leaves that changes touch; return how many, 0 if they are too many or a key spans several of them.
+
+    Parameters
+    ----------
+    separators, continued, pages, checksums, rows
+        What inner nodes say of all leaves.
+    touched, keys
+        Keys whose rows go, and keys of rows to store, ascending.
+    fresh
+        Which rows are inserts.
+    found : int64[n, FOUND]
+        Filled for each leaf, ascending: its number, page, checksum and rows; where it should go: where it is, or near
+        its neighbours if it strayed; where its changes end among `touched` and `keys`.
+    """
+    offsets, data = np.zeros(1, dtype=np.int64), np.zeros(1, dtype=np.uint8)
+    first, last = np.empty(len(touched), dtype=np.int32), np.empty(len(touched), dtype=np.int32)
+    row_first, row_last = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int32)
+    locate(separators, offsets, data, continued, touched, offsets, data, _WIDE, first, last)
+    locate(separators, offsets, data, continued, keys, offsets, data, _WIDE, row_first, row_last)
+    begin = first.astype(np.int64)
+    goal = np.where(fresh, row_last, row_first).astype(np.int64)
+    leaves, joined = touched_leaves(begin, last.astype(np.int64), goal, len(separators))
+    if len(leaves) > len(found) or joined.any():
+        return 0
+    for i in range(len(leaves)):
+        leaf = leaves[i]
+        found[i, 0], found[i, 1], found[i, 2], found[i, 3] = leaf, pages[leaf], np.int64(checksums[leaf]), rows[leaf]
+        entry = _listed(moved, leaf)
+        if entry >= 0:
+            found[i, 1], found[i, 2] = np.int64(moved[entry, 1]), np.int64(moved[entry, 2])
+            found[i, 3] = np.int64(moved[entry, 0] >> _HALF)
+        left = _page_of(max(leaf - 1, 0), pages, moved)
+        right = _page_of(min(leaf + 1, len(separators) - 1), pages, moved)
+        found[i, 4] = max(min(left, right), min(max(left, right), found[i, 1]))
+        found[i, 5] = np.searchsorted(begin, leaf, side="right")
+        found[i, 6] = np.searchsorted(goal, leaf, side="right")
+    return len(leaves)
+
+
+@njit(cache=True, nogil=True)
+def patch_few(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    found: NDArray[np.int64],
+    touched: NDArray[np.uint64],
+    upserted: NDArray[np.bool_],
+    keys: NDArray[np.uint64],
+    fresh: NDArray[np.bool_],
+    places: NDArray[np.int64],
+    words: NDArray[np.int64],
+    spans: NDArray[np.int64],
+    heap: NDArray[np.uint8],
+    nulls: NDArray[np.uint8],
+    unique: bool,
+    average: int,
+    out: NDArray[np.uint8],
+    rows: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> tuple[int, int, bool]:
+    """Verify leaves and patch them; see `patch_leaves` for the parameters.
+
+    Returns
+    -------
+    bad
+        The first leaf whose page is not what it should be, or -1.
+    clash
+        A new row whose key is there already, or -1.
+    done
+        Whether all leaves could be patched.
+    """
+    count = len(found)
+    status, pages, sums = np.empty(count, dtype=np.int64), found[:, 1].copy(), found[:, 2].copy().view(np.uint64)
+    bad = verify_pages(frames, page_size, np.arange(count), pages, sums)
+    if bad >= 0:
+        return bad, -1, False
+    clash = patch_leaves(
+        frames, page_size, np.zeros(count, dtype=np.bool_),
+        touched, upserted, found[:, 5].copy(), keys, fresh, found[:, 6].copy(),
+        places, words, spans, heap, nulls, unique, average, out, status, rows, counts,
+    )  # fmt: skip
+    return -1, clash, clash < 0 and (status == DONE).all()

@@ -1,0 +1,54 @@
+"""Moved leaves: those that were written anew since the inner nodes above them were. The superblock says where they are.
+
+So a commit of few leaves writes no inner node. The list is bytes, 24 for each leaf: u32 number of the leaf in key
+order, u32 rows, u64 page, u64 checksum. What it says takes the place of what the leaf's parent says.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from storage import _few_kernels as kernels
+from storage.tree import Entries
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["add_moved", "moved_entries", "moved_leaves", "moved_words"]
+
+_WORDS = 3
+_LEAF = np.uint64(2**32 - 1)
+
+
+def moved_words(moved: bytes) -> NDArray[np.uint64]:
+    """Return uint64[n, 3]: a leaf and its rows times 2**32, its page, its checksum."""
+    return np.frombuffer(moved, dtype=np.uint64).reshape(-1, _WORDS)
+
+
+def moved_leaves(moved: bytes) -> NDArray[np.int64]:
+    """Return the numbers of the leaves, ascending."""
+    return np.sort((moved_words(moved)[:, 0] & _LEAF).astype(np.int64))
+
+
+def moved_entries(written: Entries, moved: bytes) -> Entries:
+    """Return the entries of all leaves: what inner nodes say of them, and of moved ones what the list says."""
+    if not moved:
+        return written
+    words = moved_words(moved)
+    leaves = (words[:, 0] & _LEAF).astype(np.int64)
+    pages, checksums, rows = written.pages.copy(), written.checksums.copy(), written.rows.copy()
+    rows[leaves], pages[leaves], checksums[leaves] = words[:, 0] >> np.uint64(32), words[:, 1], words[:, 2]
+    return Entries(pages, checksums, rows, written.continued, written.separators)
+
+
+def add_moved(
+    moved: bytes,
+    leaves: NDArray[np.int64],
+    pages: NDArray[np.int64],
+    checksums: NDArray[np.uint64],
+    rows: NDArray[np.int64],
+) -> bytes:
+    """Return the list with leaves that have moved now."""
+    return kernels.add_moved(moved_words(moved), leaves, pages, checksums, rows).tobytes()
