@@ -55,8 +55,10 @@ def add_moved(
 ) -> NDArray[np.uint64]:
     """Return the list with these leaves, each once."""
     every = np.empty((len(moved) + len(leaves), 3), dtype=np.uint64)
-    every[: len(moved)] = moved
     count = len(moved)
+    for at in range(count):
+        for word in range(3):
+            every[at, word] = moved[at, word]
     for i in range(len(leaves)):
         at = _listed(moved, leaves[i])
         if at < 0:
@@ -130,11 +132,15 @@ def find_leaves(
     row_first, row_last = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int32)
     locate(separators, offsets, data, continued, touched, offsets, data, _WIDE, first, last)
     locate(separators, offsets, data, continued, keys, offsets, data, _WIDE, row_first, row_last)
-    begin = first.astype(np.int64)
-    goal = np.where(fresh, row_last, row_first).astype(np.int64)
-    leaves, joined = touched_leaves(begin, last.astype(np.int64), goal, len(separators))
+    begin, end = first.astype(np.int64), last.astype(np.int64)
+    goal = np.empty(len(keys), dtype=np.int64)
+    for row in range(len(keys)):
+        goal[row] = row_last[row] if fresh[row] else row_first[row]
+    leaves, joined = touched_leaves(begin, end, goal, len(separators))
     if len(leaves) > len(found) or joined.any():
         return 0
+    t = 0
+    q = 0
     for i in range(len(leaves)):
         leaf = leaves[i]
         found[i, 0], found[i, 1], found[i, 2], found[i, 3] = leaf, pages[leaf], np.int64(checksums[leaf]), rows[leaf]
@@ -145,8 +151,11 @@ def find_leaves(
         left = _page_of(max(leaf - 1, 0), pages, moved)
         right = _page_of(min(leaf + 1, len(separators) - 1), pages, moved)
         found[i, 4] = max(min(left, right), min(max(left, right), found[i, 1]))
-        found[i, 5] = np.searchsorted(begin, leaf, side="right")
-        found[i, 6] = np.searchsorted(goal, leaf, side="right")
+        while t < len(begin) and begin[t] <= leaf:
+            t += 1
+        while q < len(goal) and goal[q] <= leaf:
+            q += 1
+        found[i, 5], found[i, 6] = t, q
     return len(leaves)
 
 

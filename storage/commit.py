@@ -30,7 +30,7 @@ from storage.index import Index
 from storage.metadata import metadata_pages
 from storage.moved import add_moved, moved_words
 from storage.new_rows import WordColumns
-from storage.page_writer import PageWriter
+from storage.page_writer import PageWriter, proof_of
 from storage.slots import read_superblock, repeat_superblock, write_superblock
 from storage.snapshot import Snapshot, open_snapshot
 from storage.space import FreeSpace
@@ -50,13 +50,14 @@ if TYPE_CHECKING:
     from storage.locks import Locks
     from storage.new_rows import NewRows
     from storage.reader import PageReader
-    from storage.superblock import Superblock
+    from storage.superblock import Proof, Superblock
     from storage.transaction import App, CommitResult
     from storage.tree import Entries
 
 __all__ = ["Writer", "pages_of"]
 
 _SUPERBLOCKS = 2
+_MOST_HELD = 16  # pages for which nobody asks yet whether readers still need them
 
 
 def pages_of(snapshot: Snapshot) -> NDArray[np.int64]:
@@ -191,7 +192,8 @@ class Writer:
         """
         self._refuse_poisoned()
         check_app(app)
-        self.reclaim()
+        if self.space.held >= _MOST_HELD:
+            self.reclaim()
         skipped = app is not None and app[1] <= self.snapshot.superblock.apps.get(app[0], app[1] - 1)
         self._busy = True
         return Transaction(self, app, skipped=skipped)
@@ -247,26 +249,30 @@ class Writer:
         if moved is not None and not anew and self._has_room(head, moved):
             entries = draft.entries.take(moved)
             listed = add_moved(head.moved, moved, entries.pages, entries.checksums, entries.rows)
-            self._publish_moved(head, listed, draft.rows, draft.pages, draft.freed)
+            draft.pages.settle()
+            self._publish_moved(head, listed, draft.rows, draft.pages.proof, draft.freed)
             return
         leaves, tree = draft.finish(self.snapshot.fill)
         end = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size)
         used = [leaves.pages, *(level.pages for level in tree.levels)]
         shape = tree.height, len(leaves), max(end, *(int(pages.max(initial=0)) + 1 for pages in used))
+        draft.pages.settle()
         superblock = head.followed_by(draft.pages.txid, _root_of(tree.root), shape, b"", draft.pages.proof)
-        self._publish(superblock, Index(leaves, tree.levels), draft.pages, draft.freed)
+        self._publish(superblock, Index(leaves, tree.levels), draft.freed)
 
     def commit_few(self, few: FewRows, app: App | None) -> bool:
         """Make a change of few rows the table's state; say whether that can be. The caller has it guarded."""
         head = self._head(app)
         if not self._has_room(head, few.leaves):
             return False
-        pages = self._pages()
-        numbers = pages.place(few.hints)
-        checksums = seal_pages(few.pages, pages.page_size, numbers, pages.txid)
-        pages.put(few.pages, numbers, checksums)
+        size, numbers = head.page_size, self.space.take(few.hints)
+        checksums = seal_pages(few.pages, size, numbers, head.txid + 1)
+        for at, page in enumerate(numbers.tolist()):
+            self._backend.pwrite(page * size, few.pages[at * size : (at + 1) * size])
+        with FilterWriter(self._backend.path, self.snapshot.layout) as filtered:
+            filtered.put(few.pages, numbers)
         listed = add_moved(head.moved, few.leaves, numbers, checksums, few.rows)
-        self._publish_moved(head, listed, head.rows + few.grown, pages, few.freed)
+        self._publish_moved(head, listed, head.rows + few.grown, proof_of(numbers, checksums), few.freed)
         return True
 
     def _has_room(self, head: Superblock, leaves: NDArray[np.int64]) -> bool:
@@ -274,14 +280,14 @@ class Writer:
         return len(leaves) <= MOVED_AT_ONCE and len(moved_words(head.moved)) + len(leaves) <= room_for_moved(head)
 
     def _publish_moved(
-        self, head: Superblock, moved: bytes, rows: int, pages: PageWriter, freed: NDArray[np.int64]
+        self, head: Superblock, moved: bytes, rows: int, proof: Proof | None, freed: NDArray[np.int64]
     ) -> None:
         """Publish a state whose inner nodes are those of the state before."""
         length = max(head.pages, int(moved_words(moved)[:, 1].max(initial=0)) + 1)
         root, shape = (head.root_page, head.root_checksum, rows), (head.height, head.leaves, length)
         index = self.snapshot.index
-        superblock = head.followed_by(pages.txid, root, shape, moved, pages.proof)
-        self._publish(superblock, Index(index.written, index.levels, moved), pages, freed)
+        superblock = head.followed_by(head.txid + 1, root, shape, moved, proof)
+        self._publish(superblock, Index(index.written, index.levels, moved), freed)
 
     def _head(self, app: App | None) -> Superblock:
         """Return the superblock of the newest commit, an application's new version in it."""
@@ -291,25 +297,16 @@ class Writer:
             encode_superblock(head)  # refuses too many before anything is written
         return head
 
-    def _publish(self, superblock: Superblock, index: Index, pages: PageWriter, freed: NDArray[np.int64]) -> None:
-        """Make durable what was written, and let it be the table's state.
-
-        Parameters
-        ----------
-        superblock, index
-            Of the new state.
-        pages, freed
-            What wrote the pages that it does not share with the state before, and pages that it no longer has.
-        """
+    def _publish(self, superblock: Superblock, index: Index, freed: NDArray[np.int64]) -> None:
+        """Make durable what was written, and let it be the table's state, which no longer has the pages `freed`."""
         before = self.snapshot
-        pages.settle()
         if superblock.proof is None:
             self._backend.sync()
             write_superblock(self._backend, superblock)
             self._backend.sync()
         else:
             self._commit_at_once(before.superblock, superblock)
-        self.space.hold(pages.txid, freed)
+        self.space.hold(superblock.txid, freed)
         self._state = Snapshot(before.path, superblock, before.layout, index), self.space
         self._forget_draft()
 

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -68,6 +68,12 @@ class FilterWriter:
         self._table = table
         self._layout = layout
         self._file = FilterFile.open(table, writing=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
         """Write the segments of the leaves among these sealed pages."""

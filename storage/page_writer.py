@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from storage.superblock import PROOF_PAGES, Proof
+from storage.superblock import PROOF_PAGES, Proof, digest
 from storage.tree import runs_of
 
 if TYPE_CHECKING:
@@ -19,9 +19,14 @@ if TYPE_CHECKING:
     from storage.filter_upkeep import FilterWriter
     from storage.space import FreeSpace
 
-__all__ = ["PageWriter"]
+__all__ = ["PageWriter", "proof_of"]
 
 _SYNC_BYTES = 4 << 20
+
+
+def proof_of(numbers: NDArray[np.int64], checksums: NDArray[np.uint64]) -> Proof | None:
+    """Return the proof that these pages are on disk, if they are few."""
+    return None if len(numbers) > PROOF_PAGES else Proof(tuple(numbers.tolist()), digest(checksums.tobytes()))
 
 
 class PageWriter:

@@ -190,7 +190,7 @@ def test_a_stale_page_of_a_moved_leaf_is_detected(moved, leaf):
     disk, _ = moved
     page, writer = int(open_snapshot(disk).leaf_pages[leaf]), writer_of(disk)
     earlier = SimulatedDisk(bytearray(disk.image))
-    for value in range(8):
+    for value in range(60):
         writer.apply(batch(*one_in_each([leaf], value)))
         if writer.snapshot.leaf_pages[leaf] == page:
             break
