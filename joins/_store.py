@@ -49,6 +49,7 @@ _FRAMES_TO_GROW = 1024
 _RECORDS_SHARE = 3
 _TUPLES_SHARE = 8  # where all pages are cached, what is left for tuples that come in
 _SCRATCH_NBYTES = 96  # positions, keys twice, leaves, frames, rows and counts of a tuple
+_DIRECT_NBYTES = 64  # where nothing is sorted but what has to wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +158,8 @@ class Store:
 
     def rows_at_once(self, row_nbytes: float) -> int:
         """Return for how many tuples of this size the workspace has scratch arrays, beside an output batch."""
-        return max(1, int(self.workspace // 2 / (_SCRATCH_NBYTES + row_nbytes)))
+        scratch = _SCRATCH_NBYTES if self.direct is None else _DIRECT_NBYTES
+        return max(1, int(self.workspace // 2 / (scratch + row_nbytes)))
 
     def tuples_in_a_part(self, emitter: Emitter, keys_per_tuple: int) -> int:
         """Return how many waiting tuples the workspace can hold a second time, with keys, matches and results."""

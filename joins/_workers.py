@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -36,14 +36,18 @@ class Workers:
         return max(1, min(self._threads, rows // _LEAST_ROWS))
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-        """Return the results for all items, in order. The first error is raised once all have ended."""
+        """Return the results for all items, in order. The first error is raised once all have ended.
+
+        The caller's thread works too: two threads woken by one that then waits tend to be put on one processor.
+        """
         if len(items) <= 1:
             return [work(item) for item in items]
-        futures = [self._threads_at_hand().submit(work, item) for item in items]
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
-        return [future.result() for future in futures]
+        futures = [self._threads_at_hand().submit(work, item) for item in items[1:]]
+        try:
+            first = work(items[0])
+        finally:
+            wait(futures)
+        return [first, *(future.result() for future in futures)]
 
     @property
     def several(self) -> bool:

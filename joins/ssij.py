@@ -242,7 +242,7 @@ class SSIJ(StreamJoin):
         self._schedule.batch_begins(self.time.now() - arrival, self._seconds_online)
         start = 0
         while start < len(batch) and self.store.records_ready(len(batch) - start):
-            part = batch.slice(start, self._rows_at_once())
+            part = batch.slice(start, self._rows_at_once(len(batch) - start))
             start += len(part)
             for missed in (yield from RecallPhase(self.state).run(Piece(part, arrival))):
                 yield from self._take_in(missed, arrival)
@@ -260,7 +260,7 @@ class SSIJ(StreamJoin):
         yield from self._online(waiting.rows)
         start = 0
         while start < len(batch):
-            part = batch.slice(start, self._rows_at_once())
+            part = batch.slice(start, self._rows_at_once(len(batch) - start))
             start += len(part)
             yield from self._join_online(Piece(part, arrival))
             if not self._schedule.batch_ends_soon(self._seconds_online):
@@ -272,7 +272,12 @@ class SSIJ(StreamJoin):
 
     # Online and join phases
 
-    def _rows_at_once(self) -> int:
+    def _rows_at_once(self, rows: int) -> int:
+        """Return how many of so many tuples are worked on at once: all parts that there is room for are alike."""
+        most = self._rows_at_most()
+        return -(-rows // -(-rows // most))
+
+    def _rows_at_most(self) -> int:
         copies, wide = _KEY_COPIES * self.bound.keys_per_tuple, self.snapshot.codec.kind == "bytes"
         keys = copies * self._row_nbytes if wide else (copies - _KEY_COPIES) * _WORD
         return self.store.rows_at_once(self._row_nbytes + keys + self.emitter.row_bytes(self._row_nbytes))
@@ -280,7 +285,7 @@ class SSIJ(StreamJoin):
     def _online(self, count: int) -> Iterator[pa.RecordBatch]:
         """Run online phases over the oldest tuples of the input buffer."""
         while count > 0:
-            piece = self.store.input.take(min(count, self._rows_at_once()))
+            piece = self.store.input.take(self._rows_at_once(count))
             count -= len(piece.rows)
             yield from self._join_online(piece)
             self.store.account()
@@ -320,7 +325,7 @@ class SSIJ(StreamJoin):
         if self.store.stream.rows:
             yield from JoinPhase(self.state).run()
             self._schedule.phase_ends()
-        while (piece := self.store.take_postponed(self._rows_at_once())) is not None:
+        while (piece := self.store.take_postponed(self._rows_at_most())) is not None:
             yield from self._join_online(piece)
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
