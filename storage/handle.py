@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TableHandle"]
 
+_WRITERS_THREADS = 4  # more only get into each other's way where most of what is read is in memory
+
 
 class TableHandle:
     """One handle on a table file, at its newest commit.
@@ -193,7 +195,7 @@ class _OwnWriter:
 
     def __init__(self, read: FileBackend, device: DeviceModel) -> None:
         self._backend = FileBackend(read.path, "w", direct=False)
-        self._reader = PageReader(self._backend, device.page_size, device)
+        self._reader = PageReader(self._backend, device.page_size, device, threads=_WRITERS_THREADS)
         self.writer = Writer(self._backend, FileLocks(self._backend.fileno(), read.path), self._reader)
 
     def close(self) -> None:
