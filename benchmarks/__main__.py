@@ -7,6 +7,7 @@ of them, and `hit-ratios` for the policies of the page cache. Peers have cases o
 
 import argparse
 import importlib
+import os
 import sys
 from pathlib import Path
 
@@ -27,6 +28,7 @@ MODULES = {
 
 
 def main():
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # as the command line does; for all contestants
     if sys.argv[1:2] in (["experiment"], ["experiments"], ["hit-ratios"]):
         names = ["hit_ratios"] if sys.argv[1] == "hit-ratios" else []
         importlib.import_module("benchmarks.experiments.__main__").main([*names, *sys.argv[2:]])

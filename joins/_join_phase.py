@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from joins import _piece_kernels
+from joins._allocators import give_back_freed_memory
 from joins._block_kernels import expand_found, frames_of_places
 from joins._emit import Matches, rows_at
 from joins._input_buffer import arrivals_at
@@ -63,7 +64,8 @@ class JoinPhase:
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Read the pages, join each with the tuples that wait for it, and empty the stream buffer."""
-        begin = self._state.busy()
+        begin, tuple_nbytes = self._state.busy(), self._store.stream.tuple_nbytes
+        give_back_freed_memory(tuple_nbytes)
         self._store.grow()
         simple = _SimpleJoin(self._state, self._leaves, self._simple)
         for block in ReadAhead(self._state, self._leaves).blocks():
@@ -80,6 +82,7 @@ class JoinPhase:
         self._spanning.clear()
         self._store.release_stream(self._state.bound.step)
         self._cache.phase_done()
+        give_back_freed_memory(tuple_nbytes)
         seconds = self._state.busy() - begin
         self._state.estimate.learn(len(self._leaves), seconds)
         self._state.counters.join_phases += 1

@@ -1,5 +1,6 @@
 """The account is a hard limit, and it is true: it agrees with what the process really takes."""
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -96,15 +97,17 @@ SCRIPT = textwrap.dedent(
 
 def peak_of(path, rows, memory, pushes):
     command = [sys.executable, "-c", SCRIPT, str(path), str(rows), memory, str(pushes)]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    environment = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     return [int(number) for number in result.stdout.split()]
 
 
-def assert_within(path, rows, budget):
+def assert_within(path, rows, budget, pushes=40):
+    """Compare the peak of a process that joins with that of one that has only loaded all it needs for it."""
     empty, _, _ = peak_of(path, rows, str(budget), 0)
-    full, account, _ = peak_of(path, rows, str(budget), 40)
+    full, account, _ = peak_of(path, rows, str(budget), pushes)
     assert account <= budget
-    assert full - empty <= budget + 32 * MIB, f"{(full - empty) / MIB:.1f} MiB"
+    assert full - empty <= budget + 16 * MIB, f"{(full - empty) / MIB:.1f} MiB"
 
 
 def test_the_process_stays_within_the_budget(tmp_path):
@@ -118,7 +121,7 @@ def test_the_process_stays_within_the_budget(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_the_process_stays_within_32_mib_over_a_table_of_2_gb(tmp_path):
+def test_the_process_stays_within_any_budget_over_a_table_of_2_gb(tmp_path):
     rows, rng = 50_000_000, np.random.default_rng(4)
 
     def batches():
@@ -129,4 +132,5 @@ def test_the_process_stays_within_32_mib_over_a_table_of_2_gb(tmp_path):
 
     Table.build(tmp_path / "t.hdr", batches(), ["k"], unique=True).close()
     assert (tmp_path / "t.hdr").stat().st_size > 2e9
-    assert_within(tmp_path / "t.hdr", rows, 32 * MIB)
+    for budget in (32, 64, 96):
+        assert_within(tmp_path / "t.hdr", rows, budget * MIB, pushes=120)
