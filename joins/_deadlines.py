@@ -70,6 +70,11 @@ class RecentMaximum:
         """The greatest number, or 0."""
         return max(self._spans)
 
+    @property
+    def known(self) -> bool:
+        """Whether all of these spans have been."""
+        return len(self._spans) == _SPANS
+
     def note(self, value: float) -> None:
         """Note a number."""
         self._spans[-1] = max(self._spans[-1], value)

@@ -13,13 +13,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Schedule"]
 
+_STANDS_STILL = 0.25  # of a phase: had tuples arrived meanwhile, some would have waited longer
+
 
 class Schedule:
     """Says when the phases that are due begin.
 
-    Beside what a join phase takes, two things count that the paper does not name. Where tuples arrive while another
-    phase runs, they wait for that one and for their own. And the tuples of a batch, which arrive together, are to wait
-    for the same phase: it begins when all have been looked up, so what a batch takes is allowed for.
+    Beside what a join phase takes, two things count that the paper does not name. Tuples that arrive while another
+    phase runs wait for that one and for their own, unless the stream is pulled: then it stands still meanwhile, and a
+    phase may take nearly all of the deadline. And the tuples of a batch, which arrive together, are to wait for the
+    same phase: it begins when all have been looked up, so what a batch takes is allowed for.
 
     Parameters
     ----------
@@ -39,6 +42,7 @@ class Schedule:
         self._thresholds = thresholds
         self._estimate = estimate
         self._behind = RecentMaximum()
+        self._phase = RecentMaximum()
         self._look_up = RecentMaximum()
         self._began = 0.0
 
@@ -61,10 +65,11 @@ class Schedule:
         """Note that the batch has been taken in."""
         self._look_up.note(online - self._began)
 
-    def phase_ends(self) -> None:
-        """Note that a join phase has ended."""
-        self._behind.next()
-        self._look_up.next()
+    def phase_ends(self, seconds: float) -> None:
+        """Note that a join phase has ended, which took so many seconds."""
+        self._phase.note(seconds)
+        for recent in (self._behind, self._phase, self._look_up):
+            recent.next()
 
     def online_due(self, row_nbytes: float) -> float | None:
         """Latest start of an online phase, were each tuple in the input buffer to want one more page.
@@ -75,16 +80,40 @@ class Schedule:
         oldest = store.input.oldest
         if oldest is None or self._deadline is None:
             return None
-        waiting, coming = store.stream, store.input.rows
-        pages = min(waiting.pages + coming, len(store.snapshot.leaf_pages))
         together = min(self._thresholds.join(row_nbytes), store.tuples_at_most(row_nbytes))
-        phases = -(-(waiting.rows + coming) // together)
-        return oldest + self._deadline - phases * self._estimate.seconds(pages)
+        phases = -(-(store.stream.rows + store.input.rows) // together)
+        return oldest + self._deadline - phases * self._seconds_of_all
 
     def join_due(self) -> float | None:
-        """Latest start of a join phase; at once if tuples arrive during phases that are too long for two of them."""
+        """Latest start of a join phase."""
         oldest = self._store.stream.oldest
         if oldest is None or self._deadline is None:
             return None
-        spare = self._deadline - self._estimate.seconds(self._store.stream.pages)
-        return oldest if self._behind.value > spare else oldest + max(0.0, spare - self._look_up.value)
+        phase = self._estimate.seconds(self._store.stream.pages)
+        if self._pulled:
+            return oldest + max(0.0, self._deadline - phase - self._look_up.value)
+        return oldest if phase > self._deadline / 2 else oldest + self._deadline - phase
+
+    def sharing(self, now: float) -> int:
+        """Return how many tuples of the input buffer are to be part of the join phase that is due.
+
+        All, if it still ends in time then; otherwise those that would expire during it.
+        """
+        store = self._store
+        assert store.stream.oldest is not None
+        assert self._deadline is not None
+        if now + self._seconds_of_all <= store.stream.oldest + self._deadline:
+            return store.input.rows
+        return store.input.arrived_by(now + self._estimate.seconds(store.stream.pages) - self._deadline)
+
+    @property
+    def _seconds_of_all(self) -> float:
+        """What a join phase takes if each tuple of the input buffer wants one more page."""
+        store = self._store
+        pages = min(store.stream.pages + store.input.rows, len(store.snapshot.leaf_pages))
+        return self._estimate.seconds(pages)
+
+    @property
+    def _pulled(self) -> bool:
+        """Whether nothing has arrived during join phases of late."""
+        return self._phase.known and self._behind.value < _STANDS_STILL * self._phase.value

@@ -323,8 +323,9 @@ class SSIJ(StreamJoin):
 
     def _join_phase(self) -> Iterator[pa.RecordBatch]:
         if self.store.stream.rows:
+            before = self.counters.join_seconds
             yield from JoinPhase(self.state).run()
-            self._schedule.phase_ends()
+            self._schedule.phase_ends(self.counters.join_seconds - before)
         while (piece := self.store.take_postponed(self._rows_at_most())) is not None:
             yield from self._join_online(piece)
 
@@ -348,7 +349,7 @@ class SSIJ(StreamJoin):
             if online is not None and online <= now:
                 yield from self._online(self.store.input.rows)
             elif join is not None and join <= now:
-                yield from self._online(self.store.input.rows)
+                yield from self._online(self._schedule.sharing(now))
                 yield from self._join_phase()
             else:
                 return
