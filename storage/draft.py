@@ -6,9 +6,13 @@ whether it becomes the table's next state.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,6 +30,7 @@ from storage.tree import Entries, read_pages, seal_pages, separators_between
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -40,8 +45,6 @@ _CHUNK_BYTES = 2 << 20
 _FEW_LEAVES = 4
 _UNDERFULL = 4
 _NONE = np.zeros(0, dtype=np.int64)
-
-Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ class Draft:
         counts = Counts()
         done: list[Replacement] = []
         if can_patch(self._layout) and len(self._leaves) > 0:
-            for part, (frames, patched) in _ahead(self._parts(changes), self._patch):
+            for part, (frames, patched) in _ahead(self._parts(changes), self._read_part, self._patch):
                 counts += patched.counts
                 done.append(self._put(part.leaves[patched.done], patched))
                 if patched.rest.any():
@@ -104,7 +107,7 @@ class Draft:
                     counts += counted
                     done.append(replacement)
         else:
-            for part, present in _ahead(self._parts(changes), lambda part: self.load(part.leaves)):
+            for part, present in _ahead(self._parts(changes), lambda part, _: self.load(part.leaves)):
                 replacement, counted = self._change(part, present)
                 counts += counted
                 done.append(replacement)
@@ -177,9 +180,12 @@ class Draft:
     def _average(self) -> int:
         return self._rows // max(len(self._leaves), 1)
 
-    def _patch(self, part: Part) -> tuple[NDArray[np.uint8], Patched]:
-        """Read leaves and patch those that can be."""
-        leaves, frames = part.leaves, self.read(part.leaves)
+    def _read_part(self, part: Part, _: object) -> NDArray[np.uint8]:
+        return self.read(part.leaves)
+
+    def _patch(self, part: Part, frames: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Patched]:
+        """Patch those leaves that can be; return also all as they were."""
+        leaves = part.leaves
         ends = tuple(np.searchsorted(at, leaves, side="right") for at in (part.touched_leaf, part.leaf))
         return frames, patch_leaves(
             self._layout, frames, leaves, part.joined, part.changes, (ends[0], ends[1]),
@@ -344,21 +350,36 @@ class Draft:
         self._rows = int(self._leaves.entries.rows.sum())
 
 
-def _ahead(parts: Iterator[Part], read: Callable[[Part], Read]) -> Iterator[tuple[Part, Read]]:
-    """Yield each part with what is read for it, and perhaps made of it, while the part before is worked on."""
-    current = next(parts, None)
-    if current is None:
+def _ahead(parts: Iterator[Part], *steps: Callable[[Part, Any], Any]) -> Iterator[tuple[Part, Any]]:
+    """Yield each part with what is made of it in steps, each of which takes what the one before made of the same part.
+
+    While a part is worked on the next ones are prepared, by a thread for each step.
+    """
+    first = list(itertools.islice(parts, 2))
+    if len(first) < 2:  # noqa: PLR2004 - nothing to do ahead
+        for part in first:
+            yield part, functools.reduce(lambda made, step: step(part, made), steps, None)
         return
-    have, following = read(current), next(parts, None)
-    if following is None:
-        yield current, have
-        return
-    with ThreadPoolExecutor(1, thread_name_prefix="headrace-ahead") as pool:
-        while following is not None:
-            reading = pool.submit(read, following)
-            yield current, have
-            current, have, following = following, reading.result(), next(parts, None)
-        yield current, have
+    waiting: deque[tuple[Part, Future[Any] | None]] = deque()
+    with contextlib.ExitStack() as stack:
+        pools = [stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="headrace-ahead")) for _ in steps]
+        for part in itertools.chain(first, parts):
+            made: Future[Any] | None = None
+            for pool, step in zip(pools, steps, strict=True):
+                made = pool.submit(_follow, made, step, part)
+            waiting.append((part, made))
+            if len(waiting) > len(steps):
+                yield _waited(*waiting.popleft())
+        while waiting:
+            yield _waited(*waiting.popleft())
+
+
+def _follow(before: Future[Any] | None, step: Callable[[Part, Any], Any], part: Part) -> Any:
+    return step(part, None if before is None else before.result())
+
+
+def _waited(part: Part, made: Future[Any] | None) -> tuple[Part, Any]:
+    return part, None if made is None else made.result()
 
 
 def _with_open_left(entries: Entries) -> Entries:
