@@ -1,11 +1,12 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from simulated import Model, Sync, Write, build, rows_at, rows_of, writer_of
+from simulated import Model, SimulatedDisk, Sync, Write, build, rows_at, rows_of, writer_of
 
-from storage import page_writer, superblock
+from storage import draft, page_writer, superblock
 from storage.commit import pages_of
 from storage.errors import (
+    CorruptPageError,
     InputError,
     KeyInputError,
     PoisonedHandleError,
@@ -323,3 +324,29 @@ def test_a_large_commit_syncs_as_it_goes(disk, writer, monkeypatch):
     writer.apply(table_of(rows(range(0, 2000, 2), "w")))
     assert sum(isinstance(operation, Sync) for operation in disk.log) > 2
     assert [row["v"][0] for row in rows_of(disk)] == ["w"] * 1000
+
+
+@pytest.mark.parametrize("patched", [True, False])
+def test_a_change_in_many_parts_is_what_one_in_one_part_is(patched, monkeypatch):
+    monkeypatch.setattr(draft, "_CHUNK_BYTES", 3 * 4096)
+    key = "k" if patched else "v"
+    model = Model([key], rows(range(0, 2000, 2)))
+    disk = build(table_of(model.sorted()), [key], unique=True)
+    writer, rng = writer_of(disk), np.random.default_rng(5)
+    for turn in range(4):
+        upserts, gone = rows(np.unique(rng.integers(0, 2500, 300))), rows(np.unique(rng.integers(0, 2500, 100)))
+        writer.apply(table_of(upserts), table_of(gone))
+        model.apply(upserts, gone)
+        assert rows_of(disk) == model.sorted(), turn
+
+
+def test_damage_in_a_late_part_of_a_change_undoes_all_of_it(disk, writer, monkeypatch):
+    monkeypatch.setattr(draft, "_CHUNK_BYTES", 3 * 4096)
+    before, pages = bytes(disk.image), writer.snapshot.leaf_pages
+    at = int(pages[-4]) * 4096 + 500
+    disk.image[at] ^= 1
+    with pytest.raises(CorruptPageError):
+        writer.apply(table_of(rows(range(0, 2000, 2), "w")))
+    disk.image[at] ^= 1
+    assert rows_of(disk) == rows_of(SimulatedDisk(bytearray(before)))
+    assert writer.apply(table_of(rows(range(0, 2000, 2), "w"))).updated == 1000
