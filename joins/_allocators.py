@@ -1,8 +1,8 @@
 """What allocators keep of the memory that was freed is given back before memory of another kind is wanted.
 
 Tuples, pages and scratch arrays come from allocators of their own: Arrow's, the system's, the C library's. Each keeps
-what was freed to use it again, which the account does not see. It matters where much changes hands: at a join phase
-all tuples are freed, and pages take their room.
+what was freed to use it again, which the account does not see. It matters where much changes hands: a join phase frees
+all tuples, and pages take their room. Not before its first read, where the memory is wanted at once again.
 """
 
 from __future__ import annotations

@@ -65,7 +65,6 @@ class JoinPhase:
     def run(self) -> Iterator[pa.RecordBatch]:
         """Read the pages, join each with the tuples that wait for it, and empty the stream buffer."""
         begin, tuple_nbytes = self._state.busy(), self._store.stream.tuple_nbytes
-        give_back_freed_memory(tuple_nbytes)
         self._store.grow()
         simple = _SimpleJoin(self._state, self._leaves, self._simple)
         for block in ReadAhead(self._state, self._leaves).blocks():
