@@ -93,7 +93,6 @@ class DirectPhase(ProbingPhase[DirectProbe]):
         self._store.pin(on=True)
         for probe in probes:
             self._note(probe)
-            self._admit(probe)
             yield from self._state.emitter.emit_found(probe.piece.rows, probe.found.source, probe.found.columns)
         self._store.pin(on=False)
         for chunk in self._state.workers.map(_chunk, [probe for probe in probes if probe.waiting]):
@@ -117,13 +116,6 @@ class DirectPhase(ProbingPhase[DirectProbe]):
         absent = tier.absent(leaf, keys, frame == -1)
         frame[absent] = -2
         return int(absent.sum())
-
-    def _admit(self, probe: DirectProbe) -> None:
-        """Let the record tier have what it wants of the rows found."""
-        if self._store.records_awake:
-            row = probe.found.row
-            count = (row >= 0).astype(np.int32)
-            self._store.admit(self._store.cache.buffer, probe.frame, row, count, probe.keys)
 
     def _note(self, probe: DirectProbe) -> None:
         """Count the tuples whose leaf is cached or that can match nothing: this phase completes them."""

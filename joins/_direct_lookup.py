@@ -32,15 +32,12 @@ class Found:
 
     Attributes
     ----------
-    row : int32[n]
-        Of each tuple: where it was found in its page, -1 if nowhere.
     source : int32[results]
         Of each result: its tuple.
     columns
         Of the relation, one value to a result.
     """
 
-    row: NDArray[np.int32]
     source: NDArray[np.int32]
     columns: list[pa.Array]
 
@@ -107,7 +104,7 @@ class DirectLookup:
             fixed.sizes, fixed.starts, fixed.out, fixed.valid, fixed.missing, row, source,
         )  # fmt: skip
         source = source[:results]
-        return Found(row, source, self._in_order(fixed.arrays(results), frames, frame, row, source))
+        return Found(source, self._in_order(fixed.arrays(results), frames, frame, row, source))
 
     @property
     def _slopes(self) -> NDArray[np.float64]:

@@ -45,9 +45,7 @@ class OnlinePhase(ProbingPhase[Probe]):
             self._note(probe)
         waiting: list[Chunk | None] = []
         if self._state.bound.at_most_one(unique=self._snapshot.unique):
-            for probe, found in zip(probes, self._state.workers.map(self._join_unique, probes), strict=True):
-                results, row, count = found
-                self._store.admit(self._store.cache.buffer, probe.frame, row, count, probe.single.keys)
+            for results in self._state.workers.map(self._join_unique, probes):
                 yield from results
         else:
             for probe in probes:
@@ -72,7 +70,7 @@ class OnlinePhase(ProbingPhase[Probe]):
             self._state.counters.rows_cached += len(rows)
             self._state.completed(arrivals_at(probe.piece.arrival, rows), len(rows))
 
-    def _join_unique(self, probe: Probe) -> tuple[list[pa.RecordBatch], NDArray[np.int32], NDArray[np.int32]]:
+    def _join_unique(self, probe: Probe) -> list[pa.RecordBatch]:
         """Join tuples that have one match at most. Changes nothing, so that threads may do it at once."""
         single, rows, buffer = probe.single, probe.piece.rows, self._store.cache.buffer
         row, count = find(self._snapshot, buffer, probe.frame, single.keys)
@@ -80,7 +78,7 @@ class OnlinePhase(ProbingPhase[Probe]):
         _result_kernels.place_matches(single.order, probe.frame, count, self._state.outer, place)
         if self._state.outer:
             place[probe.impossible()] = -2
-        return list(self._state.emitter.emit_placed(rows, place, probe.frame, row, buffer)), row, count
+        return list(self._state.emitter.emit_placed(rows, place, probe.frame, row, buffer))
 
     def _join_single(self, probe: Probe) -> Iterator[pa.RecordBatch]:
         """Join the tuples that may match in one leaf."""

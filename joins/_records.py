@@ -1,9 +1,10 @@
 """SSIJ's record tier: single rows that are asked for often, apart from their pages, in a hash table.
 
 Popular keys are seldom neighbours, so a cached page holds one popular row among hundreds that nobody asks for. What
-is worth a place is decided as in TinyLFU: a row found on a page comes in if it was asked for more often of late than
-the least used row of its bucket; all counts are halved now and then. A stream without popular keys makes the tier
-sleep: it gives its memory back, and tries again after a while that doubles each time.
+is worth a place is decided as in TinyLFU: a row found on a page that had to be read comes in if it was asked for more
+often of late than the least used row of its bucket; all counts are halved now and then. A row on a cached page needs no
+place as long as the page stays. A stream without popular keys makes the tier sleep: it gives its memory back, and tries
+again after a while that doubles each time.
 
 Only tables whose key is one word and unique, and result columns of one word each, can have it.
 """

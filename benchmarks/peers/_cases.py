@@ -9,7 +9,7 @@ PLAIN_ROW = 16  # bytes of two int64
 BATCH = (250_000,)
 DUCKDB_BATCHES = (100_000, 250_000, 1_000_000, 2_000_000)
 CACHED = 256 << 20  # more than any engine's table of 8 M rows
-OWN_SHARE, DUCKDB_SHARE = 0.6, 0.8  # more, and they are ended for want of memory
+OWN_SHARE, DUCKDB_SHARE = 0.8, 0.8  # more, and they are ended for want of memory
 STREAM = 16_000_000
 MANY_STREAM = 40_000_000  # as in figure 10 of the paper
 PAPERS_RATE = 480_000
@@ -107,10 +107,10 @@ CASES = {
     "cached-spark": _cached("zipf", {"Spark": None}),
     "cached-uniform": _cached("uniform", {"DuckDB": 5.0}),
     "large-zipf": (_large("zipf", "zipf", 4.0),),
-    "large-deadline": (_large("zipf, within 1 s", "zipf", 3.0, deadline=1.0, own=0.45),),
-    "large-uniform": (_large("uniform", "uniform", 1.0, own=0.4),),
+    "large-deadline": (_large("zipf, within 1 s", "zipf", 3.0, deadline=1.0),),
+    "large-uniform": (_large("uniform", "uniform", 1.0),),
     "large-locality": (
-        _large("locality of figure 10", "locality", 8.0, share=0.1, least_rate=10 * PAPERS_RATE, own=0.45),
+        _large("locality of figure 10", "locality", 8.0, share=0.1, least_rate=10 * PAPERS_RATE),
     ),
     "meshjoin": tuple(
         _large(f"{stream}", stream, target, share, "MeshJoin")
