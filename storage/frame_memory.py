@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,7 @@ class FrameMemory:
 
     def __init__(self, size: int) -> None:
         self._memory = mmap.mmap(-1, size + SLACK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._memory.madvise(mmap.MADV_NOHUGEPAGE)
+        self._prefer(mmap.MADV_NOHUGEPAGE, 0, size + SLACK_BYTES)
         self.buffer: NDArray[np.uint8] = np.frombuffer(self._memory, dtype=np.uint8)
         self._allowed = 0
         self._whole = True
@@ -45,10 +46,10 @@ class FrameMemory:
         if not self._whole:
             return
         if nbytes > self._allowed:
-            self._advise(mmap.MADV_HUGEPAGE, self._allowed, nbytes)
+            self._prefer(mmap.MADV_HUGEPAGE, self._allowed, nbytes)
         else:
-            self._advise(mmap.MADV_NOHUGEPAGE, nbytes, self._allowed)
-            self._advise(mmap.MADV_DONTNEED, max(nbytes, written), self._allowed)
+            self._prefer(mmap.MADV_NOHUGEPAGE, nbytes, self._allowed)
+            self.give_back(max(nbytes, written), self._allowed)
         self._allowed = nbytes
 
     def break_up(self, written: int) -> None:
@@ -59,8 +60,10 @@ class FrameMemory:
 
     def give_back(self, start: int, stop: int) -> None:
         """Give memory back; it holds zeros when it is taken again."""
-        self._advise(mmap.MADV_DONTNEED, start, stop)
-
-    def _advise(self, advice: int, start: int, stop: int) -> None:
         if start < stop:
-            self._memory.madvise(advice, start, stop - start)
+            self._memory.madvise(mmap.MADV_DONTNEED, start, stop - start)
+
+    def _prefer(self, advice: int, start: int, stop: int) -> None:
+        with contextlib.suppress(OSError):  # a system without huge pages
+            if start < stop:
+                self._memory.madvise(advice, start, stop - start)

@@ -1,5 +1,7 @@
 """Memory for page frames: what it takes, and when in huge pages."""
 
+import errno
+import mmap
 from pathlib import Path
 
 from storage.frame_memory import FrameMemory
@@ -45,3 +47,20 @@ def test_what_was_given_back_does_not_come_again():
     assert advised(memory) == (0, 5 * HUGE // 2)
     assert not memory.buffer[HUGE // 2 : HUGE].any()
     assert memory.buffer[: HUGE // 2].all()
+
+
+class WithoutHugePages(mmap.mmap):
+    def madvise(self, option, *span):
+        if option in {mmap.MADV_HUGEPAGE, mmap.MADV_NOHUGEPAGE}:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        super().madvise(option, *span)
+
+
+def test_a_system_may_be_without_huge_pages(monkeypatch):
+    monkeypatch.setattr(mmap, "mmap", WithoutHugePages)
+    memory = FrameMemory(2 * HUGE)
+    memory.allow(2 * HUGE, 0)
+    memory.buffer[:HUGE] = 1
+    memory.break_up(HUGE)
+    memory.give_back(0, HUGE // 2)
+    assert memory.buffer.sum() == HUGE // 2
