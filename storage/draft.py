@@ -102,8 +102,8 @@ class Draft:
                 counts += patched.counts
                 done.append(self._put(part.leaves[patched.done], patched))
                 if patched.rest.any():
-                    rest = part.only(patched.rest)
-                    replacement, counted = self._change(rest, self._decode(rest.leaves, part.leaves, frames))
+                    rest, barred = part.only(patched.rest), part.leaves[patched.done]
+                    replacement, counted = self._change(rest, self._decode(rest.leaves, part.leaves, frames), barred)
                     counts += counted
                     done.append(replacement)
         else:
@@ -201,13 +201,12 @@ class Draft:
         entries = Entries(numbers, checksums, patched.rows, old.continued[leaves], old.separators.take(leaves))
         return Replacement(leaves, entries, leaves)
 
-    def _change(self, part: Part, present: LeafRows) -> tuple[Replacement, Counts]:
-        """Merge changes into the present rows of their leaves."""
+    def _change(self, part: Part, present: LeafRows, barred: NDArray[np.int64] = _NONE) -> tuple[Replacement, Counts]:
+        """Merge changes into the present rows of their leaves; `barred` leaves have been changed already."""
         rows, dirty, counts = apply_changes(self._layout, present, part.changes, part.leaf, unique=self._base.unique)
         changed = np.isin(part.leaves, dirty)
-        leaves, joined = self._draw_in(
-            part, np.bincount(positions(part.leaves, rows.leaf), minlength=len(changed)), changed
-        )
+        size = np.bincount(positions(part.leaves, rows.leaf), minlength=len(changed))
+        leaves, joined = self._draw_in(part, size, changed, barred)
         extra = np.setdiff1d(leaves, part.leaves, assume_unique=True)
         if len(extra):
             rows = rows.then(self.load(extra)).in_leaf_order()
@@ -218,16 +217,19 @@ class Draft:
         return self.write(rows, leaves[alive], group[alive]), counts
 
     def _draw_in(
-        self, part: Part, rows: NDArray[np.int64], changed: NDArray[np.bool_]
+        self, part: Part, rows: NDArray[np.int64], changed: NDArray[np.bool_], barred: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Join groups that got too small with a neighbour; return the leaves, and which share rows with the next."""
+        """Join groups that got too small with a neighbour; return the leaves, and which share rows with the next.
+
+        A group whose neighbours are both barred stays small until it is changed again.
+        """
         group = np.concatenate([[0], np.cumsum(~part.joined[:-1])])
         count = np.bincount(group, weights=rows)
         small = (np.bincount(group, weights=changed) > 0) & (count > 0) & (_UNDERFULL * count < self._average)
         first = part.leaves[np.flatnonzero(np.diff(group, prepend=-1))][small]
         last = part.leaves[np.flatnonzero(np.diff(group, append=group[-1] + 1))][small]
-        right = last + 1 < part.high
-        left = ~right & (first > part.low)
+        right = (last + 1 < part.high) & ~np.isin(last + 1, barred)
+        left = ~right & (first > part.low) & ~np.isin(first - 1, barred)
         joins = np.concatenate([part.leaves[part.joined], last[right], first[left] - 1])
         leaves = np.union1d(part.leaves, np.concatenate([last[right] + 1, first[left] - 1]))
         return leaves, np.isin(leaves, joins)

@@ -177,6 +177,23 @@ def test_small_leaves_are_joined_with_neighbours_that_change_too(statuses):
     assert rows_of(disk) == model.sorted()
 
 
+def test_a_small_leaf_beside_a_key_of_many_leaves_takes_in_no_neighbour_that_was_patched(statuses):
+    rows = plain([*range(0, 1000, 2), *[1000] * 90, *range(1002, 2000, 2)])
+    disk = build(table_of(rows), ["k"], unique=False)
+    writer = writer_of(disk)
+    snapshot = writer.snapshot
+    first_keys = (snapshot.entries.separators.prefix.astype(np.int64) - 2**31).tolist()
+    beside = next(leaf for leaf, key in enumerate(first_keys) if key > 1000)
+    small, patched = first_keys[beside : beside + 2]
+    deletes = plain([*range(small + 4, patched, 2), patched + 2])
+    upserts = plain([1000])
+    writer.apply(table_of(upserts), table_of(deletes).select(["k"]))
+    assert statuses[kernels.DONE] == 1
+    model = Model(["k"], rows)
+    model.apply(upserts, deletes)
+    assert rows_of(disk) == model.sorted()
+
+
 def test_an_insert_of_a_key_that_is_there_is_refused(statuses):
     disk = build(table_of(plain(range(0, 4000, 2))), ["k"], unique=True)
     with pytest.raises(UniqueViolationError, match="k=222 is in the table"):
