@@ -62,9 +62,8 @@ class Thresholds:
     def caching_pays(self) -> bool:
         """Return whether a join phase is worth its reads because all pages that it reads can stay in the cache.
 
-        Nobody knows how many tuples will ask for these pages. As one who needs skis rents them until the rents have
-        cost as much as skis, tuples wait until their waiting has cost as much as the reads: so the two together are
-        never twice what knowing would have cost.
+        Nobody knows how many tuples will ask for these pages, so this is the ski rental problem: tuples wait until
+        their waiting has cost as much as the reads, and both together never cost twice what knowing would have.
         """
         stream, snapshot = self._store.stream, self._store.snapshot
         if self._stream is not None or stream.pages * snapshot.page_size > self._free:
