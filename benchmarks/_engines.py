@@ -21,17 +21,17 @@ def key_bytes(keys):
 
 
 class HeadraceEngine:
-    """A clustered table; a commit is one `apply`. `fill` is the share of a page that a load fills."""
+    """A clustered table, built with these options; a commit is one `apply`."""
 
     name = "Headrace"
 
-    def __init__(self, folder, fill=0.8):
+    def __init__(self, folder, **options):
         self._path = folder / "table.hdr"
-        self._fill = fill
+        self._options = options
         self._table = None
 
     def load(self, parquet):
-        self._table = Table.build(self._path, parquet, key=["k"], unique=True, fill=self._fill)
+        self._table = Table.build(self._path, parquet, key=["k"], unique=True, **self._options)
 
     def open_for_changes(self):
         self._table.close()

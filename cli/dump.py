@@ -13,7 +13,7 @@ from storage.backend import FileBackend
 from storage.errors import InputError
 from storage.layout import DIRECTORY_ENTRY, HEADER, INNER_PAGE, LEAF_PAGE, METADATA_PAGE
 from storage.leaves import verify
-from storage.moved import moved_words
+from storage.moved import moved_columns
 from storage.slots import damaged_copies, read_superblock
 
 if TYPE_CHECKING:
@@ -81,8 +81,8 @@ def _blocks(path: Path, superblock: Superblock, damaged: list[tuple[int, int]], 
 
 def _moved(superblock: Superblock) -> list[tuple[int, int, int, str]]:
     """Return number, rows, page and checksum of leaves that are not where the inner nodes say."""
-    words = moved_words(superblock.moved).tolist()
-    return sorted((first & 0xFFFFFFFF, first >> 32, page, f"{checksum:016x}") for first, page, checksum in words)
+    entries = zip(*(column.tolist() for column in moved_columns(superblock.moved)), strict=True)
+    return sorted((leaf, rows, page, f"{checksum:016x}") for leaf, rows, page, checksum in entries)
 
 
 def _readable(superblock: Superblock) -> dict[str, Any]:

@@ -38,8 +38,6 @@ class DirectProbe:
     ----------
     piece
         The batch.
-    keys
-        Of the tuples.
     leaf, frame : int32[n]
         Where the match of each tuple may be. Frame -1 if the leaf is not cached, -2 if the tuple can match nothing.
     waiting
@@ -53,7 +51,6 @@ class DirectProbe:
     """
 
     piece: Piece
-    keys: Keys
     leaf: NDArray[np.int32]
     frame: NDArray[np.int32]
     waiting: int
@@ -106,7 +103,7 @@ class DirectPhase(ProbingPhase[DirectProbe]):
         leaf, frame, waiting = self._lookup.locate(keys.prefix, valid, cache.frame_map)
         absent, leaves = self._ask(keys, leaf, frame), len(self._snapshot.leaf_pages)
         found = self._lookup.probe(cache.buffer, keys.prefix, frame, self._state.outer)
-        return DirectProbe(piece, keys, leaf, frame, waiting - absent, found, leaves, waiting, absent)
+        return DirectProbe(piece, leaf, frame, waiting - absent, found, leaves, waiting, absent)
 
     def _ask(self, keys: Keys, leaf: NDArray[np.int32], frame: NDArray[np.int32]) -> int:
         """Let tuples that the filter knows to have no match wait for nothing; return how many."""
@@ -119,10 +116,7 @@ class DirectPhase(ProbingPhase[DirectProbe]):
 
     def _note(self, probe: DirectProbe) -> None:
         """Count the tuples whose leaf is cached or that can match nothing: this phase completes them."""
-        self._store.cache.touch(probe.frame)
-        if self._store.filter is not None:
-            self._store.filter.note(probe.asked, probe.absent)
-        self._state.counters.rows_filtered += probe.absent
+        self._note_looked_up(probe.frame, probe.asked, probe.absent)
         arrival, done = probe.piece.arrival, len(probe.frame) - probe.waiting
         if isinstance(arrival, np.ndarray):
             arrival = arrival[probe.frame != -1]

@@ -62,10 +62,7 @@ class OnlinePhase(ProbingPhase[Probe]):
 
     def _note(self, probe: Probe) -> None:
         """Count the tuples whose leaf is cached or that can match nothing: this phase completes them."""
-        self._store.cache.touch(probe.frame)
-        if self._store.filter is not None:
-            self._store.filter.note(probe.asked, probe.absent)
-        self._state.counters.rows_filtered += probe.absent
+        self._note_looked_up(probe.frame, probe.asked, probe.absent)
         for rows in (probe.single.order[probe.frame >= 0], probe.impossible()):
             self._state.counters.rows_cached += len(rows)
             self._state.completed(arrivals_at(probe.piece.arrival, rows), len(rows))

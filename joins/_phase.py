@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import numpy as np
     import pyarrow as pa
+    from numpy.typing import NDArray
 
     from joins._input_buffer import Piece
     from joins._state import SSIJState
@@ -63,3 +65,10 @@ class ProbingPhase(ABC, Generic[ProbeT]):
     @abstractmethod
     def _probe(self, piece: Piece) -> ProbeT:
         """Look a part up. Changes nothing, so that threads may do it at once."""
+
+    def _note_looked_up(self, frame: NDArray[np.int32], asked: int, absent: int) -> None:
+        """Count the pages in which a part was looked up, and what the filter was asked for and knew to be absent."""
+        self._store.cache.touch(frame)
+        if self._store.filter is not None:
+            self._store.filter.note(asked, absent)
+        self._state.counters.rows_filtered += absent

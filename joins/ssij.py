@@ -312,7 +312,9 @@ class SSIJ(StreamJoin):
             )
         yield from online.run()
         many = self.store.stream.rows >= self._thresholds.join(self._row_nbytes)
-        if (many and not self._thresholds.waiting_pays(sum(map(sum, waiting)))) or self._thresholds.caching_pays():
+        thresholds = self._thresholds
+        pays = not thresholds.waiting_pays(sum(map(sum, waiting))) if many else thresholds.caching_pays()
+        if pays:
             yield from self._join_phase()
 
     def _online_phase(self) -> OnlinePhase | DirectPhase | NearestPhase:

@@ -13,9 +13,8 @@ import numpy as np
 
 from storage import _few_kernels as kernels
 from storage._byte_kernels import SLACK
-from storage.errors import UniqueViolationError
 from storage.keys import Keys
-from storage.merge import Counts
+from storage.merge import Counts, unique_violation
 from storage.moved import moved_words
 from storage.patch import can_patch
 from storage.superblock import MOVED_AT_ONCE
@@ -107,6 +106,5 @@ def change_few(snapshot: Snapshot, backend: StorageBackend, rows: NewRows) -> Fe
     if bad >= 0:
         raise damaged_page(backend, int(found[bad, 1]))
     if clash >= 0:
-        key = layout.codec.describe(Keys("u64", rows.keys), clash)
-        raise UniqueViolationError(f"key {key} is in the table already, and the table is unique; nothing was changed")
+        raise unique_violation(layout, Keys("u64", rows.keys), clash)
     return FewRows(found, pages, after, Counts(*counts.tolist())) if done else None

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from storage.changes import Changes
     from storage.layout import LeafLayout
 
-__all__ = ["Counts", "LeafRows", "Packed", "apply_changes", "pack_groups"]
+__all__ = ["Counts", "LeafRows", "Packed", "apply_changes", "pack_groups", "unique_violation"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +116,13 @@ def _refuse_present(layout: LeafLayout, rows: LeafRows, keep: NDArray[np.bool_],
     if len(fresh):
         present = find_keys(changes.keys.take(fresh), rows.keys.take(np.flatnonzero(keep))) >= 0
         if present.any():
-            key = layout.codec.describe(changes.keys, int(fresh[int(np.argmax(present))]))
-            raise UniqueViolationError(
-                f"key {key} is in the table already, and the table is unique; nothing was changed"
-            )
+            raise unique_violation(layout, changes.keys, int(fresh[int(np.argmax(present))]))
+
+
+def unique_violation(layout: LeafLayout, keys: Keys, at: int) -> UniqueViolationError:
+    """Return the error that one of the keys to insert is in a unique table already."""
+    key = layout.codec.describe(keys, at)
+    return UniqueViolationError(f"key {key} is in the table already, and the table is unique; nothing was changed")
 
 
 def _count(gone: NDArray[np.int64], changes: Changes) -> Counts:

@@ -16,7 +16,7 @@ from storage.tree import Entries
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["add_moved", "moved_entries", "moved_leaves", "moved_words"]
+__all__ = ["add_moved", "moved_columns", "moved_entries", "moved_leaves", "moved_words"]
 
 _WORDS = 3
 _LEAF = np.uint64(2**32 - 1)
@@ -27,19 +27,25 @@ def moved_words(moved: bytes) -> NDArray[np.uint64]:
     return np.frombuffer(moved, dtype=np.uint64).reshape(-1, _WORDS)
 
 
+def moved_columns(moved: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the numbers of the leaves, their rows, their pages and their checksums."""
+    words = moved_words(moved)
+    leaves, rows = words[:, 0] & _LEAF, words[:, 0] >> np.uint64(32)
+    return leaves.astype(np.int64), rows.astype(np.int64), words[:, 1].astype(np.int64), words[:, 2]
+
+
 def moved_leaves(moved: bytes) -> NDArray[np.int64]:
     """Return the numbers of the leaves, ascending."""
-    return np.sort((moved_words(moved)[:, 0] & _LEAF).astype(np.int64))
+    return np.sort(moved_columns(moved)[0])
 
 
 def moved_entries(written: Entries, moved: bytes) -> Entries:
     """Return the entries of all leaves: what inner nodes say of them, and of moved ones what the list says."""
     if not moved:
         return written
-    words = moved_words(moved)
-    leaves = (words[:, 0] & _LEAF).astype(np.int64)
-    pages, checksums, rows = written.pages.copy(), written.checksums.copy(), written.rows.copy()
-    rows[leaves], pages[leaves], checksums[leaves] = words[:, 0] >> np.uint64(32), words[:, 1], words[:, 2]
+    rows, pages, checksums = written.rows.copy(), written.pages.copy(), written.checksums.copy()
+    leaves, *now = moved_columns(moved)
+    rows[leaves], pages[leaves], checksums[leaves] = now
     return Entries(pages, checksums, rows, written.continued, written.separators)
 
 

@@ -13,8 +13,7 @@ import numpy as np
 
 from storage import _patch_kernels as kernels
 from storage.encode import PhysicalRows
-from storage.errors import UniqueViolationError
-from storage.merge import Counts
+from storage.merge import Counts, unique_violation
 from storage.tree import aligned_pages
 
 if TYPE_CHECKING:
@@ -136,10 +135,7 @@ class _Patch:
             *self._columns, self._unique, self._average, out, status, after, counts,
         )  # fmt: skip
         if clash >= 0:
-            key = layout.codec.describe(changes.keys, clash)
-            raise UniqueViolationError(
-                f"key {key} is in the table already, and the table is unique; nothing was changed"
-            )
+            raise unique_violation(layout, changes.keys, clash)
         done = status == kernels.DONE
         patched = Patched(out, done, status >= kernels.FALLBACK, after[done], Counts(*counts.tolist()))
         return patched, status == kernels.SMALL

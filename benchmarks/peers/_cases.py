@@ -9,7 +9,7 @@ PLAIN_ROW = 16  # bytes of two int64
 BATCH = (250_000,)
 DUCKDB_BATCHES = (100_000, 250_000, 1_000_000, 2_000_000)
 CACHED = 256 << 20  # more than any engine's table of 8 M rows
-OWN_SHARE, DUCKDB_SHARE = 0.8, 0.8  # more, and they are ended for want of memory
+OWN_SHARE = 0.8  # more, and SSIJ and DuckDB are ended for want of memory
 STREAM = 16_000_000
 MANY_STREAM = 40_000_000  # as in figure 10 of the paper
 PAPERS_RATE = 480_000
@@ -80,15 +80,14 @@ def _large(
     work="inner",
     least_rate=0.0,
     seconds=2.0,
-    own=OWN_SHARE,
 ):
     memory = int(MANY_ROWS * PLAIN_ROW * share)
-    ours = Side("SSIJ", MANY_ROWS, stream, memory, BATCH, deadline, work, MANY_STREAM, tuples=6_000_000)
-    batches = {"DuckDB": DUCKDB_BATCHES, "index nested loops": (20_000,), "MeshJoin": (20_000,)}.get(engine, BATCH)
-    peer = replace(ours, engine=engine, batches=batches, tuples=1, share=DUCKDB_SHARE if engine == "DuckDB" else 1.0)
-    title = f"80 M rows in {memory / 1e6:.0f} MB, {what}"
     grouped = engine == "DuckDB"
-    ours = replace(ours, share=own if grouped else 1.0)
+    own = OWN_SHARE if grouped else 1.0
+    ours = Side("SSIJ", MANY_ROWS, stream, memory, BATCH, deadline, work, MANY_STREAM, tuples=6_000_000, share=own)
+    batches = {"DuckDB": DUCKDB_BATCHES, "index nested loops": (20_000,), "MeshJoin": (20_000,)}.get(engine, BATCH)
+    peer = replace(ours, engine=engine, batches=batches, tuples=1)
+    title = f"80 M rows in {memory / 1e6:.0f} MB, {what}"
     return Cell(title, ours, ((peer, target),), least_rate=least_rate, seconds=seconds, grouped=grouped)
 
 
