@@ -101,6 +101,7 @@ class FileBackend:
         self._path = path_text(path)
         self._fd = _open(self._path, _FLAGS[mode])
         self._direct_fd = _open_direct(self._path) if direct else None
+        self._identity = _identity(os.fstat(self._fd))
         self._open = True
 
     @property
@@ -127,7 +128,7 @@ class FileBackend:
     def has_its_name(self) -> bool:
         """Whether the path still leads to this file, not to another or to none."""
         try:
-            return os.path.samestat(os.stat(self._path), os.fstat(self._fd))  # noqa: PTH116 - path is text here
+            return _identity(os.stat(self._path)) == self._identity  # noqa: PTH116 - path is text here
         except OSError:
             return False
 
@@ -146,11 +147,10 @@ class FileBackend:
         self._refuse_closed()
         views = [_bytes_of(buffer) for buffer in buffers]
         for at in range(0, len(views), _IOV_MAX):
-            part = views[at : at + _IOV_MAX]
-            self._fill(offset, part)
-            offset += sum(view.nbytes for view in part)
+            offset = self._fill(offset, views[at : at + _IOV_MAX])
 
-    def _fill(self, offset: int, views: list[memoryview]) -> None:
+    def _fill(self, offset: int, views: list[memoryview]) -> int:
+        """Fill buffers, not more than one call takes; return where the bytes end."""
         fd = self._fd if self._direct_fd is None else self._direct_fd
         while views:
             try:
@@ -168,6 +168,7 @@ class FileBackend:
             offset += got
             views = _after(views, got)
             fd = self._fd
+        return offset
 
     def pwrite(self, offset: int, data: Buffer | bytes) -> None:
         """Write all of `data` at `offset`.
@@ -256,6 +257,11 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
             os.close(fd)
     except OSError as error:
         raise _refused("sync", os.fspath(folder), error) from error
+
+
+def _identity(stat: os.stat_result) -> tuple[int, int]:
+    """Return what tells a file from all others while it is open."""
+    return stat.st_dev, stat.st_ino
 
 
 def _open(path: str, flags: int) -> int:

@@ -16,22 +16,22 @@ A write or sync that fails leaves unknown bytes in free pages or in one slot; th
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from storage.draft import Draft
-from storage.errors import CorruptionError, InputError, PoisonedHandleError, StorageIOError
+from storage.errors import CorruptionError, InputError, PoisonedHandleError
 from storage.few_rows import change_few
 from storage.filter_upkeep import FilterWriter, cut_filter
 from storage.index import Index
+from storage.inner import Placed, rewrite_inner
 from storage.metadata import metadata_pages
-from storage.moved import add_moved, moved_words
+from storage.moved import add_moved, count_moved, moved_entries, moved_leaves
 from storage.new_rows import WordColumns
-from storage.page_writer import PageWriter, proof_of
-from storage.slots import read_superblock, repeat_superblock, write_superblock
+from storage.page_writer import PageWriter
+from storage.slots import commit_superblock, read_superblock, repeat_superblock, write_superblock
 from storage.snapshot import Snapshot, open_snapshot
 from storage.space import FreeSpace
 from storage.superblock import MOVED_AT_ONCE, check_app, encode_superblock, room_for_moved
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from storage.locks import Locks
     from storage.new_rows import NewRows
     from storage.reader import PageReader
-    from storage.superblock import Proof, Superblock
+    from storage.superblock import Superblock
     from storage.transaction import App, CommitResult
     from storage.tree import Entries
 
@@ -159,13 +159,25 @@ class Writer:
                 snapshot = open_snapshot(self._backend, newest, known)
                 self._state = snapshot, self._map_space(snapshot)
                 self.columns = WordColumns.of(snapshot.layout)
+            self.open_filter()
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
         """Let another writer in."""
+        self._close_filter()
         self._locks.release_writer()
+
+    def open_filter(self) -> None:
+        """Keep up to date the filter that the table has now, if it has one, until the lock is released."""
+        self._close_filter()
+        self._filter = FilterWriter(self._backend.path, self.snapshot.layout)
+
+    def _close_filter(self) -> None:
+        if self._filter is not None:
+            self._filter.close()
+            self._filter = None
 
     def apply(
         self,
@@ -212,7 +224,6 @@ class Writer:
 
     def _pages(self, take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> PageWriter:
         snapshot = self.snapshot
-        self._filter = FilterWriter(self._backend.path, snapshot.layout)
         return PageWriter(self._backend, self.space, snapshot.page_size, snapshot.txid + 1, take, self._filter)
 
     def guard(self) -> _Guard:
@@ -235,13 +246,7 @@ class Writer:
         self._busy = False
         if self._draft is not None:
             self._draft.pages.roll_back()
-        self._forget_draft()
-
-    def _forget_draft(self) -> None:
         self._draft = None
-        if self._filter is not None:
-            self._filter.close()
-            self._filter = None
 
     def commit(self, draft: Draft, app: App | None, *, anew: bool = False) -> None:
         """Make a draft the table's state, with inner nodes written `anew` in any case; the caller has it guarded."""
@@ -250,44 +255,46 @@ class Writer:
             entries = draft.entries.take(moved)
             listed = add_moved(head.moved, moved, entries.pages, entries.checksums, entries.rows)
             draft.pages.settle()
-            self._publish_moved(head, listed, draft.rows, draft.pages.proof, draft.freed)
-            return
-        leaves, tree = draft.finish(self.snapshot.fill)
-        end = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size)
-        used = [leaves.pages, *(level.pages for level in tree.levels)]
-        shape = tree.height, len(leaves), max(end, *(int(pages.max(initial=0)) + 1 for pages in used))
-        draft.pages.settle()
-        superblock = head.followed_by(draft.pages.txid, _root_of(tree.root), shape, b"", draft.pages.proof)
-        self._publish(superblock, Index(leaves, tree.levels), draft.freed)
+            self._publish_moved(head, listed, draft.rows, draft.pages, draft.freed)
+        else:
+            self._publish_anew(head, draft.leaves, draft.pages, draft.freed)
 
-    def commit_few(self, few: FewRows, app: App | None) -> bool:
-        """Make a change of few rows the table's state; say whether that can be. The caller has it guarded."""
-        head = self._head(app)
-        if not self._has_room(head, few.leaves):
-            return False
-        size, numbers = head.page_size, self.space.take(few.hints)
-        checksums = seal_pages(few.pages, size, numbers, head.txid + 1)
-        for at, page in enumerate(numbers.tolist()):
-            self._backend.pwrite(page * size, few.pages[at * size : (at + 1) * size])
-        with FilterWriter(self._backend.path, self.snapshot.layout) as filtered:
-            filtered.put(few.pages, numbers)
+    def commit_few(self, few: FewRows, app: App | None) -> None:
+        """Make a change of few rows the table's state. The caller has it guarded."""
+        head, pages = self._head(app), self._pages()
+        numbers = pages.place(few.hints)
+        checksums = seal_pages(few.pages, head.page_size, numbers, pages.txid)
+        pages.put(few.pages, numbers, checksums)
         listed = add_moved(head.moved, few.leaves, numbers, checksums, few.rows)
-        self._publish_moved(head, listed, head.rows + few.grown, proof_of(numbers, checksums), few.freed)
-        return True
+        if self._has_room(head, few.leaves):
+            self._publish_moved(head, listed, head.rows + few.grown, pages, few.freed)
+        else:
+            entries = moved_entries(self.snapshot.index.written, listed)
+            self._publish_anew(head, Placed(entries, few.leaves), pages, few.freed)
 
     def _has_room(self, head: Superblock, leaves: NDArray[np.int64]) -> bool:
         """Return whether these leaves can be listed as moved, even if none of them is yet."""
-        return len(leaves) <= MOVED_AT_ONCE and len(moved_words(head.moved)) + len(leaves) <= room_for_moved(head)
+        return len(leaves) <= MOVED_AT_ONCE and count_moved(head.moved) + len(leaves) <= room_for_moved(head)
 
     def _publish_moved(
-        self, head: Superblock, moved: bytes, rows: int, proof: Proof | None, freed: NDArray[np.int64]
+        self, head: Superblock, moved: bytes, rows: int, pages: PageWriter, freed: NDArray[np.int64]
     ) -> None:
         """Publish a state whose inner nodes are those of the state before."""
-        length = max(head.pages, int(moved_words(moved)[:, 1].max(initial=0)) + 1)
-        root, shape = (head.root_page, head.root_checksum, rows), (head.height, head.leaves, length)
+        root, shape = (head.root_page, head.root_checksum, rows), (head.height, head.leaves, max(head.pages, pages.end))
         index = self.snapshot.index
-        superblock = head.followed_by(head.txid + 1, root, shape, moved, proof)
+        superblock = head.followed_by(pages.txid, root, shape, moved, pages.proof)
         self._publish(superblock, Index(index.written, index.levels, moved), freed)
+
+    def _publish_anew(self, head: Superblock, leaves: Placed, pages: PageWriter, freed: NDArray[np.int64]) -> None:
+        """Write the inner nodes above all leaves that changed or have moved before, and publish a state with them."""
+        snapshot = self.snapshot
+        tree = rewrite_inner(leaves.with_changed(moved_leaves(head.moved)), snapshot.levels, snapshot.fill, pages)
+        end = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size)
+        used = [leaves.entries.pages, *(level.pages for level in tree.levels)]
+        shape = tree.height, len(leaves), max(end, *(int(pages.max(initial=0)) + 1 for pages in used))
+        pages.settle()
+        superblock = head.followed_by(pages.txid, _root_of(tree.root), shape, b"", pages.proof)
+        self._publish(superblock, Index(leaves.entries, tree.levels), np.concatenate([freed, tree.freed]))
 
     def _head(self, app: App | None) -> Superblock:
         """Return the superblock of the newest commit, an application's new version in it."""
@@ -305,21 +312,10 @@ class Writer:
             write_superblock(self._backend, superblock)
             self._backend.sync()
         else:
-            self._commit_at_once(before.superblock, superblock)
+            commit_superblock(self._backend, superblock, before.superblock)
         self.space.hold(superblock.txid, freed)
         self._state = Snapshot(before.path, superblock, before.layout, index), self.space
-        self._forget_draft()
-
-    def _commit_at_once(self, before: Superblock, superblock: Superblock) -> None:
-        """Make pages and superblock durable by one sync; the superblock says how to see that the pages are there."""
-        try:
-            write_superblock(self._backend, superblock)
-            self._backend.sync()
-        except StorageIOError:
-            with contextlib.suppress(StorageIOError):  # the first failure is the one to report
-                repeat_superblock(self._backend, before)  # what the system has in memory may never reach the disk
-            raise
-        repeat_superblock(self._backend, superblock)
+        self._draft = None
 
     def cut(self) -> None:
         """Give back the free pages at the end of the file; the caller has it guarded."""

@@ -19,11 +19,10 @@ import numpy as np
 from storage import _commit_kernels, _kernels
 from storage import _tree_kernels as tree_kernels
 from storage.cache import page_buffer
-from storage.inner import NewTree, Placed, rewrite_inner
+from storage.inner import Placed
 from storage.keys import Keys
 from storage.leaves import gather, gather_keys
 from storage.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
-from storage.moved import moved_leaves
 from storage.parts import Part, positions
 from storage.patch import Patched, can_patch, patch_leaves
 from storage.tree import Entries, read_pages, seal_pages, separators_between
@@ -135,12 +134,10 @@ class Draft:
         leaves = self._leaves
         return leaves.changed if len(leaves) and leaves.position is None else None
 
-    def finish(self, fill: float) -> tuple[Entries, NewTree]:
-        """Write the inner nodes and return the leaves' entries and the tree above them."""
-        leaves = self._leaves.with_changed(moved_leaves(self._base.superblock.moved))
-        tree = rewrite_inner(leaves, self._base.levels, fill, self._pages)
-        self._freed.append(tree.freed)
-        return self.entries, tree
+    @property
+    def leaves(self) -> Placed:
+        """The leaves as they are now, and which of them are new."""
+        return self._leaves
 
     @property
     def freed(self) -> NDArray[np.int64]:

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import threading
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def check_filter_bits(bits: float) -> float:
 
 
 class FilterWriter:
-    """Keeps a filter up to date with the pages that a transaction writes, if the table has one.
+    """Keeps a filter up to date with the pages that a writer writes, if the table has one when the writer begins.
 
     A filter that cannot be written is left as it is, with a warning: what it says of other pages is still proven.
 
@@ -68,12 +68,6 @@ class FilterWriter:
         self._table = table
         self._layout = layout
         self._file = FilterFile.open(table, writing=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64]) -> None:
         """Write the segments of the leaves among these sealed pages."""

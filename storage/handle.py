@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -15,11 +14,12 @@ from storage.reader import PageReader
 from storage.snapshot import Snapshot, open_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from types import TracebackType
 
     from storage.device import DeviceModel
 
-__all__ = ["TableHandle"]
+__all__ = ["TableHandle", "Writing"]
 
 _WRITERS_THREADS = 4  # more only get into each other's way where most of what is read is in memory
 
@@ -83,9 +83,8 @@ class TableHandle:
             self._closing.append(self._reader.close)
         return self._reader
 
-    @contextlib.contextmanager
-    def writing(self, wait: float = 0.0) -> Iterator[Writer]:
-        """Be the table's writer within, and stand at the newest commit afterwards.
+    def writing(self, wait: float = 0.0) -> Writing:
+        """Be the table's writer within a ``with`` block, and stand at the newest commit afterwards.
 
         Raises
         ------
@@ -99,6 +98,10 @@ class TableHandle:
             If the file may not be written, the table was replaced by another file, or the handle came from another
             process.
         """
+        return Writing(self, wait)
+
+    def begin_writing(self, wait: float) -> Writer:
+        """Become the table's writer and return it; ends with `end_writing`. Raises as `writing` does."""
         self._refuse_closed()
         self._refuse_forked()
         self._refuse_replaced()
@@ -107,11 +110,18 @@ class TableHandle:
         writer = self._writer.writer
         if not self._exclusive:
             writer.acquire(wait)
-        try:
-            if not self._exclusive:
+            try:
                 self._refuse_replaced()
-            yield writer
-            self.adopt(writer.snapshot)
+            except BaseException:
+                writer.release()
+                raise
+        return writer
+
+    def end_writing(self, writer: Writer, *, done: bool) -> None:
+        """Stand at the newest commit if all was `done`, and let another writer in."""
+        try:
+            if done:
+                self.adopt(writer.snapshot)
         finally:
             if not self._exclusive:
                 writer.release()
@@ -185,6 +195,25 @@ class TableHandle:
             raise
         self._claims.keep(snapshot)
         return snapshot
+
+
+class Writing:
+    """The time in which a handle is the table's writer: a ``with`` block; see `TableHandle.writing`."""
+
+    __slots__ = ("_handle", "_wait", "_writer")
+
+    def __init__(self, handle: TableHandle, wait: float) -> None:
+        self._handle = handle
+        self._wait = wait
+
+    def __enter__(self) -> Writer:
+        self._writer = self._handle.begin_writing(self._wait)
+        return self._writer
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._handle.end_writing(self._writer, done=kind is None)
 
 
 class _OwnWriter:

@@ -16,10 +16,16 @@ from storage.tree import Entries
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["add_moved", "moved_columns", "moved_entries", "moved_leaves", "moved_words"]
+__all__ = ["add_moved", "count_moved", "moved_columns", "moved_entries", "moved_leaves", "moved_words"]
 
 _WORDS = 3
+_ENTRY = 8 * _WORDS
 _LEAF = np.uint64(2**32 - 1)
+
+
+def count_moved(moved: bytes) -> int:
+    """Return how many leaves the list has."""
+    return len(moved) // _ENTRY
 
 
 def moved_words(moved: bytes) -> NDArray[np.uint64]:

@@ -105,9 +105,10 @@ class WordColumns:
         rows = batch.num_rows
         if rows == 0 or not self._fits(batch.schema):
             return None
+        arrays = batch.columns
         words = np.empty((len(self._columns), rows), dtype=np.int64)
         for place, (at, dtype) in enumerate(self._columns):
-            array = batch.column(at)
+            array = arrays[at]
             if array.null_count:
                 return None
             words[place] = np.frombuffer(array.buffers()[1], dtype, rows, array.offset * dtype.itemsize)

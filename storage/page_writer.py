@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from storage.superblock import PROOF_PAGES, Proof, digest
+from storage.superblock import PROOF_PAGES, Proof
 from storage.tree import runs_of
 
 if TYPE_CHECKING:
@@ -19,14 +19,9 @@ if TYPE_CHECKING:
     from storage.filter_upkeep import FilterWriter
     from storage.space import FreeSpace
 
-__all__ = ["PageWriter", "proof_of"]
+__all__ = ["PageWriter"]
 
 _SYNC_BYTES = 4 << 20
-
-
-def proof_of(numbers: NDArray[np.int64], checksums: NDArray[np.uint64]) -> Proof | None:
-    """Return the proof that these pages are on disk, if they are few."""
-    return None if len(numbers) > PROOF_PAGES else Proof(tuple(numbers.tolist()), digest(checksums.tobytes()))
 
 
 class PageWriter:
@@ -77,6 +72,11 @@ class PageWriter:
     def taken(self) -> list[NDArray[np.int64]]:
         """All pages that were taken."""
         return self._taken
+
+    @property
+    def end(self) -> int:
+        """One past the last page that was taken."""
+        return max((int(pages.max(initial=-1)) for pages in self._taken), default=-1) + 1
 
     def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64], checksums: NDArray[np.uint64]) -> None:
         """Write sealed pages, those that follow one another on disk and in memory with one call."""

@@ -6,12 +6,13 @@ transaction id is the table.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.errors import CorruptionError, NotATableError
+from storage.errors import CorruptionError, NotATableError, StorageIOError
 from storage.superblock import (
     COPY_BYTES,
     MAGIC,
@@ -19,6 +20,7 @@ from storage.superblock import (
     SLOT_BYTES,
     decode_superblock,
     digest,
+    encode_both,
     encode_superblock,
 )
 
@@ -26,7 +28,14 @@ if TYPE_CHECKING:
     from storage.backend import StorageBackend
     from storage.superblock import Superblock
 
-__all__ = ["damaged_copies", "read_superblock", "repeat_superblock", "write_first_superblocks", "write_superblock"]
+__all__ = [
+    "commit_superblock",
+    "damaged_copies",
+    "read_superblock",
+    "repeat_superblock",
+    "write_first_superblocks",
+    "write_superblock",
+]
 
 
 def read_superblock(backend: StorageBackend) -> Superblock:
@@ -93,6 +102,28 @@ def damaged_copies(backend: StorageBackend, page_size: int) -> list[tuple[int, i
 def write_superblock(backend: StorageBackend, superblock: Superblock) -> None:
     """Write a superblock into its slot. The caller syncs after, and before unless the superblock has a proof."""
     backend.pwrite(superblock.slot * superblock.page_size, 2 * encode_superblock(superblock))
+
+
+def commit_superblock(backend: StorageBackend, superblock: Superblock, before: Superblock) -> None:
+    """Make durable by one sync a superblock with a proof, all pages that it proves, and what else was written.
+
+    Parameters
+    ----------
+    superblock
+        Of the commit.
+    before
+        Of the commit before, to which the table is put back if the sync fails.
+    """
+    own, repeated = encode_both(superblock)
+    size, slot = superblock.page_size, superblock.slot
+    try:
+        backend.pwrite(slot * size, 2 * own)
+        backend.sync()
+    except StorageIOError:
+        with contextlib.suppress(StorageIOError):  # the first failure is the one to report
+            repeat_superblock(backend, before)  # what the system has in memory may never reach the disk
+        raise
+    backend.pwrite((1 - slot) * size, 2 * repeated)
 
 
 def repeat_superblock(backend: StorageBackend, superblock: Superblock) -> None:

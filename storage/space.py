@@ -34,12 +34,18 @@ class FreeSpace:
         Length of the file in pages.
     used
         Page numbers in use; all others are free.
+
+    Attributes
+    ----------
+    held
+        How many pages wait for readers.
     """
 
     def __init__(self, pages: int, used: NDArray[np.int64]) -> None:
         self._free = np.ones(pages, dtype=np.uint8)
         self._free[used] = 0
         self._held: list[tuple[int, NDArray[np.int64]]] = []
+        self.held = 0
         self._overflow = range(0)
 
     @property
@@ -57,11 +63,6 @@ class FreeSpace:
     def free(self) -> NDArray[np.int64]:
         """Page numbers that can be taken now, ascending."""
         return np.flatnonzero(self._free)
-
-    @property
-    def held(self) -> int:
-        """How many pages wait for readers."""
-        return sum(len(pages) for _, pages in self._held)
 
     def take(self, hints: NDArray[np.int64]) -> NDArray[np.int64]:
         """Take a page near each hint.
@@ -109,6 +110,7 @@ class FreeSpace:
         """Hold back pages that transaction `txid` freed: readers of earlier transactions may need them."""
         if len(pages):
             self._held.append((txid, pages))
+            self.held += len(pages)
 
     def hold_free(self, txid: int) -> None:
         """Hold back all that is free now: readers from before this map was made may need it."""
@@ -124,6 +126,7 @@ class FreeSpace:
         for txid, pages in self._held:
             if txid <= oldest:
                 self._free[pages] = 1
+                self.held -= len(pages)
         self._held = [(txid, pages) for txid, pages in self._held if txid > oldest]
 
     def _take_far(self, count: int) -> NDArray[np.int64]:

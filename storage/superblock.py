@@ -52,6 +52,7 @@ __all__ = [
     "check_page_size",
     "decode_superblock",
     "digest",
+    "encode_both",
     "encode_superblock",
     "fits",
     "room_for_moved",
@@ -72,6 +73,7 @@ _MOVED = struct.Struct("<H")
 _MOVED_LEAF = 24
 _PROOF = struct.Struct("<H8s")
 _CHECKED = 16
+_FLAGS = 108
 _UNIQUE = 1
 _PROVEN_BY_PAGES = 2
 _REPEATED = 4
@@ -228,17 +230,25 @@ def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> byte
     InputError
         If the application ids do not fit, or a version is not a 64-bit integer.
     """
+    return encode_both(superblock)[repeated]
+
+
+def encode_both(superblock: Superblock) -> tuple[bytes, bytes]:
+    """Return a copy for the superblock's own slot, and one to be repeated in the other. Raises as above."""
     apps = _encode_apps(superblock.apps)
     if _HEAD.size + len(apps) > COPY_BYTES:
         raise InputError(
             f"the {len(superblock.apps)} application ids need {len(apps)} bytes, "
             f"but a superblock has room for {COPY_BYTES - _HEAD.size}; use fewer or shorter ids"
         )
-    moved = _encode_moved(superblock.moved) if superblock.moved else b""
-    proof = b"" if superblock.proof is None or repeated else _encode_proof(superblock.proof)
-    flags = (_UNIQUE if superblock.unique else 0) | (_WITH_MOVED if moved else 0)
-    flags |= (_PROVEN_BY_PAGES if proof else 0) | (_REPEATED if repeated else 0)
-    head = _HEAD.pack(
+    flags = (_UNIQUE if superblock.unique else 0) | (_WITH_MOVED if superblock.moved else 0)
+    body = _encode_head(superblock) + apps + _encode_moved(superblock.moved)
+    own = body if superblock.proof is None else body + _encode_proof(superblock.proof)
+    return _sealed(own, flags | (_PROVEN_BY_PAGES if superblock.proof else 0)), _sealed(body, flags | _REPEATED)
+
+
+def _encode_head(superblock: Superblock) -> bytes:
+    return _HEAD.pack(
         MAGIC,
         bytes(8),
         superblock.version,
@@ -254,11 +264,16 @@ def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> byte
         superblock.metadata_checksum,
         superblock.fill,
         superblock.height,
-        flags,
+        0,
         0,
         len(superblock.apps),
     )
-    copy = bytearray((head + apps + moved + proof).ljust(COPY_BYTES, b"\0"))
+
+
+def _sealed(content: bytes, flags: int) -> bytes:
+    """Return a copy with flags and checksum in their places."""
+    copy = bytearray(content.ljust(COPY_BYTES, b"\0"))
+    copy[_FLAGS] = flags
     copy[8:_CHECKED] = _checksum(copy)
     return bytes(copy)
 
@@ -347,7 +362,7 @@ def _decode_apps(copy: bytes, count: int) -> tuple[dict[str, int], int]:
 
 
 def _encode_moved(moved: bytes) -> bytes:
-    return _MOVED.pack(len(moved) // _MOVED_LEAF) + moved
+    return b"" if not moved else _MOVED.pack(len(moved) // _MOVED_LEAF) + moved
 
 
 def _decode_moved(copy: bytes, at: int) -> tuple[bytes, int]:

@@ -327,6 +327,7 @@ class Table:
         """
         with self._handle.writing(wait) as writer:
             build_filter(writer.snapshot, self.reader(), bits)
+            writer.open_filter()
 
     def drop_filter(self) -> bool:
         """Remove the negative filter; return whether there was one."""

@@ -159,8 +159,9 @@ class Transaction:
     def _commit(self) -> CommitResult:
         if not self.skipped:
             with self._writer.guard():
-                few = self._few is not None and self._writer.commit_few(self._few[0], self._app)
-                if not few and (self._few or self._app is not None or (self._draft and self._draft.changed)):
+                if self._few is not None:
+                    self._writer.commit_few(self._few[0], self._app)
+                elif self._app is not None or (self._draft and self._draft.changed):
                     self._writer.commit(self._drafted(), self._app)
         txid = self._writer.snapshot.txid
         counts = self._counts
