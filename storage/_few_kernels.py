@@ -52,9 +52,9 @@ def add_moved(
     pages: NDArray[np.int64],
     checksums: NDArray[np.uint64],
     rows: NDArray[np.int64],
-) -> NDArray[np.uint64]:
-    """Return the list with these leaves, each once."""
-    every = np.empty((len(moved) + len(leaves), 3), dtype=np.uint64)
+    every: NDArray[np.uint64],
+) -> int:
+    """Fill `every`, which has room for both, with the list and these leaves, each once; return how many there are."""
     count = len(moved)
     for at in range(count):
         for word in range(3):
@@ -67,7 +67,7 @@ def add_moved(
         every[at, 0] = np.uint64(leaves[i]) | (np.uint64(rows[i]) << _HALF)
         every[at, 1] = np.uint64(pages[i])
         every[at, 2] = checksums[i]
-    return every[:count]
+    return count
 
 
 @njit(cache=True, nogil=True)

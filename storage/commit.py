@@ -16,13 +16,14 @@ A write or sync that fails leaves unknown bytes in free pages or in one slot; th
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from storage.draft import Draft
-from storage.errors import CorruptionError, InputError, PoisonedHandleError
+from storage.errors import CorruptionError, InputError, PoisonedHandleError, StorageIOError
 from storage.few_rows import change_few
 from storage.filter_upkeep import FilterWriter, cut_filter
 from storage.index import Index
@@ -113,6 +114,7 @@ class Writer:
         self._draft: Draft | None = None
         self._filter: FilterWriter | None = None
         self._busy = False
+        self._to_repeat = False
         self._state: tuple[Snapshot, FreeSpace] | None = None
         self.columns: WordColumns | None = None
 
@@ -165,7 +167,10 @@ class Writer:
             raise
 
     def release(self) -> None:
-        """Let another writer in."""
+        """Let another writer in, once the superblock of the last commit is repeated."""
+        if self._to_repeat and self._poison is None:
+            with contextlib.suppress(StorageIOError):  # the commit is durable, and its proof tells so as well
+                self._repeat()
         self._close_filter()
         self._locks.release_writer()
 
@@ -316,6 +321,17 @@ class Writer:
         self.space.hold(superblock.txid, freed)
         self._state = Snapshot(before.path, superblock, before.layout, index), self.space
         self._draft = None
+        self._to_repeat = superblock.proof is not None
+        if superblock.proof is not None and len(superblock.proof.pages) > MOVED_AT_ONCE:
+            self._repeat()
+
+    def _repeat(self) -> None:
+        """Repeat the superblock of the newest commit, so that nobody needs to look at the pages of its proof.
+
+        The next commit overwrites what is repeated, so where the proof is short it is left until the writer leaves.
+        """
+        repeat_superblock(self._backend, self.snapshot.superblock)
+        self._to_repeat = False
 
     def cut(self) -> None:
         """Give back the free pages at the end of the file; the caller has it guarded."""

@@ -6,8 +6,7 @@ What such a change costs does not grow with the table. It changes nothing but le
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -33,8 +32,7 @@ MOST_ROWS = 64
 """Rows that are few."""
 
 
-@dataclass(frozen=True, slots=True)
-class FewRows:
+class FewRows(NamedTuple):
     """Changes of few rows: what becomes of their leaves, not yet sealed.
 
     Attributes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from typing import TYPE_CHECKING
 
 from storage.backend import FileBackend
@@ -133,14 +134,28 @@ class TableHandle:
             self._exclusive = True
 
     def adopt(self, snapshot: Snapshot) -> None:
-        """Stand at a snapshot that the handle's own writer committed."""
-        if snapshot is not self.snapshot:
+        """Stand at a snapshot that the handle's own writer committed.
+
+        While nobody else can be the writer, only its next commit frees pages of this one. So then it is claimed when it
+        is left, which is before that commit's pages are taken again, and only if somebody uses it still.
+        """
+        if snapshot is self.snapshot:
+            return
+        if not self._exclusive:
             self._claims.keep(snapshot)
             self.snapshot = snapshot
+            return
+        left = weakref.ref(self.snapshot)
+        self.snapshot = snapshot
+        used = left()
+        if used is not None:
+            self._claims.keep(used)
 
     def close(self) -> None:
         """Give the file, the claims and the writer's lock back; closing twice is allowed."""
         if self._writer is not None:
+            if self._exclusive and os.getpid() == self._process:
+                self._writer.writer.release()
             self._writer.close()
             self._writer = None
         for close in reversed(self._closing):
@@ -187,6 +202,7 @@ class TableHandle:
     def _newest(self, current: Snapshot | None = None) -> Snapshot:
         superblock = claim_newest(self.backend, self._locks)
         if current is not None and current.txid == superblock.txid:
+            self._claims.keep(current)
             return current
         try:
             snapshot = open_snapshot(self.backend, superblock, current)

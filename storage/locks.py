@@ -206,8 +206,10 @@ class Claims:
         self._closed = False
 
     def keep(self, snapshot: Snapshot) -> None:
-        """Claim a snapshot until it is collected."""
+        """Claim a snapshot until it is collected; one that is claimed already is claimed once."""
         with self._guard:
+            if weakref.ref(snapshot) in self._kept:
+                return
             self._locks.claim(snapshot.txid)
             self._count[snapshot.txid] = self._count.get(snapshot.txid, 0) + 1
             self._kept[weakref.ref(snapshot, self._drop)] = snapshot.txid

@@ -63,4 +63,7 @@ def add_moved(
     rows: NDArray[np.int64],
 ) -> bytes:
     """Return the list with leaves that have moved now."""
-    return kernels.add_moved(moved_words(moved), leaves, pages, checksums, rows).tobytes()
+    before = moved_words(moved)
+    every = np.empty((len(before) + len(leaves), _WORDS), dtype=np.uint64)
+    count = kernels.add_moved(before, leaves, pages, checksums, rows, every)
+    return every[:count].tobytes()

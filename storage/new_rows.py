@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -32,8 +31,7 @@ _Columns: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class NewRows:
+class NewRows(NamedTuple):
     """Changes of a table with keys of one word.
 
     Attributes

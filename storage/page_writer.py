@@ -76,7 +76,7 @@ class PageWriter:
     @property
     def end(self) -> int:
         """One past the last page that was taken."""
-        return max((int(pages.max(initial=-1)) for pages in self._taken), default=-1) + 1
+        return max((max(pages.tolist(), default=-1) for pages in self._taken), default=-1) + 1
 
     def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64], checksums: NDArray[np.uint64]) -> None:
         """Write sealed pages, those that follow one another on disk and in memory with one call."""

@@ -20,7 +20,6 @@ from storage.superblock import (
     SLOT_BYTES,
     decode_superblock,
     digest,
-    encode_both,
     encode_superblock,
 )
 
@@ -114,16 +113,13 @@ def commit_superblock(backend: StorageBackend, superblock: Superblock, before: S
     before
         Of the commit before, to which the table is put back if the sync fails.
     """
-    own, repeated = encode_both(superblock)
-    size, slot = superblock.page_size, superblock.slot
     try:
-        backend.pwrite(slot * size, 2 * own)
+        write_superblock(backend, superblock)
         backend.sync()
     except StorageIOError:
         with contextlib.suppress(StorageIOError):  # the first failure is the one to report
             repeat_superblock(backend, before)  # what the system has in memory may never reach the disk
         raise
-    backend.pwrite((1 - slot) * size, 2 * repeated)
 
 
 def repeat_superblock(backend: StorageBackend, superblock: Superblock) -> None:

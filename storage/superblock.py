@@ -52,7 +52,6 @@ __all__ = [
     "check_page_size",
     "decode_superblock",
     "digest",
-    "encode_both",
     "encode_superblock",
     "fits",
     "room_for_moved",
@@ -73,7 +72,6 @@ _MOVED = struct.Struct("<H")
 _MOVED_LEAF = 24
 _PROOF = struct.Struct("<H8s")
 _CHECKED = 16
-_FLAGS = 108
 _UNIQUE = 1
 _PROVEN_BY_PAGES = 2
 _REPEATED = 4
@@ -230,24 +228,22 @@ def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> byte
     InputError
         If the application ids do not fit, or a version is not a 64-bit integer.
     """
-    return encode_both(superblock)[repeated]
-
-
-def encode_both(superblock: Superblock) -> tuple[bytes, bytes]:
-    """Return a copy for the superblock's own slot, and one to be repeated in the other. Raises as above."""
     apps = _encode_apps(superblock.apps)
     if _HEAD.size + len(apps) > COPY_BYTES:
         raise InputError(
             f"the {len(superblock.apps)} application ids need {len(apps)} bytes, "
             f"but a superblock has room for {COPY_BYTES - _HEAD.size}; use fewer or shorter ids"
         )
-    flags = (_UNIQUE if superblock.unique else 0) | (_WITH_MOVED if superblock.moved else 0)
-    body = _encode_head(superblock) + apps + _encode_moved(superblock.moved)
-    own = body if superblock.proof is None else body + _encode_proof(superblock.proof)
-    return _sealed(own, flags | (_PROVEN_BY_PAGES if superblock.proof else 0)), _sealed(body, flags | _REPEATED)
+    moved = _encode_moved(superblock.moved) if superblock.moved else b""
+    proof = b"" if superblock.proof is None or repeated else _encode_proof(superblock.proof)
+    flags = (_UNIQUE if superblock.unique else 0) | (_WITH_MOVED if moved else 0)
+    flags |= (_PROVEN_BY_PAGES if proof else 0) | (_REPEATED if repeated else 0)
+    copy = bytearray((_encode_head(superblock, flags) + apps + moved + proof).ljust(COPY_BYTES, b"\0"))
+    copy[8:_CHECKED] = _checksum(copy)
+    return bytes(copy)
 
 
-def _encode_head(superblock: Superblock) -> bytes:
+def _encode_head(superblock: Superblock, flags: int) -> bytes:
     return _HEAD.pack(
         MAGIC,
         bytes(8),
@@ -264,18 +260,10 @@ def _encode_head(superblock: Superblock) -> bytes:
         superblock.metadata_checksum,
         superblock.fill,
         superblock.height,
-        0,
+        flags,
         0,
         len(superblock.apps),
     )
-
-
-def _sealed(content: bytes, flags: int) -> bytes:
-    """Return a copy with flags and checksum in their places."""
-    copy = bytearray(content.ljust(COPY_BYTES, b"\0"))
-    copy[_FLAGS] = flags
-    copy[8:_CHECKED] = _checksum(copy)
-    return bytes(copy)
 
 
 def fits(superblock: Superblock) -> bool:
@@ -362,7 +350,7 @@ def _decode_apps(copy: bytes, count: int) -> tuple[dict[str, int], int]:
 
 
 def _encode_moved(moved: bytes) -> bytes:
-    return b"" if not moved else _MOVED.pack(len(moved) // _MOVED_LEAF) + moved
+    return _MOVED.pack(len(moved) // _MOVED_LEAF) + moved
 
 
 def _decode_moved(copy: bytes, at: int) -> tuple[bytes, int]:

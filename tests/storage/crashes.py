@@ -77,7 +77,7 @@ class Workload:
     """Commits to a simulated disk; knows after which operation each commit was acknowledged.
 
     Some commits write their superblock with their pages, some after them, as small and large ones do; some list the
-    leaves that they move, some have no room for the list and write inner nodes. The rows of each commit are compared
+    leaves that they move, some have no room for the list and write inner nodes. After some the writer leaves. The rows of each commit are compared
     with a model here; after a crash it is enough to find the commit's bytes again.
     """
 
@@ -99,6 +99,9 @@ class Workload:
             model = self.states[-1].model.copy()
             model.apply(upserts, deletes)
             self.acknowledged.append(len(self.disk.log))
+            if rng.integers(0, 3) == 0:
+                writer.release()
+                writer.acquire()
             self.states.append(self.state(model))
 
     def state(self, model):

@@ -17,6 +17,7 @@ from storage.errors import (
 from storage.locks import NoLocks
 from storage.slots import read_superblock
 from storage.snapshot import open_snapshot
+from storage.superblock import decode_superblock
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
@@ -225,7 +226,51 @@ def test_only_what_a_change_needs_is_written(room, nodes, monkeypatch):
     assert (writer.snapshot.superblock.height, writer.snapshot.superblock.leaves > 200) == (3, True)
     writer.apply(table_of(rows([10000], "w")))
     written = sum(len(operation.data) for operation in disk.log if isinstance(operation, Write))
-    assert written == (1 + nodes + 2) * 4096  # the leaf, the path, the superblock, and the superblock again
+    assert written == (1 + nodes + 1) * 4096  # the leaf, the path, the superblock
+
+
+def slot_txids(disk):
+    """Return the transaction in each slot, and whether it has a proof."""
+    copies = [decode_superblock(bytes(disk.image[at : at + 2048]), at // 4096) for at in (0, 4096)]
+    return [(copy.txid, copy.proof is not None) for copy in copies]
+
+
+def test_the_superblock_of_a_small_commit_is_repeated_when_the_writer_leaves(writer, disk):
+    for value in ("w", "x"):
+        writer.apply(table_of(rows([10], value)))
+    txid = writer.snapshot.txid
+    assert sorted(slot_txids(disk)) == [(txid - 1, True), (txid, True)]
+    disk.log.clear()
+    writer.release()
+    assert sorted(slot_txids(disk)) == [(txid, False), (txid, True)]
+    writer.release()
+    assert len(disk.log) == 1
+
+
+def test_the_superblock_of_a_commit_of_many_pages_is_repeated_at_once(writer, disk):
+    writer.apply(table_of(rows(range(0, 2000, 100), "w")))
+    txid = writer.snapshot.txid
+    assert sorted(slot_txids(disk)) == [(txid, False), (txid, True)]
+
+
+def test_a_writer_that_failed_repeats_nothing(writer, disk):
+    writer.apply(table_of(rows([10], "w")))
+    disk.fail = lambda _operation: 0
+    with pytest.raises(StorageIOError):
+        writer.apply(table_of(rows([10], "x")))
+    disk.fail = None
+    disk.log.clear()
+    writer.release()
+    assert disk.log == []
+
+
+def test_a_disk_that_fails_as_the_writer_leaves_loses_nothing(writer, disk):
+    writer.apply(table_of(rows([10], "w")))
+    disk.fail = lambda _operation: 100
+    writer.release()
+    disk.fail = None
+    assert open_snapshot(disk).txid == writer.snapshot.txid
+    assert {row["v"] for row in rows_of(disk) if row["k"] == 10} == {row["v"] for row in rows([10], "w")}
 
 
 @pytest.mark.parametrize("run", [1, 50, 3000])
@@ -287,6 +332,7 @@ def test_a_small_commit_syncs_once(proof_pages, syncs, monkeypatch):
         disk.log.clear()
         writer.apply(table_of(rows([number], "w")))
         assert sum(isinstance(operation, Sync) for operation in disk.log) == syncs
+    writer.release()
     assert read_superblock(disk).proof is None
 
 

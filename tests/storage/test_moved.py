@@ -195,6 +195,7 @@ def test_a_stale_page_of_a_moved_leaf_is_detected(moved, leaf):
         if writer.snapshot.leaf_pages[leaf] == page:
             break
     assert writer.snapshot.leaf_pages[leaf] == page
+    writer.release()
     disk.image[page * PAGE : (page + 1) * PAGE] = earlier.image[page * PAGE : (page + 1) * PAGE]
     assert [(v.invariant, v.page) for v in check_backend(disk).violations] == [("parent-checksum", page)]
     with pytest.raises(CorruptPageError, match=f"page {page} is damaged"):

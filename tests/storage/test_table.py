@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import storage
 from storage import Table
+from storage.backend import FileBackend
 from storage.errors import (
     ClosedTableError,
     InputError,
@@ -20,6 +21,7 @@ from storage.errors import (
     TableExistsError,
     UniqueViolationError,
 )
+from storage.locks import FileLocks
 from storage.lookup import scan
 
 shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
@@ -362,3 +364,24 @@ def test_a_forked_process_does_not_write_with_its_parents_handle(tmp_path, monke
         monkeypatch.setattr(os, "getpid", lambda: parent + 1)
         with pytest.raises(StorageIOError, match="before this process was forked"):
             table.apply(inserts=pa.table({"k": [2]}))
+
+
+def test_a_table_open_for_writing_claims_those_snapshots_that_are_used(tmp_path):
+    path = tmp_path / "t"
+    Table.build(path, pa.table({"id": range(1000), "v": range(1000)}), key=["id"], unique=True).close()
+    seen = FileBackend(path, "w")
+    locks = FileLocks(seen.fileno(), str(path))
+    with Table.open(path, mode="w") as table:
+        table.apply(pa.table({"id": [1], "v": [-1]}))
+        used = table.snapshot()
+        for value in range(50):
+            table.apply(pa.table({"id": [1], "v": [value]}))
+            assert locks.oldest_claim(table.snapshot().txid) == used.txid
+        rows = pa.Table.from_batches(scan(used, table.reader(), 1, 1, None))
+        assert rows.to_pylist() == [{"id": 1, "v": -1}]
+        del used, rows
+        assert locks.oldest_claim(table.snapshot().txid) is None
+        table.refresh()
+        table.apply(pa.table({"id": [1], "v": [7]}))
+        assert locks.oldest_claim(table.snapshot().txid) is None
+    seen.close()
