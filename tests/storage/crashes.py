@@ -77,8 +77,8 @@ class Workload:
     """Commits to a simulated disk; knows after which operation each commit was acknowledged.
 
     Some commits write their superblock with their pages, some after them, as small and large ones do; some list the
-    leaves that they move, some have no room for the list and write inner nodes. After some the writer leaves. The rows of each commit are compared
-    with a model here; after a crash it is enough to find the commit's bytes again.
+    leaves that they move, some have no room for the list and write inner nodes; after some the writer leaves. The rows
+    of each commit are compared with a model here; after a crash it is enough to find the commit's bytes again.
     """
 
     def __init__(self, rng, kind, commits, changes=random_changes):
