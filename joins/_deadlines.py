@@ -2,8 +2,9 @@
 
 The paper's section IV-F: the cost model first assumes a random read for each page, and is corrected by the worst that
 join phases with a similar number of pages have cost. Two things are added. No phase needs more than a scan of the whole
-relation; without that bound a phase that seems too long is never tried, and so never learnt. And of a number of pages
-that no phase has had yet, the model is taken to err as it has erred before: on its own of random reads and of scans.
+relation; without that bound a phase that seems too long is never tried, and so never learnt. And what reads cost by the
+model, which depends on how close together the pages lie, is told from how the disk errs from the model, which holds for
+numbers of pages that no phase has had yet: of random reads and of scans on its own.
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["OperatorTime", "PhaseEstimate", "RecentMaximum", "WaitRecord"]
 
-_BUCKETS = 64
+_BUCKETS_AN_OCTAVE = 4
+_BUCKETS = 32 * _BUCKETS_AN_OCTAVE
 _ROUNDING = 1e-9
 _FADING = 0.9  # a single hiccup, or the loading of a kernel, is not to spoil the estimate for ever
 _SPANS = 8
-_SCAN_CAUTION = 1.2
-_CAUTION = 1.25  # the next phase may find its pages less close together than the worst so far
+_SCAN = 0.8  # of what a scan costs: a plan that costs as much errs like one
+_CAUTION = 1.25  # of how the disk errs, while that is not well known, or varies
+_PLAN_CAUTION = 1.1  # the next phase may find its pages less close together than the worst so far
 
 
 class OperatorTime:
@@ -84,6 +87,26 @@ class RecentMaximum:
         self._spans.append(0.0)
 
 
+class _DiskError:
+    """How much more than by the model reads took of late."""
+
+    def __init__(self) -> None:
+        self._ratios: deque[float] = deque(maxlen=_SPANS)
+
+    @property
+    def bound(self) -> float:
+        """A ratio that the next phase will hardly exceed: the greatest, and a margin as wide as they varied."""
+        if not self._ratios:
+            return 1.0
+        greatest, most = max(self._ratios), _CAUTION - 1
+        varied = greatest - min(self._ratios) if len(self._ratios) == _SPANS else math.inf
+        return max(1.0, greatest + min(varied, most * greatest))
+
+    def note(self, ratio: float) -> None:
+        """Note a phase."""
+        self._ratios.append(ratio)
+
+
 class PhaseEstimate:
     """How long a join phase over so many pages takes, at worst.
 
@@ -99,42 +122,49 @@ class PhaseEstimate:
     >>> estimate = PhaseEstimate(seek=0.01, transfer=0.001, scan=5.0)
     >>> round(estimate.seconds(100), 6), estimate.seconds(10_000)
     (1.1, 5.0)
-    >>> estimate.learn(100, 0.2)
+    >>> estimate.learn(100, planned=0.2, seconds=0.2)
     >>> round(estimate.seconds(100), 6)
-    0.261
+    0.28875
     """
 
-    nbytes = 8 * _BUCKETS
+    nbytes = 2 * 8 * _BUCKETS
 
     def __init__(self, seek: float, transfer: float, scan: float = math.inf) -> None:
         self._random_read = seek + transfer
         self.scan = scan
-        self._worst = np.zeros(_BUCKETS)
-        self._reads_error = RecentMaximum()
-        self._scan_error = RecentMaximum()
+        self._pages = np.zeros(_BUCKETS)
+        self._planned = np.zeros(_BUCKETS)
+        self._reads_error = _DiskError()
+        self._scan_error = _DiskError()
 
     def seconds(self, pages: int) -> float:
-        """Return the estimate: what reading costs at most, or a little more than the worst phase of about this size."""
+        """Return the estimate: the worst plan that is to be feared, on a disk that errs as it has done of late.
+
+        A plan for more pages costs more, but no more than in proportion. So each phase that was bounds the next.
+        """
         if pages <= 0:
             return 0.0
-        scan = self.scan * max(1.0, _SCAN_CAUTION * self._scan_error.value)
-        worst = float(self._worst[_bucket(pages)])
-        if worst:
-            return min(scan, pages * _CAUTION * worst + self._random_read)
-        return min(scan, pages * self._random_read * max(1.0, _CAUTION * self._reads_error.value))
+        planned, known = pages * self._random_read, self._pages > 0
+        if known.any():
+            bounds = self._planned[known] * np.maximum(1.0, pages / self._pages[known])
+            planned = min(planned, _PLAN_CAUTION * float(bounds.min()) + self._random_read)
+        return min(planned * self._error(planned).bound, self.scan * self._scan_error.bound)
 
-    def learn(self, pages: int, seconds: float) -> None:
-        """Note what a join phase has cost."""
-        if pages > 0:
-            bucket = _bucket(pages)
-            self._worst[bucket] = max(_FADING * self._worst[bucket], seconds / pages)
-            reads = pages * self._random_read
-            if reads < self.scan:
-                self._reads_error.note(seconds / reads)
-                self._reads_error.next()
-            if reads >= self.scan or seconds >= self.scan:
-                self._scan_error.note(seconds / self.scan)
-                self._scan_error.next()
+    def learn(self, pages: int, planned: float, seconds: float) -> None:
+        """Note a join phase: what its reads cost by the model, and what it has taken."""
+        if pages <= 0 or planned <= 0:
+            return
+        at = int(_BUCKETS_AN_OCTAVE * math.log2(pages))
+        self._planned[at] *= _FADING
+        if planned * self._pages[at] >= pages * self._planned[at]:
+            self._pages[at], self._planned[at] = pages, planned
+        self._error(planned).note(seconds / planned)
+        if seconds >= self.scan > planned:
+            self._scan_error.note(seconds / self.scan)
+
+    def _error(self, planned: float) -> _DiskError:
+        """Return how the disk errs from a plan that costs so many seconds."""
+        return self._reads_error if planned < _SCAN * self.scan else self._scan_error
 
 
 class WaitRecord:
@@ -159,7 +189,3 @@ class WaitRecord:
         if self._deadline is not None:
             late = np.asarray(arrival) + self._deadline < now - _ROUNDING
             self.misses += int(late.sum()) if late.ndim else int(late) * rows
-
-
-def _bucket(pages: int) -> int:
-    return pages.bit_length()

@@ -79,10 +79,6 @@ class InputBuffer:
             self.rows += len(rows)
             self.nbytes += rows.nbytes
 
-    def arrived_by(self, time: float) -> int:
-        """Return how many tuples arrived no later than `time`."""
-        return sum(len(rows) for rows, arrival in self._pieces if arrival <= time)
-
     def take(self, count: int) -> Piece:
         """Remove the oldest `count` tuples, or all if there are fewer, and return them as one batch."""
         taken: list[tuple[pa.RecordBatch, float]] = []

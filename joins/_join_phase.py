@@ -64,7 +64,8 @@ class JoinPhase:
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Read the pages, join each with the tuples that wait for it, and empty the stream buffer."""
-        begin, tuple_nbytes = self._state.busy(), self._store.stream.tuple_nbytes
+        counters, tuple_nbytes = self._state.counters, self._store.stream.tuple_nbytes
+        begin, seeks, pages = self._state.busy(), counters.seeks, counters.pages_read
         self._store.grow()
         simple = _SimpleJoin(self._state, self._leaves, self._simple)
         for block in ReadAhead(self._state, self._leaves).blocks():
@@ -83,9 +84,10 @@ class JoinPhase:
         self._cache.phase_done()
         give_back_freed_memory(tuple_nbytes)
         seconds = self._state.busy() - begin
-        self._state.estimate.learn(len(self._leaves), seconds)
-        self._state.counters.join_phases += 1
-        self._state.counters.join_seconds += seconds
+        planned = self._state.reader.device.cost(counters.seeks - seeks, counters.pages_read - pages)
+        self._state.estimate.learn(len(self._leaves), planned, seconds)
+        counters.join_phases += 1
+        counters.join_seconds += seconds
 
     # What stays in the cache
 

@@ -71,40 +71,23 @@ class Schedule:
         for recent in (self._behind, self._phase, self._look_up):
             recent.next()
 
-    def online_due(self, row_nbytes: float) -> float | None:
-        """Latest start of an online phase, were each tuple in the input buffer to want one more page.
+    def due(self, row_nbytes: float) -> float | None:
+        """Latest time at which the next phase has to begin: an online phase if anything is in the input buffer.
 
-        If they are too many to wait together, there will be several join phases one after the other.
+        The paper leaves those tuples of the input buffer out of a join phase that do not expire during it; they would
+        wait for two. So all take part, and until they have been looked up each counts as one more page. If they are
+        too many to wait together, there will be several join phases one after the other.
         """
         store = self._store
-        oldest = store.input.oldest
-        if oldest is None or self._deadline is None:
+        arrivals = [oldest for oldest in (store.input.oldest, store.stream.oldest) if oldest is not None]
+        if not arrivals or self._deadline is None:
             return None
         together = min(self._thresholds.join(row_nbytes), store.tuples_at_most(row_nbytes))
         phases = -(-(store.stream.rows + store.input.rows) // together)
-        return oldest + self._deadline - phases * self._seconds_of_all
-
-    def join_due(self) -> float | None:
-        """Latest start of a join phase."""
-        oldest = self._store.stream.oldest
-        if oldest is None or self._deadline is None:
-            return None
-        phase = self._estimate.seconds(self._store.stream.pages)
+        seconds = phases * self._seconds_of_all
         if self._pulled:
-            return oldest + max(0.0, self._deadline - phase - self._look_up.value)
-        return oldest if phase > self._deadline / 2 else oldest + self._deadline - phase
-
-    def sharing(self, now: float) -> int:
-        """Return how many tuples of the input buffer are to be part of the join phase that is due.
-
-        All, if it still ends in time then; otherwise those that would expire during it.
-        """
-        store = self._store
-        assert store.stream.oldest is not None
-        assert self._deadline is not None
-        if now + self._seconds_of_all <= store.stream.oldest + self._deadline:
-            return store.input.rows
-        return store.input.arrived_by(now + self._estimate.seconds(store.stream.pages) - self._deadline)
+            return min(arrivals) + max(0.0, self._deadline - seconds - self._look_up.value)
+        return min(arrivals) + (self._deadline - seconds if seconds <= self._deadline / 2 else 0.0)
 
     @property
     def _seconds_of_all(self) -> float:

@@ -205,8 +205,7 @@ class SSIJ(StreamJoin):
     @property
     def due(self) -> float | None:
         """Time at which `tick` is to be called at the latest to meet the deadlines; None if nothing waits for one."""
-        online, join = self._schedule.online_due(self._row_nbytes), self._schedule.join_due()
-        return min((time for time in (online, join) if time is not None), default=None)
+        return self._schedule.due(self._row_nbytes)
 
     @property
     def stats(self) -> SSIJStats:
@@ -345,16 +344,11 @@ class SSIJ(StreamJoin):
         """
         if self.deadline is None or self._work.more:
             return
-        while True:
-            now = self.time.now()
-            online, join = self._schedule.online_due(self._row_nbytes), self._schedule.join_due()
-            if online is not None and online <= now:
+        while (due := self.due) is not None and due <= self.time.now():
+            if self.store.input.rows:
                 yield from self._online(self.store.input.rows)
-            elif join is not None and join <= now:
-                yield from self._online(self._schedule.sharing(now))
-                yield from self._join_phase()
             else:
-                return
+                yield from self._join_phase()
 
     def _scan_seconds(self) -> float:
         return scan_seconds(self.snapshot, self.relation.reader.device, self.store.longest_read)

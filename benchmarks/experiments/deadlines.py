@@ -41,8 +41,10 @@ class _Trial:
 
     def _warm(self, run):
         keys = zipf_keys(self.relation.rows, 1.0, self.relation.scaled(WARM), seed=3)
+        now = run.clock()
         for batch in stream_batches(keys, self.relation.scaled(MOST), self.relation.tuple_nbytes):
-            run.operator.push(batch, at=run.clock()).drain()
+            before, now = now, run.clock()
+            run.operator.push(batch, at=before).drain()  # a batch is always waiting
         run.operator.flush().drain()
 
     def fits(self, rate):

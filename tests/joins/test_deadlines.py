@@ -151,24 +151,44 @@ def test_due_moves_forward_as_tuples_leave(table):
     assert join.due is None
 
 
-def test_the_estimate_begins_with_random_reads_and_remembers_the_worst():
+def test_the_estimate_begins_with_random_reads_and_remembers_the_worst_plans():
     estimate = PhaseEstimate(SEEK, TRANSFER)
     assert estimate.seconds(0) == 0
     assert estimate.seconds(10) == pytest.approx(0.11)
-    estimate.learn(10, 0.5)
-    estimate.learn(10, 0.2)
-    assert estimate.seconds(10) == pytest.approx(1.25 * 0.45 + 0.011), "the worst, which fades"
-    assert estimate.seconds(12) == pytest.approx(1.25 * 0.54 + 0.011), "about as many pages"
-    assert estimate.seconds(1000) == pytest.approx(11.0 * 1.25 * 0.5 / 0.11), "of so many only how the model errs"
+    for planned in (0.05, 0.02):
+        estimate.learn(100, planned, planned)
+    disk = 1.25  # not known yet
+    assert estimate.seconds(100) == pytest.approx(disk * (1.1 * 0.045 + 0.011)), "the worst, which fades"
+    assert estimate.seconds(200) == pytest.approx(disk * (1.1 * 0.09 + 0.011)), "more pages at most in proportion"
+    assert estimate.seconds(50) == pytest.approx(disk * (1.1 * 0.045 + 0.011)), "fewer at most as much"
+    assert estimate.seconds(1) == pytest.approx(disk * 0.011), "never more than a random read a page"
+
+
+def test_how_the_disk_errs_holds_for_all_numbers_of_pages():
+    estimate = PhaseEstimate(SEEK, TRANSFER)
+    for _ in range(7):
+        estimate.learn(1, 0.011, 0.022)
+    assert estimate.seconds(10) == pytest.approx(1.25 * 2 * 0.11)
+    estimate.learn(1, 0.011, 0.022)
+    assert estimate.seconds(10) == pytest.approx(2 * 0.11), "it errs always alike, so that there is nothing to fear"
+    estimate.learn(1, 0.011, 0.021)
+    assert estimate.seconds(10) == pytest.approx(2 * 0.11 + 0.01), "a margin as wide as it varied"
 
 
 def test_a_hiccup_is_forgotten_after_some_phases():
     estimate = PhaseEstimate(SEEK, TRANSFER, scan=0.5)
-    estimate.learn(1000, 20.0)
+    estimate.learn(1000, 0.5, 20.0)
     assert estimate.seconds(1000) > 20.0
     for _ in range(8):
-        estimate.learn(1000, 0.5)
-    assert 0.5 < estimate.seconds(1000) < 0.75
+        estimate.learn(1000, 0.5, 0.5)
+    assert 0.5 <= estimate.seconds(1000) < 0.75
+
+
+def test_a_few_reads_longer_than_a_scan_should_be_say_that_a_scan_is_longer():
+    estimate = PhaseEstimate(SEEK, TRANSFER, scan=0.5)
+    estimate.learn(1, 0.011, 0.6)
+    assert estimate.seconds(1000) == pytest.approx(1.25 * 0.6)
+    assert estimate.seconds(1) == pytest.approx(1.25 * 0.6)
 
 
 def test_no_phase_is_expected_to_take_longer_than_a_scan():
