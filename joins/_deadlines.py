@@ -95,12 +95,12 @@ class _DiskError:
 
     @property
     def bound(self) -> float:
-        """A ratio that the next phase will hardly exceed: the greatest, and a margin as wide as they varied."""
+        """A ratio that the next phase will hardly exceed: the greatest, and a margin of twice what they varied."""
         if not self._ratios:
             return 1.0
         greatest, most = max(self._ratios), _CAUTION - 1
         varied = greatest - min(self._ratios) if len(self._ratios) == _SPANS else math.inf
-        return max(1.0, greatest + min(varied, most * greatest))
+        return max(1.0, greatest + min(2 * varied, most * greatest))
 
     def note(self, ratio: float) -> None:
         """Note a phase."""

@@ -82,7 +82,8 @@ class Schedule:
         arrivals = [oldest for oldest in (store.input.oldest, store.stream.oldest) if oldest is not None]
         if not arrivals or self._deadline is None:
             return None
-        together = min(self._thresholds.join(row_nbytes), store.tuples_at_most(row_nbytes))
+        most = min(self._thresholds.join(row_nbytes), store.tuples_at_most(row_nbytes))
+        together = max(most, store.stream.rows)
         phases = -(-(store.stream.rows + store.input.rows) // together)
         seconds = phases * self._seconds_of_all
         if self._pulled:

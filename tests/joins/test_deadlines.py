@@ -172,7 +172,7 @@ def test_how_the_disk_errs_holds_for_all_numbers_of_pages():
     estimate.learn(1, 0.011, 0.022)
     assert estimate.seconds(10) == pytest.approx(2 * 0.11), "it errs always alike, so that there is nothing to fear"
     estimate.learn(1, 0.011, 0.021)
-    assert estimate.seconds(10) == pytest.approx(2 * 0.11 + 0.01), "a margin as wide as it varied"
+    assert estimate.seconds(10) == pytest.approx(2 * 0.11 + 2 * 0.01), "a margin twice as wide as it varied"
 
 
 def test_a_hiccup_is_forgotten_after_some_phases():
