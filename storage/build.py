@@ -7,6 +7,7 @@ file appear whole or not at all. Updates of existing tables are elsewhere.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import threading
@@ -14,13 +15,13 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ParamSpec
 
 import numpy as np
 import pyarrow as pa
 
 from storage.backend import FileBackend, StorageBackend, path_text, sync_folder
-from storage.encode import WordRoom, encode_leaves
+from storage.encode import LeafEncoder, WordRoom
 from storage.errors import (
     InputError,
     KeyInputError,
@@ -40,21 +41,21 @@ from storage.superblock import Superblock, check_app, check_page_size
 from storage.tree import Entries, build_levels, seal_pages, separators_between
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    _Batch = tuple[pa.RecordBatch, Keys | None]
+_P = ParamSpec("_P")
 
 __all__ = ["BuildOptions", "TableWriter", "build_table", "leaf_limit"]
 
 _FIRST_TXID = 1
 _SUPERBLOCKS = 2
-_CHUNK_ROWS = 1 << 16
+_CHUNK_ROWS = 1 << 17
 _CHUNK_BYTES = 16 << 20
 _SYNC_BYTES = 16 << 20
 _WRITES = 3
-_BATCHES_AHEAD = 2
+_THREADS = 3  # one of them syncs at times
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +123,12 @@ class TableWriter:
         self._parts: list[Entries] = []
         self._last: Keys | None = None
         self._open: _Rows | None = None
-        self._pool = ThreadPoolExecutor(2, thread_name_prefix="headrace-write")
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="headrace-write")
         self._writing: deque[Future[None]] = deque()
         self._syncing: Future[None] | None = None
         self._unsynced = 0
-        self._room = WordRoom()
+        self._rooms = itertools.cycle([WordRoom() for _ in range(_WRITES + 1)])
+        self._room = next(self._rooms)
 
     def write(self, batch: pa.RecordBatch, keys: Keys | None = None) -> None:
         """Add rows; their keys continue the order of what came before.
@@ -172,6 +174,7 @@ class TableWriter:
         """Write what is left, the inner levels and both superblocks, and make all durable."""
         if self._open is not None:
             self._encode(self._open, keep_open=False)
+        self._wait()
         entries = Entries.concat(self._parts) if self._parts else Entries.empty(self._layout.codec.kind)
         leaves, height, root = len(entries), 1 if len(entries) else 0, entries
         for pages, above in build_levels(entries, self._options.page_size, self._limit, self._next_page, _FIRST_TXID):
@@ -193,20 +196,15 @@ class TableWriter:
     def _encode(self, rows: _Rows, *, keep_open: bool) -> int:
         """Write the pages that rows fill and return how many rows that are."""
         self._check_order(rows.keys)
-        encoded = encode_leaves(
-            self._layout,
-            rows.keys,
-            rows.payload,
-            self._limit,
-            first_row=self._rows,
-            keep_open=keep_open,
-            room=self._room,
-        )
-        done = int(encoded.first[-1])
-        if done:
-            self._add(encoded.pages, encoded.first, rows.keys)
-        self._rows += done
-        return done
+        encoder = LeafEncoder(self._layout, rows.keys, rows.payload, first_row=self._rows, room=self._room)
+        ends = encoder.plan(self._limit)
+        if keep_open:
+            ends = ends[:-1]
+        if not len(ends):
+            return 0
+        self._add(encoder, ends, rows.keys)
+        self._rows += int(ends[-1])
+        return int(ends[-1])
 
     def _check_order(self, keys: Keys) -> None:
         row = keys.first_descent(strictly=self._options.unique)
@@ -217,13 +215,23 @@ class TableWriter:
             raise UniqueViolationError(f"key {key} occurs more than once, but the table is to be unique")
         raise NotInOrderError(f"row {self._rows + row} (key {key}) is out of key order")
 
-    def _add(self, pages: NDArray[np.uint8], first: NDArray[np.int64], keys: Keys) -> None:
-        count = len(first) - 1
-        numbers = self._next_page + np.arange(count, dtype=np.int64)
-        checksums = seal_pages(pages, self._options.page_size, numbers, _FIRST_TXID)
-        separators, continued = self._separators(keys.take(first[:-1]), keys.take(first[1:] - 1))
+    def _add(self, encoder: LeafEncoder, ends: NDArray[np.int64], keys: Keys) -> None:
+        """Have the pages that end at these rows written; their checksums are known when that is done."""
+        first = np.concatenate([np.zeros(1, dtype=np.int64), ends])
+        numbers = self._next_page + np.arange(len(ends), dtype=np.int64)
+        checksums = np.zeros(len(ends), dtype=np.uint64)
+        separators, continued = self._separators(keys.take(first[:-1]), keys.take(ends - 1))
         self._parts.append(Entries(numbers, checksums, np.diff(first), continued, separators))
-        self._put(pages, count)
+        self._start(len(ends), self._write_leaves, encoder, ends, numbers, checksums)
+        self._room = next(self._rooms)
+        self._next_page += len(ends)
+
+    def _write_leaves(
+        self, encoder: LeafEncoder, ends: NDArray[np.int64], numbers: NDArray[np.int64], checksums: NDArray[np.uint64]
+    ) -> None:
+        pages = encoder.write(ends).pages
+        checksums[:] = seal_pages(pages, self._options.page_size, numbers, _FIRST_TXID)
+        self._backend.pwrite(int(numbers[0]) * self._options.page_size, pages[: len(ends) * self._options.page_size])
 
     def _separators(self, heads: Keys, tails: Keys) -> tuple[Keys, NDArray[np.uint8]]:
         if self._last is None:
@@ -241,10 +249,14 @@ class TableWriter:
         self._next_page += count
 
     def _put_at(self, page: int, pages: NDArray[np.uint8], count: int) -> None:
-        self._wait(_WRITES - 1)
         size = self._options.page_size
-        self._writing.append(self._pool.submit(self._backend.pwrite, page * size, pages[: count * size]))
-        self._unsynced += count * size
+        self._start(count, self._backend.pwrite, page * size, pages[: count * size])
+
+    def _start(self, count: int, write: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Write so many pages beside what goes on."""
+        self._wait(_WRITES - 1)
+        self._writing.append(self._pool.submit(write, *args, **kwargs))
+        self._unsynced += count * self._options.page_size
         if self._unsynced >= _SYNC_BYTES and (self._syncing is None or self._syncing.done()):
             self._settle()
             self._syncing, self._unsynced = self._pool.submit(self._backend.sync), 0
@@ -344,9 +356,8 @@ def _write_file(path: Path, rows: SortedRows, options: BuildOptions) -> Superblo
         contextlib.closing(TableWriter(backend, rows.schema, options)) as writer,
     ):
         backend.truncate(0)
-        with contextlib.closing(_ahead(rows.batches)) as batches:
-            for batch, keys in batches:
-                _write_batch(writer, batch, keys, hoped=rows.hoped)
+        for batch, keys in rows.batches:
+            _write_batch(writer, batch, keys, hoped=rows.hoped)
         return writer.finish()
 
 
@@ -357,12 +368,3 @@ def _write_batch(writer: TableWriter, batch: pa.RecordBatch, keys: Keys | None, 
         if hoped:
             raise NotInOrderError from error  # told with the row's number when the source is read again
         raise
-
-
-def _ahead(batches: Iterator[_Batch]) -> Generator[_Batch]:
-    """Give batches, the next ones made while each is worked on."""
-    with ThreadPoolExecutor(1, thread_name_prefix="headrace-ahead") as pool:
-        coming = deque(pool.submit(next, batches, None) for _ in range(_BATCHES_AHEAD))
-        while (batch := coming.popleft().result()) is not None:
-            coming.append(pool.submit(next, batches, None))
-            yield batch

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from storage.keys import Keys
     from storage.layout import LeafLayout, PhysicalColumn
 
-__all__ = ["EncodedLeaves", "LeafEncoder", "PhysicalRows", "WordRoom", "encode_leaves"]
+__all__ = ["EncodedLeaves", "LeafEncoder", "PhysicalRows", "WordRoom"]
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -143,9 +143,10 @@ class PhysicalRows:
         """The 64-bit words: int64[words, rows]."""
         words = self._room.matrix(len(self._words), self.rows)
         for slot, values in enumerate(self._words):
-            words[slot] = values
-        if self.places[0, _TEXT] == 0:
-            words[0] ^= _SIGN  # unsigned keys in the order of signed integers
+            if slot == 0 and self.places[0, _TEXT] == 0:
+                np.bitwise_xor(values, _SIGN, out=words[slot])  # unsigned keys in the order of signed integers
+            else:
+                words[slot] = values
         return words
 
     @property
@@ -247,30 +248,6 @@ class LeafEncoder:
             ends, self._layout.page_size, not self._keys.wide, pages,
         )  # fmt: skip
         return EncodedLeaves(pages, np.concatenate([np.zeros(1, dtype=np.int64), ends]))
-
-
-def encode_leaves(
-    layout: LeafLayout,
-    keys: Keys,
-    payload: Sequence[pa.Array],
-    limit: int,
-    *,
-    first_row: int = 0,
-    keep_open: bool = False,
-    room: WordRoom | None = None,
-) -> EncodedLeaves:
-    """Pack rows in key order greedily into leaves. See `LeafEncoder` for the parameters and what is raised.
-
-    Parameters
-    ----------
-    limit
-        Bytes of a page to fill.
-    keep_open
-        Leave the last page out if rows that follow might still go there; `first[-1]` says where it begins.
-    """
-    encoder = LeafEncoder(layout, keys, payload, first_row=first_row, room=room)
-    ends = encoder.plan(limit)
-    return encoder.write(ends[:-1] if keep_open else ends)
 
 
 def _check_key_lengths(layout: LeafLayout, keys: Keys, first_row: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import functools
 import gzip
 import os
 from dataclasses import dataclass
@@ -13,19 +14,27 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from storage._duckdb import connect
+from storage.columns import fixed_type
 from storage.encodings import not_utf8
 from storage.errors import InputError
+from storage.read_ahead import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
     import duckdb
+    import pyarrow.parquet as pq
 
 __all__ = ["Rows", "open_files"]
 
 _PARQUET = (".parquet", ".pq")
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst")
 _BATCH_ROWS = 1 << 17
+_BATCH_BYTES = 4 << 20
+_LEAST_ROWS = 1 << 14
+_TEXT_BYTES = 32  # a guess
+_PART_ROWS = 1 << 19
+_THREADS = 2
 _READ_BYTES = 1 << 20
 _HEADER_BYTES = 1 << 20
 _CAUSE_LINES = 3
@@ -133,10 +142,8 @@ def _parquet(files: Sequence[Path]) -> Rows:
 
     schemas = []
     for file in files:
-        try:
+        with _named(file):
             schemas.append(pq.read_schema(file).remove_metadata())
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"cannot read {file} as Parquet: {error}") from error
     try:
         schema = pa.unify_schemas(schemas)
     except pa.ArrowException as error:
@@ -145,25 +152,45 @@ def _parquet(files: Sequence[Path]) -> Rows:
     def read(columns: Sequence[str] | None) -> Generator[pa.RecordBatch]:
         names = schema.names if columns is None else list(columns)
         wanted = pa.schema([schema.field(name) for name in names])
-        for file in files:
-            try:
-                yield from _parquet_batches(file, wanted)
-            except (pa.ArrowException, OSError) as error:
-                raise InputError(f"cannot read {file} as Parquet: {error}") from error
+        parts = (part for file in files for part in _parquet_parts(file, wanted))
+        yield from read_ahead(parts, _bytes_of, threads=_THREADS)
 
     return Rows(_name(files), schema, read, query=f"read_parquet({_quoted(files)}, union_by_name=true)", files=files)
 
 
-def _parquet_batches(file: Path, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the wanted columns of one file; those that it lacks are null.
+def _parquet_parts(file: Path, wanted: pa.Schema) -> Iterator[Callable[[], Generator[pa.RecordBatch]]]:
+    """Give what reads the row groups of a file, small ones together."""
+    import pyarrow.parquet as pq  # noqa: PLC0415 - loaded only for files
+
+    with _named(file):
+        metadata = pq.read_metadata(file)
+    groups: list[int] = []
+    rows = 0
+    for group in range(metadata.num_row_groups):
+        groups.append(group)
+        rows += metadata.row_group(group).num_rows
+        if rows >= _PART_ROWS or group == metadata.num_row_groups - 1:
+            yield functools.partial(_parquet_batches, file, metadata, groups, wanted)
+            groups, rows = [], 0
+
+
+def _parquet_batches(
+    file: Path, metadata: pq.FileMetaData, groups: list[int], wanted: pa.Schema
+) -> Generator[pa.RecordBatch]:
+    """Yield the wanted columns of row groups of one file; those that it lacks are null.
 
     Without a pre-buffer and with small buffers: the memory is that of a batch, not of a row group or the file.
+    Columns are decoded at once only where there is but one part: parts at once keep all cores busier.
     """
     import pyarrow.parquet as pq  # noqa: PLC0415 - loaded only for files
 
-    with pq.ParquetFile(file, pre_buffer=False, buffer_size=_READ_BYTES) as opened:
+    alone = len(groups) == metadata.num_row_groups
+    with (
+        _named(file),
+        pq.ParquetFile(file, metadata=metadata, pre_buffer=False, buffer_size=_READ_BYTES) as opened,
+    ):
         there = [name for name in wanted.names if name in opened.schema_arrow.names]
-        for batch in opened.iter_batches(_BATCH_ROWS, columns=there):
+        for batch in opened.iter_batches(_batch_rows(wanted), groups, there, use_threads=alone):
             arrays = [
                 batch.column(field.name).cast(field.type)
                 if field.name in there
@@ -171,6 +198,26 @@ def _parquet_batches(file: Path, wanted: pa.Schema) -> Iterator[pa.RecordBatch]:
                 for field in wanted
             ]
             yield pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def _batch_rows(wanted: pa.Schema) -> int:
+    """Return how many rows a batch has: few enough to stay in a cache of the processor, if texts are short."""
+    fixed = (fixed_type(field.type) for field in wanted)
+    width = sum(_TEXT_BYTES if kind is None else kind.width for kind in fixed)
+    return max(_LEAST_ROWS, min(_BATCH_BYTES // max(width, 1), 2 * _BATCH_ROWS))
+
+
+@contextlib.contextmanager
+def _named(file: Path) -> Iterator[None]:
+    """Name the file in what Arrow says of it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"cannot read {file} as Parquet: {error}") from error
+
+
+def _bytes_of(batch: pa.RecordBatch) -> int:
+    return int(batch.nbytes)
 
 
 def _csv(files: Sequence[Path]) -> Rows:
@@ -187,7 +234,7 @@ def _csv(files: Sequence[Path]) -> Rows:
         chosen = "*" if columns is None else ", ".join(_name_in_sql(name) for name in columns)
         with connect() as connection:
             try:
-                yield from connection.sql(f"SELECT {chosen} FROM {query}").to_arrow_reader(_BATCH_ROWS)  # noqa: S608 - quoted
+                yield from read_ahead([lambda: _csv_batches(connection, f"SELECT {chosen} FROM {query}")], _bytes_of)  # noqa: S608 - quoted
             except refused as error:
                 cause = _other_encoding(files) or _cause(error)
                 raise InputError(f"cannot read {_name(files)} as CSV: {cause}") from error
@@ -200,6 +247,10 @@ def _csv(files: Sequence[Path]) -> Rows:
             cause = _other_encoding(files) or next((text for text in found if text), _cause(error))
             raise InputError(f"cannot read {_name(files)} as CSV: {cause}") from error
     return Rows(_name(files), schema, read, query=query, files=files)
+
+
+def _csv_batches(connection: duckdb.DuckDBPyConnection, query: str) -> Generator[pa.RecordBatch]:
+    yield from connection.sql(query).to_arrow_reader(_BATCH_ROWS)
 
 
 def _other_encoding(files: Sequence[Path]) -> str | None:

@@ -21,9 +21,12 @@ from storage.columns import conform, stored_schema
 from storage.errors import InputError
 from storage.files import Rows, open_files
 from storage.keys import KeyCodec, Keys
+from storage.read_ahead import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
+
+    _Batch = tuple[pa.RecordBatch, Keys | None]
 
 __all__ = ["NotInOrderError", "SortedRows", "Source", "sorted_rows"]
 
@@ -52,7 +55,7 @@ class SortedRows:
     """
 
     schema: pa.Schema
-    batches: Iterator[tuple[pa.RecordBatch, Keys | None]]
+    batches: Iterator[_Batch]
     hoped: bool = False
 
 
@@ -100,17 +103,25 @@ def sorted_rows(
     with contextlib.ExitStack() as stack:
         batches = stack.enter_context(contextlib.closing(rows.read(None)))
         if hopeful and rows.again:
-            yield SortedRows(schema, ((conform(batch, schema), None) for batch in batches), hoped=True)
+            hoped = ((conform(batch, schema), None) for batch in batches)
+            cast = rows.schema.types != schema.types
+            yield SortedRows(schema, _ahead(stack, hoped) if cast else hoped, hoped=True)
             return
         held, complete = _collect(batches, schema, memory)
         if complete:
-            yield SortedRows(schema, _sorted_in_memory(held, schema, codec))
+            yield SortedRows(schema, _ahead(stack, _sorted_in_memory(held, schema, codec)))
             return
         if rows.again:
             held.clear()
             batches.close()
             batches = stack.enter_context(contextlib.closing(rows.read(None)))
-        yield SortedRows(schema, _sorted_on_disk(stack, rows, _first_then(held, batches), schema, codec, memory, spill))
+        ordered = _sorted_on_disk(stack, rows, _first_then(held, batches), schema, codec, memory, spill)
+        yield SortedRows(schema, _ahead(stack, ordered))
+
+
+def _ahead(stack: contextlib.ExitStack, batches: Generator[_Batch]) -> Iterator[_Batch]:
+    """Give batches that a thread makes, and waits for no longer than the stack lasts."""
+    return stack.enter_context(contextlib.closing(read_ahead([lambda: batches], lambda item: int(item[0].nbytes))))
 
 
 def _sorted_on_disk(
@@ -121,7 +132,7 @@ def _sorted_on_disk(
     codec: KeyCodec,
     memory: int,
     spill: Path,
-) -> Iterator[tuple[pa.RecordBatch, None]]:
+) -> Generator[_Batch]:
     from storage.external_sort import sort_externally  # noqa: PLC0415 - DuckDB is loaded only for large sources
 
     ordered = stack.enter_context(sort_externally(rows, batches, schema, codec, memory, spill))
@@ -188,9 +199,7 @@ def _collect(batches: Iterator[pa.RecordBatch], schema: pa.Schema, memory: int) 
     return held, True
 
 
-def _sorted_in_memory(
-    held: list[pa.RecordBatch], schema: pa.Schema, codec: KeyCodec
-) -> Iterator[tuple[pa.RecordBatch, Keys]]:
+def _sorted_in_memory(held: list[pa.RecordBatch], schema: pa.Schema, codec: KeyCodec) -> Generator[_Batch]:
     rows = conform(pa.Table.from_batches(held, schema=schema), schema)
     held.clear()
     keys = codec.encode(rows)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage.columns import conform, stored_schema
-from storage.encode import encode_leaves
+from storage.encode import LeafEncoder
 from storage.errors import InputError, SchemaError
 from storage.layout import LeafLayout
 from storage.leaves import decode_pages, expand_matches, gather, search, search_nearest, search_range, verify
@@ -27,7 +27,8 @@ class Encoded:
         self.rows = pa.Table.from_batches([rows.take(pa.array(order))])
         self.keys = self.layout.codec.encode(self.rows)
         payload = [self.rows.column(name).combine_chunks() for name in self.layout.payload.names]
-        self.leaves = encode_leaves(self.layout, self.keys, payload, limit or page_size)
+        encoder = LeafEncoder(self.layout, self.keys, payload)
+        self.leaves = encoder.write(encoder.plan(limit or page_size))
         self.frames = self.leaves.pages
         self.count = len(self.leaves.counts)
 
