@@ -53,7 +53,7 @@ _FIRST_TXID = 1
 _SUPERBLOCKS = 2
 _CHUNK_ROWS = 1 << 17
 _CHUNK_BYTES = 16 << 20
-_SYNC_BYTES = 16 << 20
+_SYNC_BYTES = 8 << 20
 _WRITES = 3
 _THREADS = 3  # one of them syncs at times
 

@@ -38,7 +38,8 @@ def read_ahead(
     threads
         How many parts are worked on at once.
     limit
-        Bytes at which a part waits for its items to be taken; one part more than there are threads may hold as many.
+        Bytes at which a part waits, with one item in hand, for others to be taken; one part more than there are threads
+        may hold as many.
 
     Examples
     --------
@@ -112,8 +113,8 @@ class _Line(Generic[Item]):
     def _put(self, item: Item) -> bool:
         """Add an item, when there is room; return whether more are wanted."""
         with self._changed:
+            self._changed.wait_for(lambda: self._bytes < self._limit or self._closed)
             self._waiting.append(item)
             self._bytes += self._size(item)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._bytes < self._limit or self._closed)
             return not self._closed

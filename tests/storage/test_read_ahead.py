@@ -42,13 +42,13 @@ def test_a_part_waits_where_its_items_reach_the_limit():
     def later():
         for number in range(100):
             made.append(number)
-            if number == 2:
+            if number == 3:
                 later_is_full.set()
             yield number
 
     items = read_ahead([slow, later], lambda _: 10, threads=2, limit=30)
     assert next(items) == "first"
-    assert made == [0, 1, 2]
+    assert made == [0, 1, 2, 3]  # the last one in hand
     assert list(items) == list(range(100))
 
 
