@@ -1,4 +1,4 @@
-"""Compiled search and gather over encoded leaves, in place. Arrays in, arrays out.
+"""Compiled search over encoded leaves, in place, and what pages say of themselves. Arrays in, arrays out.
 
 `frames` is a flat uint8 array of whole pages with eight spare bytes at its end; `frame` says in which of them a row
 lies, -1 for nowhere. A directory entry is a base and one packed word (see FORMAT.md).
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import bswap_u64, compare_bytes, copy_bytes, load_u16, load_u64, store_u64, xxh64
+from storage._byte_kernels import bswap_u64, compare_bytes, load_u16, load_u64, xxh64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,13 +20,11 @@ __all__ = [
     "count_rows",
     "expand_rows",
     "first_not_below",
-    "gather_spans",
-    "gather_text",
-    "gather_words",
     "mask_of",
     "order_of",
     "search_bytes",
     "search_u64",
+    "text_span",
     "verify_pages",
 ]
 
@@ -154,7 +152,7 @@ def search_u64(
 
 
 @njit(cache=True, nogil=True)
-def _text_span(frames: NDArray[np.uint8], page: int, base: np.uint64, packed: np.uint64, row: int) -> tuple[int, int]:
+def text_span(frames: NDArray[np.uint8], page: int, base: np.uint64, packed: np.uint64, row: int) -> tuple[int, int]:
     """Return where in `frames` a text value begins and ends."""
     data = page + _I64(packed & _U16)
     aux = page + _I64((packed >> np.uint64(16)) & _U16)
@@ -187,7 +185,7 @@ def order_of(
     end: int,
 ) -> int:
     """Compare the byte key of a row with the one in `data`, whose first eight bytes are `prefix`."""
-    left, left_end = _text_span(frames, page, base, packed, row)
+    left, left_end = text_span(frames, page, base, packed, row)
     length = left_end - left
     word = np.uint64(0)
     if length > 0:
@@ -256,108 +254,6 @@ def search_bytes(
             else:
                 high = middle
         count[i] = end - low
-
-
-@njit(cache=True, nogil=True)
-def gather_words(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int32],
-    row: NDArray[np.int32],
-    entry: int,
-    size: int,
-    out: NDArray[np.uint8],
-    valid: NDArray[np.uint8],
-) -> int:
-    """Write `size` low bytes of one column's word for each row; return how many rows are null or nowhere.
-
-    Parameters
-    ----------
-    entry
-        Of the directory.
-    out : uint8[n * size + 8]
-    valid : uint8[n]
-        Becomes 1 for values that are present.
-    """
-    last = np.int32(-1)
-    data = 0
-    bitmap = 0
-    width = 0
-    base = mask = np.uint64(0)
-    missing = 0
-    for i in range(len(frame)):
-        if frame[i] != last and frame[i] >= 0:
-            last = frame[i]
-            page = _I64(last) * page_size
-            at = page + _HEADER + _ENTRY * entry
-            base = load_u64(frames, at)
-            packed = load_u64(frames, at + 8)
-            data = page + _I64(packed & _U16)
-            width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
-            mask = mask_of(np.uint64(width))
-            bitmap = _I64((packed >> np.uint64(32)) & _U16)
-            if bitmap > 0:
-                bitmap += page
-        present = np.uint8(frame[i] >= 0)
-        if present != 0 and bitmap > 0:
-            present = np.uint8(((frames[bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1) ^ 1)
-        valid[i] = present
-        if present != 0:
-            store_u64(out, i * size, base + (load_u64(frames, data + _I64(row[i]) * width) & mask))
-        else:
-            missing += 1
-            store_u64(out, i * size, np.uint64(0))
-    return missing
-
-
-@njit(cache=True, nogil=True)
-def gather_spans(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int32],
-    row: NDArray[np.int32],
-    entry: int,
-    offsets: NDArray[np.int64],
-    valid: NDArray[np.uint8],
-) -> int:
-    """Write the offsets, int64[n + 1], that the rows' texts of one column will have; return how many are missing."""
-    missing = 0
-    offsets[0] = 0
-    for i in range(len(frame)):
-        length = 0
-        valid[i] = 0
-        if frame[i] >= 0:
-            page = _I64(frame[i]) * page_size
-            at = page + _HEADER + _ENTRY * entry
-            packed = load_u64(frames, at + 8)
-            bitmap = _I64((packed >> np.uint64(32)) & _U16)
-            if bitmap == 0 or (frames[page + bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1 == 0:
-                valid[i] = 1
-                start, end = _text_span(frames, page, load_u64(frames, at), packed, _I64(row[i]))
-                length = end - start
-        missing += 1 - valid[i]
-        offsets[i + 1] = offsets[i] + length
-    return missing
-
-
-@njit(cache=True, nogil=True)
-def gather_text(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int32],
-    row: NDArray[np.int32],
-    entry: int,
-    offsets: NDArray[np.int64],
-    out: NDArray[np.uint8],
-) -> None:
-    """Copy the texts whose offsets `gather_spans` gave into `out`."""
-    for i in range(len(frame)):
-        length = offsets[i + 1] - offsets[i]
-        if length > 0:
-            page = _I64(frame[i]) * page_size
-            at = page + _HEADER + _ENTRY * entry
-            start, _ = _text_span(frames, page, load_u64(frames, at), load_u64(frames, at + 8), _I64(row[i]))
-            copy_bytes(frames, start, out, offsets[i], length)
 
 
 @njit(cache=True, nogil=True)

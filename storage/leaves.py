@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from storage import _kernels, _range_kernels
+from storage import _gather_kernels, _kernels, _range_kernels
 from storage._byte_kernels import SLACK, copy_blocks
 from storage.columns import fixed_to_array, fixed_type, text_to_array
 from storage.keys import Keys
@@ -72,7 +72,7 @@ class FixedColumn:
         missing = 0
         for entry, words in enumerate(self._words, self._column.first):
             out = words[start * self._size :]
-            missing = _kernels.gather_words(frames, page_size, frame, row, entry, self._size, out, valid)
+            missing = _gather_kernels.gather_words(frames, page_size, frame, row, entry, self._size, out, valid)
         self._missing += missing
 
     def array(self, rows: int) -> pa.Array:
@@ -221,7 +221,7 @@ def gather_keys(
     if layout.codec.kind == "u64":
         out = np.empty(len(frame) * 8 + SLACK, dtype=np.uint8)
         valid = np.empty(len(frame), dtype=np.uint8)
-        _kernels.gather_words(frames, layout.page_size, frame, row, 0, 8, out, valid)
+        _gather_kernels.gather_words(frames, layout.page_size, frame, row, 0, 8, out, valid)
         return Keys("u64", out[:-SLACK].view(np.uint64))
     offsets, data, _ = _gather_bytes(layout, frames, frame, row, 0)
     return Keys.from_bytes(offsets, data)
@@ -300,9 +300,9 @@ def _gather_bytes(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.uint8] | None]:
     offsets = np.empty(len(frame) + 1, dtype=np.int64)
     valid = np.empty(len(frame), dtype=np.uint8)
-    missing = _kernels.gather_spans(frames, layout.page_size, frame, row, entry, offsets, valid)
+    missing = _gather_kernels.gather_spans(frames, layout.page_size, frame, row, entry, offsets, valid)
     data = np.empty(offsets[-1], dtype=np.uint8)
-    _kernels.gather_text(frames, layout.page_size, frame, row, entry, offsets, data)
+    _gather_kernels.gather_text(frames, layout.page_size, frame, row, entry, offsets, data)
     return offsets, data, valid if missing else None
 
 
