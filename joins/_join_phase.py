@@ -17,9 +17,7 @@ import pyarrow as pa
 from joins import _piece_kernels
 from joins._allocators import give_back_freed_memory
 from joins._block_kernels import expand_found, frames_of_places
-from joins._emit import Matches, rows_at
-from joins._input_buffer import arrivals_at
-from joins._pairs import Read
+from joins._emit import rows_at
 from joins._parts import Parts
 from joins._read_ahead import ReadAhead
 from joins._sought import find
@@ -58,28 +56,24 @@ class JoinPhase:
         self._keep = np.ones(len(self._leaves), dtype=np.bool_)
         self._remove: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._settled_for = -1
-        chunks = self._store.stream.chunks
-        self._simple = [chunk for chunk in chunks if chunk.simple]
-        self._spanning = [chunk for chunk in chunks if not chunk.simple]
+        self._chunks = list(self._store.stream.chunks)
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Read the pages, join each with the tuples that wait for it, and empty the stream buffer."""
         counters, tuple_nbytes = self._state.counters, self._store.stream.tuple_nbytes
         begin, seeks, pages = self._state.busy(), counters.seeks, counters.pages_read
         self._store.grow()
-        simple = _SimpleJoin(self._state, self._leaves, self._simple)
+        join = _BlockJoin(self._state, self._leaves, self._chunks)
         for block in ReadAhead(self._state, self._leaves).blocks():
             try:
-                yield from simple.join(block)
-                yield from self._join_spanning(block)
+                yield from join.add(block)
                 self._keep_some(block)
                 self._complete_filter(block)
             finally:
-                simple.settle()
-        yield from simple.rest()
+                join.settle()
+        yield from join.rest()
         yield from self._unmatched()
-        self._simple.clear()
-        self._spanning.clear()
+        self._chunks.clear()
         self._store.release_stream(self._state.bound.step)
         self._cache.phase_done()
         give_back_freed_memory(tuple_nbytes)
@@ -131,41 +125,19 @@ class JoinPhase:
         if tier is not None:
             tier.complete(self._leaves[block.start : block.stop], frames, block.slots, self._store.workspace // 2)
 
-    # Tuples that wait for several leaves
-
-    def _join_spanning(self, block: Block) -> Iterator[pa.RecordBatch]:
-        """Join tuples with those of the leaves they wait for that are in the block."""
-        if not self._spanning:
-            return
-        leaves = self._leaves[block.start : block.stop]
-        order = np.argsort(leaves)
-        read = Read(leaves[order], block.slots[order])
-        stream = self._store.stream
-        at_once = self._store.rows_at_once(stream.tuple_nbytes / max(1, stream.rows))
-        for group in read.pairs(self._spanning, at_once):
-            for pairs in group:
-                assert pairs.chunk.tuples is not None
-                assert pairs.chunk.matched is not None
-                tuples = pairs.chunk.tuples[pairs.pieces]
-                rows = pairs.chunk.rows.take(pa.array(tuples))
-                keys, _ = self._state.bound.encode(rows)
-                row, count = find(self._state.snapshot, self._store.read_buffer.frames, pairs.frame, keys)
-                pairs.chunk.matched[tuples[count > 0]] = True
-                found = Matches(pairs.frame, row, count)
-                yield from self._state.emitter.emit(rows, found, self._store.read_buffer.frames)
-
     def _unmatched(self) -> Iterator[pa.RecordBatch]:
         """Complete the tuples that waited for several leaves: now it is known which had no match in any."""
-        for chunk in self._spanning:
-            assert chunk.matched is not None
+        for chunk in self._chunks:
+            if chunk.matched is None:
+                continue
             self._state.completed(chunk.arrival, len(chunk.rows))
             lonely = np.flatnonzero(~chunk.matched)
             if self._state.outer and len(lonely):
                 yield from self._state.emitter.nulls(chunk.rows.take(pa.array(lonely)))
 
 
-class _SimpleJoin:
-    """Joins tuples that wait for one leaf each, in parts that reach over several blocks.
+class _BlockJoin:
+    """Joins tuples with the leaves that they wait for, in parts that reach over several blocks.
 
     Matches are staged until their part is complete, so that a result batch is as large as the workspace allows,
     however few pages a block has.
@@ -180,7 +152,7 @@ class _SimpleJoin:
         self._part: Part | None = None
         self._results = _PartResults(state, leaves)
 
-    def join(self, block: Block) -> Iterator[pa.RecordBatch]:
+    def add(self, block: Block) -> Iterator[pa.RecordBatch]:
         """Join the tuples that wait for the pages of a block."""
         at = block.start
         while self._any and at < block.stop:
@@ -234,8 +206,7 @@ class _PartResults:
         row, count = find(state.snapshot, state.store.read_buffer.frames, frame, keys)
         if state.store.filter is not None:
             state.store.filter.note_waited(self._leaves[part.place[low : self._met]], count)
-        if part.later is not None:
-            part.later[low : self._met] = count < 0
+        part.note(low, count)
         if state.store.records_awake:
             admit = partial(state.store.admit, state.store.read_buffer.frames, frame, row, count, keys)
             self.settle()
@@ -262,7 +233,7 @@ class _PartResults:
     def complete(self, part: Part) -> Iterator[pa.RecordBatch]:
         """Note that all tuples of a part have met their leaf, and give out what is staged."""
         self._note(part, len(part.rows))
-        part.postpone()
+        part.hand_back()
         self._met = self._noted = 0
         if self._staged is not None and self._staged.rows:
             yield self._batch(part)
@@ -271,12 +242,7 @@ class _PartResults:
     def _note(self, part: Part, stop: int) -> None:
         """Note that the tuples of a part up to one are complete, but for those that have to go to another leaf."""
         start, self._noted = self._noted, stop
-        if part.later is None:
-            arrival = part.arrival[start:stop] if isinstance(part.arrival, np.ndarray) else part.arrival
-            self._state.completed(arrival, stop - start)
-            return
-        done = start + np.flatnonzero(~part.later[start:stop])
-        self._state.completed(arrivals_at(part.arrival, done), len(done))
+        self._state.completed(*part.complete(start, stop))
 
     def _stage(self, rows: int) -> StagedRows:
         if self._staged is None:

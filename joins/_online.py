@@ -11,9 +11,9 @@ from joins import _piece_kernels, _result_kernels
 from joins._emit import Matches
 from joins._input_buffer import arrivals_at
 from joins._phase import ProbingPhase
-from joins._probe import Probe, Prober, ascends, by_leaves
+from joins._probe import Probe, Prober
 from joins._sought import find
-from joins._stream_buffer import Chunk
+from joins._stream_buffer import Chunk, ascends, by_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

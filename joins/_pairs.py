@@ -28,12 +28,17 @@ class Pairs:
     pieces: NDArray[np.int32]
     frame: NDArray[np.int32]
 
+    @property
+    def tuples(self) -> NDArray[np.int32]:
+        """The tuple of each piece."""
+        return self.pieces if self.chunk.tuples is None else self.chunk.tuples[self.pieces]
+
     def rows(self) -> pa.RecordBatch:
-        """Return the tuples of a chunk in which each waits for one leaf, without copying if they lie side by side."""
+        """Return the tuple of each piece, without copying if these are tuples that lie side by side."""
         start, count = int(self.pieces[0]), len(self.pieces)
-        if int(self.pieces[-1]) - start == count - 1:
+        if self.chunk.tuples is None and int(self.pieces[-1]) - start == count - 1:
             return self.chunk.rows.slice(start, count)
-        return self.chunk.rows.take(pa.array(self.pieces))
+        return self.chunk.rows.take(pa.array(self.tuples))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from joins import _piece_kernels, _result_kernels
 from joins._sought import locate
-from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, ascending
+from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, ascends, by_leaves
 from storage.keys import Keys
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from storage.cache import PageCache
     from storage.snapshot import Snapshot
 
-__all__ = ["Located", "Probe", "Prober", "ascends", "by_leaves", "sorted_positions", "waiting_nbytes"]
+__all__ = ["Located", "Probe", "Prober", "sorted_positions", "waiting_nbytes"]
 
 _NO_FLAGS = np.zeros(0, dtype=np.bool_)
 _WORD = 64
@@ -197,14 +197,3 @@ def sorted_positions(
     packed = _result_kernels.pack_positions(prefix, _NO_FLAGS if valid is None else valid, low, high, shift, bits)
     packed.sort()
     return _result_kernels.unpack_positions(packed, bits)
-
-
-def by_leaves(first: NDArray[np.int32], last: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the order by first leaf, then by last leaf; both ascend then if they can do so together."""
-    by_last = ascending(last)
-    return by_last[ascending(first[by_last])]
-
-
-def ascends(values: NDArray[np.int32]) -> bool:
-    """Return whether no value is less than the one before it."""
-    return len(values) < 2 or bool((values[1:] >= values[:-1]).all())  # noqa: PLR2004 - one value is in order

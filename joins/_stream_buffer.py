@@ -25,7 +25,16 @@ if TYPE_CHECKING:
 
     from joins._input_buffer import Arrivals
 
-__all__ = ["PIECE_NBYTES", "WANTED_NBYTES", "Chunk", "StreamBuffer", "ascending", "merge_simple", "merged_arrivals"]
+__all__ = [
+    "PIECE_NBYTES",
+    "WANTED_NBYTES",
+    "Chunk",
+    "StreamBuffer",
+    "ascending",
+    "ascends",
+    "by_leaves",
+    "merged_arrivals",
+]
 
 _ARRIVAL_NBYTES = 8
 PIECE_NBYTES = 12
@@ -113,8 +122,6 @@ class StreamBuffer:
 
     Attributes
     ----------
-    chunks
-        Of tuples.
     demand : int32[leaves]
         How many pieces wait for each leaf: the lengths of the inverted index's lists, hence the leaves' utility.
     pages
@@ -130,7 +137,8 @@ class StreamBuffer:
     """
 
     def __init__(self, leaves: int) -> None:
-        self.chunks: list[Chunk] = []
+        self._simple: list[Chunk] = []
+        self._spanning: list[Chunk] = []
         self.demand: NDArray[np.int32] = np.zeros(leaves, dtype=np.int32)
         self.rows = 0
         self.pages = 0
@@ -138,6 +146,11 @@ class StreamBuffer:
         self._pieces_nbytes = 0
         self.oldest: float | None = None
         self.postponed: list[Postponed] = []
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """Chunks of waiting tuples."""
+        return [*self._simple, *self._spanning]
 
     @property
     def index_nbytes(self) -> int:
@@ -153,11 +166,14 @@ class StreamBuffer:
         self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
 
     def mergeable(self, nbytes: int) -> list[Chunk]:
-        """Return the latest chunks if they are many, of similar size, and together no larger than `nbytes`."""
-        last = self.chunks[-_FAN_IN:]
-        sizes = [len(chunk.rows) for chunk in last]
-        alike = len(last) == _FAN_IN and max(sizes) <= _TIER * min(sizes) and all(chunk.simple for chunk in last)
-        return last if alike and sum(chunk.tuple_nbytes for chunk in last) <= nbytes else []
+        """Return the latest chunks of a kind if they are many, of similar size, and together within `nbytes`."""
+        for chunks in (self._simple, self._spanning):
+            last = chunks[-_FAN_IN:]
+            sizes = [len(chunk.rows) for chunk in last]
+            alike = len(last) == _FAN_IN and max(sizes) <= _TIER * min(sizes)
+            if alike and sum(chunk.tuple_nbytes for chunk in last) <= nbytes:
+                return last
+        return []
 
     @staticmethod
     def merged_growth(chunks: list[Chunk]) -> int:
@@ -168,18 +184,19 @@ class StreamBuffer:
 
     def merge(self, last: list[Chunk]) -> None:
         """Put one chunk in the place of the latest ones, which `mergeable` returned."""
-        del self.chunks[-len(last) :]
+        del self._like(last[0])[-len(last) :]
         self.tuple_nbytes -= sum(chunk.tuple_nbytes for chunk in last)
         self._pieces_nbytes -= sum(chunk.index_nbytes for chunk in last)
-        self._append(merge_simple(last))
+        self._append(_merged(last))
 
     def clear(self, step: int) -> None:
         """Forget everything but the postponed tuples, which go on to a leaf so many on: the join phase is over."""
         self.demand[:] = 0
         self.rows = self.pages = self.tuple_nbytes = self._pieces_nbytes = 0
         self.oldest = None
-        while self.chunks:
-            piece = self.chunks.pop().postponed(step)
+        self._spanning.clear()
+        while self._simple:
+            piece = self._simple.pop().postponed(step)
             if piece is not None:
                 self.postponed.append(piece)
                 self.tuple_nbytes += piece.nbytes
@@ -196,21 +213,48 @@ class StreamBuffer:
             self.tuple_nbytes += rest.nbytes
         return piece.slice(0, most)
 
+    def _like(self, chunk: Chunk) -> list[Chunk]:
+        """Return the chunks of a kind."""
+        return self._simple if chunk.simple else self._spanning
+
     def _append(self, chunk: Chunk) -> None:
-        self.chunks.append(chunk)
+        self._like(chunk).append(chunk)
         self.tuple_nbytes += chunk.tuple_nbytes
         self._pieces_nbytes += chunk.index_nbytes
 
 
-def merge_simple(chunks: list[Chunk]) -> Chunk:
+def _merged(chunks: list[Chunk]) -> Chunk:
+    """Return chunks of a kind as one."""
+    return _merged_simple(chunks) if chunks[0].simple else _merged_spanning(chunks)
+
+
+def _merged_simple(chunks: list[Chunk]) -> Chunk:
     """Return chunks of one-leaf tuples as one chunk, sorted by leaf."""
     first = np.concatenate([chunk.first for chunk in chunks])
     rows = pa.concat_batches([chunk.rows for chunk in chunks])
     order = ascending(first)
     first = first[order]
-    arrival = merged_arrivals([chunk.arrival for chunk in chunks], [len(chunk.rows) for chunk in chunks], order)
+    arrival = _arrivals_of(chunks, order)
     later = None if chunks[0].later is None else np.zeros(len(rows), dtype=np.bool_)
     return Chunk(rows.take(pa.array(order)), arrival, first, first, later=later)
+
+
+def _merged_spanning(chunks: list[Chunk]) -> Chunk:
+    """Return chunks of tuples that wait for several leaves as one chunk, its pieces sorted by leaf."""
+    first, last = np.concatenate([[chunk.first, chunk.last] for chunk in chunks], axis=1)
+    order = by_leaves(first, last)
+    starts = np.cumsum([0, *(len(chunk.rows) for chunk in chunks[:-1])], dtype=np.int32)
+    tuples = [chunk.tuples + start for chunk, start in zip(chunks, starts, strict=True) if chunk.tuples is not None]
+    marks = [chunk.matched for chunk in chunks if chunk.matched is not None]
+    rows, last = pa.concat_batches([chunk.rows for chunk in chunks]), last[order]
+    return Chunk(
+        rows, _arrivals_of(chunks, None), first[order], last, np.concatenate(tuples)[order], np.concatenate(marks),
+        ascends=ascends(last),
+    )  # fmt: skip
+
+
+def _arrivals_of(chunks: list[Chunk], order: NDArray[np.int32] | None) -> Arrivals:
+    return merged_arrivals([chunk.arrival for chunk in chunks], [len(chunk.rows) for chunk in chunks], order)
 
 
 def ascending(values: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -218,6 +262,17 @@ def ascending(values: NDArray[np.integer]) -> NDArray[np.int32]:
     packed = (values.astype(np.int64) << np.int64(31)) | np.arange(len(values), dtype=np.int64)
     packed.sort()
     return (packed & np.int64(2**31 - 1)).astype(np.int32)
+
+
+def by_leaves(first: NDArray[np.int32], last: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return the order by first leaf, then by last leaf; both ascend then if they can do so together."""
+    by_last = ascending(last)
+    return by_last[ascending(first[by_last])]
+
+
+def ascends(values: NDArray[np.int32]) -> bool:
+    """Return whether no value is less than the one before it."""
+    return len(values) < 2 or bool((values[1:] >= values[:-1]).all())  # noqa: PLR2004 - one value is in order
 
 
 def merged_arrivals(parts: Sequence[Arrivals], rows: Sequence[int], order: NDArray[np.int32] | None) -> Arrivals:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from joins import SSIJ
+from joins import SSIJ, Band
 from joins.errors import JoinInputError
 from storage.errors import MemoryBudgetError
 from storage.read_queue import ReadQueue
@@ -311,6 +311,24 @@ def test_many_small_online_phases_leave_few_chunks(table):
     rows = results(join.finish())
     assert sorted(row["id"] for row in rows) == list(range(300))
     assert all(int(row["pad"]) == row["s_k"] for row in rows)
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_many_tuples_that_span_leaves_leave_few_chunks_too(table, how):
+    join = SSIJ(table, Band("s_k", "k", 40, 40), how, "16MiB", input_threshold=1, stream_threshold=100_000)
+    keys = [(70 * start) % (KEYS + 400) for start in range(300)]
+    for at, key in enumerate(keys):
+        join.push(stream_of([key], at)).drain()
+    chunks = join.store.stream.chunks
+    assert any(not chunk.simple for chunk in chunks)
+    assert len(chunks) < 60
+    rows = results(join.finish())
+    expected = {(at, other) for at, key in enumerate(keys) for other in range(max(0, key - 40), min(KEYS, key + 41))}
+    lonely = {at for at, key in enumerate(keys) if key - 40 >= KEYS} if how == "left" else set()
+    assert len(rows) == len(expected) + len(lonely)
+    assert {(row["id"], int(row["pad"])) for row in rows if row["pad"] is not None} == expected
+    assert {row["id"] for row in rows if row["pad"] is None} == lonely
+    assert join.stats.rows_done == 300
 
 
 def test_a_slice_of_a_large_batch_is_copied_when_it_has_to_wait(table):
