@@ -6,6 +6,7 @@ import contextlib
 import csv
 import functools
 import gzip
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,9 +31,7 @@ __all__ = ["Rows", "open_files"]
 _PARQUET = (".parquet", ".pq")
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst")
 _BATCH_ROWS = 1 << 17
-_BATCH_BYTES = 4 << 20
-_LEAST_ROWS = 1 << 14
-_TEXT_BYTES = 32  # a guess
+_NARROW_BYTES = 16
 _PART_ROWS = 1 << 19
 _THREADS = 2
 _READ_BYTES = 1 << 20
@@ -201,10 +200,10 @@ def _parquet_batches(
 
 
 def _batch_rows(wanted: pa.Schema) -> int:
-    """Return how many rows a batch has: few enough to stay in a cache of the processor, if texts are short."""
-    fixed = (fixed_type(field.type) for field in wanted)
-    width = sum(_TEXT_BYTES if kind is None else kind.width for kind in fixed)
-    return max(_LEAST_ROWS, min(_BATCH_BYTES // max(width, 1), 2 * _BATCH_ROWS))
+    """Return how many rows a batch has: narrow ones twice as many, as each batch costs a change of threads."""
+    kinds = (fixed_type(field.type) for field in wanted)
+    width = sum(math.inf if kind is None else kind.width for kind in kinds)
+    return 2 * _BATCH_ROWS if width <= _NARROW_BYTES else _BATCH_ROWS
 
 
 @contextlib.contextmanager
