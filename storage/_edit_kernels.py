@@ -11,15 +11,17 @@ import numpy as np
 from numba import njit
 
 from storage._byte_kernels import compare_bytes, load_u16, load_u64
+from storage._pack_kernels import bytes_needed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["column_bytes", "dictionary_bytes", "field", "plan_edits", "put_number", "text_end"]
+__all__ = ["column_bytes", "dictionary_bytes", "field", "number_at", "plan_edits", "put_number", "text_end"]
 
 _HEADER = 24
 _WORD = 8
 _ALL = ~np.uint64(0)
+_MIN, _MAX = np.int64(-(2**63)), np.int64(2**63 - 1)
 _TEXT_PLAIN = 1
 
 
@@ -29,6 +31,12 @@ def _number(page: NDArray[np.uint8], at: int, width: int) -> Any:
         return 0
     mask = _ALL if width >= _WORD else (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)
     return np.int64(load_u64(page, at) & mask)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def number_at(page: NDArray[np.uint8], data: int, width: int, row: int) -> Any:
+    """Return number `row` of a block of numbers."""
+    return _number(page, data + row * width, width)
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -147,6 +155,38 @@ def dictionary_bytes(page: NDArray[np.uint8], block: int) -> Any:
 
 
 @njit(cache=True, nogil=True)
+def _frame_of(
+    page: NDArray[np.uint8],
+    data: int,
+    base: np.uint64,
+    width: int,
+    rows: int,
+    edits: NDArray[np.int64],
+    found: int,
+    words: NDArray[np.int64],
+    absent: NDArray[np.uint8],
+    flip: np.uint64,
+) -> tuple[np.uint64, np.uint64]:
+    """Return base and width of a patched column of numbers as the encoder chooses them."""
+    low = _MAX
+    high = _MIN
+    source = 0
+    for edit in range(found + 1):
+        for row in range(source, edits[edit, 0] if edit < found else rows):
+            value = np.int64((base + np.uint64(number_at(page, data, width, row))) ^ flip)
+            low = min(low, value)
+            high = max(high, value)
+        if edit == found:
+            break
+        for row in range(edits[edit, 2], edits[edit, 3]):
+            if len(absent) == 0 or absent[row] == 0:
+                low = min(low, words[row])
+                high = max(high, words[row])
+        source = edits[edit, 1]
+    return np.uint64(low) ^ flip, np.uint64(bytes_needed(np.uint64(high) - np.uint64(low)))
+
+
+@njit(cache=True, nogil=True)
 def column_bytes(
     page: NDArray[np.uint8],
     origin: int,
@@ -160,26 +200,32 @@ def column_bytes(
     absent: NDArray[np.uint8],
     flip: np.uint64,
     codes: NDArray[np.int32],
+    frame: NDArray[np.uint64],
 ) -> Any:
-    """Return the bytes of a patched column without its nulls, or -1 if a new value does not fit."""
+    """Return the bytes of a patched column without its nulls, or -1 if a new text does not fit.
+
+    Fills `frame` with its base and width, which stay as they are unless a new number needs others.
+    """
     base = load_u64(page, entry)
     data = origin + field(page, entry, 8)
     aux = origin + field(page, entry, 10)
     width = np.int64(page[entry + 14])
     encoding = page[entry + 15]
+    frame[0], frame[1] = base, np.uint64(width)
     total = 0
     if encoding == _TEXT_PLAIN:
         total = text_end(page, data, width, np.int64(base), rows - 1)
+    after = rows
+    fits = True
     for edit in range(found):
         if encoding == _TEXT_PLAIN:
             before = text_end(page, data, width, np.int64(base), edits[edit, 0] - 1)
             total -= text_end(page, data, width, np.int64(base), edits[edit, 1] - 1) - before
-        rows += edits[edit, 3] - edits[edit, 2] - edits[edit, 1] + edits[edit, 0]
+        after += edits[edit, 3] - edits[edit, 2] - edits[edit, 1] + edits[edit, 0]
         for row in range(edits[edit, 2], edits[edit, 3]):
             null = len(absent) > 0 and absent[row] != 0
             if encoding == 0:
-                if not null and not _fits((np.uint64(words[row]) ^ flip) - base, width):
-                    return -1
+                fits &= null or _fits((np.uint64(words[row]) ^ flip) - base, width)
             elif encoding == _TEXT_PLAIN:
                 length = 0 if null else spans[row + 1] - spans[row]
                 if length < np.int64(base):
@@ -190,7 +236,9 @@ def column_bytes(
                 if codes[row] < 0:
                     return -1
     if encoding == 0:
-        return rows * width
+        if not fits:
+            frame[0], frame[1] = _frame_of(page, data, base, width, rows, edits, found, words, absent, flip)
+        return after * np.int64(frame[1])
     if encoding == _TEXT_PLAIN:
-        return rows * width + total if _fits(np.uint64(total - rows * np.int64(base)), width) else -1
-    return rows * width + dictionary_bytes(page, aux)
+        return after * width + total if _fits(np.uint64(total - after * np.int64(base)), width) else -1
+    return after * width + dictionary_bytes(page, aux)

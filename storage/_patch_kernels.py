@@ -1,7 +1,8 @@
 """Compiled changes of whole leaves without decoding them: rows are cut out and put in, blocks are copied around them.
 
-A leaf can be patched if every new value fits the base and width of its column in that page, or is in the page's
-dictionary, and if the page has room. Columns of new rows come as the encoder takes them: see `_encode_kernels`.
+A leaf can be patched if the page has room and every new text fits the base and width of its column in that page, or is
+in the page's dictionary. Where a new number does not fit, its column gets another base and width. Columns of new rows
+come as the encoder takes them: see `_encode_kernels`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from storage._byte_kernels import copy_bytes, load_u64, store_u64
-from storage._edit_kernels import column_bytes, dictionary_bytes, field, plan_edits, put_number, text_end
+from storage._edit_kernels import column_bytes, dictionary_bytes, field, number_at, plan_edits, put_number, text_end
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,23 +79,31 @@ def _copy_numbers(
     codes: NDArray[np.int32],
     coded: int,
     base: np.uint64,
+    shift: np.uint64,
+    after: int,
     flip: np.uint64,
     absent: NDArray[np.uint8],
     out: NDArray[np.uint8],
     at: int,
 ) -> int:
+    """Write numbers, `after` bytes each, as differences to `base`; those that stay grow by `shift`."""
     source = 0
     for edit in range(found + 1):
         stop = edits[edit, 0] if edit < found else rows
-        copy_bytes(page, data + source * width, out, at, (stop - source) * width)
-        at += (stop - source) * width
+        if after == width and shift == 0:
+            copy_bytes(page, data + source * width, out, at, (stop - source) * width)
+            at += (stop - source) * width
+        else:
+            for row in range(source, stop):
+                put_number(out, at, np.uint64(number_at(page, data, width, row)) + shift, after)
+                at += after
         if edit == found:
             break
         for row in range(edits[edit, 2], edits[edit, 3]):
             if len(absent) == 0 or absent[row] == 0:
                 value = np.uint64(codes[row]) if coded != 0 else (np.uint64(values[row]) ^ flip) - base
-                put_number(out, at, value, width)
-            at += width
+                put_number(out, at, value, after)
+            at += after
         source = edits[edit, 1]
     return at
 
@@ -158,6 +167,7 @@ def _write_column(
     nulls: bool,
     flip: np.uint64,
     codes: NDArray[np.int32],
+    frame: NDArray[np.uint64],
     out: NDArray[np.uint8],
     out_origin: int,
     at: int,
@@ -175,26 +185,31 @@ def _write_column(
         _copy_nulls(page, origin + old if old > 0 else 0, rows, edits, found, absent, out, at)
         bitmap = at - out_origin
         at += (after + 7) >> 3
-    place = at - out_origin if width > 0 else 0
+    width_after = _I64(frame[1])
+    place = at - out_origin if width_after > 0 else 0
     side = 0
     if encoding == 0:
-        at = _copy_numbers(page, data, width, rows, edits, found, words, codes, 0, base, flip, absent, out, at)
+        at = _copy_numbers(
+            page, data, width, rows, edits, found, words, codes, 0, frame[0], base - frame[0], width_after, flip,
+            absent, out, at,
+        )  # fmt: skip
     elif encoding == _TEXT_PLAIN:
         text = at + after * width
         at = _copy_text(page, data, aux, width, np.int64(base), rows, edits, found, spans, heap, absent, out, at, text)
         side = text - out_origin if at > text else 0
     else:
         at = _copy_numbers(
-            page, data, width, rows, edits, found, words, codes, 1, np.uint64(0), np.uint64(0), absent, out, at
-        )
+            page, data, width, rows, edits, found, words, codes, 1, np.uint64(0), np.uint64(0), width, np.uint64(0),
+            absent, out, at,
+        )  # fmt: skip
         side = at - out_origin
         size = dictionary_bytes(page, aux)
         copy_bytes(page, aux, out, at, size)
         at += size
     target = out_origin + (entry - origin)
-    store_u64(out, target, base)
+    store_u64(out, target, frame[0])
     word = np.uint64(place) | (np.uint64(side) << np.uint64(16)) | (np.uint64(bitmap) << np.uint64(32))
-    store_u64(out, target + 8, word | (np.uint64(width) << np.uint64(48)) | (np.uint64(encoding) << np.uint64(56)))
+    store_u64(out, target + 8, word | (frame[1] << np.uint64(48)) | (np.uint64(encoding) << np.uint64(56)))
     return at
 
 
@@ -243,6 +258,7 @@ def patch_leaves(
     columns = len(places)
     edits = np.empty((len(touched) + len(keys) + 1, 4), dtype=np.int64)
     codes = np.zeros((columns, len(keys)), dtype=np.int32)
+    frame = np.empty((columns, 2), dtype=np.uint64)
     nothing = np.zeros(0, dtype=np.uint8)
     no_words = np.zeros(0, dtype=np.int64)
     made = np.zeros(3, dtype=np.int64)
@@ -279,7 +295,7 @@ def patch_leaves(
                         frames, origin, entry, rows, edits, found,
                         no_words if is_text else words[places[column, 1]],
                         spans[places[column, 1]] if is_text else no_words,
-                        heap, absent, _SIGN if column == 0 else np.uint64(0), codes[column],
+                        heap, absent, _SIGN if column == 0 else np.uint64(0), codes[column], frame[column],
                     )  # fmt: skip
                     if part < 0:
                         status[leaf] = FALLBACK
@@ -303,7 +319,7 @@ def patch_leaves(
                         no_words if is_text else words[places[column, 1]],
                         spans[places[column, 1]] if is_text else no_words,
                         heap, absent, with_nulls[column], _SIGN if column == 0 else np.uint64(0), codes[column],
-                        out, out_origin, at, total,
+                        frame[column], out, out_origin, at, total,
                     )  # fmt: skip
                 after[leaf] = total
                 written += 1

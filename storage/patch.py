@@ -1,7 +1,7 @@
 """The fast way to change leaves: patched in their encoded form where the new values fit, which most do.
 
 Only tables with keys of one word are patched. Whatever cannot be patched is left to `storage.merge`: leaves that a
-key spans, that get too full or too small, and new values outside a column's base and width in their page.
+key spans, that get too full or too small, and new texts outside a column's base and width in their page.
 """
 
 from __future__ import annotations

@@ -140,16 +140,29 @@ def test_values_that_fit_are_patched(statuses):
     )
 
 
+@pytest.mark.parametrize("values", [(10**12, -5), (-(2**63), 2**63 - 1), (8, 7), (None, 300)])
+@pytest.mark.parametrize("key", [1001, -9, 3001])
+def test_numbers_that_do_not_fit_are_patched_too(statuses, key, values):
+    rows = plain(range(0, 4000, 2))
+    disk, model = build(table_of(rows), ["k"], unique=True), Model(["k"], rows)
+    writer = writer_of(disk)
+    for value in values:
+        for changes in (plain([key], value=value), plain(range(200, 3000, 100), value=value)):
+            writer.apply(table_of(changes))
+            model.apply(changes)
+    assert statuses[kernels.FALLBACK] == 0
+    assert rows_of(disk) == model.sorted()
+
+
 @pytest.mark.parametrize(
     "changes",
     [
-        {"upserts": table_of(plain([1001], value=10**12))},
         {"upserts": table_of(plain([1001], text="longer"))},
         {"upserts": table_of(plain(range(1001, 1400, 2)))},
         {"deletes": table_of(plain(range(1000, 1600))).select(["k"])},
         {"deletes": table_of(plain(range(-5, 5000))).select(["k"])},
     ],
-    ids=["wide value", "long text", "full page", "small leaf", "nothing left"],
+    ids=["long text", "full page", "small leaf", "nothing left"],
 )
 def test_what_does_not_fit_is_merged(statuses, changes):
     rows = plain(range(0, 4000, 2))
