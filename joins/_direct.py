@@ -15,7 +15,7 @@ from joins._input_buffer import arrivals_at
 from joins._phase import ProbingPhase
 from joins._probe import waiting_nbytes
 from joins._stream_buffer import Chunk, ascending
-from storage.keys import Keys
+from joins.predicates import BoundEquality
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from joins._direct_lookup import DirectLookup, Found
+    from joins._direct_lookup import DirectLookup
     from joins._input_buffer import Piece
     from joins._state import SSIJState
+    from storage.key_words import KeyWords
 
 __all__ = ["DirectPhase", "DirectProbe"]
 
@@ -38,12 +39,12 @@ class DirectProbe:
     ----------
     piece
         The batch.
+    keys
+        Of its tuples.
     leaf, frame : int32[n]
         Where the match of each tuple may be. Frame -1 if the leaf is not cached, -2 if the tuple can match nothing.
     waiting
         How many have frame -1.
-    found
-        What matches in the cached leaves.
     leaves
         Of the relation.
     asked, absent
@@ -51,10 +52,10 @@ class DirectProbe:
     """
 
     piece: Piece
+    keys: KeyWords
     leaf: NDArray[np.int32]
     frame: NDArray[np.int32]
     waiting: int
-    found: Found
     leaves: int
     asked: int = 0
     absent: int = 0
@@ -88,35 +89,41 @@ class DirectPhase(ProbingPhase[DirectProbe]):
         begin, probes = self._state.busy(), self._probes
         self._state.counters.online_phases += 1
         self._store.pin(on=True)
-        for probe in probes:
+        for probe, results in zip(probes, self._state.workers.stream(self._join, probes), strict=True):
             self._note(probe)
-            yield from self._state.emitter.emit_found(probe.piece.rows, probe.found.source, probe.found.columns)
+            yield from results
         self._store.pin(on=False)
         for chunk in self._state.workers.map(_chunk, [probe for probe in probes if probe.waiting]):
             self._store.hold(chunk)
+        if self._store.tiers.whole is not None:
+            self._store.tiers.whole.advance(sum(len(probe.frame) for probe in probes))
         self._state.counters.online_seconds += self._state.busy() - begin
 
     def _probe(self, piece: Piece) -> DirectProbe:
-        cache = self._store.cache
-        keys, valid = self._state.bound.encode(piece.rows)
-        assert isinstance(keys, Keys)
-        leaf, frame, waiting = self._lookup.locate(keys.prefix, valid, cache.frame_map)
+        cache, bound = self._store.cache, self._state.bound
+        assert isinstance(bound, BoundEquality)
+        keys = bound.words(piece.rows)
+        leaf, frame, waiting = self._lookup.locate(keys, cache.frame_map)
         absent, leaves = self._ask(keys, leaf, frame), len(self._snapshot.leaf_pages)
-        found = self._lookup.probe(cache.buffer, keys.prefix, frame, self._state.outer)
-        return DirectProbe(piece, leaf, frame, waiting - absent, found, leaves, waiting, absent)
+        return DirectProbe(piece, keys, leaf, frame, waiting - absent, leaves, waiting, absent)
 
-    def _ask(self, keys: Keys, leaf: NDArray[np.int32], frame: NDArray[np.int32]) -> int:
+    def _join(self, probe: DirectProbe) -> list[pa.RecordBatch]:
+        """Find what matches in cached pages. Changes nothing, so that threads may do it at once."""
+        found = self._lookup.probe(self._store.cache.buffer, probe.keys, probe.frame, self._state.outer)
+        return list(self._state.emitter.emit_found(probe.piece.rows, found.source, found.columns))
+
+    def _ask(self, keys: KeyWords, leaf: NDArray[np.int32], frame: NDArray[np.int32]) -> int:
         """Let tuples that the filter knows to have no match wait for nothing; return how many."""
-        tier = self._store.filter
+        tier = self._store.tiers.filter
         if tier is None or not tier.awake:
             return 0
-        absent = tier.absent(leaf, keys, frame == -1)
+        absent = tier.absent(leaf, keys.keys(), frame == -1)
         frame[absent] = -2
         return int(absent.sum())
 
     def _note(self, probe: DirectProbe) -> None:
         """Count the tuples whose leaf is cached or that can match nothing: this phase completes them."""
-        self._note_looked_up(probe.frame, probe.asked, probe.absent)
+        self._note_looked_up(probe.frame, probe.waiting, probe.asked, probe.absent)
         arrival, done = probe.piece.arrival, len(probe.frame) - probe.waiting
         if isinstance(arrival, np.ndarray):
             arrival = arrival[probe.frame != -1]

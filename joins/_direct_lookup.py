@@ -11,6 +11,7 @@ from storage import _probe_kernels as kernels
 from storage.fixed_rows import FixedRows
 from storage.leaf_ranges import LeafRanges
 from storage.leaves import gather
+from storage.row_hash import RowHash, SlotForm
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from storage.key_words import KeyWords
     from storage.snapshot import Snapshot
 
 __all__ = ["DirectLookup", "Found"]
@@ -87,24 +89,48 @@ class DirectLookup:
         """Note what is to be known of the pages that have just come into these frames."""
         kernels.describe_pages(frames, self._layout.page_size, frame, self._entries, self._facts, self._slopes)
 
-    def locate(
-        self, keys: NDArray[np.uint64], valid: NDArray[np.bool_] | None, frame_of: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+    def locate(self, keys: KeyWords, frame_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
         """Find leaves and frames; see `storage.leaf_ranges.LeafRanges.locate`."""
-        return self._ranges.locate(keys, valid, frame_of)
+        return self._ranges.locate(keys, frame_of)
 
-    def probe(
-        self, frames: NDArray[np.uint8], keys: NDArray[np.uint64], frame: NDArray[np.int32], outer: bool
-    ) -> Found:
+    def probe(self, frames: NDArray[np.uint8], keys: KeyWords, frame: NDArray[np.int32], outer: bool) -> Found:
         """Find keys in cached pages; see `storage._probe_kernels.probe_pages`."""
         fixed = FixedRows(self._fixed, len(keys))
         row, source = np.empty((2, len(keys)), dtype=np.int32)
         results = kernels.probe_pages(
-            frames, self._layout.page_size, self._facts, self._slopes, keys, frame, outer,
+            frames, self._layout.page_size, self._facts, self._slopes, keys.words, keys.above, frame, outer,
             fixed.sizes, fixed.starts, fixed.out, fixed.valid, fixed.missing, row, source,
         )  # fmt: skip
         source = source[:results]
         return Found(source, self._in_order(fixed.arrays(results), frames, frame, row, source))
+
+    # Rows apart from their pages
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all columns are of fixed width, so that rows can be kept apart from their pages."""
+        return len(self._fixed) == len(self._names)
+
+    def form(self, frames: NDArray[np.uint8], frame: NDArray[np.int64]) -> SlotForm | None:
+        """Return what slots for the rows of cached pages look like, None if there can be none. No page is empty."""
+        greatest = kernels.greatest_key(frames, self._layout.page_size, self._facts, frame)
+        return SlotForm.of(self._facts[frame], greatest)
+
+    def rows(self, frame: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many rows the pages in some frames have."""
+        return kernels.rows_of(self._facts[frame])
+
+    def rows_apart(self, form: SlotForm, slots: int) -> RowHash:
+        """Return room for rows."""
+        return RowHash(self._fixed, form, slots)
+
+    def put_apart(self, apart: RowHash, frames: NDArray[np.uint8], frame: NDArray[np.int64], rows: int) -> bool:
+        """Put rows of cached pages there; see `storage.row_hash.RowHash.add`."""
+        return apart.add(frames, self._layout.page_size, self._facts, frame, rows)
+
+    def find_apart(self, apart: RowHash, keys: KeyWords, outer: bool) -> Found:
+        """Find keys there; see `storage.row_hash.RowHash.find`."""
+        return Found(*apart.find(keys, outer))
 
     @property
     def _slopes(self) -> NDArray[np.float64]:

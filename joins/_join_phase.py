@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from joins._parts import Part
     from joins._read_ahead import Block
+    from joins._sought import Sought
     from joins._state import SSIJState
     from joins._stream_buffer import Chunk
 
@@ -121,7 +122,7 @@ class JoinPhase:
 
     def _complete_filter(self, block: Block) -> None:
         """Let the filter know the leaves of a block that it did not know."""
-        tier, frames = self._store.filter, self._store.read_buffer.frames
+        tier, frames = self._store.tiers.filter, self._store.read_buffer.frames
         if tier is not None:
             tier.complete(self._leaves[block.start : block.stop], frames, block.slots, self._store.workspace // 2)
 
@@ -204,11 +205,11 @@ class _PartResults:
         frame = frame[: self._met - low]
         keys = part.keys.slice(low, self._met)
         row, count = find(state.snapshot, state.store.read_buffer.frames, frame, keys)
-        if state.store.filter is not None:
-            state.store.filter.note_waited(self._leaves[part.place[low : self._met]], count)
+        if state.store.tiers.filter is not None:
+            state.store.tiers.filter.note_waited(self._leaves[part.place[low : self._met]], count)
         part.note(low, count)
-        if state.store.records_awake:
-            admit = partial(state.store.admit, state.store.read_buffer.frames, frame, row, count, keys)
+        if state.store.tiers.records_awake:
+            admit = partial(self._admit, frame, row, count, keys)
             self.settle()
             self._admitted = state.workers.start(admit) if len(frame) >= _WORTH_A_THREAD else admit
         cursor = np.zeros(2, dtype=np.int64)
@@ -223,6 +224,10 @@ class _PartResults:
             if staged.free == 0:
                 self._note(part, low + int(cursor[0]))
                 yield self._batch(part)
+
+    def _admit(self, frame: NDArray[np.int32], row: NDArray[np.int32], count: NDArray[np.int32], keys: Sought) -> None:
+        store = self._state.store
+        store.tiers.admit(store.read_buffer.frames, store.cache.page_size, frame, row, count, keys)
 
     def settle(self) -> None:
         """Wait until the record tier has taken in the rows found last: a thread does that meanwhile, one at a time."""

@@ -31,7 +31,7 @@ class OnlinePhase(ProbingPhase[Probe]):
 
     def __init__(self, state: SSIJState) -> None:
         super().__init__(state)
-        self._prober = Prober(state.snapshot, state.bound, state.store.cache, state.store.filter)
+        self._prober = Prober(state.snapshot, state.bound, state.store.cache, state.store.tiers.filter)
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Join the batch with the cached pages and put the tuples that need others into the stream buffer.
@@ -62,7 +62,7 @@ class OnlinePhase(ProbingPhase[Probe]):
 
     def _note(self, probe: Probe) -> None:
         """Count the tuples whose leaf is cached or that can match nothing: this phase completes them."""
-        self._note_looked_up(probe.frame, probe.asked, probe.absent)
+        self._note_looked_up(probe.frame, int((probe.frame < 0).sum()), probe.asked, probe.absent)
         for rows in (probe.single.order[probe.frame >= 0], probe.impossible()):
             self._state.counters.rows_cached += len(rows)
             self._state.completed(arrivals_at(probe.piece.arrival, rows), len(rows))

@@ -66,9 +66,11 @@ class ProbingPhase(ABC, Generic[ProbeT]):
     def _probe(self, piece: Piece) -> ProbeT:
         """Look a part up. Changes nothing, so that threads may do it at once."""
 
-    def _note_looked_up(self, frame: NDArray[np.int32], asked: int, absent: int) -> None:
+    def _note_looked_up(self, frame: NDArray[np.int32], waiting: int, asked: int, absent: int) -> None:
         """Count the pages in which a part was looked up, and what the filter was asked for and knew to be absent."""
         self._store.cache.touch(frame)
-        if self._store.filter is not None:
-            self._store.filter.note(asked, absent)
+        if self._store.tiers.records is not None:
+            self._store.tiers.records.note_pages(len(frame), len(frame) - waiting)
+        if self._store.tiers.filter is not None:
+            self._store.tiers.filter.note(asked, absent)
         self._state.counters.rows_filtered += absent

@@ -49,7 +49,7 @@ class RecallPhase:
         workers, counters = self._state.workers, self._state.counters
         missed = []
         for recalled in workers.map(self._look_up, piece.parts(workers.share(len(piece.rows)))):
-            self._store.note_records(recalled.sighted)
+            self._store.tiers.note_records(recalled.sighted)
             if recalled.missed is not None:
                 missed.append(recalled.missed)
             if recalled.results is not None:
@@ -62,7 +62,7 @@ class RecallPhase:
 
     def _look_up(self, piece: Piece) -> _Recalled:
         """Find tuples in the record tier. Changes nothing but counts, so that threads may do it at once."""
-        records, emitter = self._store.records, self._state.emitter
+        records, emitter = self._store.tiers.records, self._state.emitter
         assert records is not None
         keys, valid = self._state.bound.encode(piece.rows)
         assert isinstance(keys, Keys)

@@ -4,7 +4,8 @@ Popular keys are seldom neighbours, so a cached page holds one popular row among
 is worth a place is decided as in TinyLFU: a row found on a page that had to be read comes in if it was asked for more
 often of late than the least used row of its bucket; all counts are halved now and then. A row on a cached page needs no
 place as long as the page stays. A stream without popular keys makes the tier sleep: it gives its memory back, and tries
-again after a while that doubles each time.
+again after a while that doubles each time. So does a stream whose popular keys lie together: the pages of most of what
+is asked for are cached, and what the tier knows they know too.
 
 Only tables whose key is one word and unique, and result columns of one word each, can have it.
 """
@@ -38,6 +39,7 @@ _AGE_AFTER = 8  # misses for each slot
 _EPOCH = 65_536
 _LEAST_HITS = 0.12  # of the tuples: below that, looking costs more than it saves
 _FIRST_SLEEP, _LONGEST_SLEEP = 1 << 20, 1 << 26
+_PAGES_SUFFICE = 0.6  # of the tuples that are not found here find their page cached
 _ALL_VALID = np.zeros(0, dtype=np.bool_)
 
 
@@ -79,6 +81,7 @@ class RecordTier:
         self.awake = False
         self._wake_after = 0
         self._sleep = _FIRST_SLEEP
+        self._in_pages = self._cached = 0
         self._drop()
 
     @staticmethod
@@ -106,7 +109,22 @@ class RecordTier:
     def wants_to_wake(self, tuples: int) -> bool:
         """Count tuples that came while the tier slept; return whether it has slept long enough."""
         self._wake_after -= tuples
+        if self._wake_after > 0:
+            return False
+        if self._pages_suffice():
+            self._wake_after = self._sleep
         return self._wake_after <= 0
+
+    def note_pages(self, tuples: int, cached: int) -> None:
+        """Count tuples that were looked for in pages, and those of them whose page was cached."""
+        self._in_pages += tuples
+        self._cached += cached
+
+    def _pages_suffice(self) -> bool:
+        """Return whether pages have been as good of late; begin to count anew."""
+        suffice = self._cached >= _PAGES_SUFFICE * max(1, self._in_pages)
+        self._in_pages = self._cached = 0
+        return suffice
 
     def find(self, keys: Keys, valid: NDArray[np.bool_] | None) -> Sighted:
         """Look up the keys of a batch. Threads may do so at once; a count may get lost then."""
@@ -126,13 +144,13 @@ class RecordTier:
         if self._looked < max(_EPOCH, self._slots):
             return True
         warm, self._warm = self._warm, self._offered >= max(_EPOCH, self._slots)
-        enough = self._found >= _LEAST_HITS * self._looked
+        enough, suffice = self._found >= _LEAST_HITS * self._looked, self._pages_suffice()
         self._looked = self._found = 0
-        if enough:
-            self._sleep = _FIRST_SLEEP
-        elif warm:
+        if suffice or (warm and not enough):
             self.fall_asleep()
-        return enough or not warm
+        elif enough:
+            self._sleep = _FIRST_SLEEP
+        return self.awake
 
     def columns(self, slot: NDArray[np.int32]) -> list[pa.Array]:
         """Return the result columns of the rows in these slots."""

@@ -14,15 +14,13 @@ import numpy as np
 
 from joins import _piece_kernels
 from joins._direct_lookup import DirectLookup
-from joins._filter import FilterTier
 from joins._input_buffer import InputBuffer
-from joins._records import RecordTier
 from joins._relation import disk_order, unchanged_leaves
 from joins._reserve import BUFFERS, leaf_maps_nbytes, least_memory, reserve
 from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
+from joins._tiers import Tiers
 from storage.cache import PageCache, page_buffer
 from storage.errors import MemoryBudgetError
-from storage.keys import Keys
 from storage.units import format_size
 
 if TYPE_CHECKING:
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     from joins._counters import Counters
     from joins._emit import Emitter
     from joins._input_buffer import Postponed
-    from joins._records import Sighted
-    from joins._sought import Sought
     from joins._stream_buffer import Chunk
     from joins._variant import Variant
     from joins.memory import MemoryBudget
@@ -46,10 +42,9 @@ __all__ = ["ReadBuffer", "Store"]
 
 _FRAME_MAPS = 16 + 17  # of the page cache, and of settling what stays
 _FRAMES_TO_GROW = 1024
-_RECORDS_SHARE = 3
-_TUPLES_SHARE = 8  # where all pages are cached, what is left for tuples that come in
 _SCRATCH_NBYTES = 96  # positions, keys twice, leaves, frames, rows and counts of a tuple
-_DIRECT_NBYTES = 64  # where nothing is sorted but what has to wait
+_DIRECT_NBYTES = 40  # where nothing is sorted but what has to wait: leaf and frame, and then places or rows
+_WHOLE_NBYTES = 24  # where nothing waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +126,16 @@ class Store:
         self._fixed = variant.memory_split is not None
         self.cache.resize(self._reserved_frames(variant.memory_split or 0.0))
         self.direct = DirectLookup(snapshot, columns, self.cache.frames_max) if direct else None
-        self.filter = FilterTier.of(snapshot, budget) if equality else None
-        self.records = self._record_tier(columns) if record_tier and equality else None
+        self.tiers = Tiers(
+            snapshot,
+            columns,
+            budget,
+            self.cache,
+            None if self._fixed else self.direct,
+            self._spares,
+            equality=equality,
+            apart=record_tier,
+        )
 
     @property
     def longest_read(self) -> int:
@@ -159,6 +162,8 @@ class Store:
     def rows_at_once(self, row_nbytes: float) -> int:
         """Return for how many tuples of this size the workspace has scratch arrays, beside an output batch."""
         scratch = _SCRATCH_NBYTES if self.direct is None else _DIRECT_NBYTES
+        if self.tiers.whole is not None and self.tiers.whole.ready:
+            scratch = _WHOLE_NBYTES
         return max(1, int(self.workspace // 2 / (scratch + row_nbytes)))
 
     def tuples_in_a_part(self, emitter: Emitter, keys_per_tuple: int) -> int:
@@ -176,11 +181,11 @@ class Store:
         MemoryBudgetError
             If they cannot be had.
         """
-        missing = nbytes - self.budget.available
+        missing = self._missing(nbytes)
         if missing <= 0:
             return
-        if missing > self._lendable * self._page and self.release_tiers():
-            missing = nbytes - self.budget.available
+        if missing > self._lendable * self._page and self.tiers.release():
+            missing = self._missing(nbytes)
         frames = -(-missing // self._page)
         if frames > self._lendable:
             more = (frames - self._lendable) * self._page
@@ -193,9 +198,9 @@ class Store:
     def queue(self, nbytes: int) -> None:
         """Make what room can be had for tuples that arrive while others are joined; pages being joined stay."""
         self._queued += nbytes
-        missing = self._queued - self.budget.available
+        missing = 0 if self._pins else self._missing(self._queued)
         frames = min(-(-missing // self._page), self._lendable)
-        if frames > 0 and not self._pins:
+        if frames > 0:
             self._shrink(frames)
 
     def unqueue(self, nbytes: int) -> None:
@@ -220,48 +225,6 @@ class Store:
     def pin(self, *, on: bool) -> None:
         """Forbid or allow that resident pages leave while their rows are being gathered."""
         self._pins += 1 if on else -1
-
-    def records_ready(self, tuples: int) -> bool:
-        """Return whether the record tier is to be asked for the next so many tuples; it may wake up for them."""
-        if self.records is None or self.records.awake:
-            return self.records is not None
-        if not self.records.wants_to_wake(tuples) or not self._spares(self.records.nbytes):
-            return False
-        self.budget.resize("records", self.records.nbytes)
-        self.records.wake()
-        return True
-
-    @property
-    def records_awake(self) -> bool:
-        """Whether there is a record tier at work."""
-        return self.records is not None and self.records.awake
-
-    def release_tiers(self) -> bool:
-        """Make record tier and filter give their memory back; return whether they had any."""
-        had = bool(self.budget.held("records") or self.budget.held("filter"))
-        if self.records is not None and self.records.awake:
-            self.records.fall_asleep()
-        if self.filter is not None:
-            self.filter.fall_asleep()
-        self.budget.resize("records", 0)
-        return had
-
-    def note_records(self, sighted: Sighted) -> None:
-        """Count what the record tier has found; its memory is free if it fell asleep over it."""
-        if self.records is not None and self.records.awake and not self.records.note(sighted):
-            self.budget.resize("records", 0)
-
-    def admit(
-        self,
-        frames: NDArray[np.uint8],
-        frame: NDArray[np.int32],
-        row: NDArray[np.int32],
-        count: NDArray[np.int32],
-        keys: Sought,
-    ) -> None:
-        """Let the record tier have what it wants of rows just found in pages."""
-        if self.records is not None and self.records.awake and isinstance(keys, Keys):
-            self.records.admit(frames, self._page, frame, row, count, keys)
 
     def keep(self, leaves: NDArray[np.int32], frames: NDArray[np.int64]) -> None:
         """Make pages that were copied into allocated frames resident."""
@@ -306,8 +269,7 @@ class Store:
         """Empty the stream buffer; postponed tuples are to go on to a leaf so many on."""
         self.stream.clear(step)
         self.account()
-        if self.filter is not None and self.filter.wants_to_wake() and self._spares(self.filter.nbytes):
-            self.filter.wake()
+        self.tiers.phase_done()
 
     def take_postponed(self, most: int) -> Postponed | None:
         """Remove at most so many postponed tuples and return them; None if there are none."""
@@ -338,13 +300,8 @@ class Store:
         self.cache.remap(len(snapshot.leaf_pages), was, now)
         if self.direct is not None:
             self.direct.install(snapshot)
-        if self.records is not None:
-            same = np.zeros(len(old.leaf_pages), dtype=np.bool_)
-            same[was] = True
-            self.records.keep_only(lambda keys: same[old.locate(Keys("u64", keys))[0]])
-        if self.filter is not None:
-            self.make_room(self.filter.growth(snapshot))
-            self.filter.install(snapshot, was, now)
+        self.make_room(self.tiers.growth(snapshot))
+        self.tiers.install(old, snapshot, was, now)
         self.make_room(after - before)
         self.budget.resize("index", self.budget.held("index") + after - before)
         self.disk_order = disk_order(snapshot)
@@ -379,7 +336,14 @@ class Store:
     @property
     def _obtainable(self) -> int:
         """Bytes that are available, or would be if all cached pages gave way that may."""
-        return self.budget.available + self._lendable * self._page
+        return self.budget.available + self.tiers.whole_nbytes + self._lendable * self._page
+
+    def _missing(self, nbytes: int) -> int:
+        """Return how many bytes pages must give up for so many to be available: the whole tier goes before a page."""
+        missing = nbytes - self.budget.available
+        if missing > self.cache.available * self._page and self.tiers.release_whole():
+            missing = nbytes - self.budget.available
+        return missing
 
     def _spares(self, nbytes: int) -> bool:
         """Make room for so many bytes, if it can be had."""
@@ -387,15 +351,6 @@ class Store:
             return False
         self.make_room(nbytes)
         return True
-
-    def _record_tier(self, columns: Sequence[str]) -> RecordTier | None:
-        """Return a tier of a third of the memory; none if the whole relation fits, whose pages are as fast."""
-        available = self.budget.available
-        nbytes = available // _RECORDS_SHARE
-        fits = len(self.snapshot.leaf_pages) * self._page <= available - available // _TUPLES_SHARE
-        if fits or not RecordTier.possible(self.snapshot, columns, nbytes):
-            return None
-        return RecordTier(self.snapshot, columns, nbytes)
 
     def _growth(self, tuples: int, index: int) -> int:
         """Return what the account must grow by for so many bytes more in the stream buffer and its index."""

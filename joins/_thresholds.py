@@ -18,7 +18,15 @@ _INPUT, _STREAM, _STREAM_TIGHT = 250_000, 1_000_000, 400_000  # of the paper's t
 _TIGHT = 0.02
 _WAITING_SECONDS = 0.25e-6  # what it costs a tuple to wait: it is copied twice, and its row comes from a cold page
 _PHASE_SECONDS = 1e-3  # what a join phase costs beside its reads
-_NOT_BUFFERS: tuple[Component, ...] = ("index", "workspace", "read_buffer", "statistics", "records", "filter")
+_NOT_BUFFERS: tuple[Component, ...] = (
+    "index",
+    "workspace",
+    "read_buffer",
+    "statistics",
+    "records",
+    "whole",
+    "filter",
+)
 _INPUT_SHARE = 8
 _STREAM_SHARE = 3
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 __all__ = ["Workers"]
 
@@ -49,6 +50,30 @@ class Workers:
             wait(futures)
         return [first, *(future.result() for future in futures)]
 
+    def stream(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
+        """Yield the results for all items, in order, while other threads work on those that are left.
+
+        The caller's thread takes the first item that is left, the others take the last one, until they meet.
+        """
+        left, done = deque(enumerate(items)), dict[int, Result]()
+
+        def work_backwards() -> None:
+            while (last := _taken(left.pop)) is not None:
+                done[last[0]] = work(last[1])
+
+        helpers = range(min(self._threads, len(items)) - 1)
+        futures = [self._threads_at_hand().submit(work_backwards) for _ in helpers]
+        try:
+            while (first := _taken(left.popleft)) is not None:
+                yield work(first[1])
+        finally:
+            left.clear()
+            wait(futures)
+        for future in futures:
+            future.result()
+        for at in sorted(done):
+            yield done[at]
+
     @property
     def several(self) -> bool:
         """Whether there is a thread beside the caller's that work can be given to."""
@@ -65,3 +90,11 @@ class Workers:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="headrace-join")
         return self._pool
+
+
+def _taken(take: Callable[[], Item]) -> Item | None:
+    """Return what is taken from an end of a queue, None if it is empty."""
+    try:
+        return take()
+    except IndexError:
+        return None

@@ -13,6 +13,7 @@ __all__ = ["Component", "MemoryBudget"]
 Component = Literal[
     "index",
     "records",
+    "whole",
     "filter",
     "cache",
     "input_buffer",

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import pyarrow as pa
 
 from joins.errors import JoinInputError, StreamSchemaError
+from storage.key_words import KeyWords, key_words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,6 +160,10 @@ class BoundEquality:
     def encode(self, batch: pa.RecordBatch) -> tuple[Keys, NDArray[np.bool_] | None]:
         """Return the keys that the tuples look for, and which tuples can match at all (None: every one)."""
         return self.codec.encode_stream([batch.column(column) for column in self.columns])
+
+    def words(self, batch: pa.RecordBatch) -> KeyWords:
+        """Return the keys that the tuples look for where these are one word each."""
+        return key_words(self.codec, [batch.column(column) for column in self.columns])
 
 
 def as_predicate(on: On) -> Predicate:

@@ -19,6 +19,7 @@ Memory bound::
     limit >= index (inner nodes, maps from leaf to frame and demand)
            + negative filter        if the table has one: three quarters of what is left at most, nothing in sleep
            + record tier            a third of what is left, if the table has one; nothing while it sleeps
+           + whole tier             all rows apart from their pages, if both fit beside an eighth of the memory
            + cached pages           all that the others leave; a tuple that needs room takes a page's frame
            + input buffer           \
            + stream buffer           } a page each at least
@@ -46,6 +47,7 @@ from joins._state import SSIJState
 from joins._store import Store
 from joins._thresholds import Thresholds
 from joins._variant import Variant
+from joins._whole_phase import WholePhase
 from joins._workers import Workers
 from joins.errors import JoinInputError, MemoryBudgetError
 from joins.predicates import Equality
@@ -95,8 +97,8 @@ class SSIJ(StreamJoin):
         Of the table, to be in the result; by default all but the key columns that equal a stream column.
     record_tier
         Whether single rows that are asked for often are kept apart from their pages, in a hash table. Tables whose key
-        is not one word or not unique, results with text, and predicates of ranges have none; nor have tables that fit
-        into the memory.
+        is not one word or not unique, results with text, and predicates of ranges have none. Of tables that fit into
+        the memory all rows are kept so, if there is room for that too.
     cache_policy
         Which page leaves first: by ``"utility"`` (the paper's), or by ``"ageing"``, which halves the utility after a
         join phase and does not clear it; for comparison ``"lru"``, or ``"none"``: none is kept.
@@ -219,8 +221,8 @@ class SSIJ(StreamJoin):
             join_seconds=counters.join_seconds,
             rows_recorded=counters.rows_recorded,
             rows_filtered=counters.rows_filtered,
-            false_positives=0 if self.store.filter is None else self.store.filter.false_positives,
-            filter_bits=0.0 if self.store.filter is None else self.store.filter.bits,
+            false_positives=0 if self.store.tiers.filter is None else self.store.tiers.filter.false_positives,
+            filter_bits=0.0 if self.store.tiers.filter is None else self.store.tiers.filter.bits,
             pages_kept=counters.pages_kept,
             pages_evicted=counters.pages_evicted,
             pages_cached=len(self.store.cache.resident_frames),
@@ -240,7 +242,7 @@ class SSIJ(StreamJoin):
             self._row_nbytes = max(batch.nbytes / len(batch), 1.0)
         self._schedule.batch_begins(self.time.now() - arrival, self._seconds_online)
         start = 0
-        while start < len(batch) and self.store.records_ready(len(batch) - start):
+        while start < len(batch) and self.store.tiers.records_ready(len(batch) - start):
             part = batch.slice(start, self._rows_at_once(len(batch) - start))
             start += len(part)
             for missed in (yield from RecallPhase(self.state).run(Piece(part, arrival))):
@@ -302,7 +304,7 @@ class SSIJ(StreamJoin):
                 for half in piece.parts(2):
                     yield from self._join_online(half)
                 return
-            if self.store.release_tiers() or self.store.drop_pages():
+            if self.store.tiers.release() or self.store.drop_pages():
                 yield from self._join_online(piece)  # without gaps in what is to be read one tuple needs least
                 return
             raise MemoryBudgetError(
@@ -316,10 +318,12 @@ class SSIJ(StreamJoin):
         if pays:
             yield from self._join_phase()
 
-    def _online_phase(self) -> OnlinePhase | DirectPhase | NearestPhase:
+    def _online_phase(self) -> OnlinePhase | DirectPhase | WholePhase | NearestPhase:
         if self.bound.step:
             return NearestPhase(self.state)
-        direct = self.store.direct
+        direct, whole = self.store.direct, self.store.tiers.whole
+        if whole is not None and whole.ready:
+            return WholePhase(self.state, whole)
         return OnlinePhase(self.state) if direct is None else DirectPhase(self.state, direct)
 
     def _join_phase(self) -> Iterator[pa.RecordBatch]:

@@ -42,6 +42,8 @@ class MemoryUse(_Reading):
         Inner nodes and the maps from leaf to frame.
     records
         Single rows that are asked for often, apart from their pages.
+    whole
+        All rows apart from their pages, where they fit beside these.
     filter
         What is known of keys that are not in the table.
     cache
@@ -65,6 +67,7 @@ class MemoryUse(_Reading):
     peak: int = field(default=0, metadata=_GAUGE)
     index: int = field(default=0, metadata=_GAUGE)
     records: int = field(default=0, metadata=_GAUGE)
+    whole: int = field(default=0, metadata=_GAUGE)
     filter: int = field(default=0, metadata=_GAUGE)
     cache: int = field(default=0, metadata=_GAUGE)
     input_buffer: int = field(default=0, metadata=_GAUGE)

@@ -2,7 +2,7 @@
 
 Keys in no order are wherever memory is slowest, so what a group of keys will touch is asked for before the group
 ahead of it is searched, and has come by then. What a search needs of a page, its *facts*, is kept apart from the pages,
-in a few words that stay in the processor's cache.
+in a few words that stay in the processor's cache, if not in the fastest.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from storage._kernels import first_not_below, mask_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FACTS", "FACTS_OF_A_COLUMN", "describe_pages", "locate_frames", "probe_pages"]
+__all__ = ["FACTS", "FACTS_OF_A_COLUMN", "describe_pages", "greatest_key", "locate_frames", "probe_pages", "rows_of"]
 
 FACTS = 3
 """Words of a page's key: base, rows per unit of the key above it, and (rows, width, place) packed."""
 FACTS_OF_A_COLUMN = 2
 """Words of a page's column: its directory entry."""
 
+_WORD = 8
 _GROUP = 8  # of keys: two groups of lines are about what a core can wait for at once
 _IN_GUESSES = 2 * _GROUP - 1
 _HEADER, _ENTRY = 24, 16  # of a leaf page; see storage/FORMAT.md
@@ -44,6 +45,7 @@ def _width(packed: np.uint64) -> np.uint64:
 @njit(cache=True, nogil=True)
 def locate_frames(
     key: NDArray[np.uint64],
+    above: np.uint64,
     valid: NDArray[np.bool_],
     low: np.uint64,
     shift: np.uint64,
@@ -57,6 +59,8 @@ def locate_frames(
 
     Parameters
     ----------
+    key, above
+        Words, and what keys are above them.
     low, shift
         Interval of a key: how far it is above `low`, without so many low bits.
     first : int32[intervals]
@@ -67,16 +71,17 @@ def locate_frames(
     every = len(valid) == 0
     top = np.uint64(len(first) - 1)
     for i in range(len(key)):
-        interval = min((max(key[i], low) - low) >> shift, top)
+        wanted = key[i] + above
+        interval = min((max(wanted, low) - low) >> shift, top)
         at = _I64(first[interval])
         more = (_I64(first[interval + np.uint64(1)]) if interval < top else len(separators) - 1) - at
         # Most intervals have one leaf or two: a step that is taken in any case spares a branch nobody can foresee.
         half = (more + 1) >> 1
-        at = at + half if separators[at + half] <= key[i] else at
+        at = at + half if separators[at + half] <= wanted else at
         more -= half
         while more > 0:
             half = (more + 1) >> 1
-            at = at + half if separators[at + half] <= key[i] else at
+            at = at + half if separators[at + half] <= wanted else at
             more -= half
         leaf[i] = at
         frame[i] = frame_of[at] if every or valid[i] else _IMPOSSIBLE
@@ -117,11 +122,40 @@ def describe_pages(
             facts[at, FACTS + FACTS_OF_A_COLUMN * word + 1] = load_u64(frames, entry + 8)
 
 
+def rows_of(facts: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return how many rows the pages with these facts have."""
+    return (facts[:, 2] >> _ROWS).astype(np.int64)
+
+
+@njit(cache=True, nogil=True)
+def greatest_key(
+    frames: NDArray[np.uint8], page_size: int, facts: NDArray[np.uint64], frame: NDArray[np.int64]
+) -> np.uint64:
+    """Return the greatest key of the pages in some frames, none of which is empty."""
+    greatest = np.uint64(0)
+    for at in frame:
+        packed = facts[at, 2]
+        width = (packed >> _KEY_WIDTH) & _U8
+        last = at * page_size + _I64(packed & _U16) + (_I64(packed >> _ROWS) - 1) * _I64(width)
+        greatest = max(greatest, facts[at, 0] + (load_u64(frames, last) & mask_of(width)))
+    return greatest
+
+
 @njit(inline="always")
 def _ask_for(frames: NDArray[np.uint8], place: int) -> None:
     """Ask for the eight bytes at a place: they may reach into a second line."""
     prefetch(frames, place)
     prefetch(frames, place + 7)
+
+
+@njit(inline="always")
+def _ask_for_facts(facts: NDArray[np.uint8], nbytes: int, frame: NDArray[np.int32], begin: int, stop: int) -> None:
+    """Ask for what is known of the pages of some keys."""
+    for i in range(begin, stop):
+        if frame[i] >= 0:
+            place = _I64(frame[i]) * nbytes
+            prefetch(facts, place)
+            prefetch(facts, place + nbytes - 1)
 
 
 @njit(inline="always")
@@ -133,6 +167,7 @@ def _guess_rows(
     stride: int,
     words: int,
     key: NDArray[np.uint64],
+    above: np.uint64,
     frame: NDArray[np.int32],
     begin: int,
     stop: int,
@@ -144,8 +179,9 @@ def _guess_rows(
         if frame[i] >= 0:
             fact, page = _I64(frame[i]) * stride, _I64(frame[i]) * page_size
             packed = facts[fact + 2]
-            above = np.float64(_I64(min(key[i] - facts[fact], _LARGEST))) if key[i] >= facts[fact] else 0.0
-            at = _I64(min(above * slopes[fact + 1] + 0.5, np.float64(_I64(packed >> _ROWS) - 1)))
+            wanted = key[i] + above
+            over = np.float64(_I64(min(wanted - facts[fact], _LARGEST))) if wanted >= facts[fact] else 0.0
+            at = _I64(min(over * slopes[fact + 1] + 0.5, np.float64(_I64(packed >> _ROWS) - 1)))
             _ask_for(frames, page + _I64(packed & _U16) + at * _I64((packed >> _KEY_WIDTH) & _U8))
             for word in range(words):
                 packed = facts[fact + FACTS + FACTS_OF_A_COLUMN * word + 1]
@@ -160,6 +196,7 @@ def _find_rows(
     facts: NDArray[np.uint64],
     stride: int,
     key: NDArray[np.uint64],
+    above: np.uint64,
     frame: NDArray[np.int32],
     outer: bool,
     begin: int,
@@ -177,10 +214,10 @@ def _find_rows(
             packed = facts[fact + 2]
             width = (packed >> _KEY_WIDTH) & _U8
             data, step, mask = _I64(frame[i]) * page_size + _I64(packed & _U16), _I64(width), mask_of(width)
-            target = key[i] - facts[fact]
+            wanted, rows = key[i] + above, _I64(packed >> _ROWS)
+            target = wanted - facts[fact]
             if load_u64(frames, data + at * step) & mask != target:
-                rows = _I64(packed >> _ROWS)
-                at = rows if key[i] < facts[fact] else first_not_below(frames, data, step, mask, rows, target, at)
+                at = rows if wanted < facts[fact] else first_not_below(frames, data, step, mask, rows, target, at)
                 if at == rows or load_u64(frames, data + at * step) & mask != target:
                     at = -1
         row[i] = at
@@ -235,6 +272,7 @@ def probe_pages(
     facts: NDArray[np.uint64],
     slopes: NDArray[np.float64],
     key: NDArray[np.uint64],
+    above: np.uint64,
     frame: NDArray[np.int32],
     outer: bool,
     sizes: NDArray[np.int64],
@@ -253,6 +291,8 @@ def probe_pages(
     ----------
     facts, slopes
         Of `describe_pages`.
+    key, above
+        Words, and what keys are above them.
     frame : int32[n]
         Page of each key; -1 gives no result for now, -2 no match.
     outer
@@ -266,16 +306,19 @@ def probe_pages(
     """
     stride, words = facts.shape[1], len(sizes)
     flat, flat_slopes = facts.reshape(facts.size), slopes.reshape(slopes.size)
+    lines, nbytes = flat.view(np.uint8), _WORD * stride
     guess = np.empty(2 * _GROUP, dtype=np.int64)
     results = 0
-    _guess_rows(frames, page_size, flat, flat_slopes, stride, words, key, frame, 0, min(_GROUP, len(key)), guess)
+    _ask_for_facts(lines, nbytes, frame, 0, min(2 * _GROUP, len(key)))
+    _guess_rows(frames, page_size, flat, flat_slopes, stride, words, key, above, frame, 0, min(_GROUP, len(key)), guess)
     for begin in range(0, len(key), _GROUP):
         stop = min(begin + _GROUP, len(key))
         ahead = min(stop + _GROUP, len(key))
-        _guess_rows(frames, page_size, flat, flat_slopes, stride, words, key, frame, stop, ahead, guess)
+        _ask_for_facts(lines, nbytes, frame, ahead, min(ahead + _GROUP, len(key)))
+        _guess_rows(frames, page_size, flat, flat_slopes, stride, words, key, above, frame, stop, ahead, guess)
         first = results
         results = _find_rows(
-            frames, page_size, flat, stride, key, frame, outer, begin, stop, guess, row, source, results
+            frames, page_size, flat, stride, key, above, frame, outer, begin, stop, guess, row, source, results
         )
         for word in range(words):
             missing[word] += _write_words(

@@ -11,12 +11,12 @@ from storage import _probe_kernels as kernels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from storage.key_words import KeyWords
     from storage.snapshot import Snapshot
 
 __all__ = ["LeafRanges"]
 
 _PER_LEAF = 2
-_ALL_VALID = np.zeros(0, dtype=np.bool_)
 
 
 class LeafRanges:
@@ -53,17 +53,13 @@ class LeafRanges:
         """Return the most bytes for so many leaves."""
         return 4 * (_PER_LEAF * leaves + 1)
 
-    def locate(
-        self, keys: NDArray[np.uint64], valid: NDArray[np.bool_] | None, frame_of: NDArray[np.int32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+    def locate(self, keys: KeyWords, frame_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
         """Find the leaf of each key, and its frame.
 
         Parameters
         ----------
-        keys : uint64[n]
-            Normalised.
-        valid : bool[n] or None
-            Which keys can be in the table at all; all, if None.
+        keys
+            Of rows that look for a match.
         frame_of : int32[leaves]
             Frame of each leaf, -1 for none.
 
@@ -78,8 +74,16 @@ class LeafRanges:
         if len(self._separators) == 0:
             leaf[:], frame[:] = -1, -2
             return leaf, frame, 0
-        flags = _ALL_VALID if valid is None else valid
         waiting = kernels.locate_frames(
-            keys, flags, self._low, self._shift, self._first, self._separators, frame_of, leaf, frame
+            keys.words,
+            keys.above,
+            keys.flags,
+            self._low,
+            self._shift,
+            self._first,
+            self._separators,
+            frame_of,
+            leaf,
+            frame,
         )
         return leaf, frame, int(waiting)

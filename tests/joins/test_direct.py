@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from joins import SSIJ
 from storage import Table
+from storage.key_words import KeyWords
 from storage.keys import Keys
 from storage.leaf_ranges import LeafRanges
 
@@ -80,7 +81,7 @@ def test_leaves_are_those_of_the_index(tmp_path_factory, seed, shape):
         codes = snapshot.codec.encode([pa.array(np.concatenate([keys, keys - 1, [LOWEST, HIGHEST, 0]]))]).prefix
         frames = np.arange(len(snapshot.leaf_pages), dtype=np.int32)
         ranges = LeafRanges(snapshot)
-        leaf, frame, waiting = ranges.locate(codes, None, frames)
+        leaf, frame, waiting = ranges.locate(KeyWords(codes), frames)
         assert waiting == 0
         assert np.array_equal(leaf, frame)
         assert np.array_equal(leaf, snapshot.locate(Keys("u64", codes))[0])

@@ -76,7 +76,7 @@ def test_a_changed_row_is_never_served_from_the_tier(build, seed, size, threads)
     rows = pa.table({"k": np.arange(2000), "v": np.zeros(2000, dtype=np.int64), **wide})
     with build(rows, ["k"], unique=True, page_size=4096) as table:
         join = SSIJ(table, on="k", how="left", memory="384KiB", threads=threads, columns=["v"])
-        assert join.store.records is not None
+        assert join.store.tiers.records is not None
         value = dict.fromkeys(range(2000), 0)
         for version in range(1, 6):
             keys = rng.integers(0, 40, size) * 50
@@ -101,6 +101,15 @@ def test_a_stream_without_popular_keys_makes_the_tier_sleep(table):
         join.push(stream_of(rng.permutation(KEYS)[:50_000], start)).drain()
     assert join.stats.memory.records == 0
     assert join.stats.rows_recorded < 0.05 * join.stats.rows_in
+
+
+def test_a_stream_whose_keys_lie_together_makes_the_tier_sleep(table):
+    join = SSIJ(table, on=[("s_k", "k")], memory="512KiB")
+    rng = np.random.default_rng(9)
+    for start in range(0, 300_000, 10_000):
+        join.push(stream_of(20_000 + rng.zipf(1.2, 10_000) % 3000, start)).drain()
+    assert join.stats.memory.records == 0
+    assert join.stats.hit_ratio > 0.8
 
 
 def test_the_tier_gives_way_to_a_tuple_that_needs_its_memory(table):
@@ -128,5 +137,5 @@ def test_only_unique_keys_and_columns_of_one_word_have_a_tier(build, table):
 
 
 def test_a_table_that_fits_into_the_memory_has_no_tier(table):
-    assert SSIJ(table, on=[("s_k", "k")], memory="1MiB").store.records is not None
-    assert SSIJ(table, on=[("s_k", "k")], memory="16MiB").store.records is None
+    assert SSIJ(table, on=[("s_k", "k")], memory="1MiB").store.tiers.records is not None
+    assert SSIJ(table, on=[("s_k", "k")], memory="16MiB").store.tiers.records is None

@@ -1,0 +1,58 @@
+"""Slots are as narrow as the rows of the pages allow, and there are enough of them or none."""
+
+import numpy as np
+import pytest
+
+from storage.row_hash import SlotForm
+
+ROWS = 100
+
+
+def facts(*, keys, columns, bitmap=0):
+    """What is known of some pages: least keys, and of each column the bases and the bytes."""
+    pages = np.zeros((len(keys), 3 + 2 * len(columns)), dtype=np.uint64)
+    pages[:, 0] = keys
+    pages[:, 2] = (ROWS << 32) | (2 << 16)
+    for at, (bases, nbytes) in enumerate(columns):
+        pages[:, 3 + 2 * at] = np.array(bases, dtype=np.int64).view(np.uint64)
+        pages[:, 4 + 2 * at] = (nbytes << 48) | (bitmap << 32)
+    return pages
+
+
+@pytest.mark.parametrize(
+    ("bases", "nbytes", "base", "width"),
+    [
+        ([5, 5], 0, 5, 0),
+        ([0, 255], 1, 0, 2),
+        ([-3, 250], 1, -3, 2),
+        ([-(2**62), 2**62], 1, 2**62, 8),
+        ([7, 9], 8, 7, 8),
+    ],
+)
+def test_words_take_what_is_between_the_least_and_the_greatest(bases, nbytes, base, width):
+    form = SlotForm.of(facts(keys=[10, 900], columns=[(bases, nbytes)]), np.uint64(1000))
+    assert form.bases.view(np.int64).tolist() == [base]
+    assert form.widths.tolist() == [width]
+    assert (form.low, form.key_nbytes, form.nulls_nbytes) == (10, 2, 0)
+    assert form.stride == 2 + width
+
+
+def test_nulls_are_marked_where_a_page_has_any():
+    form = SlotForm.of(facts(keys=[0], columns=[([0], 1)] * 9, bitmap=40), np.uint64(9))
+    assert (form.nulls_nbytes, form.stride) == (2, 1 + 2 + 9)
+
+
+def test_keys_and_columns_that_are_too_many_have_no_form():
+    assert SlotForm.of(facts(keys=[0], columns=[([0], 1)]), np.uint64(2**64 - 1)) is None
+    assert SlotForm.of(facts(keys=[1], columns=[([0], 1)]), np.uint64(2**64 - 1)).key_nbytes == 8
+    assert SlotForm.of(facts(keys=[0], columns=[([0], 1)] * 65), np.uint64(9)) is None
+
+
+def test_slots_keep_within_the_memory():
+    form = SlotForm.of(facts(keys=[0], columns=[([0], 4)]), np.uint64(2**31))
+    rows = 1_000_000
+    assert form.slots(rows, 1 << 30) == 2 * rows
+    for most in range(form.nbytes(rows), form.nbytes(3 * rows), 999_983):
+        slots = form.slots(rows, most)
+        assert slots == 0 or (slots > 1.3 * rows and form.nbytes(slots) <= most)
+    assert form.slots(rows, form.nbytes(rows)) == 0
