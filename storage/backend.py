@@ -102,6 +102,7 @@ class FileBackend:
         self._fd = _open(self._path, _FLAGS[mode])
         self._direct_fd = _open_direct(self._path) if direct else None
         self._identity = _identity(os.fstat(self._fd))
+        self._name = _name_without_links(self._path, self._fd)
         self._open = True
 
     @property
@@ -126,7 +127,13 @@ class FileBackend:
         return self._fd
 
     def has_its_name(self) -> bool:
-        """Whether the path still leads to this file, not to another or to none."""
+        """Whether the path still leads to this file, not to another or to none.
+
+        The name by which the system knows the descriptor is asked first: it says the same of a path without symbolic
+        links, and who asks for a file's times makes the system write new ones with the next sync.
+        """
+        if self._name is not None and _name_of(self._fd) == self._name:
+            return True
         try:
             return _identity(os.stat(self._path)) == self._identity  # noqa: PTH116 - path is text here
         except OSError:
@@ -200,9 +207,9 @@ class FileBackend:
         """Return the length of the file in bytes."""
         self._refuse_closed()
         try:
-            return os.fstat(self._fd).st_size
+            return os.lseek(self._fd, 0, os.SEEK_END)  # not `fstat`: see `has_its_name`
         except OSError as error:
-            raise _refused("stat", self._path, error) from error
+            raise _refused("seek in", self._path, error) from error
 
     def truncate(self, size: int) -> None:
         """Cut or extend the file to `size` bytes."""
@@ -257,6 +264,20 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
             os.close(fd)
     except OSError as error:
         raise _refused("sync", os.fspath(folder), error) from error
+
+
+def _name_of(fd: int) -> str | None:
+    """Return the path by which the system knows an open file; None if it does not tell."""
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - on the way of each commit
+    except OSError:
+        return None
+
+
+def _name_without_links(path: str, fd: int) -> str | None:
+    """Return the name of a descriptor if that is the path itself, with no symbolic link on its way."""
+    name = _name_of(fd)
+    return name if name == os.path.abspath(path) else None  # noqa: PTH100 - keeps links
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:

@@ -124,3 +124,47 @@ def test_refusals_name_the_file_and_the_reason(pages):
     backend.close()
     with pytest.raises(StorageIOError, match="cannot sync"):
         sync_folder(pages)
+
+
+def test_a_path_that_leads_elsewhere_is_noticed(tmp_path):
+    def opened(*parts):
+        path = tmp_path.joinpath(*parts)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"old")
+        return path, FileBackend(path)
+
+    path, replaced = opened("replaced")
+    assert replaced.has_its_name()
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "new").replace(path)
+    assert not replaced.has_its_name()
+
+    path, removed = opened("removed")
+    path.unlink()
+    assert not removed.has_its_name()
+
+    path, renamed = opened("renamed")
+    path.rename(tmp_path / "other")
+    assert not renamed.has_its_name()
+
+    path, in_folder = opened("folder", "file")
+    path.parent.rename(tmp_path / "moved")
+    path.parent.mkdir()
+    path.write_bytes(b"new")
+    assert not in_folder.has_its_name()
+
+
+def test_a_link_that_leads_elsewhere_is_noticed(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_bytes(b"0")
+    link = tmp_path / "link"
+    for target, path in (("one/file", link), ("one", link / "file")):
+        link.symlink_to(tmp_path / target)
+        linked = FileBackend(path)
+        assert linked.has_its_name()
+        link.unlink()
+        link.symlink_to(tmp_path / target.replace("one", "two"))
+        assert not linked.has_its_name()
+        link.unlink()
+        linked.close()
