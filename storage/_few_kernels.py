@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
+from storage._arrow_kernels import read_words, same_columns
 from storage._commit_kernels import touched_leaves
 from storage._kernels import verify_pages
 from storage._patch_kernels import DONE, patch_leaves
@@ -18,7 +19,7 @@ from storage._tree_kernels import locate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FOUND", "add_moved", "find_leaves", "pack_keys", "patch_few"]
+__all__ = ["FOUND", "add_moved", "find_leaves", "patch_few", "read_rows"]
 
 FOUND = 7
 """What is found of a leaf."""
@@ -71,20 +72,10 @@ def add_moved(
 
 
 @njit(cache=True, nogil=True)
-def pack_keys(
+def _pack_keys(
     words: NDArray[np.int64], bits: NDArray[np.uint64], flips: NDArray[np.uint64], keys: NDArray[np.uint64]
 ) -> bool:
-    """Make one key of the first columns of each row, as `KeyCodec.pack_words` does; return whether the keys ascend.
-
-    Parameters
-    ----------
-    words
-        Column by column; the last one of the key becomes the key as leaves have it.
-    bits, flips
-        Of each column of the key: its width, and its sign bit if it has one.
-    keys
-        Filled.
-    """
+    """Make one key of the first columns of each row, as `KeyCodec.pack_words` does; return whether the keys ascend."""
     for row in range(len(keys)):
         key = np.uint64(0)
         for column in range(len(bits)):
@@ -98,6 +89,35 @@ def pack_keys(
         if row > 0 and keys[row - 1] >= key:
             return False
     return True
+
+
+@njit(cache=True, nogil=True)
+def read_rows(
+    schema: int,
+    expected: int,
+    batch: int,
+    columns: NDArray[np.int64],
+    bits: NDArray[np.uint64],
+    flips: NDArray[np.uint64],
+    words: NDArray[np.int64],
+    keys: NDArray[np.uint64],
+) -> bool:
+    """Read a batch of rows; return False if its columns are not those expected, have nulls, or keys do not ascend.
+
+    Parameters
+    ----------
+    schema, expected, batch
+        Addresses, see `_arrow_kernels`.
+    columns
+        See `_arrow_kernels.read_words`; those of the key are the first.
+    bits, flips
+        Of each column of the key: its width, and its sign bit if it has one.
+    words
+        Filled column by column; the last one of the key becomes the key as leaves have it.
+    keys
+        Filled.
+    """
+    return same_columns(schema, expected) and read_words(batch, columns, words) and _pack_keys(words, bits, flips, keys)
 
 
 @njit(cache=True, nogil=True)

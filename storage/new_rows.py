@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
@@ -24,6 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["NewRows", "WordColumns"]
 
 _NO_HEAP = np.zeros(0, dtype=np.uint8)
+_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", ctypes.pythonapi)
+)
+"""The address that a capsule of this name holds; the capsule keeps what is there alive."""
 
 
 _Columns: TypeAlias = (
@@ -79,17 +84,19 @@ class WordColumns:
     def __init__(self, layout: LeafLayout) -> None:
         names = [*layout.key, *layout.payload.names]
         fixed = [fixed_type(layout.schema.field(name).type) for name in names]
-        self._names = layout.schema.names
-        self._types = layout.schema.types
         kinds = [kind for kind in fixed if kind is not None]
-        self._columns = [(self._names.index(name), kind.dtype) for name, kind in zip(names, kinds, strict=True)]
+        columns = [
+            (layout.schema.names.index(name), kind.width, kind.signed) for name, kind in zip(names, kinds, strict=True)
+        ]
+        self._columns = np.array(columns, dtype=np.int64)
         bits = [8 * kind.width for kind in kinds[: len(layout.key)]]
         flips = [kind.signed << (width - 1) for kind, width in zip(kinds, bits, strict=False)]
         self._bits, self._flips = np.array(bits, dtype=np.uint64), np.array(flips, dtype=np.uint64)
         self._places = np.full((layout.entries, 4), -1, dtype=np.int64)
         self._places[:, 0] = 0
         self._places[:, 1] = np.arange(layout.entries)
-        self._seen: pa.Schema | None = None
+        self._schema = layout.schema.__arrow_c_schema__()
+        self._expected = _address(self._schema, b"arrow_schema")
 
     @classmethod
     def of(cls, layout: LeafLayout) -> Self | None:
@@ -101,27 +108,17 @@ class WordColumns:
     def read(self, batch: pa.RecordBatch) -> NewRows | None:
         """Return upserts, or None if they need a closer look: other columns or types, nulls, keys not ascending."""
         rows = batch.num_rows
-        if rows == 0 or not self._fits(batch.schema):
+        if rows == 0:
             return None
-        arrays = batch.columns
-        words = np.empty((len(self._columns), rows), dtype=np.int64)
-        for place, (at, dtype) in enumerate(self._columns):
-            array = arrays[at]
-            if array.null_count:
-                return None
-            words[place] = np.frombuffer(array.buffers()[1], dtype, rows, array.offset * dtype.itemsize)
-        keys = np.empty(rows, dtype=np.uint64)
-        if not kernels.pack_keys(words, self._bits, self._flips, keys):
+        schema, array = batch.__arrow_c_array__()
+        words, keys = np.empty((len(self._columns), rows), dtype=np.int64), np.empty(rows, dtype=np.uint64)
+        if not kernels.read_rows(
+            _address(schema, b"arrow_schema"), self._expected, _address(array, b"arrow_array"),
+            self._columns, self._bits, self._flips, words, keys,
+        ):  # fmt: skip
             return None
         upserted, fresh, spans, nulls = _of_upserts(rows)
         return NewRows(keys, upserted, keys, fresh, self._places, words[len(self._bits) - 1 :], spans, _NO_HEAP, nulls)
-
-    def _fits(self, schema: pa.Schema) -> bool:
-        if self._seen is None or not schema.equals(self._seen):
-            if schema.names != self._names or schema.types != self._types:
-                return False
-            self._seen = schema
-        return True
 
 
 @functools.cache

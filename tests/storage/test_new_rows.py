@@ -48,9 +48,25 @@ def test_both_ways_give_the_same(key, rows):
         BATCH.select(["b", "a", "f", "u", "i", "d", "t"]),
         BATCH.drop_columns(["f"]),
         BATCH.set_column(2, "f", BATCH["f"].cast(pa.float64())),
+        BATCH.set_column(2, "f", BATCH["f"].dictionary_encode()),
+        BATCH.set_column(2, pa.field("f", pa.float32(), metadata={"a": "b"}), BATCH["f"]),
+        BATCH.rename_columns(["a", "b", "ff", "u", "i", "d", "t"]),
+        BATCH.set_column(6, "t", BATCH["t"].cast(pa.timestamp("us", "UTC"))),
         BATCH.set_column(2, "f", pa.array([None, 1.0, 2.0, 3.0], pa.float32())),
     ],
-    ids=["descending", "a key twice", "no rows", "another order", "a column missing", "another type", "a null"],
+    ids=[
+        "descending",
+        "a key twice",
+        "no rows",
+        "another order",
+        "a column missing",
+        "another type",
+        "a dictionary",
+        "metadata",
+        "another name",
+        "a time zone",
+        "a null",
+    ],
 )
 def test_others_need_a_closer_look(batch):
     columns = WordColumns(layout_of(BATCH, ["a", "b"]))
