@@ -1,8 +1,9 @@
 """SSIJ's whole tier: all rows of a relation apart from their pages, where pages and rows both fit into the memory.
 
 A page needs a look at its index entry, at its key and at each column; a row by itself is in one place. It is filled
-from the pages once all of them are cached, some pages after each batch, so that no tuple waits long for it. The pages
-stay: tuples that need memory take the tier's first, and changes of the relation leave most of the pages as they are.
+from the pages once all of them are cached and many tuples have come since the relation changed, some pages after each
+batch, so that no tuple waits long for it. The pages stay: tuples that need memory take the tier's first, and changes of
+the relation leave most of the pages as they are.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WholeTier"]
 
+_WAIT = 4  # rows for each tuple that has to come first: changes that are more frequent make it useless
 _ROWS_PER_TUPLE = 2  # are put in after a batch: it never costs much more than the look-ups themselves
 _TUPLES_SHARE = 8  # of the memory is left for tuples that come in
 
@@ -73,7 +75,7 @@ class WholeTier:
         self._made: RowHash | None = None
         self._frames: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._ends: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        self._done = 0
+        self._done = self._looked = 0
         self._budget.resize("whole", 0)
         return had
 
@@ -94,7 +96,9 @@ class WholeTier:
 
     def advance(self, tuples: int) -> None:
         """Go on after so many tuples were looked up in pages."""
-        if self._impossible or self._cache.used < self._leaves or (self._made is None and not self._begin()):
+        self._looked += tuples
+        early = self._impossible or self._cache.used < self._leaves or _WAIT * self._looked < self._rows
+        if early or (self._made is None and not self._begin()):
             return
         assert self._made is not None
         before = int(self._ends[self._done - 1]) if self._done else 0
@@ -114,7 +118,7 @@ class WholeTier:
         spare = self._budget.available + self._cache.available * self._cache.page_size
         slots = 0 if form is None else form.slots(self._rows, spare - self._budget.limit // _TUPLES_SHARE)
         if form is None or slots == 0 or not self._spares(form.nbytes(slots)):
-            self._impossible = True
+            self._impossible, self._looked = form is None, 0  # there may be more memory to spare another time
             return False
         self._budget.resize("whole", form.nbytes(slots))
         self._made = self._lookup.rows_apart(form, slots)

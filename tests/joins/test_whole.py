@@ -129,6 +129,20 @@ def test_changes_are_seen(build, seed, threads):
             assert found["v"].to_pylist() == [value.get(key) for key in found["s"].to_pylist()]
 
 
+def test_a_table_that_changes_all_the_time_stays_in_its_pages(build):
+    keys = np.arange(3000)
+    with build(pa.table({"k": keys, "v": keys}), ["k"], unique=True) as table:
+        join = SSIJ(table, [("s", "k")], memory="32MiB", input_threshold=1)
+        for version in range(5):
+            join.push(pa.record_batch({"at": keys[:600], "s": keys[:600]})).drain()
+            join.flush().drain()
+            join.apply(pa.table({"k": [5], "v": [version]})).drain()
+            join.push(pa.record_batch({"at": keys[:100], "s": keys[:100]})).drain()
+            assert join.stats.memory.whole == 0
+        fill(join, keys)
+        assert join.store.tiers.whole.ready
+
+
 def test_refresh_sees_the_commits_of_others(build):
     keys = np.arange(3000)
     with build(pa.table({"k": keys, "v": keys}), ["k"], unique=True) as table:
