@@ -12,6 +12,7 @@ from numba import njit
 
 from storage._arrow_kernels import read_words, same_columns
 from storage._commit_kernels import touched_leaves
+from storage._encode_kernels import seal_pages
 from storage._kernels import verify_pages
 from storage._patch_kernels import DONE, patch_leaves
 from storage._tree_kernels import locate
@@ -19,7 +20,7 @@ from storage._tree_kernels import locate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FOUND", "add_moved", "find_leaves", "patch_few", "read_rows"]
+__all__ = ["FOUND", "add_moved", "find_leaves", "patch_few", "read_rows", "seal_few"]
 
 FOUND = 7
 """What is found of a leaf."""
@@ -60,7 +61,7 @@ def add_moved(
     for at in range(count):
         for word in range(3):
             every[at, word] = moved[at, word]
-    for i in range(len(leaves)):
+    for i in range(len(pages)):
         at = _listed(moved, leaves[i])
         if at < 0:
             at = count
@@ -143,7 +144,7 @@ def find_leaves(
         Keys whose rows go, and keys of rows to store, ascending.
     fresh
         Which rows are inserts.
-    found : int64[n, FOUND]
+    found : int64[FOUND, n]
         Filled for each leaf, ascending: its number, page, checksum and rows; where it should go: where it is, or near
         its neighbours if it strayed; where its changes end among `touched` and `keys`.
     """
@@ -157,25 +158,25 @@ def find_leaves(
     for row in range(len(keys)):
         goal[row] = row_last[row] if fresh[row] else row_first[row]
     leaves, joined = touched_leaves(begin, end, goal, len(separators))
-    if len(leaves) > len(found) or joined.any():
+    if len(leaves) > found.shape[1] or joined.any():
         return 0
     t = 0
     q = 0
     for i in range(len(leaves)):
         leaf = leaves[i]
-        found[i, 0], found[i, 1], found[i, 2], found[i, 3] = leaf, pages[leaf], np.int64(checksums[leaf]), rows[leaf]
+        found[0, i], found[1, i], found[2, i], found[3, i] = leaf, pages[leaf], np.int64(checksums[leaf]), rows[leaf]
         entry = _listed(moved, leaf)
         if entry >= 0:
-            found[i, 1], found[i, 2] = np.int64(moved[entry, 1]), np.int64(moved[entry, 2])
-            found[i, 3] = np.int64(moved[entry, 0] >> _HALF)
+            found[1, i], found[2, i] = np.int64(moved[entry, 1]), np.int64(moved[entry, 2])
+            found[3, i] = np.int64(moved[entry, 0] >> _HALF)
         left = _page_of(max(leaf - 1, 0), pages, moved)
         right = _page_of(min(leaf + 1, len(separators) - 1), pages, moved)
-        found[i, 4] = max(min(left, right), min(max(left, right), found[i, 1]))
+        found[4, i] = max(min(left, right), min(max(left, right), found[1, i]))
         while t < len(begin) and begin[t] <= leaf:
             t += 1
         while q < len(goal) and goal[q] <= leaf:
             q += 1
-        found[i, 5], found[i, 6] = t, q
+        found[5, i], found[6, i] = t, q
     return len(leaves)
 
 
@@ -184,6 +185,7 @@ def patch_few(
     frames: NDArray[np.uint8],
     page_size: int,
     found: NDArray[np.int64],
+    count: int,
     touched: NDArray[np.uint64],
     upserted: NDArray[np.bool_],
     keys: NDArray[np.uint64],
@@ -199,7 +201,7 @@ def patch_few(
     rows: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> tuple[int, int, bool]:
-    """Verify leaves and patch them; see `patch_leaves` for the parameters.
+    """Verify the first `count` leaves found and patch them; see `patch_leaves` for the other parameters.
 
     Returns
     -------
@@ -210,14 +212,32 @@ def patch_few(
     done
         Whether all leaves could be patched.
     """
-    count = len(found)
-    status, pages, sums = np.empty(count, dtype=np.int64), found[:, 1].copy(), found[:, 2].copy().view(np.uint64)
-    bad = verify_pages(frames, page_size, np.arange(count), pages, sums)
+    bad = verify_pages(frames, page_size, np.arange(count), found[1, :count], found[2, :count].view(np.uint64))
     if bad >= 0:
         return bad, -1, False
+    out[: count * page_size] = 0
+    counts[:] = 0
+    status = np.empty(count, dtype=np.int64)
     clash = patch_leaves(
         frames, page_size, np.zeros(count, dtype=np.bool_),
-        touched, upserted, found[:, 5].copy(), keys, fresh, found[:, 6].copy(),
+        touched, upserted, found[5], keys, fresh, found[6],
         places, words, spans, heap, nulls, unique, average, out, status, rows, counts,
     )  # fmt: skip
     return -1, clash, clash < 0 and (status == DONE).all()
+
+
+@njit(cache=True, nogil=True)
+def seal_few(
+    pages: NDArray[np.uint8],
+    page_size: int,
+    found: NDArray[np.int64],
+    numbers: NDArray[np.int64],
+    txid: int,
+    rows: NDArray[np.int64],
+    moved: NDArray[np.uint64],
+    checksums: NDArray[np.uint64],
+    listed: NDArray[np.uint64],
+) -> int:
+    """Seal leaves as the pages `numbers`, fill in their checksums and `add_moved` them; return how many are listed."""
+    seal_pages(pages, page_size, numbers, txid, checksums)
+    return add_moved(moved, found[0], numbers, checksums, rows, listed)

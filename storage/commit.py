@@ -24,7 +24,7 @@ import numpy as np
 
 from storage.draft import Draft
 from storage.errors import CorruptionError, InputError, PoisonedHandleError, StorageIOError
-from storage.few_rows import change_few
+from storage.few_rows import FewRows
 from storage.filter_upkeep import FilterWriter, cut_filter
 from storage.index import Index
 from storage.inner import Placed, rewrite_inner
@@ -37,7 +37,6 @@ from storage.snapshot import Snapshot, open_snapshot
 from storage.space import FreeSpace
 from storage.superblock import MOVED_AT_ONCE, check_app, encode_superblock, room_for_moved
 from storage.transaction import Transaction
-from storage.tree import seal_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,8 +46,8 @@ if TYPE_CHECKING:
 
     from storage.backend import StorageBackend
     from storage.changes import Batch
-    from storage.few_rows import FewRows
     from storage.locks import Locks
+    from storage.merge import Counts
     from storage.new_rows import NewRows
     from storage.reader import PageReader
     from storage.superblock import Superblock
@@ -116,6 +115,7 @@ class Writer:
         self._busy = False
         self._to_repeat = False
         self._state: tuple[Snapshot, FreeSpace] | None = None
+        self._few: FewRows | None = None
         self.columns: WordColumns | None = None
 
     @property
@@ -129,6 +129,11 @@ class Writer:
         """The free pages, known as the snapshot is."""
         assert self._state is not None
         return self._state[1]
+
+    @property
+    def _few_rows(self) -> FewRows:
+        assert self._few is not None
+        return self._few
 
     def acquire(self, wait: float = 0.0) -> None:
         """Become the one writer, at the newest commit.
@@ -160,6 +165,7 @@ class Writer:
                 known = None if self._state is None else self._state[0]
                 snapshot = open_snapshot(self._backend, newest, known)
                 self._state = snapshot, self._map_space(snapshot)
+                self._few = FewRows(self._backend, snapshot.page_size)
                 self.columns = WordColumns.of(snapshot.layout)
             self.open_filter()
         except BaseException:
@@ -220,12 +226,12 @@ class Writer:
         self._draft = Draft(self.snapshot, self._reader, self._pages(take))
         return self._draft
 
-    def change_few(self, rows: NewRows) -> FewRows | None:
-        """Return what changes make of few leaves, for `commit_few`, or None if a draft has to make them.
+    def change_few(self, rows: NewRows) -> Counts | None:
+        """Make changes of few leaves, for `commit_few`, and return what they are; None if a draft has to make them.
 
         Raises as `Draft.apply` does.
         """
-        return change_few(self.snapshot, self._backend, rows)
+        return self._few_rows.change(self.snapshot, rows)
 
     def _pages(self, take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> PageWriter:
         snapshot = self.snapshot
@@ -264,18 +270,17 @@ class Writer:
         else:
             self._publish_anew(head, draft.leaves, draft.pages, draft.freed)
 
-    def commit_few(self, few: FewRows, app: App | None) -> None:
-        """Make a change of few rows the table's state. The caller has it guarded."""
-        head, pages = self._head(app), self._pages()
-        numbers = pages.place(few.hints)
-        checksums = seal_pages(few.pages, head.page_size, numbers, pages.txid)
-        pages.put(few.pages, numbers, checksums)
-        listed = add_moved(head.moved, few.leaves, numbers, checksums, few.rows)
+    def commit_few(self, app: App | None) -> None:
+        """Make the last changes of few leaves the table's state. The caller has it guarded."""
+        head, pages, few = self._head(app), self._pages(), self._few_rows
+        numbers, freed = pages.place(few.hints), few.freed.copy()
+        listed = few.seal(numbers, pages.txid, head.moved)
+        pages.put(few.pages, numbers, few.checksums)
         if self._has_room(head, few.leaves):
-            self._publish_moved(head, listed, head.rows + few.grown, pages, few.freed)
+            self._publish_moved(head, listed, head.rows + few.grown, pages, freed)
         else:
             entries = moved_entries(self.snapshot.index.written, listed)
-            self._publish_anew(head, Placed(entries, few.leaves), pages, few.freed)
+            self._publish_anew(head, Placed(entries, few.leaves), pages, freed)
 
     def _has_room(self, head: Superblock, leaves: NDArray[np.int64]) -> bool:
         """Return whether these leaves can be listed as moved, even if none of them is yet."""

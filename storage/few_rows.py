@@ -6,7 +6,7 @@ What such a change costs does not grow with the table. It changes nothing but le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from storage import _few_kernels as kernels
 from storage._byte_kernels import SLACK
 from storage.keys import Keys
 from storage.merge import Counts, unique_violation
-from storage.moved import moved_words
+from storage.moved import LISTED, moved_words
 from storage.patch import can_patch
 from storage.superblock import MOVED_AT_ONCE
 from storage.tree import damaged_page
@@ -26,83 +26,100 @@ if TYPE_CHECKING:
     from storage.new_rows import NewRows
     from storage.snapshot import Snapshot
 
-__all__ = ["MOST_ROWS", "FewRows", "change_few"]
+__all__ = ["MOST_ROWS", "FewRows"]
 
 MOST_ROWS = 64
 """Rows that are few."""
 
 
-class FewRows(NamedTuple):
-    """Changes of few rows: what becomes of their leaves, not yet sealed.
+class FewRows:
+    """Makes one change of few rows after the other, all in the same memory. Writes nothing.
+
+    Parameters
+    ----------
+    backend
+        The file.
+    page_size
+        Bytes in a page.
 
     Attributes
     ----------
-    found
-        What `_few_kernels.find_leaves` finds of the leaves.
-    pages : uint8[n * page_size + 8]
-    rows
-        Of each leaf.
-    counts
-        Rows inserted, updated and deleted.
+    pages : uint8[n]
+        Of the last change: its leaves side by side, whole once they are sealed.
     """
 
-    found: NDArray[np.int64]
-    pages: NDArray[np.uint8]
-    rows: NDArray[np.int64]
-    counts: Counts
+    def __init__(self, backend: StorageBackend, page_size: int) -> None:
+        self._backend = backend
+        self._page_size = page_size
+        self._count = 0
+        self._found = np.empty((kernels.FOUND, MOVED_AT_ONCE), dtype=np.int64)
+        self._frames = np.empty(MOVED_AT_ONCE * page_size + SLACK, dtype=np.uint8)
+        self._parts = np.split(self._frames[:-SLACK], MOVED_AT_ONCE)
+        self._rows, self._counts = np.empty(MOVED_AT_ONCE, dtype=np.int64), np.empty(3, dtype=np.int64)
+        self._checksums = np.empty(MOVED_AT_ONCE, dtype=np.uint64)
+        self._listed = np.empty(LISTED, dtype=np.uint64)
+        self.pages = np.empty(MOVED_AT_ONCE * page_size + SLACK, dtype=np.uint8)
+
+    def change(self, snapshot: Snapshot, rows: NewRows) -> Counts | None:
+        """Make of a table's leaves what changes make of them; return None if they are not for this module.
+
+        Raises
+        ------
+        UniqueViolationError
+            If an insert's key is in a unique table already.
+        CorruptionError
+            If a leaf is damaged.
+        """
+        layout, written, head = snapshot.layout, snapshot.index.written, snapshot.superblock
+        if not head.leaves or not can_patch(layout):
+            return None
+        self._count = kernels.find_leaves(
+            written.separators.prefix, written.continued, written.pages, written.checksums, written.rows,
+            moved_words(head.moved), rows.touched, rows.keys, rows.fresh, self._found,
+        )  # fmt: skip
+        if not self._count:
+            return None
+        for page, part in zip(self.freed.tolist(), self._parts, strict=False):
+            self._backend.pread_into(page * self._page_size, [part])
+        bad, clash, done = kernels.patch_few(
+            self._frames, self._page_size, self._found, self._count, rows.touched, rows.upserted, rows.keys,
+            rows.fresh, *rows.columns, head.unique, head.rows // head.leaves, self.pages, self._rows, self._counts,
+        )  # fmt: skip
+        if bad >= 0:
+            raise damaged_page(self._backend, int(self.freed[bad]))
+        if clash >= 0:
+            raise unique_violation(layout, Keys("u64", rows.keys), clash)
+        return Counts(*self._counts.tolist()) if done else None
+
+    def seal(self, numbers: NDArray[np.int64], txid: int, moved: bytes) -> bytes:
+        """Seal the leaves, to be written to these pages; return the list of moved leaves with them."""
+        count = kernels.seal_few(
+            self.pages, self._page_size, self._found, numbers, txid, self._rows, moved_words(moved),
+            self._checksums, self._listed,
+        )  # fmt: skip
+        return self._listed[:count].tobytes()
 
     @property
     def leaves(self) -> NDArray[np.int64]:
         """Their numbers, ascending."""
-        return self.found[:, 0]
+        return self._found[0, : self._count]
 
     @property
     def freed(self) -> NDArray[np.int64]:
         """The pages that they leave."""
-        return self.found[:, 1]
+        return self._found[1, : self._count]
 
     @property
     def hints(self) -> NDArray[np.int64]:
         """Where each should go."""
-        return self.found[:, 4]
+        return self._found[4, : self._count]
+
+    @property
+    def checksums(self) -> NDArray[np.uint64]:
+        """Of the leaves once they are sealed."""
+        return self._checksums[: self._count]
 
     @property
     def grown(self) -> int:
         """Rows that the table has more than before."""
-        return sum(self.rows.tolist()) - sum(self.found[:, 3].tolist())
-
-
-def change_few(snapshot: Snapshot, backend: StorageBackend, rows: NewRows) -> FewRows | None:
-    """Return what changes make of a table, or None if they are not for this module.
-
-    Raises
-    ------
-    UniqueViolationError
-        If an insert's key is in a unique table already.
-    CorruptionError
-        If a leaf is damaged.
-    """
-    layout, written, head = snapshot.layout, snapshot.index.written, snapshot.superblock
-    if not head.leaves or not can_patch(layout):
-        return None
-    found = np.empty((MOVED_AT_ONCE, kernels.FOUND), dtype=np.int64)
-    leaves = kernels.find_leaves(
-        written.separators.prefix, written.continued, written.pages, written.checksums, written.rows,
-        moved_words(head.moved), rows.touched, rows.keys, rows.fresh, found,
-    )  # fmt: skip
-    if not leaves:
-        return None
-    found, size = found[:leaves], layout.page_size
-    frames, pages = np.empty(leaves * size + SLACK, dtype=np.uint8), np.zeros(leaves * size + SLACK, dtype=np.uint8)
-    for start, page in enumerate(found[:, 1].tolist()):
-        backend.pread_into(page * size, [frames[start * size : (start + 1) * size]])
-    after, counts = np.zeros(leaves, dtype=np.int64), np.zeros(3, dtype=np.int64)
-    bad, clash, done = kernels.patch_few(
-        frames, size, found, rows.touched, rows.upserted, rows.keys, rows.fresh, *rows.columns,
-        head.unique, head.rows // head.leaves, pages, after, counts,
-    )  # fmt: skip
-    if bad >= 0:
-        raise damaged_page(backend, int(found[bad, 1]))
-    if clash >= 0:
-        raise unique_violation(layout, Keys("u64", rows.keys), clash)
-    return FewRows(found, pages, after, Counts(*counts.tolist())) if done else None
+        return sum(self._rows[: self._count].tolist()) - sum(self._found[3, : self._count].tolist())

@@ -11,15 +11,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from storage import _few_kernels as kernels
+from storage.superblock import COPY_BYTES, MOVED_AT_ONCE
 from storage.tree import Entries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["add_moved", "count_moved", "moved_columns", "moved_entries", "moved_leaves", "moved_words"]
+__all__ = ["LISTED", "add_moved", "count_moved", "moved_columns", "moved_entries", "moved_leaves", "moved_words"]
 
 _WORDS = 3
 _ENTRY = 8 * _WORDS
+LISTED = (COPY_BYTES // _ENTRY + MOVED_AT_ONCE, _WORDS)
+"""Shape of the words of the longest list in a superblock, and of leaves that may be too many for it."""
 _LEAF = np.uint64(2**32 - 1)
 
 

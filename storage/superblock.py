@@ -66,12 +66,13 @@ PROOF_PAGES = 64
 MOVED_AT_ONCE = 8
 MOVED_LEAVES = 72
 
-_HEAD = struct.Struct("<8s8sIIQQQQQQQQQdIBBH")
+_HEAD = struct.Struct("<IIQQQQQQQQQdIBBH")
 _APP = struct.Struct("<qH")
 _MOVED = struct.Struct("<H")
 _MOVED_LEAF = 24
 _PROOF = struct.Struct("<H8s")
 _CHECKED = 16
+_APPS = _CHECKED + _HEAD.size
 _UNIQUE = 1
 _PROVEN_BY_PAGES = 2
 _REPEATED = 4
@@ -229,24 +230,21 @@ def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> byte
         If the application ids do not fit, or a version is not a 64-bit integer.
     """
     apps = _encode_apps(superblock.apps)
-    if _HEAD.size + len(apps) > COPY_BYTES:
+    if _APPS + len(apps) > COPY_BYTES:
         raise InputError(
             f"the {len(superblock.apps)} application ids need {len(apps)} bytes, "
-            f"but a superblock has room for {COPY_BYTES - _HEAD.size}; use fewer or shorter ids"
+            f"but a superblock has room for {COPY_BYTES - _APPS}; use fewer or shorter ids"
         )
     moved = _encode_moved(superblock.moved) if superblock.moved else b""
     proof = b"" if superblock.proof is None or repeated else _encode_proof(superblock.proof)
     flags = (_UNIQUE if superblock.unique else 0) | (_WITH_MOVED if moved else 0)
     flags |= (_PROVEN_BY_PAGES if proof else 0) | (_REPEATED if repeated else 0)
-    copy = bytearray((_encode_head(superblock, flags) + apps + moved + proof).ljust(COPY_BYTES, b"\0"))
-    copy[8:_CHECKED] = _checksum(copy)
-    return bytes(copy)
+    checked = (_encode_head(superblock, flags) + apps + moved + proof).ljust(COPY_BYTES - _CHECKED, b"\0")
+    return MAGIC + digest(checked) + checked
 
 
 def _encode_head(superblock: Superblock, flags: int) -> bytes:
     return _HEAD.pack(
-        MAGIC,
-        bytes(8),
         superblock.version,
         superblock.page_size,
         superblock.txid,
@@ -268,13 +266,13 @@ def _encode_head(superblock: Superblock, flags: int) -> bytes:
 
 def fits(superblock: Superblock) -> bool:
     """Return whether all that a superblock says has room in a copy."""
-    size = _HEAD.size + len(_encode_apps(superblock.apps)) + _proof_size(superblock.proof)
+    size = _APPS + len(_encode_apps(superblock.apps)) + _proof_size(superblock.proof)
     return size + (_MOVED.size + len(superblock.moved) if superblock.moved else 0) <= COPY_BYTES
 
 
 def room_for_moved(superblock: Superblock) -> int:
     """Return how many moved leaves fit beside the applications and the proof of a commit that moves leaves."""
-    taken = _HEAD.size + len(_encode_apps(superblock.apps)) + _MOVED.size + _PROOF.size + 8 * MOVED_AT_ONCE
+    taken = _APPS + len(_encode_apps(superblock.apps)) + _MOVED.size + _PROOF.size + 8 * MOVED_AT_ONCE
     return min(MOVED_LEAVES, (COPY_BYTES - taken) // _MOVED_LEAF)
 
 
@@ -286,10 +284,10 @@ def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
     FormatVersionError
         If the copy is whole but of a newer format.
     """
-    if len(copy) != COPY_BYTES or copy[:8] != MAGIC or copy[8:_CHECKED] != _checksum(copy):
+    if len(copy) != COPY_BYTES or copy[:8] != MAGIC or copy[8:_CHECKED] != digest(copy[_CHECKED:]):
         return None
-    (_, _, version, page_size, txid, root, root_sum, rows, leaves, pages, meta, meta_len, meta_sum, fill, height,
-     flags, _, apps) = _HEAD.unpack_from(copy)  # fmt: skip
+    (version, page_size, txid, root, root_sum, rows, leaves, pages, meta, meta_len, meta_sum, fill, height,
+     flags, _, apps) = _HEAD.unpack_from(copy, _CHECKED)  # fmt: skip
     if version > FORMAT_VERSION:
         raise FormatVersionError(
             f"the table has format version {version}, but this release reads up to {FORMAT_VERSION}; "
@@ -340,7 +338,7 @@ def _encode_apps(apps: Mapping[str, int]) -> bytes:
 def _decode_apps(copy: bytes, count: int) -> tuple[dict[str, int], int]:
     """Return the versions, and where they end."""
     apps: dict[str, int] = {}
-    at = _HEAD.size
+    at = _APPS
     for _ in range(count):
         version, length = _APP.unpack_from(copy, at)
         at += _APP.size
@@ -370,10 +368,6 @@ def _encode_proof(proof: Proof) -> bytes:
 def _decode_proof(copy: bytes, at: int) -> Proof:
     count, digest = _PROOF.unpack_from(copy, at)
     return Proof(struct.unpack_from(f"<{count}Q", copy, at + _PROOF.size), digest)
-
-
-def _checksum(copy: bytes | bytearray) -> bytes:
-    return digest(memoryview(copy)[_CHECKED:COPY_BYTES])
 
 
 def digest(data: bytes | memoryview) -> bytes:

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from storage.changes import Batch, Changes, prepare
 from storage.errors import InputError
-from storage.few_rows import MOST_ROWS, FewRows
+from storage.few_rows import MOST_ROWS
 from storage.merge import Counts
 from storage.new_rows import NewRows
 from storage.patch import can_patch
@@ -67,7 +67,7 @@ class Transaction:
     def __init__(self, writer: Writer, app: App | None, *, skipped: bool) -> None:
         self._writer = writer
         self._app = app
-        self._few: tuple[FewRows, _Batches] | None = None
+        self._few: _Batches | None = None
         self._draft: Draft | None = None
         self._counts = Counts()
         self._result: CommitResult | None = None
@@ -110,10 +110,11 @@ class Transaction:
 
     def _took_few(self, rows: NewRows | None, batches: _Batches) -> bool:
         """Make changes of few rows, if that is what they are, without a draft; say whether they were made."""
-        change = None if rows is None else self._writer.change_few(rows)
-        if change is not None:
-            self._few, self._counts = (change, batches), change.counts
-        return change is not None
+        counts = None if rows is None else self._writer.change_few(rows)
+        if counts is None:
+            return False
+        self._few, self._counts = batches, counts
+        return True
 
     def _prepared(self, batches: _Batches) -> Changes:
         snapshot, (upserts, deletes, inserts) = self._writer.snapshot, batches
@@ -124,7 +125,7 @@ class Transaction:
         if self._draft is None:
             self._draft = self._writer.begin()
         if self._few is not None:
-            self._draft.apply(self._prepared(self._few[1]))
+            self._draft.apply(self._prepared(self._few))
             self._few = None
         return self._draft
 
@@ -160,7 +161,7 @@ class Transaction:
         if not self.skipped:
             with self._writer.guard():
                 if self._few is not None:
-                    self._writer.commit_few(self._few[0], self._app)
+                    self._writer.commit_few(self._app)
                 elif self._app is not None or (self._draft and self._draft.changed):
                     self._writer.commit(self._drafted(), self._app)
         txid = self._writer.snapshot.txid
