@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from storage.merge import Counts
     from storage.new_rows import NewRows
     from storage.reader import PageReader
-    from storage.superblock import Superblock
+    from storage.superblock import Proof, Superblock
     from storage.transaction import App, CommitResult
     from storage.tree import Entries
 
@@ -111,6 +111,7 @@ class Writer:
         self._reader = reader
         self._poison: BaseException | None = None
         self._draft: Draft | None = None
+        self._guard = _Guard(self)
         self._filter: FilterWriter | None = None
         self._busy = False
         self._to_repeat = False
@@ -243,7 +244,7 @@ class Writer:
         Input that is refused and pages that turn out damaged are found before anything that counts is written.
         """
         self._refuse_poisoned()
-        return _Guard(self)
+        return self._guard
 
     def fail(self, error: BaseException) -> None:
         """Undo the open draft, or refuse all further work from now on; see `guard`."""
@@ -263,22 +264,28 @@ class Writer:
         """Make a draft the table's state, with inner nodes written `anew` in any case; the caller has it guarded."""
         head, moved = self._head(app), draft.moved
         if moved is not None and not anew and self._has_room(head, moved):
-            entries = draft.entries.take(moved)
+            entries, pages = draft.entries.take(moved), draft.pages
             listed = add_moved(head.moved, moved, entries.pages, entries.checksums, entries.rows)
-            draft.pages.settle()
-            self._publish_moved(head, listed, draft.rows, draft.pages, draft.freed)
+            pages.settle()
+            self._publish_moved(head, listed, (draft.rows, pages.end), pages.proof, draft.freed)
         else:
             self._publish_anew(head, draft.leaves, draft.pages, draft.freed)
 
     def commit_few(self, app: App | None) -> None:
         """Make the last changes of few leaves the table's state. The caller has it guarded."""
-        head, pages, few = self._head(app), self._pages(), self._few_rows
-        numbers, freed = pages.place(few.hints), few.freed.copy()
-        listed = few.seal(numbers, pages.txid, head.moved)
-        pages.put(few.pages, numbers, few.checksums)
+        head, few = self._head(app), self._few_rows
+        freed = few.freed.copy()
         if self._has_room(head, few.leaves):
-            self._publish_moved(head, listed, head.rows + few.grown, pages, freed)
+            numbers = self.space.take(few.hints)
+            listed, proof = few.write(numbers, head.txid + 1)
+            if self._filter is not None:
+                self._filter.put(few.pages, numbers)
+            self._publish_moved(head, listed, (head.rows + few.grown, max(proof.pages) + 1), proof, freed)
         else:
+            pages = self._pages()
+            numbers = pages.place(few.hints)
+            listed = few.seal(numbers, pages.txid)
+            pages.put(few.pages, numbers, few.checksums)
             entries = moved_entries(self.snapshot.index.written, listed)
             self._publish_anew(head, Placed(entries, few.leaves), pages, freed)
 
@@ -287,12 +294,13 @@ class Writer:
         return len(leaves) <= MOVED_AT_ONCE and count_moved(head.moved) + len(leaves) <= room_for_moved(head)
 
     def _publish_moved(
-        self, head: Superblock, moved: bytes, rows: int, pages: PageWriter, freed: NDArray[np.int64]
+        self, head: Superblock, moved: bytes, size: tuple[int, int], proof: Proof | None, freed: NDArray[np.int64]
     ) -> None:
-        """Publish a state whose inner nodes are those of the state before."""
-        root, shape = (head.root_page, head.root_checksum, rows), (head.height, head.leaves, max(head.pages, pages.end))
+        """Publish a state with the inner nodes of the state before; `size` says its rows, and where its pages end."""
+        rows, end = size
+        root, shape = (head.root_page, head.root_checksum, rows), (head.height, head.leaves, max(head.pages, end))
+        superblock = head.followed_by(head.txid + 1, root, shape, moved, proof)
         index = self.snapshot.index
-        superblock = head.followed_by(pages.txid, root, shape, moved, pages.proof)
         self._publish(superblock, Index(index.written, index.levels, moved), freed)
 
     def _publish_anew(self, head: Superblock, leaves: Placed, pages: PageWriter, freed: NDArray[np.int64]) -> None:

@@ -15,8 +15,7 @@ from storage._byte_kernels import SLACK
 from storage.keys import Keys
 from storage.merge import Counts, unique_violation
 from storage.moved import LISTED, moved_words
-from storage.patch import can_patch
-from storage.superblock import MOVED_AT_ONCE
+from storage.superblock import MOVED_AT_ONCE, Proof, digest
 from storage.tree import damaged_page
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ MOST_ROWS = 64
 
 
 class FewRows:
-    """Makes one change of few rows after the other, all in the same memory. Writes nothing.
+    """Makes one change of few rows after the other, all in the same memory.
 
     Parameters
     ----------
@@ -54,14 +53,21 @@ class FewRows:
         self._count = 0
         self._found = np.empty((kernels.FOUND, MOVED_AT_ONCE), dtype=np.int64)
         self._frames = np.empty(MOVED_AT_ONCE * page_size + SLACK, dtype=np.uint8)
-        self._parts = np.split(self._frames[:-SLACK], MOVED_AT_ONCE)
         self._rows, self._counts = np.empty(MOVED_AT_ONCE, dtype=np.int64), np.empty(3, dtype=np.int64)
         self._checksums = np.empty(MOVED_AT_ONCE, dtype=np.uint64)
-        self._listed = np.empty(LISTED, dtype=np.uint64)
+        self._moved, self._listed = np.empty(LISTED, dtype=np.uint64), np.empty(LISTED, dtype=np.uint64)
         self.pages = np.empty(MOVED_AT_ONCE * page_size + SLACK, dtype=np.uint8)
+        self._before, self._after = _parts(self._frames), _parts(self.pages)
 
     def change(self, snapshot: Snapshot, rows: NewRows) -> Counts | None:
-        """Make of a table's leaves what changes make of them; return None if they are not for this module.
+        """Make changes and return what they do; None if they touch many leaves, or one that cannot be patched.
+
+        Parameters
+        ----------
+        snapshot
+            Of a table that `storage.patch` is for.
+        rows
+            The changes.
 
         Raises
         ------
@@ -70,34 +76,42 @@ class FewRows:
         CorruptionError
             If a leaf is damaged.
         """
-        layout, written, head = snapshot.layout, snapshot.index.written, snapshot.superblock
-        if not head.leaves or not can_patch(layout):
+        written, head = snapshot.index.written, snapshot.superblock
+        if not head.leaves:
             return None
+        self._moved = moved_words(head.moved)
         self._count = kernels.find_leaves(
             written.separators.prefix, written.continued, written.pages, written.checksums, written.rows,
-            moved_words(head.moved), rows.touched, rows.keys, rows.fresh, self._found,
+            self._moved, rows.touched, rows.keys, rows.fresh, self._found,
         )  # fmt: skip
         if not self._count:
             return None
-        for page, part in zip(self.freed.tolist(), self._parts, strict=False):
-            self._backend.pread_into(page * self._page_size, [part])
+        for page, leaf in zip(self.freed.tolist(), self._before, strict=False):
+            self._backend.pread_into(page * self._page_size, leaf)
         bad, clash, done = kernels.patch_few(
-            self._frames, self._page_size, self._found, self._count, rows.touched, rows.upserted, rows.keys,
-            rows.fresh, *rows.columns, head.unique, head.rows // head.leaves, self.pages, self._rows, self._counts,
+            self._frames, self._page_size, self._found, self._count, *rows,
+            head.unique, head.rows // head.leaves, self.pages, self._rows, self._counts,
         )  # fmt: skip
         if bad >= 0:
             raise damaged_page(self._backend, int(self.freed[bad]))
         if clash >= 0:
-            raise unique_violation(layout, Keys("u64", rows.keys), clash)
+            raise unique_violation(snapshot.layout, Keys("u64", rows.keys), clash)
         return Counts(*self._counts.tolist()) if done else None
 
-    def seal(self, numbers: NDArray[np.int64], txid: int, moved: bytes) -> bytes:
+    def seal(self, numbers: NDArray[np.int64], txid: int) -> bytes:
         """Seal the leaves, to be written to these pages; return the list of moved leaves with them."""
         count = kernels.seal_few(
-            self.pages, self._page_size, self._found, numbers, txid, self._rows, moved_words(moved),
+            self.pages, self._page_size, self._found, numbers, txid, self._rows, self._moved,
             self._checksums, self._listed,
         )  # fmt: skip
         return self._listed[:count].tobytes()
+
+    def write(self, numbers: NDArray[np.int64], txid: int) -> tuple[bytes, Proof]:
+        """Seal the leaves and write them to these pages; return the list with them and the proof of it."""
+        listed, pages = self.seal(numbers, txid), numbers.tolist()
+        for page, leaf in zip(pages, self._after, strict=False):
+            self._backend.pwrite(page * self._page_size, leaf[0])
+        return listed, Proof(tuple(pages), digest(self.checksums.tobytes()))
 
     @property
     def leaves(self) -> NDArray[np.int64]:
@@ -123,3 +137,8 @@ class FewRows:
     def grown(self) -> int:
         """Rows that the table has more than before."""
         return sum(self._rows[: self._count].tolist()) - sum(self._found[3, : self._count].tolist())
+
+
+def _parts(pages: NDArray[np.uint8]) -> list[list[NDArray[np.uint8]]]:
+    """Return each page of the room for leaves, as the one buffer to read it into."""
+    return [[page] for page in np.split(pages[:-SLACK], MOVED_AT_ONCE)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -31,13 +31,8 @@ _address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)
 """The address that a capsule of this name holds; the capsule keeps what is there alive."""
 
 
-_Columns: TypeAlias = (
-    "tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint8], NDArray[np.uint8]]"
-)
-
-
 class NewRows(NamedTuple):
-    """Changes of a table with keys of one word.
+    """Changes of a table with keys of one word, in the order in which kernels take them.
 
     Attributes
     ----------
@@ -66,11 +61,6 @@ class NewRows(NamedTuple):
             rows.places, rows.words, rows.spans, rows.heap, rows.nulls,
         )  # fmt: skip
 
-    @property
-    def columns(self) -> _Columns:
-        """Places, words, spans, heap and nulls, for kernels."""
-        return self.places, self.words, self.spans, self.heap, self.nulls
-
 
 class WordColumns:
     """Reads upserts into a table all of whose columns are of one word, and whose keys are, straight from their buffers.
@@ -95,6 +85,7 @@ class WordColumns:
         self._places = np.full((layout.entries, 4), -1, dtype=np.int64)
         self._places[:, 0] = 0
         self._places[:, 1] = np.arange(layout.entries)
+        self._room = functools.cache(self._make_room)
         self._schema = layout.schema.__arrow_c_schema__()
         self._expected = _address(self._schema, b"arrow_schema")
 
@@ -106,32 +97,28 @@ class WordColumns:
         return cls(layout) if plain and layout.codec.kind == "u64" else None
 
     def read(self, batch: pa.RecordBatch) -> NewRows | None:
-        """Return upserts, or None if they need a closer look: other columns or types, nulls, keys not ascending."""
+        """Return upserts, or None if they need a closer look: other columns or types, nulls, keys not ascending.
+
+        The next upserts take the memory of those before.
+        """
         rows = batch.num_rows
         if rows == 0:
             return None
+        words, new = self._room(rows)
         schema, array = batch.__arrow_c_array__()
-        words, keys = np.empty((len(self._columns), rows), dtype=np.int64), np.empty(rows, dtype=np.uint64)
-        if not kernels.read_rows(
+        read = kernels.read_rows(
             _address(schema, b"arrow_schema"), self._expected, _address(array, b"arrow_array"),
-            self._columns, self._bits, self._flips, words, keys,
-        ):  # fmt: skip
-            return None
-        upserted, fresh, spans, nulls = _of_upserts(rows)
-        return NewRows(keys, upserted, keys, fresh, self._places, words[len(self._bits) - 1 :], spans, _NO_HEAP, nulls)
+            self._columns, self._bits, self._flips, words, new.keys,
+        )  # fmt: skip
+        return new if read else None
 
-
-@functools.cache
-def _of_upserts(
-    rows: int,
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64], NDArray[np.uint8]]:
-    """Return `upserted`, `fresh`, `spans` and `nulls` of that many upserts without text and nulls."""
-    return (
-        np.ones(rows, dtype=np.bool_),
-        np.zeros(rows, dtype=np.bool_),
-        np.zeros((0, rows + 1), dtype=np.int64),
-        np.zeros((0, rows), dtype=np.uint8),
-    )
+    def _make_room(self, rows: int) -> tuple[NDArray[np.int64], NewRows]:
+        """Return memory for the words of so many upserts, and these upserts in it."""
+        words, keys = np.zeros((len(self._columns), rows), dtype=np.int64), np.zeros(rows, dtype=np.uint64)
+        upserted, fresh = np.ones(rows, dtype=np.bool_), np.zeros(rows, dtype=np.bool_)
+        spans, nulls = np.zeros((0, rows + 1), dtype=np.int64), np.zeros((0, rows), dtype=np.uint8)
+        stored = words[len(self._bits) - 1 :]
+        return words, NewRows(keys, upserted, keys, fresh, self._places, stored, spans, _NO_HEAP, nulls)
 
 
 def _is_packed(dtype: pa.DataType) -> bool:

@@ -323,14 +323,14 @@ def test_pages_that_a_reader_needs_are_left_alone(disk):
     assert len(disk.image) <= 1.2 * before
 
 
-@pytest.mark.parametrize(("proof_pages", "syncs"), [(64, 1), (0, 2)])
-def test_a_small_commit_syncs_once(proof_pages, syncs, monkeypatch):
+@pytest.mark.parametrize(("proof_pages", "changed", "syncs"), [(64, 1, 1), (64, 100, 1), (0, 100, 2)])
+def test_a_small_commit_syncs_once(proof_pages, changed, syncs, monkeypatch):
     monkeypatch.setattr(page_writer, "PROOF_PAGES", proof_pages)
     disk = build(table_of(rows(range(1000))), ["k"], unique=True)
     writer = writer_of(disk)
     for number in range(3):
         disk.log.clear()
-        writer.apply(table_of(rows([number], "w")))
+        writer.apply(table_of(rows(range(number, number + changed), "w")))
         assert sum(isinstance(operation, Sync) for operation in disk.log) == syncs
     writer.release()
     assert read_superblock(disk).proof is None

@@ -26,13 +26,13 @@ def test_a_crash_at_every_write_leaves_a_commit(kind):
 
 @pytest.mark.parametrize("kind", ["unique integers", "text"])
 def test_a_crash_among_many_commits_of_one_row_leaves_a_commit(kind):
-    assert crash_everywhere([len(kind), 5], kind, commits=80, resume_every=9, changes=one_row) >= 300
+    assert crash_everywhere([len(kind), 5], kind, commits=90, resume_every=9, changes=one_row) >= 300
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crash_among_very_many_commits_of_one_row_leaves_a_commit(kind, processes):
-    runs = [processes.submit(crash_everywhere, [len(kind), 6, seed], kind, 400, 11, one_row) for seed in range(4)]
+    runs = [processes.submit(crash_everywhere, [len(kind), 6, seed], kind, 450, 11, one_row) for seed in range(4)]
     assert min(run.result() for run in runs) >= 1500
 
 
