@@ -121,10 +121,10 @@ class PhaseEstimate:
     --------
     >>> estimate = PhaseEstimate(seek=0.01, transfer=0.001, scan=5.0)
     >>> round(estimate.seconds(100), 6), estimate.seconds(10_000)
-    (1.1, 5.0)
+    (1.111, 5.011)
     >>> estimate.learn(100, planned=0.2, seconds=0.2)
     >>> round(estimate.seconds(100), 6)
-    0.28875
+    0.286
     """
 
     nbytes = 2 * 8 * _BUCKETS
@@ -140,15 +140,17 @@ class PhaseEstimate:
     def seconds(self, pages: int) -> float:
         """Return the estimate: the worst plan that is to be feared, on a disk that errs as it has done of late.
 
-        A plan for more pages costs more, but no more than in proportion. So each phase that was bounds the next.
+        A plan for more pages costs more, but no more than in proportion. So each phase that was bounds the next. What a
+        phase takes beside its reads is taken to be no more than one read.
         """
         if pages <= 0:
             return 0.0
         planned, known = pages * self._random_read, self._pages > 0
         if known.any():
             bounds = self._planned[known] * np.maximum(1.0, pages / self._pages[known])
-            planned = min(planned, _PLAN_CAUTION * float(bounds.min()) + self._random_read)
-        return min(planned * self._error(planned).bound, self.scan * self._scan_error.bound)
+            planned = min(planned, _PLAN_CAUTION * float(bounds.min()))
+        reads = min(planned * self._error(planned).bound, self.scan * self._scan_error.bound)
+        return reads + self._random_read
 
     def learn(self, pages: int, planned: float, seconds: float) -> None:
         """Note a join phase: what its reads cost by the model, and what it has taken."""

@@ -13,6 +13,7 @@ from storage.device import DeviceModel
 from storage.reader import PageReader
 
 SEEK, TRANSFER = 0.010, 0.001
+READ = SEEK + TRANSFER
 KEYS = 4000
 
 
@@ -154,25 +155,27 @@ def test_due_moves_forward_as_tuples_leave(table):
 def test_the_estimate_begins_with_random_reads_and_remembers_the_worst_plans():
     estimate = PhaseEstimate(SEEK, TRANSFER)
     assert estimate.seconds(0) == 0
-    assert estimate.seconds(10) == pytest.approx(0.11)
+    assert estimate.seconds(10) == pytest.approx(10 * READ + READ)
     for planned in (0.05, 0.02):
         estimate.learn(100, planned, planned)
     disk = 1.25  # not known yet
-    assert estimate.seconds(100) == pytest.approx(disk * (1.1 * 0.045 + 0.011)), "the worst, which fades"
-    assert estimate.seconds(200) == pytest.approx(disk * (1.1 * 0.09 + 0.011)), "more pages at most in proportion"
-    assert estimate.seconds(50) == pytest.approx(disk * (1.1 * 0.045 + 0.011)), "fewer at most as much"
-    assert estimate.seconds(1) == pytest.approx(disk * 0.011), "never more than a random read a page"
+    assert estimate.seconds(100) == pytest.approx(disk * 1.1 * 0.045 + READ), "the worst, which fades"
+    assert estimate.seconds(200) == pytest.approx(disk * 1.1 * 0.09 + READ), "more pages at most in proportion"
+    assert estimate.seconds(50) == pytest.approx(disk * 1.1 * 0.045 + READ), "fewer at most as much"
+    assert estimate.seconds(1) == pytest.approx(disk * READ + READ), "never more than a random read a page"
 
 
 def test_how_the_disk_errs_holds_for_all_numbers_of_pages():
     estimate = PhaseEstimate(SEEK, TRANSFER)
     for _ in range(7):
         estimate.learn(1, 0.011, 0.022)
-    assert estimate.seconds(10) == pytest.approx(1.25 * 2 * 0.11)
+    assert estimate.seconds(10) == pytest.approx(1.25 * 2 * 0.11 + READ)
     estimate.learn(1, 0.011, 0.022)
-    assert estimate.seconds(10) == pytest.approx(2 * 0.11), "it errs always alike, so that there is nothing to fear"
+    assert estimate.seconds(10) == pytest.approx(2 * 0.11 + READ), (
+        "it errs always alike, so that there is nothing to fear"
+    )
     estimate.learn(1, 0.011, 0.021)
-    assert estimate.seconds(10) == pytest.approx(2 * 0.11 + 2 * 0.01), "a margin twice as wide as it varied"
+    assert estimate.seconds(10) == pytest.approx(2 * 0.11 + 2 * 0.01 + READ), "a margin twice as wide as it varied"
 
 
 def test_a_hiccup_is_forgotten_after_some_phases():
@@ -187,14 +190,14 @@ def test_a_hiccup_is_forgotten_after_some_phases():
 def test_a_few_reads_longer_than_a_scan_should_be_say_that_a_scan_is_longer():
     estimate = PhaseEstimate(SEEK, TRANSFER, scan=0.5)
     estimate.learn(1, 0.011, 0.6)
-    assert estimate.seconds(1000) == pytest.approx(1.25 * 0.6)
-    assert estimate.seconds(1) == pytest.approx(1.25 * 0.6)
+    assert estimate.seconds(1000) == pytest.approx(1.25 * 0.6 + READ)
+    assert estimate.seconds(1) == pytest.approx(1.25 * 0.6 + READ)
 
 
 def test_no_phase_is_expected_to_take_longer_than_a_scan():
     estimate = PhaseEstimate(SEEK, TRANSFER, scan=3.0)
-    assert estimate.seconds(100) == pytest.approx(1.1)
-    assert estimate.seconds(10_000) == 3.0
+    assert estimate.seconds(100) == pytest.approx(100 * READ + READ)
+    assert estimate.seconds(10_000) == 3.0 + READ
 
 
 def test_a_stream_that_a_scan_serves_in_time_is_not_cut_into_small_phases(table):
