@@ -7,9 +7,10 @@ of them, and `hit-ratios` for the policies of the page cache. Peers have cases o
 
 import argparse
 import importlib
-import os
 import sys
 from pathlib import Path
+
+from joins import keep_little_freed_memory
 
 EXPERIMENTS = {
     "joins": "SSIJ, MeshJoin, index nested loops and DuckDB",
@@ -28,7 +29,7 @@ MODULES = {
 
 
 def main():
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")  # as the command line does; for all contestants
+    keep_little_freed_memory()  # as the command line does; for all contestants
     if sys.argv[1:2] in (["experiment"], ["experiments"], ["hit-ratios"]):
         names = ["hit_ratios"] if sys.argv[1] == "hit-ratios" else []
         importlib.import_module("benchmarks.experiments.__main__").main([*names, *sys.argv[2:]])

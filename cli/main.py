@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import click
 
 from cli.lazy import RootGroup, heed_termination
+from joins import keep_little_freed_memory
 
 __all__ = ["entry_point", "headrace"]
 
@@ -35,11 +34,7 @@ def headrace() -> None:
 
 
 def entry_point() -> None:
-    """Run the command line; what the installed script calls.
-
-    Arrow's memory is the system's unless something else was chosen: what the usual pool keeps of freed memory would be
-    taken beside the memory that a join was given.
-    """
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    """Run the command line; what the installed script calls."""
+    keep_little_freed_memory()
     heed_termination()
     headrace()

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from joins.inlj import IndexNestedLoops
     from joins.meshjoin import MeshJoin
     from joins.predicates import Equality
+    from joins.process_memory import keep_little_freed_memory
     from joins.protocol import JoinStats, MemoryUse, Operator, Output, SSIJStats
     from joins.ranges import AsOf, Band, Range
     from joins.ssij import SSIJ
@@ -30,6 +31,7 @@ __all__ = [
     "Output",
     "Range",
     "SSIJStats",
+    "keep_little_freed_memory",
     "parse_duration",
     "parse_memory",
 ]
@@ -47,6 +49,7 @@ _HOMES = {
     "Output": "joins.protocol",
     "Range": "joins.ranges",
     "SSIJStats": "joins.protocol",
+    "keep_little_freed_memory": "joins.process_memory",
     "parse_duration": "storage.units",
     "parse_memory": "storage.units",
 }

@@ -5,6 +5,7 @@ import time
 import traceback
 
 from benchmarks.peers._groups import MemoryGroup
+from joins import keep_little_freed_memory
 
 __all__ = ["Contestant", "ContestantError"]
 
@@ -81,6 +82,7 @@ class Contestant:
 
 
 def _serve(connection, engine, setup, stream):
+    keep_little_freed_memory()
     runner = _Runner(engine, setup, stream)
     while True:
         try:
