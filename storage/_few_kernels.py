@@ -20,10 +20,12 @@ from storage._tree_kernels import locate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FOUND", "add_moved", "find_leaves", "patch_few", "read_rows", "seal_few"]
+__all__ = ["FOUND", "GROWN", "add_moved", "find_leaves", "patch_few", "read_rows", "seal_few"]
 
 FOUND = 7
 """What is found of a leaf."""
+GROWN = 3
+"""Where changes tell by how many rows the table grows, after how many are inserted, updated and deleted."""
 _WIDE = False
 """Keys are of one word each."""
 _SIGN = np.uint64(1 << 63)
@@ -203,6 +205,8 @@ def patch_few(
 ) -> tuple[int, int, bool]:
     """Verify the first `count` leaves found and patch them; see `patch_leaves` for the other parameters.
 
+    The `counts` begin with zero here, and there is one more, `GROWN`.
+
     Returns
     -------
     bad
@@ -221,8 +225,9 @@ def patch_few(
     clash = patch_leaves(
         frames, page_size, np.zeros(count, dtype=np.bool_),
         touched, upserted, found[5], keys, fresh, found[6],
-        places, words, spans, heap, nulls, unique, average, out, status, rows, counts,
+        places, words, spans, heap, nulls, unique, average, out, status, rows, counts[:GROWN],
     )  # fmt: skip
+    counts[GROWN] = rows[:count].sum() - found[3, :count].sum()
     return -1, clash, clash < 0 and (status == DONE).all()
 
 

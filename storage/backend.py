@@ -152,16 +152,15 @@ class FileBackend:
             If the operating system refuses.
         """
         self._refuse_closed()
-        views = [_bytes_of(buffer) for buffer in buffers]
-        for at in range(0, len(views), _IOV_MAX):
-            offset = self._fill(offset, views[at : at + _IOV_MAX])
+        for at in range(0, len(buffers), _IOV_MAX):
+            offset = self._fill(offset, buffers[at : at + _IOV_MAX])
 
-    def _fill(self, offset: int, views: list[memoryview]) -> int:
+    def _fill(self, offset: int, buffers: Sequence[Buffer]) -> int:
         """Fill buffers, not more than one call takes; return where the bytes end."""
         fd = self._fd if self._direct_fd is None else self._direct_fd
-        while views:
+        while buffers:
             try:
-                got = os.preadv(fd, views, offset)
+                got = os.preadv(fd, buffers, offset)  # type: ignore[arg-type] # see `_bytes_of`
             except OSError as error:
                 if fd == self._direct_fd and error.errno in _NOT_DIRECT:
                     fd = self._fd
@@ -173,7 +172,7 @@ class FileBackend:
                     "the file has been truncated; restore it or build it again"
                 )
             offset += got
-            views = _after(views, got)
+            buffers = _after(buffers, got)
             fd = self._fd
         return offset
 
@@ -331,9 +330,9 @@ def _bytes_of(data: Buffer | bytes) -> memoryview:
     return memoryview(data).cast("B")  # type: ignore[arg-type] # numpy declares its buffer from Python 3.12 on
 
 
-def _after(views: list[memoryview], done: int) -> list[memoryview]:
-    for at, view in enumerate(views):
-        if done < view.nbytes:
-            return [view[done:], *views[at + 1 :]]
-        done -= view.nbytes
+def _after(buffers: Sequence[Buffer], done: int) -> Sequence[Buffer]:
+    for at, buffer in enumerate(buffers):
+        if done < buffer.nbytes:
+            return [_bytes_of(buffer)[done:], *buffers[at + 1 :]]
+        done -= buffer.nbytes
     return []

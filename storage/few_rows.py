@@ -45,15 +45,17 @@ class FewRows:
     ----------
     pages : uint8[n]
         Of the last change: its leaves side by side, whole once they are sealed.
+    grown
+        Rows that the table has more after the last change.
     """
 
     def __init__(self, backend: StorageBackend, page_size: int) -> None:
         self._backend = backend
         self._page_size = page_size
-        self._count = 0
+        self._count = self.grown = 0
         self._found = np.empty((kernels.FOUND, MOVED_AT_ONCE), dtype=np.int64)
         self._frames = np.empty(MOVED_AT_ONCE * page_size + SLACK, dtype=np.uint8)
-        self._rows, self._counts = np.empty(MOVED_AT_ONCE, dtype=np.int64), np.empty(3, dtype=np.int64)
+        self._rows, self._counts = np.empty(MOVED_AT_ONCE, dtype=np.int64), np.empty(kernels.GROWN + 1, dtype=np.int64)
         self._checksums = np.empty(MOVED_AT_ONCE, dtype=np.uint64)
         self._moved, self._listed = np.empty(LISTED, dtype=np.uint64), np.empty(LISTED, dtype=np.uint64)
         self.pages = np.empty(MOVED_AT_ONCE * page_size + SLACK, dtype=np.uint8)
@@ -96,7 +98,8 @@ class FewRows:
             raise damaged_page(self._backend, int(self.freed[bad]))
         if clash >= 0:
             raise unique_violation(snapshot.layout, Keys("u64", rows.keys), clash)
-        return Counts(*self._counts.tolist()) if done else None
+        *counts, self.grown = self._counts.tolist()
+        return Counts(*counts) if done else None
 
     def seal(self, numbers: NDArray[np.int64], txid: int) -> bytes:
         """Seal the leaves, to be written to these pages; return the list of moved leaves with them."""
@@ -132,11 +135,6 @@ class FewRows:
     def checksums(self) -> NDArray[np.uint64]:
         """Of the leaves once they are sealed."""
         return self._checksums[: self._count]
-
-    @property
-    def grown(self) -> int:
-        """Rows that the table has more than before."""
-        return sum(self._rows[: self._count].tolist()) - sum(self._found[3, : self._count].tolist())
 
 
 def _parts(pages: NDArray[np.uint8]) -> list[list[NDArray[np.uint8]]]:

@@ -33,7 +33,7 @@ def count_moved(moved: bytes) -> int:
 
 def moved_words(moved: bytes) -> NDArray[np.uint64]:
     """Return uint64[n, 3]: a leaf and its rows times 2**32, its page, its checksum."""
-    return np.frombuffer(moved, dtype=np.uint64).reshape(-1, _WORDS)
+    return np.ndarray((count_moved(moved), _WORDS), np.uint64, moved)
 
 
 def moved_columns(moved: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:

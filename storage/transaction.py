@@ -30,6 +30,9 @@ _Batches: TypeAlias = tuple[Batch | None, ...]
 """Upserts, deletes and inserts as they came."""
 
 
+_NONE = Counts()
+
+
 @dataclass(frozen=True, slots=True)
 class CommitResult:
     """What a commit did.
@@ -69,7 +72,7 @@ class Transaction:
         self._app = app
         self._few: _Batches | None = None
         self._draft: Draft | None = None
-        self._counts = Counts()
+        self._counts = _NONE
         self._result: CommitResult | None = None
         self._ended = False
         self.skipped = skipped
