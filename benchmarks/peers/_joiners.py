@@ -20,6 +20,7 @@ __all__ = ["JOINERS", "Setup"]
 
 THREADS = 2
 TINY = 1_000
+SMALL = 200_000  # rows
 SPARK_HEAP = 512  # MiB that Spark's driver needs beside its share
 CHUNK = 1 << 20
 AT_ONCE = 10_000  # keys of a MultiGet, for it holds the blocks of all
@@ -73,11 +74,14 @@ class SSIJJoiner:
 
         self._setup = setup
         with tempfile.TemporaryDirectory() as folder:
-            keys = np.arange(TINY, dtype=np.int64)
-            with Table.build(Path(folder) / "tiny", pa.table({"k": keys, "v": keys}), key=["k"], unique=True) as tiny:
-                self._operator = self._make(tiny, 16 << 20)
-                self.timed(pa.record_batch({"key": keys, "number": keys}))
-                self.finish()
+            keys = np.random.default_rng(1).permutation(SMALL)
+            small = pa.table({"k": np.arange(SMALL), "v": keys})
+            with Table.build(Path(folder) / "small", small, key=["k"], unique=True) as table:
+                for memory in (table.stats.bytes // 2, 16 * table.stats.bytes):  # so that all kernels are loaded
+                    self._operator = self._make(table, memory)
+                    for _ in range(3):
+                        self.timed(pa.record_batch({"key": keys, "number": keys}))
+                    self.finish()
         self._table = Table.open(setup.table)
 
     def start(self):
