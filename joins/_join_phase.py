@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from joins._parts import Part
     from joins._read_ahead import Block
-    from joins._sought import Sought
     from joins._state import SSIJState
     from joins._stream_buffer import Chunk
 
@@ -57,7 +56,7 @@ class JoinPhase:
         self._keep = np.ones(len(self._leaves), dtype=np.bool_)
         self._remove: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._settled_for = -1
-        self._chunks = list(self._store.stream.chunks)
+        self._chunks = self._store.stream.chunks
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Read the pages, join each with the tuples that wait for it, and empty the stream buffer."""
@@ -209,7 +208,7 @@ class _PartResults:
             state.store.tiers.filter.note_waited(self._leaves[part.place[low : self._met]], count)
         part.note(low, count)
         if state.store.tiers.records_awake:
-            admit = partial(self._admit, frame, row, count, keys)
+            admit = partial(state.store.tiers.admit, state.store.read_buffer.frames, frame, row, count, keys)
             self.settle()
             self._admitted = state.workers.start(admit) if len(frame) >= _WORTH_A_THREAD else admit
         cursor = np.zeros(2, dtype=np.int64)
@@ -224,10 +223,6 @@ class _PartResults:
             if staged.free == 0:
                 self._note(part, low + int(cursor[0]))
                 yield self._batch(part)
-
-    def _admit(self, frame: NDArray[np.int32], row: NDArray[np.int32], count: NDArray[np.int32], keys: Sought) -> None:
-        store = self._state.store
-        store.tiers.admit(store.read_buffer.frames, store.cache.page_size, frame, row, count, keys)
 
     def settle(self) -> None:
         """Wait until the record tier has taken in the rows found last: a thread does that meanwhile, one at a time."""

@@ -76,6 +76,7 @@ class RecordTier:
     def __init__(self, snapshot: Snapshot, columns: Sequence[str], nbytes: int) -> None:
         self._columns = [snapshot.layout.by_name[name] for name in columns]
         self._entries = FixedRows(self._columns, 0).entries
+        self._page_size = snapshot.page_size
         self._buckets_most = nbytes // _bucket_nbytes(len(columns))
         self._slots = self._buckets_most * kernels.SLOTS
         self.awake = False
@@ -161,7 +162,6 @@ class RecordTier:
     def admit(
         self,
         frames: NDArray[np.uint8],
-        page_size: int,
         frame: NDArray[np.int32],
         row: NDArray[np.int32],
         count: NDArray[np.int32],
@@ -170,7 +170,7 @@ class RecordTier:
         """Take in what deserves it of the rows that `storage.leaves.search` has found."""
         self._offered += len(frame)
         kernels.admit_rows(
-            frames, page_size, frame, row, count, keys.prefix, self._entries, self._buckets, self._sketch,
+            frames, self._page_size, frame, row, count, keys.prefix, self._entries, self._buckets, self._sketch,
             self._records,
         )  # fmt: skip
 

@@ -104,7 +104,6 @@ class Tiers:
     def admit(
         self,
         frames: NDArray[np.uint8],
-        page_size: int,
         frame: NDArray[np.int32],
         row: NDArray[np.int32],
         count: NDArray[np.int32],
@@ -112,7 +111,7 @@ class Tiers:
     ) -> None:
         """Let the record tier have what it wants of rows just found in pages."""
         if self.records is not None and self.records.awake and isinstance(keys, Keys):
-            self.records.admit(frames, page_size, frame, row, count, keys)
+            self.records.admit(frames, frame, row, count, keys)
 
     def release_whole(self) -> bool:
         """Make the whole tier give its memory back; return whether it had any."""

@@ -13,7 +13,7 @@ from numba import njit
 
 from storage._byte_kernels import load_u64, prefetch, store_u64
 from storage._kernels import mask_of
-from storage._probe_kernels import FACTS, FACTS_OF_A_COLUMN
+from storage._probe_kernels import FACTS, FACTS_OF_A_COLUMN, is_null, value_above
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,7 +26,7 @@ _AHEAD = 16
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _HALF, _ONE, _NONE = np.uint64(32), np.uint64(1), np.uint64(0)
 _U8, _U16 = np.uint64(0xFF), np.uint64(0xFFFF)
-_KEY_WIDTH, _ROWS, _BITMAP, _WIDTH = np.uint64(16), np.uint64(32), np.uint64(32), np.uint64(48)
+_KEY_WIDTH, _ROWS = np.uint64(16), np.uint64(32)
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
@@ -100,14 +100,12 @@ def _fill_words(
     """Write a row's words into its slot, which holds zeros, and mark those that are null."""
     for word in range(len(words)):
         base, packed = facts[FACTS + FACTS_OF_A_COLUMN * word], facts[FACTS + FACTS_OF_A_COLUMN * word + 1]
-        bitmap = _I64((packed >> _BITMAP) & _U16)
-        if bitmap > 0 and (frames[page + bitmap + (row >> 3)] >> (row & 7)) & 1:
+        if is_null(frames, page, packed, row):
             memory[nulls + (word >> 3)] |= np.uint8(1 << (word & 7))
             continue
-        width = (packed >> _WIDTH) & _U8
-        stored = load_u64(frames, page + _I64(packed & _U16) + row * _I64(width)) & mask_of(width)
+        above = base + value_above(frames, page, packed, row) - words[word, 3]
         place = slot + _I64(words[word, 0])
-        store_u64(memory, place, load_u64(memory, place) | ((base + stored - words[word, 3]) << words[word, 1]))
+        store_u64(memory, place, load_u64(memory, place) | (above << words[word, 1]))
 
 
 @njit(inline="always")

@@ -18,7 +18,17 @@ from storage._kernels import first_not_below, mask_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FACTS", "FACTS_OF_A_COLUMN", "describe_pages", "greatest_key", "locate_frames", "probe_pages", "rows_of"]
+__all__ = [
+    "FACTS",
+    "FACTS_OF_A_COLUMN",
+    "describe_pages",
+    "greatest_key",
+    "is_null",
+    "locate_frames",
+    "probe_pages",
+    "rows_of",
+    "value_above",
+]
 
 FACTS = 3
 """Words of a page's key: base, rows per unit of the key above it, and (rows, width, place) packed."""
@@ -40,6 +50,20 @@ _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an in
 @njit(inline="always")
 def _width(packed: np.uint64) -> np.uint64:
     return (packed >> _WIDTH) & _U8
+
+
+@njit(inline="always")
+def is_null(frames: NDArray[np.uint8], page: int, packed: np.uint64, row: int) -> bool:
+    """Whether a row of a page is null in the column with this directory entry."""
+    bitmap = _I64((packed >> _BITMAP) & _U16)
+    return bitmap > 0 and (frames[page + bitmap + (row >> 3)] >> (row & 7)) & 1 != 0
+
+
+@njit(inline="always")
+def value_above(frames: NDArray[np.uint8], page: int, packed: np.uint64, row: int) -> np.uint64:
+    """Return by how much the word of a row is above the base of the column with this directory entry."""
+    width = _width(packed)
+    return load_u64(frames, page + _I64(packed & _U16) + row * _I64(width)) & mask_of(width)
 
 
 @njit(cache=True, nogil=True)
@@ -253,12 +277,9 @@ def _write_words(
         value = np.uint64(0)
         if present:
             page, packed = place * page_size, facts[place * stride + entry + 1]
-            bitmap = _I64((packed >> _BITMAP) & _U16)
-            if bitmap > 0:
-                present = (frames[page + bitmap + (at >> 3)] >> (at & 7)) & 1 == 0
+            present = not is_null(frames, page, packed, at)
             if present:
-                stored = load_u64(frames, page + _I64(packed & _U16) + at * _I64(_width(packed)))
-                value = facts[place * stride + entry] + (stored & mask_of(_width(packed)))
+                value = facts[place * stride + entry] + value_above(frames, page, packed, at)
         valid[word, result] = present
         missing += not present
         store_u64(out, start + result * size, value)

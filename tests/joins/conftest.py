@@ -72,6 +72,17 @@ def make_relation(rng, kind, numbers, text_length):
     )
 
 
+def unique_keys(rng, shape, rows):
+    """Unique keys that lie evenly, in bunches, or at the ends of their type."""
+    if shape == "even":
+        keys = rng.permutation(4 * rows)[:rows] - rows
+    elif shape == "bunched":
+        keys = (2.0 ** rng.uniform(0, 62, rows)).astype(np.int64)
+    else:
+        keys = np.concatenate([-(2**63) + rng.integers(0, 9, rows), 2**63 - 1 - rng.integers(0, 2**40, rows)])
+    return np.unique(keys)
+
+
 def make_stream(rng, kind, numbers, nulls=0.1):
     size = len(numbers)
     given = [None if rng.random() < nulls else number for number in numbers]
@@ -179,6 +190,7 @@ class Tools:
     key_columns = staticmethod(key_columns)
     make_relation = staticmethod(make_relation)
     make_stream = staticmethod(make_stream)
+    unique_keys = staticmethod(unique_keys)
     least_memory = staticmethod(least_memory)
     expected = staticmethod(expected)
     assert_same_rows = staticmethod(assert_same_rows)

@@ -18,17 +18,6 @@ SEEDS = st.integers(0, 2**32 - 1)
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
 
-def keys_of(rng, shape, rows):
-    """Unique keys that lie evenly, in bunches, or at the ends of their type."""
-    if shape == "even":
-        keys = rng.permutation(4 * rows)[:rows] - rows
-    elif shape == "bunched":
-        keys = (2.0 ** rng.uniform(0, 62, rows)).astype(np.int64)
-    else:
-        keys = np.concatenate([LOWEST + rng.integers(0, 9, rows), HIGHEST - rng.integers(0, 2**40, rows)])
-    return np.unique(keys)
-
-
 def relation(rng, keys):
     """A table with all kinds of columns, every one with nulls."""
     rows = len(keys)
@@ -56,9 +45,9 @@ def probes(rng, keys, rows):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=SEEDS, shape=st.sampled_from(["even", "bunched", "ends"]), how=st.sampled_from(["inner", "left"]))
-def test_results_are_those_of_arrow(tmp_path_factory, seed, shape, how):
+def test_results_are_those_of_arrow(tools, tmp_path_factory, seed, shape, how):
     rng = np.random.default_rng(seed)
-    source = relation(rng, keys_of(rng, shape, int(rng.integers(1, 3000))))
+    source = relation(rng, tools.unique_keys(rng, shape, int(rng.integers(1, 3000))))
     path = tmp_path_factory.mktemp("direct") / "t"
     stream = pa.table({"at": np.arange(2000), "s": probes(rng, source["k"].to_numpy(), 2000)})
     with Table.build(path, source, key=["k"], unique=True, page_size=4096) as table:
@@ -73,9 +62,9 @@ def test_results_are_those_of_arrow(tmp_path_factory, seed, shape, how):
 
 @given(seed=SEEDS, shape=st.sampled_from(["even", "bunched", "ends"]))
 @settings(max_examples=30, deadline=None)
-def test_leaves_are_those_of_the_index(tmp_path_factory, seed, shape):
+def test_leaves_are_those_of_the_index(tools, tmp_path_factory, seed, shape):
     rng = np.random.default_rng(seed)
-    keys = keys_of(rng, shape, int(rng.integers(1, 20_000)))
+    keys = tools.unique_keys(rng, shape, int(rng.integers(1, 20_000)))
     with Table.build(tmp_path_factory.mktemp("ranges") / "t", pa.table({"k": keys}), key=["k"], unique=True) as table:
         snapshot = table.snapshot()
         codes = snapshot.codec.encode([pa.array(np.concatenate([keys, keys - 1, [LOWEST, HIGHEST, 0]]))]).prefix

@@ -15,17 +15,6 @@ SEEDS = st.integers(0, 2**32 - 1)
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
 
 
-def keys_of(rng, shape, rows):
-    """Unique keys that lie evenly, in bunches, or at the ends of their type."""
-    if shape == "even":
-        keys = rng.permutation(4 * rows)[:rows] - rows
-    elif shape == "bunched":
-        keys = (2.0 ** rng.uniform(0, 62, rows)).astype(np.int64)
-    else:
-        keys = np.concatenate([LOWEST + rng.integers(0, 9, rows), HIGHEST - rng.integers(0, 2**40, rows)])
-    return np.unique(keys)
-
-
 def relation(rng, keys, nulls):
     """A table with columns of all fixed widths."""
     rows = len(keys)
@@ -74,9 +63,9 @@ def oracle(stream, source, how, names):
     seed=SEEDS, shape=st.sampled_from(["even", "bunched", "ends"]), how=st.sampled_from(["inner", "left"]),
     nulls=st.sampled_from([0, 0.2]), threads=st.sampled_from([1, 2]), rows=st.integers(1, 3000),
 )  # fmt: skip
-def test_results_are_those_of_arrow(build, seed, shape, how, nulls, threads, rows):
+def test_results_are_those_of_arrow(tools, build, seed, shape, how, nulls, threads, rows):
     rng = np.random.default_rng(seed)
-    keys = keys_of(rng, shape, rows)
+    keys = tools.unique_keys(rng, shape, rows)
     source = relation(rng, keys, nulls)
     with build(source, ["k"], unique=True, page_size=4096) as table:
         join = SSIJ(table, [("s", "k")], how, "32MiB", threads=threads)
@@ -92,9 +81,9 @@ def test_results_are_those_of_arrow(build, seed, shape, how, nulls, threads, row
         assert (counted.rows_done, counted.rows_cached, counted.rows_out) == (2000, 2000, len(found))
 
 
-def test_a_large_batch_is_joined_in_parts(build):
+def test_a_large_batch_is_joined_in_parts(tools, build):
     rng = np.random.default_rng(1)
-    keys = keys_of(rng, "even", 20_000)
+    keys = tools.unique_keys(rng, "even", 20_000)
     source = relation(rng, keys, 0)
     with build(source, ["k"], unique=True) as table:
         join = SSIJ(table, [("s", "k")], "left", "64MiB", input_threshold=1, threads=3)
@@ -110,9 +99,9 @@ def test_a_large_batch_is_joined_in_parts(build):
 
 @settings(max_examples=15, deadline=None)
 @given(seed=SEEDS, threads=st.sampled_from([1, 2]))
-def test_changes_are_seen(build, seed, threads):
+def test_changes_are_seen(tools, build, seed, threads):
     rng = np.random.default_rng(seed)
-    value = {int(key): 0 for key in keys_of(rng, "even", 3000)}
+    value = {int(key): 0 for key in tools.unique_keys(rng, "even", 3000)}
     keys = np.array(list(value))
     with build(pa.table({"k": keys, "v": np.zeros(len(keys), np.int64)}), ["k"], unique=True, page_size=4096) as table:
         join = SSIJ(table, [("s", "k")], "left", "32MiB", threads=threads)
