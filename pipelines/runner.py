@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from etl import DuplicateAction
-from pipelines.batch import ERROR_SCHEMA, BatchProtocol
+from pipelines.batch import BatchProtocol
+from pipelines.batch_tables import ERROR_SCHEMA
 from pipelines.catalog import Catalog
 from pipelines.config import PipelineConfig, load_pipeline
 from pipelines.delta_tables import DeltaHandle, create_table, has_table
@@ -27,9 +28,9 @@ from pipelines.errors import BatchError, DeltaTableError, PipelineFileError
 from pipelines.failures import cause_of
 from pipelines.kernels import compiling
 from pipelines.lease import Leases
+from pipelines.preparation import prepare
 from pipelines.source import open_stream, option_text
 from pipelines.spark import SparkSettings, session
-from pipelines.stages import Prepared, prepare
 from storage.errors import HeadraceError
 from storage.units import parse_duration
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming import StreamingQuery
 
     from pipelines.catalog import BatchRecord
+    from pipelines.stages import Prepared
 
 __all__ = ["RunResult", "run"]
 

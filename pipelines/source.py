@@ -12,6 +12,7 @@ from pipelines.column_types import nearest, spark_ddl
 from pipelines.delta_tables import folder_exists
 from pipelines.errors import PipelineFileError
 from pipelines.frame import FILE, MALFORMED, NOTE, STATE, State
+from pipelines.spark_columns import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,7 +51,7 @@ def open_stream(spark: SparkSession, source: SourceConfig, trigger: TriggerConfi
     malformed = sf.col(MALFORMED) if broken else sf.lit(None).cast("string").alias(MALFORMED)
     state = sf.when(sf.col(MALFORMED).isNotNull(), int(State.MALFORMED)).otherwise(int(State.OPEN))
     stream = reader.load(source.path)
-    columns = [sf.col(_quoted(name)) for name in source.columns]
+    columns = [sf.col(quoted(name)) for name in source.columns]
     framed = stream.select(*columns, sf.col("_metadata.file_path").alias(FILE), malformed)
     return framed.select("*", state.cast("byte").alias(STATE), sf.lit(None).cast("string").alias(NOTE))
 
@@ -83,7 +84,3 @@ def _options(source: SourceConfig, trigger: TriggerConfig) -> dict[str, str]:
 def option_text(value: str | float) -> str:
     """Return an option as Spark writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

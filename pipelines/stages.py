@@ -1,4 +1,4 @@
-"""A pipeline made ready to run: its dimensions and lookups checked against the Delta tables, and its stages planned.
+"""The stages of a batch, planned for a pipeline whose dimensions and lookups were checked (`pipelines.preparation`).
 
 Order of a batch: lookups that cannot infer members (over whole replicas, no shuffle); the search for duplicates; then
 each lookup that infers, on rows shuffled by its key. Rows that were rejected, or that are duplicates to be left out,
@@ -10,7 +10,7 @@ which is computed once; a second role of one dimension waits for the members of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -20,15 +20,11 @@ from etl import (
     OUTCOME_COLUMN,
     Dimension,
     Duplicates,
-    KeyRule,
     Lookup,
 )
 from etl.lookup import Policy
 from etl.settlement import CAUSES_TYPE
-from pipelines.column_types import arrow_schema, arrow_type
 from pipelines.data_files import FileSpec
-from pipelines.delta_tables import DeltaHandle, create_dimension, has_table
-from pipelines.errors import DeltaTableError, PipelineFileError
 from pipelines.file_check import FileCheckStep
 from pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, ShardRule, member_column, source_schema
 from pipelines.operators import Joiner
@@ -41,13 +37,12 @@ from storage.units import parse_duration, parse_memory
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipelines.config import DimensionConfig, PipelineConfig
+    from pipelines.config import PipelineConfig
     from pipelines.replica_rows import ReplicaRows
 
-__all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "StageRun", "Target", "prepare"]
+__all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "StageRun", "Target"]
 
 DUPLICATES_ROLE = "(duplicates)"
-_INFERRED_FLAG = "is_inferred"
 
 
 @dataclass(frozen=True)
@@ -317,97 +312,3 @@ def _joined(groups: list[Group], shards: Mapping[str, int]) -> list[Group]:
         else:
             joined.append(group)
     return joined
-
-
-def prepare(config: PipelineConfig, parallelism: int) -> Prepared:
-    """Check a pipeline against its Delta tables, and create dimensions whose columns it gives.
-
-    Parameters
-    ----------
-    config
-        The pipeline file.
-    parallelism
-        The number of shards where the file names none.
-
-    Raises
-    ------
-    DeltaTableError
-        If a dimension is missing or lacks a column.
-    DeclarationError, KeyInputError, PipelineFileError
-        If a lookup or the duplicates cannot work on these columns.
-    """
-    stream = arrow_schema(config.source.columns)
-    dimensions = {name: _dimension(config, name) for name in config.dimensions}
-    lookups = {
-        item.role: Lookup(dimensions[item.dimension], item.role, dict(item.on), item.policy, tuple(item.carry))
-        for item in config.lookups
-    }
-    for lookup in lookups.values():
-        lookup.check(stream)
-    duplicates = _duplicates(config, stream)
-    shards = {
-        item.role: config.dimensions[item.dimension].shards or parallelism
-        for item in config.lookups
-        if item.policy == "infer"
-    }
-    if config.duplicates is not None:
-        shards[DUPLICATES_ROLE] = config.duplicates.shards or parallelism
-    prepared = Prepared(config, stream, lookups, duplicates, shards)
-    _check_names(prepared)
-    return prepared
-
-
-def _dimension(config: PipelineConfig, name: str) -> Dimension:
-    """Return a dimension as its Delta table has it."""
-    declared = config.dimensions[name]
-    surrogate = config.surrogate_key(name)
-    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
-    if not has_table(declared.path):
-        _create(declared, name, surrogate, rules)
-    schema = DeltaHandle(declared.path).schema()
-    for column in (*declared.natural_key, surrogate):
-        if column not in schema.names:
-            raise DeltaTableError(
-                f"dimension {name!r}: the Delta table {declared.path} has no column {column!r}; "
-                f"it has {', '.join(schema.names)}"
-            )
-    if schema.field(surrogate).type != pa.int64():
-        raise DeltaTableError(
-            f"dimension {name!r}: the surrogate key {surrogate!r} is {schema.field(surrogate).type}; it must be bigint"
-        )
-    flag = _INFERRED_FLAG if _INFERRED_FLAG in schema.names else None
-    columns = pa.schema([field for field in schema if field.name not in {surrogate, flag}])
-    return Dimension(name, tuple(declared.natural_key), surrogate, columns, rules, inferred_flag=flag)
-
-
-def _create(declared: DimensionConfig, name: str, surrogate: str, rules: Mapping[str, KeyRule]) -> None:
-    if declared.columns is None:
-        raise DeltaTableError(
-            f"dimension {name!r}: there is no Delta table at {declared.path}; create it with `headrace dimension "
-            f"create`, or give dimensions.{name}.columns to begin with an empty one"
-        )
-    columns = pa.schema([pa.field(column, arrow_type(kind)) for column, kind in declared.columns.items()])
-    create_dimension(declared.path, Dimension(name, tuple(declared.natural_key), surrogate, columns, rules))
-
-
-def _duplicates(config: PipelineConfig, stream: pa.Schema) -> Duplicates | None:
-    declared = config.duplicates
-    if declared is None:
-        return None
-    key = pa.schema([stream.field(name) for name in declared.key])
-    duplicates = Duplicates(key, declared.action, tuple(declared.order_by))
-    duplicates.check(stream)
-    return duplicates
-
-
-def _check_names(prepared: Prepared) -> None:
-    """Refuse two columns of one name in the facts, and partition columns that facts do not have."""
-    names: list[Any] = prepared.fact_schema.names
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise PipelineFileError(f"the facts would have two columns {repeated[0]!r}; give the lookup another role")
-    for name in prepared.config.sink.partition_by:
-        if name not in names:
-            raise PipelineFileError(
-                f"sink.partition_by names {name!r}, which the facts do not have; they have {', '.join(names)}"
-            )

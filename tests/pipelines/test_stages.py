@@ -14,7 +14,8 @@ from pipelines.delta_tables import DeltaHandle, create_table
 from pipelines.errors import BatchError, DeltaTableError, PipelineFileError, PolicyViolationError, ReplicaDamagedError
 from pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, State, member_column
 from pipelines.metrics import check_books, first_failure, summarise
-from pipelines.stages import DUPLICATES_ROLE, StageRun, Target, prepare
+from pipelines.preparation import prepare
+from pipelines.stages import DUPLICATES_ROLE, StageRun, Target
 from storage.errors import HeadraceError
 
 STREAM = {"id": "bigint", "tail": "string", "origin": "string", "dest": "string"}
