@@ -46,7 +46,8 @@ def check_filter_bits(bits: float) -> float:
     InputError
         If they are not from 4 to 16.
     """
-    if isinstance(bits, bool) or not isinstance(bits, int | float) or not _LEAST_BITS <= bits <= _MOST_BITS:
+    is_number = isinstance(bits, int | float | np.integer) and not isinstance(bits, bool)
+    if not is_number or not _LEAST_BITS <= bits <= _MOST_BITS:
         raise InputError(f"a filter has from {_LEAST_BITS} to {_MOST_BITS} bits a key, not {bits!r}")
     return float(bits)
 

@@ -22,7 +22,7 @@ _SIZES = {
     "TIB": 2**40,
 }
 _STEP = 1024
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -82,7 +82,7 @@ def parse_duration(value: float | str) -> float:
         match = _QUANTITY.fullmatch(str(value))
         if match is None or match[2].lower() not in _SECONDS:
             raise InputError(
-                f"not a duration: {value!r}; write a number and a unit, as in '500ms' (units: us, ms, s, m, h)"
+                f"not a duration: {value!r}; write a number and a unit, as in '500ms' (units: us, ms, s, m, h, d)"
             )
         seconds = float(match[1]) * _SECONDS[match[2].lower()]
     if not 0 < seconds < float("inf"):

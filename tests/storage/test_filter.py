@@ -208,7 +208,7 @@ def test_a_file_that_is_no_filter_is_not_used_and_a_new_one_can_be_built(tmp_pat
         table.apply(rows_of([1000], version=1))
         assert (table.check().ok, table.stats.filter_bytes) == (True, 0)
         assert "build it again" in caplog.text
-        table.build_filter(8)
+        table.build_filter(np.int64(8))
         assert assert_denies_no_row(table).unfiltered == 0
 
 

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import InputError
-from storage.units import format_size, parse_memory
+from storage.units import format_size, parse_duration, parse_memory
 
 
 @given(st.integers(1, 2**50))
@@ -28,3 +28,17 @@ def test_what_is_no_size_is_refused(text):
 
 def test_a_size_of_many_digits_is_one():
     assert parse_memory("9" * 400 + "GB") > 10**400
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("250us", 0.00025), ("500 ms", 0.5), ("1.5m", 90), ("2min", 120), ("3H", 10_800), ("7d", 604_800)],
+)
+def test_durations_are_read_in_every_unit(text, seconds):
+    assert parse_duration(text) == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize("value", ["", "1", "1w", "-1s", "0s", 0, -1, True, None, float("nan"), float("inf"), "1e999s"])
+def test_what_is_no_duration_is_refused(value):
+    with pytest.raises(InputError, match="duration"):
+        parse_duration(value)
