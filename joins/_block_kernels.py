@@ -20,22 +20,25 @@ def lay_out(
     first: NDArray[np.int64],
     pages: NDArray[np.int64],
     number: int,
-    half: int,
+    most: int,
+    parts: int,
     slots: NDArray[np.int64],
     blocks: NDArray[np.int64],
 ) -> int:
-    """Divide the reads of a plan into blocks of at most `half` pages each, its reads side by side.
+    """Divide the reads of a plan into blocks of at most `most` pages each, its reads side by side.
 
     Parameters
     ----------
     start, length, first
-        The plan: reads of at most `half` pages.
+        The plan: reads of at most `most` pages.
     pages : int64[n]
         That it was made for.
     number
-        Of the first block: blocks take turns in the two halves of the read buffer.
-    half
+        Of the first block: blocks take turns in the parts of the read buffer.
+    most
         Pages in a block.
+    parts
+        Of the read buffer, with room for a block each.
     slots : int64[n]
         Becomes the frame of each page in the read buffer.
     blocks : int64[reads + 1]
@@ -50,12 +53,12 @@ def lay_out(
     used = np.int64(0)
     blocks[0] = 0
     for read in range(len(start)):
-        if used + length[read] > half:
+        if used + length[read] > most:
             count += 1
             blocks[count] = read
             used = np.int64(0)
         for page in range(first[read], first[read + 1]):
-            slots[page] = half * ((number + count) % 2) + used + pages[page] - start[read]
+            slots[page] = most * ((number + count) % parts) + used + pages[page] - start[read]
         used += length[read]
     count += 1
     blocks[count] = len(start)

@@ -1,4 +1,4 @@
-"""The pages of a join phase, in blocks: while one is being joined, the next one is read."""
+"""The pages of a join phase, in blocks: while one is being joined, the next one is read, if there is room for two."""
 
 from __future__ import annotations
 
@@ -102,34 +102,42 @@ class ReadAhead:
     def __init__(self, state: SSIJState, leaves: NDArray[np.int32]) -> None:
         self._state = state
         self._leaves = leaves
-        self._half = state.store.read_buffer.pages // 2
+        self._buffer = state.store.read_buffer
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks, each readable until the next one is asked for."""
-        queue, clock = self._state.queue, self._state.reader.clock
-        workers = self._state.workers if self._state.workers.several and self._half >= _WORTH_A_THREAD else None
+        clock = self._state.reader.clock
+        ahead = self._buffer.parts > 1
+        helps = ahead and self._state.workers.several and self._buffer.block >= _WORTH_A_THREAD
+        workers = self._state.workers if helps else None
         before: tuple[Block, _Fetch] | None = None
         seconds = 0.0
         try:
             for coming in chain(self._blocks(), (None,)):
                 begin = clock()
-                arrived = before
+                arrived, before = before, None
                 if arrived is not None:
                     arrived[1].arrived()
-                before = None if coming is None else (coming[0], _Fetch(queue.begin(coming[1]), workers))
+                if ahead:
+                    before = self._begin(coming, workers)
                 if arrived is not None:
                     arrived[1].verified()
                 seconds += clock() - begin
                 if arrived is not None:
                     yield arrived[0]
+                if not ahead:
+                    before = self._begin(coming, workers)
         finally:
             self._state.counters.read_seconds += seconds
             if before is not None:
                 before[1].abandon()  # nobody else may write to the buffer before it has ended
 
+    def _begin(self, coming: tuple[Block, Reads] | None, workers: Workers | None) -> tuple[Block, _Fetch] | None:
+        return None if coming is None else (coming[0], _Fetch(self._state.queue.begin(coming[1]), workers))
+
     def _blocks(self) -> Iterator[tuple[Block, Reads]]:
         """Yield the blocks before they are read."""
-        start, number = 0, 0
+        start, number, buffer = 0, 0, self._buffer
         size, device = self._state.snapshot.page_size, self._state.reader.device
         while start < len(self._leaves):
             pages = self._next_pages(start)
@@ -137,7 +145,9 @@ class ReadAhead:
             plan = self._state.store.plan_reads(pages, device.seek, device.transfer, self._state.store.longest_read)
             self._state.counters.add_read(ReadReport(plan.pages_wanted, plan.pages_read, len(plan)))
             slots, bounds = np.empty(len(pages), dtype=np.int64), np.empty(len(plan) + 1, dtype=np.int64)
-            count = lay_out(plan.start, plan.length, plan.first, pages, number, self._half, slots, bounds)
+            count = lay_out(
+                plan.start, plan.length, plan.first, pages, number, buffer.block, buffer.parts, slots, bounds
+            )
             number += count
             offsets, lengths, places = plan.start * size, plan.length * size, slots[plan.first[:-1]] * size
             frames, wanted = slots.astype(np.int32), plan.first.tolist()
@@ -152,7 +162,7 @@ class ReadAhead:
     def _next_pages(self, start: int) -> NDArray[np.int64]:
         """Return the pages to plan now: all that are left, or as many as the workspace has room to plan."""
         device = self._state.reader.device
-        most = max(self._half, self._state.store.workspace // 4 // _PLAN_NBYTES)
+        most = max(self._buffer.block, self._state.store.workspace // 4 // _PLAN_NBYTES)
         pages = self._state.snapshot.leaf_pages[self._leaves[start : start + most]]
         if start + len(pages) < len(self._leaves):
             pages = pages[: _end_of_runs(pages, device.seek / device.transfer)]

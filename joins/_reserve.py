@@ -14,10 +14,11 @@ from storage.units import format_size
 
 if TYPE_CHECKING:
     from joins.memory import Component, MemoryBudget
+    from storage.device import DeviceModel
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
 
-__all__ = ["BUFFERS", "leaf_maps_nbytes", "least_memory", "reserve"]
+__all__ = ["BUFFERS", "leaf_maps_nbytes", "least_memory", "parts_to_read_into", "reserve"]
 
 BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
 """What has a page at least, and grows at the expense of the page cache."""
@@ -26,11 +27,13 @@ _LEAF_MAPS = 4 + 4  # of each leaf: frame, demand
 _WORKSPACE_PAGES = 2
 _WORKSPACE_SHARE = 8
 _WORKSPACE_MOST = 48 * 2**20
-_READ_PAGES = 2  # one is read into while the other is joined
+_READ_PAGES = 2  # one may be read into while the other is joined
 _READ_SHARE = 6
 _READ_LEAST = 64  # pages, or five eighths of what there is: below that each step costs more than its pages
 _READ_TIGHT = 5
 _READ_MOST = 512
+_BLOCK_SECONDS = 0.5e-3  # what joining a block costs, whatever it holds
+_PAGE_SECONDS = 5e-6  # and each page in it
 
 
 def reserve(
@@ -96,6 +99,15 @@ def leaf_maps_nbytes(snapshot: Snapshot, *, direct: bool) -> int:
     """Return the bytes of what is known of each leaf: frame, demand, place on disk, and how keys find it directly."""
     maps = len(snapshot.leaf_pages) * (_LEAF_MAPS + (0 if in_key_order(snapshot) else 4))
     return maps + (DirectLookup.leaves_nbytes(snapshot) if direct else 0)
+
+
+def parts_to_read_into(pages: int, device: DeviceModel) -> int:
+    """Return how many parts the buffer for so many pages has: in two, one is read into while the other is joined.
+
+    Two parts hide the time to join what the buffer holds, and cost a seek more to fill it. So disks that seek in
+    milliseconds have it whole.
+    """
+    return 2 if device.seek < _BLOCK_SECONDS + _PAGE_SECONDS * pages else 1
 
 
 def _pages_to_read_into(spare: int) -> int:

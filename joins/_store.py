@@ -16,7 +16,7 @@ from joins import _piece_kernels
 from joins._direct_lookup import DirectLookup
 from joins._input_buffer import InputBuffer
 from joins._relation import disk_order, unchanged_leaves
-from joins._reserve import BUFFERS, leaf_maps_nbytes, least_memory, reserve
+from joins._reserve import BUFFERS, leaf_maps_nbytes, least_memory, parts_to_read_into, reserve
 from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
 from joins._tiers import Tiers
 from storage.cache import PageCache, page_buffer
@@ -55,11 +55,19 @@ class ReadBuffer:
     ----------
     frames : uint8[pages * page size + slack]
     pages
-        How many there is room for; two at least, one for each block.
+        How many there is room for; two at least.
+    parts
+        Two, so that a block is read while the one before is joined; one, where the longer reads are worth more.
     """
 
     frames: NDArray[np.uint8]
     pages: int
+    parts: int
+
+    @property
+    def block(self) -> int:
+        """Most pages in a block."""
+        return self.pages // self.parts
 
 
 class Store:
@@ -121,7 +129,7 @@ class Store:
         direct = equality and DirectLookup.possible(snapshot, columns, spare)
         self._frame_maps = _FRAME_MAPS + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
         pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps, direct=direct)
-        self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages)
+        self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages, parts_to_read_into(pages, reader.device))
         self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), variant.policy())
         self._fixed = variant.memory_split is not None
         self.cache.resize(self._reserved_frames(variant.memory_split or 0.0))
@@ -139,8 +147,8 @@ class Store:
 
     @property
     def longest_read(self) -> int:
-        """Most disk pages in a read: another block is being joined meanwhile."""
-        return min(self.max_scan, self.read_buffer.pages // 2)
+        """Most disk pages in a read."""
+        return min(self.max_scan, self.read_buffer.block)
 
     def wanted(self) -> NDArray[np.int32]:
         """Return the leaves that tuples wait for, in the order of the disk (the paper's P_u)."""

@@ -11,8 +11,8 @@ Transformations", ICDE 2011, section IV)::
                    pages cached: result at once  <-----------------------+      v
                                                                            stream buffer
                    result  <-- join phase <--(stream_threshold tuples, a deadline, no room, or waiting no longer pays)
-                               reads the wanted pages by the cheapest plan, the next block while one is joined,
-                               keeps the most useful ones
+                               reads the wanted pages by the cheapest plan, the next block while one is joined
+                               where seeks are cheap, keeps the most useful ones
 
 Memory bound::
 

@@ -213,9 +213,9 @@ def test_a_stream_that_a_scan_serves_in_time_is_not_cut_into_small_phases(table)
 
 def test_a_stream_that_is_pulled_shares_phases_longer_than_half_of_the_deadline(table):
     clock = Clock()
-    join = make(table, clock, 0.2, input_threshold=10, stream_threshold=100_000, memory="512KiB")
+    join = make(table, clock, 0.15, input_threshold=10, stream_threshold=100_000, memory="512KiB")
     scan, rng, pushes = join._estimate.scan, np.random.default_rng(6), 200
-    assert 0.2 / 2 < scan < 0.2
+    assert 0.15 / 2 < scan < 0.15
     for _ in range(pushes):
         if join.due is not None and join.due < clock.now + 0.005:
             clock.now = max(clock.now, join.due)

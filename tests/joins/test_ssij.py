@@ -1,5 +1,7 @@
 """SSIJ's phases, its cache and its memory, beyond the results that every operator has in common."""
 
+import contextlib
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -8,8 +10,11 @@ from hypothesis import strategies as st
 
 from joins import SSIJ, Band
 from joins.errors import JoinInputError
+from storage.backend import FileBackend
+from storage.device import DeviceModel
 from storage.errors import MemoryBudgetError
 from storage.read_queue import ReadQueue
+from storage.reader import PageReader
 
 KEYS = 3000
 
@@ -200,6 +205,47 @@ def test_no_page_is_read_beyond_the_read_buffer(table, tools, monkeypatch, spare
     assert join.push(stream_of([0, 900, 1800, 2900])).drain() + join.finish().drain() == 4
     assert len(ends) > 1
     assert max(ends) <= join.store.read_buffer.pages * 4096
+
+
+QUICK_DISK, SLOW_DISK = DeviceModel(20e-6, 5e-6, 4096), DeviceModel(8e-3, 50e-6, 4096)
+
+
+@contextlib.contextmanager
+def reader_of(table, device):
+    backend = FileBackend(table.snapshot().path)
+    yield PageReader(backend, 4096, device)
+    backend.close()
+
+
+@pytest.mark.parametrize(("device", "parts"), [(QUICK_DISK, 2), (SLOW_DISK, 1)])
+def test_reads_are_as_long_as_the_read_buffer_where_seeks_are_slow(table, tools, monkeypatch, device, parts):
+    memory = tools.least_memory(SSIJ, table, [("s_k", "k")]) + 50 * 4096
+    lengths, begin = [], ReadQueue.begin
+    monkeypatch.setattr(
+        ReadQueue,
+        "begin",
+        lambda self, reads: (lengths.append(int(reads.lengths.sum()) // 4096), begin(self, reads))[1],
+    )
+    with reader_of(table, device) as reader:
+        join = make(table, memory=memory, reader=reader, input_threshold=1)
+        assert join.push(stream_of(range(0, KEYS, 5))).drain() + join.finish().drain() == len(range(0, KEYS, 5))
+    assert max(lengths) == join.store.read_buffer.pages // parts
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("device", [QUICK_DISK, SLOW_DISK])
+def test_no_block_is_read_over_before_it_has_been_joined(build, tools, rng, how, threads, device):
+    relation = tools.make_relation(rng, "int64", np.repeat(np.arange(800), rng.choice([0, 1, 30], 800)), 40)
+    stream = tools.make_stream(rng, "int64", rng.integers(-1, 801, 900))
+    case = tools.Case(relation, stream, ["k"], [("s_k", "k")], unique=False, how=how)
+    with build(relation, ["k"], page_size=4096) as table, reader_of(table, device) as reader:
+        memory = tools.least_memory(SSIJ, table, case.on, reader=reader) + 8 * 4096
+        join = make(table, how=how, memory=memory, reader=reader, threads=threads, input_threshold=200)
+        outputs = [join.push(batch) for batch in stream.combine_chunks().to_batches(max_chunksize=150)]
+        found = [result for output in (*outputs, join.finish()) for result in output]
+    assert join.stats.join_phases > 1
+    tools.assert_same_rows(pa.Table.from_batches(found, join.output_schema(stream.schema)), tools.expected(case))
 
 
 def test_a_tuple_larger_than_the_memory_is_an_error_that_says_so(build):
