@@ -12,6 +12,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.experiments._relations import MAX_SCAN
 from joins import SSIJ
 from storage import Table
 from storage.backend import FileBackend
@@ -116,6 +117,20 @@ class World:
     @property
     def simulated(self):
         return self.device == "simulated"
+
+    @property
+    def trials(self):
+        """How often the same is tried: on a real device chance has a part in it."""
+        return 1 if self.simulated else 3
+
+    def pace(self, relation):
+        """Return what a scan of the relation costs, as a share of what it costs on the simulated disk."""
+        if self.simulated:
+            return 1.0
+        device, pages = self.table(relation).reader().device, relation.pages
+        reads = pages * relation.weight / MAX_SCAN
+        simulated = self.costs.seek * reads + self.costs.transfer * relation.weight * pages
+        return device.cost(reads, pages) / simulated
 
     def __enter__(self):
         return self

@@ -1,4 +1,8 @@
-"""Figure 16: the greatest rate at which every tuple leaves within its deadline."""
+"""Figure 16: the greatest rate at which every tuple leaves within its deadline.
+
+On a real device deadlines are shortened, and rates raised, by as much as a scan there is shorter than on the simulated
+disk: a deadline of two minutes is two scans of the relation on either.
+"""
 
 from benchmarks.experiments._rates import arrive, greatest
 from benchmarks.experiments._relations import stream_batches, zipf_keys
@@ -24,7 +28,8 @@ class _Trial:
     def __init__(self, world, settings, deadline):
         self._world, self._share = world, settings.share
         self.relation = settings.usual(weight=2.5, stands_for=PAGES, name="half")
-        self._deadline = deadline * self.relation.factor
+        self.pace = world.pace(self.relation)
+        self._deadline = deadline * self.relation.factor * self.pace
         self.last = None
 
     def at(self, rate):
@@ -48,10 +53,14 @@ class _Trial:
         run.operator.flush().drain()
 
     def fits(self, rate):
-        result = self.at(rate)
-        if result.fits:
-            self.last = result
-        return result.fits
+        """Return whether no tuple is late at that rate, in any of the trials."""
+        results = []
+        while len(results) < self._world.trials:
+            results.append(self.at(rate))
+            if not results[-1].fits:
+                return False
+        self.last = max(results, key=lambda result: result.longest_wait)
+        return True
 
 
 def fig16(world, settings):
@@ -59,18 +68,19 @@ def fig16(world, settings):
     rows = []
     for deadline in DEADLINES:
         trial = _Trial(world, settings, deadline)
-        rate = greatest(trial.fits, SLOWEST, FASTEST, settings.steps + 1)
+        rate = greatest(trial.fits, SLOWEST / trial.pace, FASTEST / trial.pace, settings.steps + 1)
         wait = round(trial.last.longest_wait / trial.relation.factor, 2) if trial.last else None
         above = trial.at(1.25 * rate)
         rows.append({
-            "line": PAPER, "deadline": deadline, "tuples_per_second": round(rate), "longest_wait": wait,
+            "line": PAPER, "deadline": round(trial.pace * deadline, 2), "tuples_per_second": round(rate),
+            "longest_wait": wait,
             "misses": trial.last.deadline_misses if trial.last else -1, "misses_at_125_percent": above.deadline_misses,
         })  # fmt: skip
     relation = trial.relation
     mesh, wait = _mesh_join(world, settings, relation)
     rows += [{"line": "the paper", "deadline": seconds, "tuples_per_second": rate} for seconds, rate in PAPERS.items()]
     rows.append(
-        {"line": MESHJOIN, "deadline": round(wait), "tuples_per_second": round(mesh), "longest_wait": round(wait)}
+        {"line": MESHJOIN, "deadline": round(wait, 2), "tuples_per_second": round(mesh), "longest_wait": round(wait, 2)}
     )
     axes = Axes(
         "deadline",
@@ -80,7 +90,7 @@ def fig16(world, settings):
         ylog=True,
     )
     outcome = Outcome("fig16", "Figure 16: deadlines", axes, rows)
-    outcome.checks.extend(_checks(outcome, mesh, wait))
+    outcome.checks.extend(_checks(outcome, mesh, wait, trial.pace))
     return outcome
 
 
@@ -96,14 +106,15 @@ def _mesh_join(world, settings, relation):
     return served.rate, split.chunks * split.tuples / served.rate / relation.factor
 
 
-def _checks(outcome, mesh, wait):
+def _checks(outcome, mesh, wait, pace):
     rates = dict(zip(DEADLINES, outcome.values(PAPER), strict=True))
     longest = dict(zip(DEADLINES, outcome.values(PAPER, "longest_wait"), strict=True))
-    kept = all(longest[deadline] is not None and longest[deadline] <= deadline for deadline in DEADLINES)
+    kept = all(longest[deadline] is not None and longest[deadline] <= pace * deadline for deadline in DEADLINES)
+    told = {d: f"{rate:,}" if pace == 1 else f"{rate:,} with {pace * d:.2f} s" for d, rate in rates.items()}
     return [
-        Check("550 tuples/s with a deadline of 10 s", f"{rates[10]:,}", rates[10] >= 550),
-        Check("5,500 tuples/s with a deadline of 1 minute", f"{rates[60]:,}", rates[60] >= 5_500),
-        Check("22,000 tuples/s with a deadline of 2 minutes", f"{rates[120]:,}", rates[120] >= 22_000),
+        Check("550 tuples/s with a deadline of 10 s", told[10], pace * rates[10] >= PAPERS[10]),
+        Check("5,500 tuples/s with a deadline of 1 minute", told[60], pace * rates[60] >= PAPERS[60]),
+        Check("22,000 tuples/s with a deadline of 2 minutes", told[120], pace * rates[120] >= PAPERS[120]),
         Check(
             "every tuple leaves in time",
             f"no miss; longest waits {', '.join(str(longest[d]) for d in DEADLINES)} s",
@@ -111,7 +122,7 @@ def _checks(outcome, mesh, wait):
         ),
         Check(
             "MeshJoin delays tuples for more than 9 minutes at 5,500 tuples/s",
-            f"{wait:.0f} s at {mesh:,.0f} tuples/s: it reads here in chunks that cost few seeks",
-            wait > 540,
+            f"{wait:.3g} s at {mesh:,.0f} tuples/s: it reads here in chunks that cost few seeks",
+            wait > pace * 540,
         ),
     ]
