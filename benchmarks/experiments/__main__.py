@@ -7,7 +7,7 @@ from pathlib import Path
 
 from benchmarks._measure import machine
 from benchmarks.experiments._report import write_outcome, write_summary
-from benchmarks.experiments._settings import QUICK, Settings
+from benchmarks.experiments._settings import QUICK, REAL, Settings
 from benchmarks.experiments._world import World
 
 __all__ = ["EXPERIMENTS", "main", "run"]
@@ -41,7 +41,7 @@ def main(arguments):
     unknown = [name for name in chosen.names if name not in EXPERIMENTS]
     if unknown:
         parser.error(f"unknown experiment {unknown[0]!r}; the experiments are {', '.join(EXPERIMENTS)}")
-    settings = QUICK if chosen.quick else Settings()
+    settings = QUICK if chosen.quick else REAL if chosen.device == "real" else Settings()
     folder = chosen.out / chosen.device
     folder.mkdir(parents=True, exist_ok=True)
     outcomes = []

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from benchmarks.experiments import __main__ as command
-from benchmarks.experiments._rates import arrive, greatest, service_rate
+from benchmarks.experiments._rates import Arrived, arrive, greatest, service_rate
 from benchmarks.experiments._relations import moving_keys, stream_batches, zipf_keys
 from benchmarks.experiments._report import Axes, Check, Outcome, write_summary
 from benchmarks.experiments._settings import QUICK
 from benchmarks.experiments._world import Costs, World
+from benchmarks.experiments.deadlines import _Trial
 from joins import SSIJ, IndexNestedLoops, MeshJoin
 
 FAST = ["fig9", "fig11", "fig14", "fig15", "hit_ratios"]
@@ -70,8 +71,26 @@ def test_the_device_may_be_real(tmp_path):
         relation = QUICK.usual()
         batches = stream_batches(zipf_keys(relation.rows, 1.0, 2_000), 200, relation.tuple_nbytes)
         served = service_rate(world.start(SSIJ, relation, QUICK.share), batches, warm=400, most=2_000)
+        assert 0 < world.pace(relation) < 1, "milliseconds to seek are of another time"
     assert served.rate > 0
     assert 0 <= served.hit_ratio <= 1
+
+
+@pytest.mark.parametrize(("device", "misses", "fits"), [
+    ("simulated", [0], True), ("simulated", [1], False), ("real", [0, 0, 0], True), ("real", [0, 0, 1], False),
+])  # fmt: skip
+def test_a_rate_fits_a_deadline_if_no_trial_misses_it(tmp_path, monkeypatch, device, misses, fits):
+    with World(device, tmp_path, QUICK.least_memory) as world:
+        trial = _Trial(world, QUICK, 10)
+        results = [
+            Arrived(overflowed=False, longest_wait=float(at), deadline_misses=missed, hit_ratio=0.0, done_at=1.0)
+            for at, missed in enumerate(misses)
+        ]
+        monkeypatch.setattr(trial, "at", lambda _: results.pop(0))
+        assert trial.fits(1.0) == fits
+    assert results == []
+    assert (trial.last is not None) == fits
+    assert not fits or trial.last.longest_wait == len(misses) - 1
 
 
 def test_the_greatest_value_is_found_by_halving():
