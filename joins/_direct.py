@@ -18,7 +18,7 @@ from joins._stream_buffer import Chunk, ascending
 from joins.predicates import BoundEquality
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -66,6 +66,15 @@ class DirectProbe:
         return waiting_nbytes(self.piece, self.waiting, min(self.waiting, self.leaves))
 
 
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """A part of a batch: what was known of it, its results, and the tuples of it that wait."""
+
+    probe: DirectProbe
+    results: list[pa.RecordBatch]
+    chunk: Chunk | None
+
+
 class DirectPhase(ProbingPhase[DirectProbe]):
     """Joins a batch with what is cached, in the order of the stream.
 
@@ -80,23 +89,39 @@ class DirectPhase(ProbingPhase[DirectProbe]):
     def __init__(self, state: SSIJState, lookup: DirectLookup) -> None:
         super().__init__(state)
         self._lookup = lookup
+        self._parts: Sequence[Piece | DirectProbe] = []
+
+    def probe(self, piece: Piece) -> list[tuple[int, int]]:
+        """As all phases do; but if there is room for the whole batch to wait, who joins a part looks it up first."""
+        parts = piece.parts(self._state.workers.share(len(piece.rows)))
+        leaves = len(self._snapshot.leaf_pages)
+        most = [waiting_nbytes(part, len(part.rows), min(len(part.rows), leaves)) for part in parts]
+        if self._store.fits(sum(tuples for tuples, _ in most), sum(lists for _, lists in most)):
+            self._parts = parts
+            return most
+        growth = super().probe(piece)
+        self._parts, self._probes = self._probes, []
+        return growth
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Yield what was found in cached pages and put the tuples that need others into the stream buffer.
 
         The stream buffer must have room for what waits.
         """
-        begin, probes = self._state.busy(), self._probes
+        begin, chunks = self._state.busy(), []
         self._state.counters.online_phases += 1
         self._store.pin(on=True)
-        for probe, results in zip(probes, self._state.workers.stream(self._join, probes), strict=True):
-            self._note(probe)
-            yield from results
+        for joined in self._state.workers.stream(self._join, self._parts):
+            self._note(joined.probe)
+            self._probes.append(joined.probe)
+            chunks.append(joined.chunk)
+            yield from joined.results
         self._store.pin(on=False)
-        for chunk in self._state.workers.map(_chunk, [probe for probe in probes if probe.waiting]):
-            self._store.hold(chunk)
+        for chunk in chunks:
+            if chunk is not None:
+                self._store.hold(chunk)
         if self._store.tiers.whole is not None:
-            self._store.tiers.whole.advance(sum(len(probe.frame) for probe in probes))
+            self._store.tiers.whole.advance(sum(len(probe.frame) for probe in self._probes))
         self._state.counters.online_seconds += self._state.busy() - begin
 
     def _probe(self, piece: Piece) -> DirectProbe:
@@ -107,10 +132,12 @@ class DirectPhase(ProbingPhase[DirectProbe]):
         absent, leaves = self._ask(keys, leaf, frame), len(self._snapshot.leaf_pages)
         return DirectProbe(piece, keys, leaf, frame, waiting - absent, leaves, waiting, absent)
 
-    def _join(self, probe: DirectProbe) -> list[pa.RecordBatch]:
+    def _join(self, part: Piece | DirectProbe) -> _Joined:
         """Find what matches in cached pages. Changes nothing, so that threads may do it at once."""
+        probe = part if isinstance(part, DirectProbe) else self._probe(part)
         found = self._lookup.probe(self._store.cache.buffer, probe.keys, probe.frame, self._state.outer)
-        return list(self._state.emitter.emit_found(probe.piece.rows, found.source, found.columns))
+        results = list(self._state.emitter.emit_found(probe.piece.rows, found.source, found.columns))
+        return _Joined(probe, results, _chunk(probe) if probe.waiting else None)
 
     def _ask(self, keys: KeyWords, leaf: NDArray[np.int32], frame: NDArray[np.int32]) -> int:
         """Let tuples that the filter knows to have no match wait for nothing; return how many."""

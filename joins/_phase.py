@@ -55,6 +55,11 @@ class ProbingPhase(ABC, Generic[ProbeT]):
         self._probes = workers.map(self._probe, piece.parts(workers.share(len(piece.rows))))
         return [probe.waiting_nbytes for probe in self._probes]
 
+    @property
+    def waiting_nbytes(self) -> int:
+        """Bytes that the tuples of a batch that was run take while they wait, at most."""
+        return sum(sum(probe.waiting_nbytes) for probe in self._probes)
+
     @abstractmethod
     def run(self) -> Iterator[pa.RecordBatch]:
         """Yield the results of the batch and put the tuples that need other pages into the stream buffer.

@@ -36,6 +36,11 @@ class WholePhase:
         self._whole = whole
         self._pieces: list[Piece] = []
 
+    @property
+    def waiting_nbytes(self) -> int:
+        """Nothing waits."""
+        return 0
+
     def probe(self, piece: Piece) -> list[tuple[int, int]]:
         """Take a batch; nothing of it will wait."""
         share = self._state.workers.share(len(piece.rows))

@@ -314,7 +314,7 @@ class SSIJ(StreamJoin):
         yield from online.run()
         many = self.store.stream.rows >= self._thresholds.join(self._row_nbytes)
         thresholds = self._thresholds
-        pays = not thresholds.waiting_pays(sum(map(sum, waiting))) if many else thresholds.caching_pays()
+        pays = not thresholds.waiting_pays(online.waiting_nbytes) if many else thresholds.caching_pays()
         if pays:
             yield from self._join_phase()
 

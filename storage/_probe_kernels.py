@@ -3,6 +3,8 @@
 Keys in no order are wherever memory is slowest, so what a group of keys will touch is asked for before the group
 ahead of it is searched, and has come by then. What a search needs of a page, its *facts*, is kept apart from the pages,
 in a few words that stay in the processor's cache, if not in the fastest.
+
+Places in arrays are unsigned wherever they are not known to the compiler: it would allow for negative ones.
 """
 
 from __future__ import annotations
@@ -37,14 +39,15 @@ FACTS_OF_A_COLUMN = 2
 
 _WORD = 8
 _GROUP = 8  # of keys: two groups of lines are about what a core can wait for at once
-_IN_GUESSES = 2 * _GROUP - 1
+_IN_GUESSES = np.uint64(2 * _GROUP - 1)
 _HEADER, _ENTRY = 24, 16  # of a leaf page; see storage/FORMAT.md
 _U8, _U16 = np.uint64(0xFF), np.uint64(0xFFFF)
 _KEY_WIDTH = np.uint64(16)
 _BITMAP, _WIDTH, _ROWS = np.uint64(32), np.uint64(48), np.uint64(32)
 _LARGEST = np.uint64(2**63 - 1)
 _IMPOSSIBLE = np.int32(-2)
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
+_I64: Any = np.int64  # numba knows the scalars, mypy would not let them meet an int
+_U64: Any = np.uint64
 
 
 @njit(inline="always")
@@ -93,18 +96,19 @@ def locate_frames(
     """
     waiting = 0
     every = len(valid) == 0
-    top = np.uint64(len(first) - 1)
-    for i in range(len(key)):
+    top, last = _U64(len(first) - 1), _U64(len(separators) - 1)
+    one = _U64(1)
+    for i in range(_U64(len(key))):
         wanted = key[i] + above
         interval = min((max(wanted, low) - low) >> shift, top)
-        at = _I64(first[interval])
-        more = (_I64(first[interval + np.uint64(1)]) if interval < top else len(separators) - 1) - at
+        at = _U64(first[interval])
+        more = (_U64(first[interval + one]) if interval < top else last) - at
         # Most intervals have one leaf or two: a step that is taken in any case spares a branch nobody can foresee.
-        half = (more + 1) >> 1
+        half = (more + one) >> one
         at = at + half if separators[at + half] <= wanted else at
         more -= half
-        while more > 0:
-            half = (more + 1) >> 1
+        while more > _U64(0):
+            half = (more + one) >> one
             at = at + half if separators[at + half] <= wanted else at
             more -= half
         leaf[i] = at
@@ -201,20 +205,20 @@ def _guess_rows(
     for i in range(begin, stop):
         at = _I64(-1)
         if frame[i] >= 0:
-            fact, page = _I64(frame[i]) * stride, _I64(frame[i]) * page_size
-            packed = facts[fact + 2]
+            fact, page = _U64(_I64(frame[i]) * stride), _I64(frame[i]) * page_size
+            packed = facts[fact + _U64(2)]
             wanted = key[i] + above
             over = np.float64(_I64(min(wanted - facts[fact], _LARGEST))) if wanted >= facts[fact] else 0.0
-            at = _I64(min(over * slopes[fact + 1] + 0.5, np.float64(_I64(packed >> _ROWS) - 1)))
+            at = _I64(min(over * slopes[fact + _U64(1)] + 0.5, np.float64(_I64(packed >> _ROWS) - 1)))
             _ask_for(frames, page + _I64(packed & _U16) + at * _I64((packed >> _KEY_WIDTH) & _U8))
             for word in range(words):
-                packed = facts[fact + FACTS + FACTS_OF_A_COLUMN * word + 1]
+                packed = facts[fact + _U64(FACTS + FACTS_OF_A_COLUMN * word + 1)]
                 _ask_for(frames, page + _I64(packed & _U16) + at * _I64(_width(packed)))
         guess[i & _IN_GUESSES] = at
 
 
 @njit(inline="always")
-def _find_rows(
+def _write_results(
     frames: NDArray[np.uint8],
     page_size: int,
     facts: NDArray[np.uint64],
@@ -223,21 +227,26 @@ def _find_rows(
     above: np.uint64,
     frame: NDArray[np.int32],
     outer: bool,
-    begin: int,
-    stop: int,
+    begin: np.uint64,
+    stop: np.uint64,
     guess: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    valid: NDArray[np.uint8],
+    missing: NDArray[np.int64],
     row: NDArray[np.int32],
     source: NDArray[np.int32],
-    results: int,
-) -> int:
-    """Write the rows of some keys, and which of them give a result; return how many results there are by now."""
+    results: np.uint64,
+) -> np.uint64:
+    """Find some keys and write their results; return how many results there are by now. One step: few are too far."""
     for i in range(begin, stop):
-        at = guess[i & _IN_GUESSES]
+        at, place = guess[i & _IN_GUESSES], _I64(frame[i])
+        page, fact = place * page_size, _U64(place * stride)
         if at >= 0:
-            fact = _I64(frame[i]) * stride
-            packed = facts[fact + 2]
+            packed = facts[fact + _U64(2)]
             width = (packed >> _KEY_WIDTH) & _U8
-            data, step, mask = _I64(frame[i]) * page_size + _I64(packed & _U16), _I64(width), mask_of(width)
+            data, step, mask = page + _I64(packed & _U16), _I64(width), mask_of(width)
             wanted, rows = key[i] + above, _I64(packed >> _ROWS)
             target = wanted - facts[fact]
             if load_u64(frames, data + at * step) & mask != target:
@@ -246,44 +255,21 @@ def _find_rows(
                     at = -1
         row[i] = at
         source[results] = i
-        results += at >= 0 or (outer and frame[i] != -1)
-    return results
-
-
-@njit(inline="always")
-def _write_words(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    facts: NDArray[np.uint64],
-    stride: int,
-    word: int,
-    frame: NDArray[np.int32],
-    row: NDArray[np.int32],
-    source: NDArray[np.int32],
-    begin: int,
-    stop: int,
-    start: int,
-    size: int,
-    out: NDArray[np.uint8],
-    valid: NDArray[np.uint8],
-) -> int:
-    """Write one word of some results; return how many are null."""
-    missing = 0
-    entry = FACTS + FACTS_OF_A_COLUMN * word
-    for result in range(begin, stop):
-        at = _I64(row[source[result]])
-        place = _I64(frame[source[result]])
-        present = at >= 0
-        value = np.uint64(0)
-        if present:
-            page, packed = place * page_size, facts[place * stride + entry + 1]
-            present = not is_null(frames, page, packed, at)
+        if at < 0 and (not outer or place == -1):
+            continue
+        for word in range(len(sizes)):
+            value, present = _U64(0), at >= 0
             if present:
-                value = facts[place * stride + entry] + value_above(frames, page, packed, at)
-        valid[word, result] = present
-        missing += not present
-        store_u64(out, start + result * size, value)
-    return missing
+                entry = fact + _U64(FACTS + FACTS_OF_A_COLUMN * word)
+                packed = facts[entry + _U64(1)]
+                present = not is_null(frames, page, packed, at)
+                if present:
+                    value = facts[entry] + value_above(frames, page, packed, at)
+            valid[word, results] = present
+            missing[word] += not present
+            store_u64(out, starts[word] + _I64(results) * sizes[word], value)
+        results += _U64(1)
+    return results
 
 
 @njit(cache=True, nogil=True)
@@ -329,21 +315,17 @@ def probe_pages(
     flat, flat_slopes = facts.reshape(facts.size), slopes.reshape(slopes.size)
     lines, nbytes = flat.view(np.uint8), _WORD * stride
     guess = np.empty(2 * _GROUP, dtype=np.int64)
-    results = 0
-    _ask_for_facts(lines, nbytes, frame, 0, min(2 * _GROUP, len(key)))
-    _guess_rows(frames, page_size, flat, flat_slopes, stride, words, key, above, frame, 0, min(_GROUP, len(key)), guess)
-    for begin in range(0, len(key), _GROUP):
-        stop = min(begin + _GROUP, len(key))
-        ahead = min(stop + _GROUP, len(key))
-        _ask_for_facts(lines, nbytes, frame, ahead, min(ahead + _GROUP, len(key)))
+    begin, results, group, end = _U64(0), _U64(0), _U64(_GROUP), _U64(len(key))
+    stop = min(group, end)
+    _ask_for_facts(lines, nbytes, frame, begin, min(stop + group, end))
+    _guess_rows(frames, page_size, flat, flat_slopes, stride, words, key, above, frame, begin, stop, guess)
+    while begin < end:
+        ahead = min(stop + group, end)
+        _ask_for_facts(lines, nbytes, frame, ahead, min(ahead + group, end))
         _guess_rows(frames, page_size, flat, flat_slopes, stride, words, key, above, frame, stop, ahead, guess)
-        first = results
-        results = _find_rows(
-            frames, page_size, flat, stride, key, above, frame, outer, begin, stop, guess, row, source, results
-        )
-        for word in range(words):
-            missing[word] += _write_words(
-                frames, page_size, flat, stride, word, frame, row, source, first, results, starts[word], sizes[word],
-                out, valid,
-            )  # fmt: skip
-    return results
+        results = _write_results(
+            frames, page_size, flat, stride, key, above, frame, outer, begin, stop, guess, sizes, starts, out, valid,
+            missing, row, source, results,
+        )  # fmt: skip
+        begin, stop = stop, ahead
+    return _I64(results)
