@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-__all__ = ["Arrivals", "InputBuffer", "Piece", "Postponed", "arrivals_at", "compact"]
+__all__ = ["Arrivals", "InputBuffer", "Piece", "Placed", "Postponed", "arrivals_at", "compact"]
 
 Arrivals = float | NDArray[np.float64]
 """When tuples arrived, in seconds: one time for all of them, or one each."""
@@ -25,38 +26,41 @@ class Piece:
     rows: pa.RecordBatch
     arrival: Arrivals
 
-    def parts(self, count: int) -> list[Piece]:
+    def parts(self, count: int) -> list[Self]:
         """Return pieces of about equal numbers of tuples."""
         bounds = [len(self.rows) * part // count for part in range(count + 1)]
         return [self.slice(start, stop) for start, stop in pairwise(bounds)]
 
-    def slice(self, start: int, stop: int) -> Piece:
+    def slice(self, start: int, stop: int) -> Self:
         """Return some of the tuples."""
         arrival = self.arrival[start:stop] if isinstance(self.arrival, np.ndarray) else self.arrival
-        return Piece(self.rows.slice(start, stop - start), arrival)
+        return replace(self, rows=self.rows.slice(start, stop - start), arrival=arrival)
 
 
 @dataclass(frozen=True, slots=True)
-class Postponed(Piece):
-    """Stream tuples that have been to a leaf and found that only its neighbour can tell what they match.
+class Placed(Piece):
+    """Stream tuples and the leaf that each has to meet.
 
     Attributes
     ----------
     leaf : int32[rows]
-        The neighbour.
     """
 
     leaf: NDArray[np.int32]
+
+    def slice(self, start: int, stop: int) -> Self:
+        """Return some of the tuples."""
+        return replace(Piece.slice(self, start, stop), leaf=self.leaf[start:stop])
+
+
+@dataclass(frozen=True, slots=True)
+class Postponed(Placed):
+    """Stream tuples that have been to a leaf and found that only its neighbour can tell what they match."""
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tuples."""
         return self.rows.nbytes + self.leaf.nbytes + (0 if isinstance(self.arrival, float) else self.arrival.nbytes)
-
-    def slice(self, start: int, stop: int) -> Postponed:
-        """Return some of the tuples."""
-        part = Piece(self.rows, self.arrival).slice(start, stop)
-        return Postponed(part.rows, part.arrival, self.leaf[start:stop])
 
 
 class InputBuffer:

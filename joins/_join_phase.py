@@ -17,6 +17,7 @@ import pyarrow as pa
 from joins import _piece_kernels
 from joins._allocators import give_back_freed_memory
 from joins._block_kernels import expand_found, frames_of_places
+from joins._cached_join import CachedJoin
 from joins._emit import rows_at
 from joins._parts import Parts
 from joins._read_ahead import ReadAhead
@@ -63,7 +64,11 @@ class JoinPhase:
         counters, tuple_nbytes = self._state.counters, self._store.stream.tuple_nbytes
         begin, seeks, pages = self._state.busy(), counters.seeks, counters.pages_read
         self._store.grow()
-        join = _BlockJoin(self._state, self._leaves, self._chunks)
+        self._settle(0)
+        cached = self._cached_join()
+        if cached is not None:
+            self._store.pin(on=True)
+        join = cached or _BlockJoin(self._state, self._leaves, self._chunks)
         for block in ReadAhead(self._state, self._leaves).blocks():
             try:
                 yield from join.add(block)
@@ -73,6 +78,8 @@ class JoinPhase:
                 join.settle()
         yield from join.rest()
         yield from self._unmatched()
+        if cached is not None:
+            self._store.pin(on=False)
         self._chunks.clear()
         self._store.release_stream(self._state.bound.step)
         self._cache.phase_done()
@@ -82,6 +89,16 @@ class JoinPhase:
         self._state.estimate.learn(len(self._leaves), planned, seconds)
         counters.join_phases += 1
         counters.join_seconds += seconds
+
+    def _cached_join(self) -> CachedJoin | None:
+        """Return what joins the tuples once all pages are cached; None if some will not be.
+
+        The record tier and the filter want to know what was found in which page, as it comes.
+        """
+        direct, tiers = self._store.direct, self._store.tiers
+        if direct is None or tiers.filter is not None or tiers.records_awake or not self._keep.all():
+            return None
+        return CachedJoin(self._state, direct, self._chunks)
 
     # What stays in the cache
 

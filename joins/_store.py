@@ -168,11 +168,16 @@ class Store:
         return max(1, int(room / (row_nbytes + PIECE_NBYTES)))
 
     def rows_at_once(self, row_nbytes: float) -> int:
-        """Return for how many tuples of this size the workspace has scratch arrays, beside an output batch."""
-        scratch = _SCRATCH_NBYTES if self.direct is None else _DIRECT_NBYTES
+        """Return for how many tuples of this size the workspace has scratch arrays, beside an output batch.
+
+        Direct look-ups need none beside: their results are what they make, a row to a tuple, which is in the size.
+        """
+        scratch, room = _SCRATCH_NBYTES, self.workspace // 2
+        if self.direct is not None:
+            scratch, room = _DIRECT_NBYTES, self.workspace
         if self.tiers.whole is not None and self.tiers.whole.ready:
             scratch = _WHOLE_NBYTES
-        return max(1, int(self.workspace // 2 / (scratch + row_nbytes)))
+        return max(1, int(room / (scratch + row_nbytes)))
 
     def tuples_in_a_part(self, emitter: Emitter, keys_per_tuple: int) -> int:
         """Return how many waiting tuples the workspace can hold a second time, with keys, matches and results."""
