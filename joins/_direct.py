@@ -93,12 +93,11 @@ class DirectPhase(ProbingPhase[DirectProbe]):
 
     def probe(self, piece: Piece) -> list[tuple[int, int]]:
         """As all phases do; but if there is room for the whole batch to wait, who joins a part looks it up first."""
-        parts = piece.parts(self._state.workers.share(len(piece.rows)))
-        leaves = len(self._snapshot.leaf_pages)
-        most = [waiting_nbytes(part, len(part.rows), min(len(part.rows), leaves)) for part in parts]
-        if self._store.fits(sum(tuples for tuples, _ in most), sum(lists for _, lists in most)):
-            self._parts = parts
-            return most
+        rows = len(piece.rows)
+        most = waiting_nbytes(piece, rows, min(rows, len(self._snapshot.leaf_pages)))
+        if self._store.fits(*most):
+            self._parts = piece.parts(self._state.workers.share(rows))
+            return [most]
         growth = super().probe(piece)
         self._parts, self._probes = self._probes, []
         return growth

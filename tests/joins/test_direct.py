@@ -1,9 +1,11 @@
 """Look-ups of unique one-word keys in the order of the stream."""
 
 from decimal import Decimal
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ from storage.leaf_ranges import LeafRanges
 
 SEEDS = st.integers(0, 2**32 - 1)
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
+ROWS = 60_000
 
 
 def relation(rng, keys):
@@ -83,3 +86,55 @@ def test_an_empty_table_matches_nothing(tmp_path, how):
         join = SSIJ(table, [("s", "k")], how)
         rows = [len(batch) for batch in [*join.push(pa.record_batch({"s": [1, None]})), *join.finish()]]
         assert sum(rows) == (2 if how == "left" else 0)
+
+
+@pytest.fixture(scope="module")
+def dense(build):
+    """Keys 0, 1, 2, ... and seven times the key."""
+    with build(pa.table({"k": np.arange(ROWS), "v": 7 * np.arange(ROWS)}), ["k"], unique=True) as table:
+        yield table
+
+
+def pushed_early(join, batches):
+    """Yield the results; each batch comes when the first of those of the one before is out."""
+    for batch in batches:
+        yield from islice(join.push(batch), 1)
+    yield from join.finish()
+
+
+def numbered_batches(seed, count, size, most):
+    """Batches of a random key up to one and of a number that no other tuple has."""
+    keys = np.random.default_rng(seed).integers(0, most, (count, size))
+    numbers = np.arange(count * size).reshape(count, size)
+    return [pa.record_batch({"s": part, "at": at}) for part, at in zip(keys, numbers, strict=True)]
+
+
+def assert_complete(batches, results, how):
+    got = pa.Table.from_batches(results).sort_by("at")
+    stream = pa.Table.from_batches(batches)
+    found = pc.less(stream["s"], ROWS)
+    wanted = stream.append_column("v", pc.if_else(found, pc.multiply(stream["s"], 7), None))
+    assert got.equals((wanted if how == "left" else wanted.filter(found)).combine_chunks())
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_where_all_pages_stay_every_tuple_is_joined_once(dense, how):
+    batches = numbered_batches(4, 6, 50_000, 2 * ROWS)
+    join = SSIJ(dense, [("s", "k")], how, "16MiB", stream_threshold=90_000, threads=2)
+    results = list(pushed_early(join, batches))
+    stats = join.stats
+    assert_complete(batches, results, how)
+    assert stats.rows_done == 300_000
+    assert stats.join_phases >= 1
+    assert stats.pages_read == stats.pages_wanted == stats.pages_kept == stats.pages_cached
+    assert stats.memory.peak <= stats.memory.limit
+
+
+def test_tuples_wait_together_as_long_as_there_is_room(dense):
+    batches = numbered_batches(5, 12, 20_000, ROWS)
+    join = SSIJ(dense, [("s", "k")], "inner", "3MiB", stream_threshold=10**9, threads=2)
+    results = [result for batch in batches for result in join.push(batch)]
+    assert join.stats.join_phases >= 1
+    assert join.stats.rows_held > 0
+    assert_complete(batches, [*results, *join.finish()], "inner")
+    assert join.stats.memory.peak <= join.stats.memory.limit
