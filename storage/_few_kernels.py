@@ -1,6 +1,6 @@
 """Compiled changes of few rows: the leaves that they touch are found and patched, and listed as moved.
 
-A list of moved leaves comes as `storage.moved.moved_words` gives it.
+A list of moved leaves comes as `storage.moved.moved_words` gives it, in room for more: the first `listed` count.
 """
 
 from __future__ import annotations
@@ -20,12 +20,10 @@ from storage._tree_kernels import locate
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FOUND", "GROWN", "add_moved", "find_leaves", "patch_few", "read_rows", "seal_few"]
+__all__ = ["FOUND", "add_moved", "find_leaves", "patch_few", "read_rows", "seal_few"]
 
 FOUND = 7
 """What is found of a leaf."""
-GROWN = 3
-"""Where changes tell by how many rows the table grows, after how many are inserted, updated and deleted."""
 _WIDE = False
 """Keys are of one word each."""
 _SIGN = np.uint64(1 << 63)
@@ -35,43 +33,39 @@ _LEAF = np.uint64(2**32 - 1)
 
 
 @njit(cache=True, nogil=True)
-def _listed(moved: NDArray[np.uint64], leaf: int) -> int:
+def _place_of(leaf: int, moved: NDArray[np.uint64], listed: int) -> int:
     """Return where a leaf stands in a list, or -1."""
-    for at in range(len(moved)):
+    for at in range(listed):
         if moved[at, 0] & _LEAF == np.uint64(leaf):
             return at
     return -1
 
 
 @njit(cache=True, nogil=True)
-def _page_of(leaf: int, pages: NDArray[np.int64], moved: NDArray[np.uint64]) -> Any:
-    at = _listed(moved, leaf)
+def _page_of(leaf: int, pages: NDArray[np.int64], moved: NDArray[np.uint64], listed: int) -> Any:
+    at = _place_of(leaf, moved, listed)
     return pages[leaf] if at < 0 else np.int64(moved[at, 1])
 
 
 @njit(cache=True, nogil=True)
 def add_moved(
     moved: NDArray[np.uint64],
+    listed: int,
     leaves: NDArray[np.int64],
     pages: NDArray[np.int64],
     checksums: NDArray[np.uint64],
     rows: NDArray[np.int64],
-    every: NDArray[np.uint64],
 ) -> int:
-    """Fill `every`, which has room for both, with the list and these leaves, each once; return how many there are."""
-    count = len(moved)
-    for at in range(count):
-        for word in range(3):
-            every[at, word] = moved[at, word]
+    """Add leaves to a list, in the place of what it says of them; return how many it has then."""
     for i in range(len(pages)):
-        at = _listed(moved, leaves[i])
+        at = _place_of(leaves[i], moved, listed)
         if at < 0:
-            at = count
-            count += 1
-        every[at, 0] = np.uint64(leaves[i]) | (np.uint64(rows[i]) << _HALF)
-        every[at, 1] = np.uint64(pages[i])
-        every[at, 2] = checksums[i]
-    return count
+            at = listed
+            listed += 1
+        moved[at, 0] = np.uint64(leaves[i]) | (np.uint64(rows[i]) << _HALF)
+        moved[at, 1] = np.uint64(pages[i])
+        moved[at, 2] = checksums[i]
+    return listed
 
 
 @njit(cache=True, nogil=True)
@@ -131,6 +125,7 @@ def find_leaves(
     checksums: NDArray[np.uint64],
     rows: NDArray[np.int64],
     moved: NDArray[np.uint64],
+    listed: int,
     touched: NDArray[np.uint64],
     keys: NDArray[np.uint64],
     fresh: NDArray[np.bool_],
@@ -167,12 +162,12 @@ def find_leaves(
     for i in range(len(leaves)):
         leaf = leaves[i]
         found[0, i], found[1, i], found[2, i], found[3, i] = leaf, pages[leaf], np.int64(checksums[leaf]), rows[leaf]
-        entry = _listed(moved, leaf)
+        entry = _place_of(leaf, moved, listed)
         if entry >= 0:
             found[1, i], found[2, i] = np.int64(moved[entry, 1]), np.int64(moved[entry, 2])
             found[3, i] = np.int64(moved[entry, 0] >> _HALF)
-        left = _page_of(max(leaf - 1, 0), pages, moved)
-        right = _page_of(min(leaf + 1, len(separators) - 1), pages, moved)
+        left = _page_of(max(leaf - 1, 0), pages, moved, listed)
+        right = _page_of(min(leaf + 1, len(separators) - 1), pages, moved, listed)
         found[4, i] = max(min(left, right), min(max(left, right), found[1, i]))
         while t < len(begin) and begin[t] <= leaf:
             t += 1
@@ -201,11 +196,8 @@ def patch_few(
     average: int,
     out: NDArray[np.uint8],
     rows: NDArray[np.int64],
-    counts: NDArray[np.int64],
-) -> tuple[int, int, bool]:
+) -> tuple[int, int, bool, int, int, int, int]:
     """Verify the first `count` leaves found and patch them; see `patch_leaves` for the other parameters.
-
-    The `counts` begin with zero here, and there is one more, `GROWN`.
 
     Returns
     -------
@@ -215,20 +207,22 @@ def patch_few(
         A new row whose key is there already, or -1.
     done
         Whether all leaves could be patched.
+    inserted, updated, deleted, grown
+        How many rows were, and how many more the table has.
     """
     bad = verify_pages(frames, page_size, np.arange(count), found[1, :count], found[2, :count].view(np.uint64))
     if bad >= 0:
-        return bad, -1, False
+        return bad, -1, False, 0, 0, 0, 0
     out[: count * page_size] = 0
-    counts[:] = 0
+    counts = np.zeros(3, dtype=np.int64)
     status = np.empty(count, dtype=np.int64)
     clash = patch_leaves(
         frames, page_size, np.zeros(count, dtype=np.bool_),
         touched, upserted, found[5], keys, fresh, found[6],
-        places, words, spans, heap, nulls, unique, average, out, status, rows, counts[:GROWN],
+        places, words, spans, heap, nulls, unique, average, out, status, rows, counts,
     )  # fmt: skip
-    counts[GROWN] = rows[:count].sum() - found[3, :count].sum()
-    return -1, clash, clash < 0 and (status == DONE).all()
+    done = clash < 0 and (status == DONE).all()
+    return -1, clash, done, counts[0], counts[1], counts[2], rows[:count].sum() - found[3, :count].sum()
 
 
 @njit(cache=True, nogil=True)
@@ -240,9 +234,9 @@ def seal_few(
     txid: int,
     rows: NDArray[np.int64],
     moved: NDArray[np.uint64],
+    listed: int,
     checksums: NDArray[np.uint64],
-    listed: NDArray[np.uint64],
 ) -> int:
     """Seal leaves as the pages `numbers`, fill in their checksums and `add_moved` them; return how many are listed."""
     seal_pages(pages, page_size, numbers, txid, checksums)
-    return add_moved(moved, found[0], numbers, checksums, rows, listed)
+    return add_moved(moved, listed, found[0], numbers, checksums, rows)

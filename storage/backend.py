@@ -185,14 +185,16 @@ class FileBackend:
             If the operating system refuses, for instance because the disk is full.
         """
         self._refuse_closed()
-        rest = _bytes_of(data)
-        while rest.nbytes:
+        left = len(data) if isinstance(data, bytes) else data.nbytes
+        while left:
             try:
-                written = os.pwrite(self._fd, rest, offset)
+                written = os.pwrite(self._fd, data, offset)  # type: ignore[arg-type] # see `_bytes_of`
             except OSError as error:
                 raise _refused("write", self._path, error, offset) from error
-            rest = rest[written:]
+            left -= written
             offset += written
+            if left:
+                data = _bytes_of(data)[written:]
 
     def sync(self) -> None:
         """Return when everything written is durable."""

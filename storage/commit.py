@@ -29,13 +29,15 @@ from storage.filter_upkeep import FilterWriter, cut_filter
 from storage.index import Index
 from storage.inner import Placed, rewrite_inner
 from storage.metadata import metadata_pages
-from storage.moved import add_moved, count_moved, moved_entries, moved_leaves
+from storage.moved import moved_entries, moved_leaves
+from storage.moving import MovingHead
 from storage.new_rows import WordColumns
 from storage.page_writer import PageWriter
-from storage.slots import commit_superblock, read_superblock, repeat_superblock, write_superblock
+from storage.slots import commit_at_once, commit_superblock, read_superblock, repeat_superblock
 from storage.snapshot import Snapshot, open_snapshot
 from storage.space import FreeSpace
-from storage.superblock import MOVED_AT_ONCE, check_app, encode_superblock, room_for_moved
+from storage.superblock import FORMAT_VERSION, MOVED_AT_ONCE, check_app
+from storage.superblock_bytes import encode_superblock, fitted
 from storage.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -117,6 +119,7 @@ class Writer:
         self._to_repeat = False
         self._state: tuple[Snapshot, FreeSpace] | None = None
         self._few: FewRows | None = None
+        self._moving: MovingHead | None = None
         self.columns: WordColumns | None = None
 
     @property
@@ -166,7 +169,7 @@ class Writer:
                 known = None if self._state is None else self._state[0]
                 snapshot = open_snapshot(self._backend, newest, known)
                 self._state = snapshot, self._map_space(snapshot)
-                self._few = FewRows(self._backend, snapshot.page_size)
+                self._few = FewRows(self._backend, snapshot.layout)
                 self.columns = WordColumns.of(snapshot.layout)
             self.open_filter()
         except BaseException:
@@ -232,7 +235,7 @@ class Writer:
 
         Raises as `Draft.apply` does.
         """
-        return self._few_rows.change(self.snapshot, rows)
+        return self._few_rows.change(self._head(), self.snapshot.index.written, rows)
 
     def _pages(self, take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> PageWriter:
         snapshot = self.snapshot
@@ -250,6 +253,7 @@ class Writer:
         """Undo the open draft, or refuse all further work from now on; see `guard`."""
         if isinstance(error, InputError | CorruptionError):
             self.abandon()
+            self._moving = None
         else:
             self._poison = error
 
@@ -262,80 +266,81 @@ class Writer:
 
     def commit(self, draft: Draft, app: App | None, *, anew: bool = False) -> None:
         """Make a draft the table's state, with inner nodes written `anew` in any case; the caller has it guarded."""
-        head, moved = self._head(app), draft.moved
-        if moved is not None and not anew and self._has_room(head, moved):
-            entries, pages = draft.entries.take(moved), draft.pages
-            listed = add_moved(head.moved, moved, entries.pages, entries.checksums, entries.rows)
+        head, moved, pages = self._head(app), draft.moved, draft.pages
+        if moved is not None and not anew and head.has_room(len(moved)):
+            head.add(moved, draft.entries.take(moved))
             pages.settle()
-            self._publish_moved(head, listed, (draft.rows, pages.end), pages.proof, draft.freed)
+            self._publish_moved(head, draft.rows, pages.end, pages.proof, draft.freed)
         else:
-            self._publish_anew(head, draft.leaves, draft.pages, draft.freed)
+            self._publish_anew(app, draft.leaves, pages, draft.freed)
 
     def commit_few(self, app: App | None) -> None:
         """Make the last changes of few leaves the table's state. The caller has it guarded."""
         head, few = self._head(app), self._few_rows
-        freed = few.freed.copy()
-        if self._has_room(head, few.leaves):
+        if head.has_room(few.count):
             numbers = self.space.take(few.hints)
-            listed, proof = few.write(numbers, head.txid + 1)
+            proof = few.write(numbers, head)
             if self._filter is not None:
                 self._filter.put(few.pages, numbers)
-            self._publish_moved(head, listed, (head.rows + few.grown, max(proof.pages) + 1), proof, freed)
+            self._publish_moved(head, head.rows + few.grown, max(proof.pages) + 1, proof, few.freed)
         else:
             pages = self._pages()
             numbers = pages.place(few.hints)
-            listed = few.seal(numbers, pages.txid)
+            few.seal(numbers, head)
             pages.put(few.pages, numbers, few.checksums)
-            entries = moved_entries(self.snapshot.index.written, listed)
-            self._publish_anew(head, Placed(entries, few.leaves), pages, freed)
+            entries = moved_entries(self.snapshot.index.written, head.listed)
+            self._publish_anew(app, Placed(entries, few.leaves), pages, np.array(few.freed))
 
-    def _has_room(self, head: Superblock, leaves: NDArray[np.int64]) -> bool:
-        """Return whether these leaves can be listed as moved, even if none of them is yet."""
-        return len(leaves) <= MOVED_AT_ONCE and count_moved(head.moved) + len(leaves) <= room_for_moved(head)
+    def _head(self, app: App | None = None) -> MovingHead:
+        """Return the superblock of the newest commit, to become that of the next, an application's version in it."""
+        if app is not None or self._moving is None or self._moving.txid != self.snapshot.txid:
+            self._moving = MovingHead(self._with_app(app))
+        return self._moving
+
+    def _with_app(self, app: App | None) -> Superblock:
+        """Return the superblock of the newest commit, an application's new version in it."""
+        head = self.snapshot.superblock
+        return head if app is None else replace(head, apps={**head.apps, app[0]: app[1]})
 
     def _publish_moved(
-        self, head: Superblock, moved: bytes, size: tuple[int, int], proof: Proof | None, freed: NDArray[np.int64]
+        self, head: MovingHead, rows: int, end: int, proof: Proof | None, freed: NDArray[np.int64] | list[int]
     ) -> None:
-        """Publish a state with the inner nodes of the state before; `size` says its rows, and where its pages end."""
-        rows, end = size
-        root, shape = (head.root_page, head.root_checksum, rows), (head.height, head.leaves, max(head.pages, end))
-        superblock = head.followed_by(head.txid + 1, root, shape, moved, proof)
-        index = self.snapshot.index
-        self._publish(superblock, Index(index.written, index.levels, moved), freed)
+        """Publish a state with the inner nodes of the state before; its new pages lie before `end`."""
+        self._publish(head.follow(rows, end, proof), proof, self.snapshot.index, freed)
 
-    def _publish_anew(self, head: Superblock, leaves: Placed, pages: PageWriter, freed: NDArray[np.int64]) -> None:
+    def _publish_anew(self, app: App | None, leaves: Placed, pages: PageWriter, freed: NDArray[np.int64]) -> None:
         """Write the inner nodes above all leaves that changed or have moved before, and publish a state with them."""
-        snapshot = self.snapshot
+        snapshot, head = self.snapshot, self._with_app(app)
         tree = rewrite_inner(leaves.with_changed(moved_leaves(head.moved)), snapshot.levels, snapshot.fill, pages)
         end = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size)
         used = [leaves.entries.pages, *(level.pages for level in tree.levels)]
-        shape = tree.height, len(leaves), max(end, *(int(pages.max(initial=0)) + 1 for pages in used))
+        page, checksum, rows = _root_of(tree.root)
         pages.settle()
-        superblock = head.followed_by(pages.txid, _root_of(tree.root), shape, b"", pages.proof)
-        self._publish(superblock, Index(leaves.entries, tree.levels), np.concatenate([freed, tree.freed]))
+        superblock = replace(
+            head, version=FORMAT_VERSION, txid=pages.txid, root_page=page, root_checksum=checksum, rows=rows,
+            height=tree.height, leaves=len(leaves), pages=max(end, *(int(pages.max(initial=0)) + 1 for pages in used)),
+            moved=b"", proof=pages.proof,
+        )  # fmt: skip
+        superblock, index = fitted(superblock), Index(leaves.entries, tree.levels)
+        self._publish(encode_superblock(superblock), superblock.proof, index, np.concatenate([freed, tree.freed]))
 
-    def _head(self, app: App | None) -> Superblock:
-        """Return the superblock of the newest commit, an application's new version in it."""
-        head = self.snapshot.superblock
-        if app is not None:
-            head = replace(head, apps={**head.apps, app[0]: app[1]})
-            encode_superblock(head)  # refuses too many before anything is written
-        return head
+    def _publish(self, copy: bytes, proof: Proof | None, index: Index, freed: NDArray[np.int64] | list[int]) -> None:
+        """Make durable what was written, and let it be the table's state, which no longer has the pages `freed`.
 
-    def _publish(self, superblock: Superblock, index: Index, freed: NDArray[np.int64]) -> None:
-        """Make durable what was written, and let it be the table's state, which no longer has the pages `freed`."""
+        The superblock comes as a `copy` of it; `proof` is the one it has.
+        """
         before = self.snapshot
-        if superblock.proof is None:
+        after = Snapshot(before.path, copy, before.layout, index)
+        if proof is None:
             self._backend.sync()
-            write_superblock(self._backend, superblock)
-            self._backend.sync()
+            commit_superblock(self._backend, after, copy)
         else:
-            commit_superblock(self._backend, superblock, before.superblock)
-        self.space.hold(superblock.txid, freed)
-        self._state = Snapshot(before.path, superblock, before.layout, index), self.space
+            commit_at_once(self._backend, before, after, copy)
+        self.space.hold(after.txid, freed)
+        self._state = after, self.space
         self._draft = None
-        self._to_repeat = superblock.proof is not None
-        if superblock.proof is not None and len(superblock.proof.pages) > MOVED_AT_ONCE:
+        self._to_repeat = proof is not None
+        if proof is not None and len(proof.pages) > MOVED_AT_ONCE:
             self._repeat()
 
     def _repeat(self) -> None:

@@ -14,7 +14,6 @@ from storage import _few_kernels as kernels
 from storage._byte_kernels import SLACK
 from storage.keys import Keys
 from storage.merge import Counts, unique_violation
-from storage.moved import LISTED, moved_words
 from storage.superblock import MOVED_AT_ONCE, Proof, digest
 from storage.tree import damaged_page
 
@@ -22,8 +21,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from storage.backend import StorageBackend
+    from storage.layout import LeafLayout
+    from storage.moving import MovingHead
     from storage.new_rows import NewRows
-    from storage.snapshot import Snapshot
+    from storage.tree import Entries
 
 __all__ = ["MOST_ROWS", "FewRows"]
 
@@ -38,36 +39,41 @@ class FewRows:
     ----------
     backend
         The file.
-    page_size
-        Bytes in a page.
+    layout
+        Of a table that `storage.patch` is for.
 
     Attributes
     ----------
     pages : uint8[n]
         Of the last change: its leaves side by side, whole once they are sealed.
+    count
+        How many leaves these are.
     grown
         Rows that the table has more after the last change.
     """
 
-    def __init__(self, backend: StorageBackend, page_size: int) -> None:
+    def __init__(self, backend: StorageBackend, layout: LeafLayout) -> None:
         self._backend = backend
-        self._page_size = page_size
-        self._count = self.grown = 0
+        self._layout = layout
+        self._page_size = size = layout.page_size
+        self.count = self.grown = 0
         self._found = np.empty((kernels.FOUND, MOVED_AT_ONCE), dtype=np.int64)
-        self._frames = np.empty(MOVED_AT_ONCE * page_size + SLACK, dtype=np.uint8)
-        self._rows, self._counts = np.empty(MOVED_AT_ONCE, dtype=np.int64), np.empty(kernels.GROWN + 1, dtype=np.int64)
+        self._rows = np.empty(MOVED_AT_ONCE, dtype=np.int64)
         self._checksums = np.empty(MOVED_AT_ONCE, dtype=np.uint64)
-        self._moved, self._listed = np.empty(LISTED, dtype=np.uint64), np.empty(LISTED, dtype=np.uint64)
-        self.pages = np.empty(MOVED_AT_ONCE * page_size + SLACK, dtype=np.uint8)
+        self._frames = np.empty(MOVED_AT_ONCE * size + SLACK, dtype=np.uint8)
+        self.pages = np.empty(MOVED_AT_ONCE * size + SLACK, dtype=np.uint8)
         self._before, self._after = _parts(self._frames), _parts(self.pages)
+        self._proven = memoryview(self._checksums).cast("B")  # type: ignore[arg-type] # numpy declares its buffer from 3.12 on
 
-    def change(self, snapshot: Snapshot, rows: NewRows) -> Counts | None:
+    def change(self, head: MovingHead, written: Entries, rows: NewRows) -> Counts | None:
         """Make changes and return what they do; None if they touch many leaves, or one that cannot be patched.
 
         Parameters
         ----------
-        snapshot
-            Of a table that `storage.patch` is for.
+        head
+            Of the newest commit.
+        written
+            The leaves as the inner nodes have them.
         rows
             The changes.
 
@@ -78,63 +84,60 @@ class FewRows:
         CorruptionError
             If a leaf is damaged.
         """
-        written, head = snapshot.index.written, snapshot.superblock
         if not head.leaves:
             return None
-        self._moved = moved_words(head.moved)
-        self._count = kernels.find_leaves(
+        self.count = kernels.find_leaves(
             written.separators.prefix, written.continued, written.pages, written.checksums, written.rows,
-            self._moved, rows.touched, rows.keys, rows.fresh, self._found,
+            head.moved, head.count, rows.touched, rows.keys, rows.fresh, self._found,
         )  # fmt: skip
-        if not self._count:
+        if not self.count:
             return None
-        for page, leaf in zip(self.freed.tolist(), self._before, strict=False):
+        for page, leaf in zip(self.freed, self._before, strict=False):
             self._backend.pread_into(page * self._page_size, leaf)
-        bad, clash, done = kernels.patch_few(
-            self._frames, self._page_size, self._found, self._count, *rows,
-            head.unique, head.rows // head.leaves, self.pages, self._rows, self._counts,
+        bad, clash, done, inserted, updated, deleted, self.grown = kernels.patch_few(
+            self._frames, self._page_size, self._found, self.count, *rows,
+            head.unique, head.rows // head.leaves, self.pages, self._rows,
         )  # fmt: skip
         if bad >= 0:
-            raise damaged_page(self._backend, int(self.freed[bad]))
+            raise damaged_page(self._backend, self.freed[bad])
         if clash >= 0:
-            raise unique_violation(snapshot.layout, Keys("u64", rows.keys), clash)
-        *counts, self.grown = self._counts.tolist()
-        return Counts(*counts) if done else None
+            raise unique_violation(self._layout, Keys("u64", rows.keys), clash)
+        return Counts(inserted, updated, deleted) if done else None
 
-    def seal(self, numbers: NDArray[np.int64], txid: int) -> bytes:
-        """Seal the leaves, to be written to these pages; return the list of moved leaves with them."""
-        count = kernels.seal_few(
-            self.pages, self._page_size, self._found, numbers, txid, self._rows, self._moved,
-            self._checksums, self._listed,
+    def seal(self, numbers: NDArray[np.int64], head: MovingHead) -> None:
+        """Seal the leaves, to be written to these pages by the next commit, and list them as moved."""
+        head.count = kernels.seal_few(
+            self.pages, self._page_size, self._found, numbers, head.txid + 1, self._rows, head.moved, head.count,
+            self._checksums,
         )  # fmt: skip
-        return self._listed[:count].tobytes()
 
-    def write(self, numbers: NDArray[np.int64], txid: int) -> tuple[bytes, Proof]:
-        """Seal the leaves and write them to these pages; return the list with them and the proof of it."""
-        listed, pages = self.seal(numbers, txid), numbers.tolist()
+    def write(self, numbers: NDArray[np.int64], head: MovingHead) -> Proof:
+        """Seal the leaves, write them to these pages and list them as moved; return the proof of it."""
+        self.seal(numbers, head)
+        pages = tuple(numbers.tolist())
         for page, leaf in zip(pages, self._after, strict=False):
             self._backend.pwrite(page * self._page_size, leaf[0])
-        return listed, Proof(tuple(pages), digest(self.checksums.tobytes()))
+        return Proof(pages, digest(self._proven[: 8 * self.count]))
 
     @property
     def leaves(self) -> NDArray[np.int64]:
         """Their numbers, ascending."""
-        return self._found[0, : self._count]
+        return self._found[0, : self.count]
 
     @property
-    def freed(self) -> NDArray[np.int64]:
+    def freed(self) -> list[int]:
         """The pages that they leave."""
-        return self._found[1, : self._count]
+        return self._found[1, : self.count].tolist()
 
     @property
     def hints(self) -> NDArray[np.int64]:
         """Where each should go."""
-        return self._found[4, : self._count]
+        return self._found[4, : self.count]
 
     @property
     def checksums(self) -> NDArray[np.uint64]:
         """Of the leaves once they are sealed."""
-        return self._checksums[: self._count]
+        return self._checksums[: self.count]
 
 
 def _parts(pages: NDArray[np.uint8]) -> list[list[NDArray[np.uint8]]]:

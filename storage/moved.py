@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage import _few_kernels as kernels
 from storage.superblock import COPY_BYTES, MOVED_AT_ONCE
 from storage.tree import Entries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LISTED", "add_moved", "count_moved", "moved_columns", "moved_entries", "moved_leaves", "moved_words"]
+__all__ = ["LISTED", "moved_columns", "moved_entries", "moved_leaves", "moved_words"]
 
 _WORDS = 3
 _ENTRY = 8 * _WORDS
@@ -26,17 +25,14 @@ LISTED = (COPY_BYTES // _ENTRY + MOVED_AT_ONCE, _WORDS)
 _LEAF = np.uint64(2**32 - 1)
 
 
-def count_moved(moved: bytes) -> int:
-    """Return how many leaves the list has."""
-    return len(moved) // _ENTRY
-
-
-def moved_words(moved: bytes) -> NDArray[np.uint64]:
+def moved_words(moved: bytes | memoryview) -> NDArray[np.uint64]:
     """Return uint64[n, 3]: a leaf and its rows times 2**32, its page, its checksum."""
-    return np.ndarray((count_moved(moved), _WORDS), np.uint64, moved)
+    return np.ndarray((len(moved) // _ENTRY, _WORDS), np.uint64, moved)
 
 
-def moved_columns(moved: bytes) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
+def moved_columns(
+    moved: bytes | memoryview,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
     """Return the numbers of the leaves, their rows, their pages and their checksums."""
     words = moved_words(moved)
     leaves, rows = words[:, 0] & _LEAF, words[:, 0] >> np.uint64(32)
@@ -48,7 +44,7 @@ def moved_leaves(moved: bytes) -> NDArray[np.int64]:
     return np.sort(moved_columns(moved)[0])
 
 
-def moved_entries(written: Entries, moved: bytes) -> Entries:
+def moved_entries(written: Entries, moved: bytes | memoryview) -> Entries:
     """Return the entries of all leaves: what inner nodes say of them, and of moved ones what the list says."""
     if not moved:
         return written
@@ -56,17 +52,3 @@ def moved_entries(written: Entries, moved: bytes) -> Entries:
     leaves, *now = moved_columns(moved)
     rows[leaves], pages[leaves], checksums[leaves] = now
     return Entries(pages, checksums, rows, written.continued, written.separators)
-
-
-def add_moved(
-    moved: bytes,
-    leaves: NDArray[np.int64],
-    pages: NDArray[np.int64],
-    checksums: NDArray[np.uint64],
-    rows: NDArray[np.int64],
-) -> bytes:
-    """Return the list with leaves that have moved now."""
-    before = moved_words(moved)
-    every = np.empty((len(before) + len(leaves), _WORDS), dtype=np.uint64)
-    count = kernels.add_moved(before, leaves, pages, checksums, rows, every)
-    return every[:count].tobytes()

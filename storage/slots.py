@@ -13,21 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from storage.errors import CorruptionError, NotATableError, StorageIOError
-from storage.superblock import (
-    COPY_BYTES,
-    MAGIC,
-    PAGE_SIZES,
-    SLOT_BYTES,
-    decode_superblock,
-    digest,
-    encode_superblock,
-)
+from storage.superblock import COPY_BYTES, MAGIC, PAGE_SIZES, SLOT_BYTES, digest
+from storage.superblock_bytes import decode_superblock, encode_superblock
 
 if TYPE_CHECKING:
     from storage.backend import StorageBackend
+    from storage.snapshot import Snapshot
     from storage.superblock import Superblock
 
 __all__ = [
+    "commit_at_once",
     "commit_superblock",
     "damaged_copies",
     "read_superblock",
@@ -103,22 +98,27 @@ def write_superblock(backend: StorageBackend, superblock: Superblock) -> None:
     backend.pwrite(superblock.slot * superblock.page_size, 2 * encode_superblock(superblock))
 
 
-def commit_superblock(backend: StorageBackend, superblock: Superblock, before: Superblock) -> None:
+def commit_superblock(backend: StorageBackend, after: Snapshot, copy: bytes) -> None:
+    """Write a copy of a commit's superblock into its slot and make it durable."""
+    backend.pwrite(after.txid % 2 * after.page_size, 2 * copy)
+    backend.sync()
+
+
+def commit_at_once(backend: StorageBackend, before: Snapshot, after: Snapshot, copy: bytes) -> None:
     """Make durable by one sync a superblock with a proof, all pages that it proves, and what else was written.
 
     Parameters
     ----------
-    superblock
-        Of the commit.
     before
-        Of the commit before, to which the table is put back if the sync fails.
+        The commit before, to which the table is put back if the sync fails.
+    after, copy
+        The commit, and a copy of its superblock.
     """
     try:
-        write_superblock(backend, superblock)
-        backend.sync()
+        commit_superblock(backend, after, copy)
     except StorageIOError:
         with contextlib.suppress(StorageIOError):  # the first failure is the one to report
-            repeat_superblock(backend, before)  # what the system has in memory may never reach the disk
+            repeat_superblock(backend, before.superblock)  # what the system has in memory may never reach the disk
         raise
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +12,9 @@ from storage.index import Index
 from storage.keys import KeyCodec, Keys
 from storage.layout import LeafLayout
 from storage.metadata import read_metadata
-from storage.moved import moved_leaves
+from storage.moved import moved_entries, moved_leaves
 from storage.slots import read_superblock
+from storage.superblock_bytes import read_copy, txid_of
 from storage.tree import Entries, read_tree
 
 if TYPE_CHECKING:
@@ -28,31 +28,49 @@ if TYPE_CHECKING:
 __all__ = ["Snapshot", "open_snapshot", "root_entries"]
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Snapshot:
     """The relation at one transaction.
 
-    Attributes
+    Parameters
     ----------
     path
         Of the file.
     superblock
-        What the commit says of the whole table.
+        What the commit says of the whole table, or a copy of it.
     layout
         Physical columns of the leaves.
     index
-        Of the leaves.
+        Of the leaves, as the inner nodes have it.
+
+    Attributes
+    ----------
+    txid
+        Number of the transaction.
     """
 
-    path: str
-    superblock: Superblock
-    layout: LeafLayout
-    index: Index
+    __slots__ = ("__weakref__", "_entries", "_superblock", "index", "layout", "path", "txid")
+
+    def __init__(self, path: str, superblock: Superblock | bytes, layout: LeafLayout, index: Index) -> None:
+        self._superblock = superblock
+        self._entries: Entries | None = None
+        self.txid = txid_of(superblock) if isinstance(superblock, bytes) else superblock.txid
+        self.path = path
+        self.layout = layout
+        self.index = index
+
+    @property
+    def superblock(self) -> Superblock:
+        """What the commit says of the whole table. Decoded when it is asked for, and kept then."""
+        if isinstance(self._superblock, bytes):
+            self._superblock = read_copy(self._superblock)
+        return self._superblock
 
     @property
     def entries(self) -> Entries:
-        """One for each leaf, in key order."""
-        return self.index.entries
+        """One for each leaf, in key order, as it is now. Made when they are asked for, and kept then."""
+        if self._entries is None:
+            self._entries = moved_entries(self.index.written, self.superblock.moved)
+        return self._entries
 
     @property
     def levels(self) -> tuple[InnerLevel, ...]:
@@ -87,17 +105,12 @@ class Snapshot:
     @property
     def page_size(self) -> int:
         """Bytes in a page."""
-        return self.superblock.page_size
+        return self.layout.page_size
 
     @property
     def fill(self) -> float:
         """Share of a leaf that a load fills."""
         return self.superblock.fill
-
-    @property
-    def txid(self) -> int:
-        """Number of the transaction."""
-        return self.superblock.txid
 
     @property
     def rows(self) -> int:
@@ -183,18 +196,19 @@ def open_snapshot(
             "the file has been truncated; restore it or build it again"
         )
     if known is not None and _tree_of(known.superblock) == _tree_of(head):
-        layout, index = known.layout, Index(known.index.written, known.levels, head.moved)
+        layout, index = known.layout, known.index
     else:
         layout, index = _read_index(backend, head)
     if head.moved and moved_leaves(head.moved)[-1] >= len(index.written):
         raise CorruptPageError(f"{backend.path}: the superblock moves a leaf that the tree does not have; restore it")
-    leaves, rows = len(index.written), int(index.entries.rows.sum())
+    snapshot = Snapshot(backend.path, head, layout, index)
+    leaves, rows = len(index.written), int(snapshot.leaf_rows.sum())
     if (leaves, rows) != (head.leaves, head.rows):
         raise CorruptPageError(
             f"{backend.path}: the tree has {leaves} leaves and {rows} rows, "
             f"the superblock says {head.leaves} and {head.rows}; restore the file or build it again"
         )
-    return Snapshot(backend.path, head, layout, index)
+    return snapshot
 
 
 def _tree_of(head: Superblock) -> tuple[int, ...]:
@@ -208,7 +222,7 @@ def _read_index(backend: StorageBackend, head: Superblock) -> tuple[LeafLayout, 
     )
     layout = LeafLayout(schema, key, head.page_size)
     written, levels = read_tree(backend, head.page_size, layout.codec.kind, root_entries(head, layout), head.height)
-    return layout, Index(written, tuple(levels), head.moved)
+    return layout, Index(written, tuple(levels))
 
 
 def root_entries(head: Superblock, layout: LeafLayout) -> Entries:

@@ -44,7 +44,7 @@ class FreeSpace:
     def __init__(self, pages: int, used: NDArray[np.int64]) -> None:
         self._free = np.ones(pages, dtype=np.uint8)
         self._free[used] = 0
-        self._held: list[tuple[int, NDArray[np.int64]]] = []
+        self._held: list[tuple[int, NDArray[np.int64] | list[int]]] = []
         self.held = 0
         self._overflow = range(0)
 
@@ -106,7 +106,7 @@ class FreeSpace:
         """Return pages that nobody can need."""
         self._free[pages] = 1
 
-    def hold(self, txid: int, pages: NDArray[np.int64]) -> None:
+    def hold(self, txid: int, pages: NDArray[np.int64] | list[int]) -> None:
         """Hold back pages that transaction `txid` freed: readers of earlier transactions may need them."""
         if len(pages):
             self._held.append((txid, pages))

@@ -3,7 +3,7 @@ import pyarrow as pa
 import pytest
 from simulated import Model, SimulatedDisk, Sync, Write, build, rows_at, rows_of, writer_of
 
-from storage import draft, page_writer, superblock
+from storage import draft, page_writer, superblock_bytes
 from storage.commit import pages_of
 from storage.errors import (
     CorruptPageError,
@@ -17,7 +17,7 @@ from storage.errors import (
 from storage.locks import NoLocks
 from storage.slots import read_superblock
 from storage.snapshot import open_snapshot
-from storage.superblock import decode_superblock
+from storage.superblock_bytes import decode_superblock
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
@@ -220,7 +220,7 @@ def test_underfull_leaves_are_merged(writer, disk):
 
 @pytest.mark.parametrize(("room", "nodes"), [(72, 0), (0, 2)])
 def test_only_what_a_change_needs_is_written(room, nodes, monkeypatch):
-    monkeypatch.setattr(superblock, "MOVED_LEAVES", room)
+    monkeypatch.setattr(superblock_bytes, "MOVED_LEAVES", room)
     disk = build(table_of(rows(range(20000))), ["k"], unique=True)
     writer = writer_of(disk)
     assert (writer.snapshot.superblock.height, writer.snapshot.superblock.leaves > 200) == (3, True)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Model, SimulatedDisk, build, rows_at, rows_of, writer_of
 
-from storage import commit, superblock
+from storage import commit, superblock_bytes
 from storage.errors import CorruptPageError, UniqueViolationError
 from storage.snapshot import open_snapshot
 
@@ -156,7 +156,7 @@ def test_an_abandoned_transaction_changes_nothing():
 
 def test_each_snapshot_stays_as_it_was(monkeypatch):
     """Also over a commit that writes inner nodes anew."""
-    monkeypatch.setattr(superblock, "MOVED_LEAVES", 3)
+    monkeypatch.setattr(superblock_bytes, "MOVED_LEAVES", 3)
     disk, writer = fresh()
     seen = [(open_snapshot(disk), writer.snapshot)]
     for at in range(8):

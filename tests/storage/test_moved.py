@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import Model, SimulatedDisk, build, rows_of, writer_of
 
-from storage import superblock
+from storage import superblock_bytes
 from storage.check import check_backend
 from storage.errors import CorruptionError, CorruptPageError
 from storage.keys import Keys
-from storage.moved import add_moved, moved_entries, moved_leaves
+from storage.moved import moved_entries, moved_leaves
+from storage.moving import MovingHead
 from storage.slots import read_superblock, write_superblock
 from storage.snapshot import open_snapshot
 from storage.table import Table
@@ -62,12 +63,18 @@ def entries_of(count):
 
 @given(st.lists(st.dictionaries(st.integers(0, 20), st.integers(0, 2**63 - 1), max_size=4), max_size=8))
 def test_a_list_says_of_each_leaf_what_was_said_last(steps):
-    moved, expected = b"", {}
+    head, expected = MovingHead(read_superblock(BUILT)), {}
     for step in steps:
         leaves = np.array(sorted(step), dtype=np.int64)
         values = np.array([step[leaf] for leaf in sorted(step)], dtype=np.int64)
-        moved = add_moved(moved, leaves, values, values.astype(np.uint64), values % 1000)
+        head.add(
+            leaves,
+            dataclasses.replace(
+                entries_of(len(step)), pages=values, checksums=values.astype(np.uint64), rows=values % 1000
+            ),
+        )
         expected |= step
+    moved = bytes(head.listed)
     assert moved_leaves(moved).tolist() == sorted(expected)
     entries = moved_entries(entries_of(21), moved)
     assert entries.pages.tolist() == [expected.get(leaf, leaf + 2) for leaf in range(21)]
@@ -85,7 +92,7 @@ def test_what_is_opened_has_the_leaves_where_they_are(moved):
 @pytest.mark.parametrize("leaves", [1, 9])
 def test_a_full_list_becomes_inner_nodes(moved, leaves, monkeypatch):
     disk, rows = moved
-    monkeypatch.setattr(superblock, "MOVED_LEAVES", 4)
+    monkeypatch.setattr(superblock_bytes, "MOVED_LEAVES", 4)
     changes = one_in_each(range(10, 10 + leaves), 8)
     writer_of(disk).apply(batch(*changes))
     assert read_superblock(disk).moved == b""

@@ -13,17 +13,22 @@ from storage.superblock import (
     COPY_BYTES,
     FORMAT_VERSION,
     MOVED_AT_ONCE,
-    MOVED_LEAVES,
     PAGE_SIZES,
     PROOF_PAGES,
     SLOT_BYTES,
     Proof,
     Superblock,
     check_page_size,
+)
+from storage.superblock_bytes import (
+    MOVED_LEAVES,
     decode_superblock,
     encode_superblock,
-    fits,
+    fitted,
+    follow,
     room_for_moved,
+    tail_of,
+    txid_of,
 )
 
 FIRST = Superblock(
@@ -97,21 +102,39 @@ def test_superblocks_of_earlier_versions_are_read():
 @pytest.mark.parametrize("name", [0, 300, 500, 1800])
 def test_as_many_leaves_move_as_there_is_room_for(name):
     block = replace(FIRST, apps={"a" * name: 1} if name else {})
-    room = room_for_moved(block)
+    room = room_for_moved(tail_of(block))
     proof = Proof(tuple(range(MOVED_AT_ONCE)), b"12345678")
     assert room == MOVED_LEAVES if not name else room < MOVED_LEAVES
     if room > 0:
-        full = block.followed_by(2, (7, 8, 9), (3, 4, 5), bytes(24 * room), proof)
-        assert full.proof == proof
+        full = replace(block, txid=2, moved=bytes(24 * room), proof=proof)
+        assert fitted(full).proof == proof
         assert decode_superblock(encode_superblock(full), 0) == full
+
+
+@pytest.mark.parametrize("apps", [{}, {"a": 1, "b": -2}])
+def test_a_copy_that_follows_is_that_of_the_later_superblock(apps):
+    block = replace(FIRST, apps=apps)
+    copy = bytearray(encode_superblock(block))
+    for moved, proof in (
+        (bytes(range(240)) * 7, Proof((4, 5), b"12345678")),
+        (b"\1" * 24, None),
+        (b"", Proof((7,), b"87654321")),
+        (b"", None),
+    ):
+        block = replace(
+            block, txid=block.txid + 1, rows=block.rows - 3, pages=block.pages + 1, moved=moved, proof=proof
+        )
+        later = follow(copy, tail_of(block), (block.txid, block.rows, block.pages), memoryview(moved), proof)
+        assert later == encode_superblock(block)
+        assert txid_of(later) == block.txid
 
 
 def test_a_proof_is_left_out_if_there_is_no_room():
     proof = Proof(tuple(range(PROOF_PAGES)), b"12345678")
-    assert FIRST.followed_by(2, (7, 8, 9), (3, 4, 5), b"", proof).proof == proof
-    full = replace(FIRST, apps={"a" * 1500: 1}).followed_by(2, (7, 8, 9), (3, 4, 5), b"", proof)
+    assert fitted(replace(FIRST, proof=proof)).proof == proof
+    full = fitted(replace(FIRST, apps={"a" * 1500: 1}, proof=proof))
     assert full.proof is None
-    assert fits(full)
+    assert len(encode_superblock(full)) == COPY_BYTES
 
 
 @pytest.mark.parametrize("page_size", PAGE_SIZES)
