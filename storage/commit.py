@@ -278,10 +278,9 @@ class Writer:
         """Make the last changes of few leaves the table's state. The caller has it guarded."""
         head, few = self._head(app), self._few_rows
         if head.has_room(few.count):
-            numbers = self.space.take(few.hints)
-            proof = few.write(numbers, head)
+            proof = few.write(self.space, head)
             if self._filter is not None:
-                self._filter.put(few.pages, numbers)
+                self._filter.put(few.pages, few.numbers)
             self._publish_moved(head, head.rows + few.grown, max(proof.pages) + 1, proof, few.freed)
         else:
             pages = self._pages()

@@ -6,7 +6,7 @@ What such a change costs does not grow with the table. It changes nothing but le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from storage.layout import LeafLayout
     from storage.moving import MovingHead
     from storage.new_rows import NewRows
+    from storage.space import FreeSpace
     from storage.tree import Entries
 
 __all__ = ["MOST_ROWS", "FewRows"]
@@ -57,13 +58,19 @@ class FewRows:
         self._layout = layout
         self._page_size = size = layout.page_size
         self.count = self.grown = 0
-        self._found = np.empty((kernels.FOUND, MOVED_AT_ONCE), dtype=np.int64)
+        self._found = found = np.empty((kernels.FOUND, MOVED_AT_ONCE), dtype=np.int64)
+        self._leaves, self._hints, self._numbers = (
+            _firsts(found[0]),
+            _firsts(found[4]),
+            _firsts(np.empty_like(found[0])),
+        )
+        self._freed, self._taken = _view(found[1]), _view(self._numbers[-1])
         self._rows = np.empty(MOVED_AT_ONCE, dtype=np.int64)
         self._checksums = np.empty(MOVED_AT_ONCE, dtype=np.uint64)
         self._frames = np.empty(MOVED_AT_ONCE * size + SLACK, dtype=np.uint8)
         self.pages = np.empty(MOVED_AT_ONCE * size + SLACK, dtype=np.uint8)
         self._before, self._after = _parts(self._frames), _parts(self.pages)
-        self._proven = memoryview(self._checksums).cast("B")  # type: ignore[arg-type] # numpy declares its buffer from 3.12 on
+        self._proven = _view(self._checksums).cast("B")
 
     def change(self, head: MovingHead, written: Entries, rows: NewRows) -> Counts | None:
         """Make changes and return what they do; None if they touch many leaves, or one that cannot be patched.
@@ -111,10 +118,11 @@ class FewRows:
             self._checksums,
         )  # fmt: skip
 
-    def write(self, numbers: NDArray[np.int64], head: MovingHead) -> Proof:
-        """Seal the leaves, write them to these pages and list them as moved; return the proof of it."""
-        self.seal(numbers, head)
-        pages = tuple(numbers.tolist())
+    def write(self, space: FreeSpace, head: MovingHead) -> Proof:
+        """Seal the leaves, write them to free pages and list them as moved; return the proof of it."""
+        space.take_into(self.hints, self.numbers)
+        self.seal(self.numbers, head)
+        pages = tuple(self._taken[: self.count])
         for page, leaf in zip(pages, self._after, strict=False):
             self._backend.pwrite(page * self._page_size, leaf[0])
         return Proof(pages, digest(self._proven[: 8 * self.count]))
@@ -122,17 +130,22 @@ class FewRows:
     @property
     def leaves(self) -> NDArray[np.int64]:
         """Their numbers, ascending."""
-        return self._found[0, : self.count]
+        return self._leaves[self.count]
 
     @property
     def freed(self) -> list[int]:
         """The pages that they leave."""
-        return self._found[1, : self.count].tolist()
+        return self._freed[: self.count].tolist()
 
     @property
     def hints(self) -> NDArray[np.int64]:
         """Where each should go."""
-        return self._found[4, : self.count]
+        return self._hints[self.count]
+
+    @property
+    def numbers(self) -> NDArray[np.int64]:
+        """The pages that they were written to."""
+        return self._numbers[self.count]
 
     @property
     def checksums(self) -> NDArray[np.uint64]:
@@ -143,3 +156,12 @@ class FewRows:
 def _parts(pages: NDArray[np.uint8]) -> list[list[NDArray[np.uint8]]]:
     """Return each page of the room for leaves, as the one buffer to read it into."""
     return [[page] for page in np.split(pages[:-SLACK], MOVED_AT_ONCE)]
+
+
+def _firsts(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the first so many of some numbers, for each count."""
+    return [numbers[:count] for count in range(len(numbers) + 1)]
+
+
+def _view(numbers: NDArray[Any]) -> memoryview:
+    return memoryview(numbers)  # type: ignore[arg-type] # numpy declares its buffer from Python 3.12 on

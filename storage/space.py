@@ -78,10 +78,14 @@ class FreeSpace:
             Page numbers, each once.
         """
         pages = np.empty(len(hints), dtype=np.int64)
-        if kernels.take_near(self._free, np.ascontiguousarray(hints, dtype=np.int64), REACH, pages):
+        self.take_into(np.ascontiguousarray(hints, dtype=np.int64), pages)
+        return pages
+
+    def take_into(self, hints: NDArray[np.int64], pages: NDArray[np.int64]) -> None:
+        """Take a page near each hint and fill in its number; see `take`."""
+        if kernels.take_near(self._free, hints, REACH, pages):
             far = np.flatnonzero(pages < 0)
             pages[far] = self._take_far(len(far))
-        return pages
 
     def grow(self, count: int) -> NDArray[np.int64]:
         """Take pages behind the end of the file."""

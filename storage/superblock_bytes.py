@@ -138,8 +138,10 @@ def follow(
     moved, proof
         As of the `Superblock`. There is room for them.
     """
-    for at, number in zip((_TXID, _ROWS, _PAGES), now, strict=True):
-        _U64.pack_into(copy, at, number)
+    txid, rows, pages = now
+    _U64.pack_into(copy, _TXID, txid)
+    _U64.pack_into(copy, _ROWS, rows)
+    _U64.pack_into(copy, _PAGES, pages)
     copy[_FLAGS] &= _UNIQUE
     return _finish(copy, tail, moved, proof)
 
