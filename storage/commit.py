@@ -38,7 +38,7 @@ from storage.snapshot import Snapshot, open_snapshot
 from storage.space import FreeSpace
 from storage.superblock import FORMAT_VERSION, MOVED_AT_ONCE, check_app
 from storage.superblock_bytes import encode_superblock, fitted
-from storage.transaction import Transaction
+from storage.transaction import CommitResult, Transaction
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from storage.new_rows import NewRows
     from storage.reader import PageReader
     from storage.superblock import Proof, Superblock
-    from storage.transaction import App, CommitResult
+    from storage.transaction import App
     from storage.tree import Entries
 
 __all__ = ["Writer", "pages_of"]
@@ -157,8 +157,7 @@ class Writer:
             If a write or sync failed before.
         """
         self._refuse_poisoned()
-        if self._busy:
-            raise InputError("a transaction of this table is open already; end it before the next change begins")
+        self._refuse_busy()
         self._locks.take_writer(wait)
         try:
             newest = read_superblock(self._backend)
@@ -203,9 +202,25 @@ class Writer:
         app: App | None = None,
     ) -> CommitResult:
         """Change the table in one commit. See `storage.Table.apply`."""
+        if deletes is None and inserts is None and self.columns is not None:
+            result = self._upsert_few(self.columns, upserts, app)
+            if result is not None:
+                return result
         with self.transaction(app=app) as transaction:
             transaction.apply(upserts, deletes, inserts=inserts)
         return transaction.result
+
+    def _upsert_few(self, columns: WordColumns, upserts: Batch | None, app: App | None) -> CommitResult | None:
+        """Make a commit of few upserts without a transaction, the shortest way; return None if they need another."""
+        if self._start(app):
+            return None
+        with self._guard:
+            rows = columns.read(upserts)
+            counts = None if rows is None else self.change_few(rows)
+            if counts is None:
+                return None
+            self.commit_few(app)
+        return CommitResult(self.snapshot.txid, counts.inserted, counts.updated, counts.deleted)
 
     def transaction(self, *, app: App | None = None) -> Transaction:
         """Begin a commit of several changes. See `storage.Table.transaction`.
@@ -215,15 +230,20 @@ class Writer:
         PoisonedHandleError
             If a write or sync failed before.
         InputError
-            If `app` is not a name and a version.
+            If `app` is not a name and a version, or a transaction is open.
         """
-        self._refuse_poisoned()
-        check_app(app)
-        if self.space.held >= _MOST_HELD:
-            self.reclaim()
-        skipped = app is not None and app[1] <= self.snapshot.superblock.apps.get(app[0], app[1] - 1)
+        skipped = self._start(app)
         self._busy = True
         return Transaction(self, app, skipped=skipped)
+
+    def _start(self, app: App | None) -> bool:
+        """Get ready for a commit; return whether its application has reached this version already."""
+        self._refuse_poisoned()
+        self._refuse_busy()
+        if self.space.held >= _MOST_HELD:
+            self.reclaim()
+        check_app(app)
+        return app is not None and app[1] <= self.snapshot.superblock.apps.get(app[0], app[1] - 1)
 
     def begin(self, take: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None) -> Draft:
         """Return a draft of the next transaction; see `PageWriter` for `take`. Ends with `commit` or `abandon`."""
@@ -270,7 +290,8 @@ class Writer:
         if moved is not None and not anew and head.has_room(len(moved)):
             head.add(moved, draft.entries.take(moved))
             pages.settle()
-            self._publish_moved(head, draft.rows, pages.end, pages.proof, draft.freed)
+            proof = pages.proof
+            self._publish(head.follow(draft.rows, pages.end, proof), proof, self.snapshot.index, draft.freed)
         else:
             self._publish_anew(app, draft.leaves, pages, draft.freed)
 
@@ -281,7 +302,8 @@ class Writer:
             proof = few.write(self.space, head)
             if self._filter is not None:
                 self._filter.put(few.pages, few.numbers)
-            self._publish_moved(head, head.rows + few.grown, max(proof.pages) + 1, proof, few.freed)
+            copy = head.follow(head.rows + few.grown, max(proof.pages) + 1, proof)
+            self._publish(copy, proof, self.snapshot.index, few.freed)
         else:
             pages = self._pages()
             numbers = pages.place(few.hints)
@@ -300,12 +322,6 @@ class Writer:
         """Return the superblock of the newest commit, an application's new version in it."""
         head = self.snapshot.superblock
         return head if app is None else replace(head, apps={**head.apps, app[0]: app[1]})
-
-    def _publish_moved(
-        self, head: MovingHead, rows: int, end: int, proof: Proof | None, freed: NDArray[np.int64] | list[int]
-    ) -> None:
-        """Publish a state with the inner nodes of the state before; its new pages lie before `end`."""
-        self._publish(head.follow(rows, end, proof), proof, self.snapshot.index, freed)
 
     def _publish_anew(self, app: App | None, leaves: Placed, pages: PageWriter, freed: NDArray[np.int64]) -> None:
         """Write the inner nodes above all leaves that changed or have moved before, and publish a state with them."""
@@ -370,6 +386,10 @@ class Writer:
         oldest = self._locks.oldest_claim(self.snapshot.txid)
         self.space.reclaim(self.snapshot.txid if oldest is None else oldest)
         return oldest is None
+
+    def _refuse_busy(self) -> None:
+        if self._busy:
+            raise InputError("a transaction of this table is open already; end it before the next change begins")
 
     def _refuse_poisoned(self) -> None:
         if self._poison is not None:

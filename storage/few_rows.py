@@ -27,10 +27,7 @@ if TYPE_CHECKING:
     from storage.space import FreeSpace
     from storage.tree import Entries
 
-__all__ = ["MOST_ROWS", "FewRows"]
-
-MOST_ROWS = 64
-"""Rows that are few."""
+__all__ = ["FewRows"]
 
 
 class FewRows:

@@ -19,10 +19,13 @@ from storage.encode import PhysicalRows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.changes import Changes
+    from storage.changes import Batch, Changes
     from storage.layout import LeafLayout
 
-__all__ = ["NewRows", "WordColumns"]
+__all__ = ["MOST_ROWS", "NewRows", "WordColumns"]
+
+MOST_ROWS = 64
+"""Rows that are few."""
 
 _NO_HEAP = np.zeros(0, dtype=np.uint8)
 _address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
@@ -96,13 +99,15 @@ class WordColumns:
         plain = all(fixed_type(dtype) and not _is_packed(dtype) for dtype in types)
         return cls(layout) if plain and layout.codec.kind == "u64" else None
 
-    def read(self, batch: pa.RecordBatch) -> NewRows | None:
-        """Return upserts, or None if they need a closer look: other columns or types, nulls, keys not ascending.
+    def read(self, batch: Batch | None) -> NewRows | None:
+        """Return upserts, or None if they need a closer look: many, other columns or types, nulls, keys not ascending.
 
         The next upserts take the memory of those before.
         """
+        if not isinstance(batch, pa.RecordBatch):
+            return None
         rows = batch.num_rows
-        if rows == 0:
+        if not 0 < rows <= MOST_ROWS:
             return None
         words, new = self._room(rows)
         schema, array = batch.__arrow_c_array__()

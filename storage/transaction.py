@@ -8,13 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeAlias
 
-import pyarrow as pa
-
 from storage.changes import Batch, Changes, prepare
 from storage.errors import InputError
-from storage.few_rows import MOST_ROWS
 from storage.merge import Counts
-from storage.new_rows import NewRows
+from storage.new_rows import MOST_ROWS, NewRows
 from storage.patch import can_patch
 
 if TYPE_CHECKING:
@@ -100,8 +97,6 @@ class Transaction:
 
     def _apply(self, *batches: Batch | None) -> None:
         first = self._draft is None and self._few is None
-        if first and self._took_few(_read_words(self._writer, *batches), batches):
-            return
         changes = self._prepared(batches)
         if not changes:
             return
@@ -111,9 +106,9 @@ class Transaction:
                 return
         self._counts += self._drafted().apply(changes)
 
-    def _took_few(self, rows: NewRows | None, batches: _Batches) -> bool:
-        """Make changes of few rows, if that is what they are, without a draft; say whether they were made."""
-        counts = None if rows is None else self._writer.change_few(rows)
+    def _took_few(self, rows: NewRows, batches: _Batches) -> bool:
+        """Make changes of few rows without a draft; say whether they were made."""
+        counts = self._writer.change_few(rows)
         if counts is None:
             return False
         self._few, self._counts = batches, counts
@@ -170,12 +165,3 @@ class Transaction:
         txid = self._writer.snapshot.txid
         counts = self._counts
         return CommitResult(txid, counts.inserted, counts.updated, counts.deleted, self.skipped)
-
-
-def _read_words(writer: Writer, upserts: Batch | None, deletes: Batch | None, inserts: Batch | None) -> NewRows | None:
-    """Return few upserts straight from their columns, if they are nothing else and need no closer look."""
-    if upserts is None or deletes is not None or inserts is not None:
-        return None
-    if not isinstance(upserts, pa.RecordBatch) or upserts.num_rows > MOST_ROWS or writer.columns is None:
-        return None
-    return writer.columns.read(upserts)
