@@ -152,15 +152,10 @@ class FileBackend:
             If the operating system refuses.
         """
         self._refuse_closed()
-        for at in range(0, len(buffers), _IOV_MAX):
-            offset = self._fill(offset, buffers[at : at + _IOV_MAX])
-
-    def _fill(self, offset: int, buffers: Sequence[Buffer]) -> int:
-        """Fill buffers, not more than one call takes; return where the bytes end."""
         fd = self._fd if self._direct_fd is None else self._direct_fd
         while buffers:
             try:
-                got = os.preadv(fd, buffers, offset)  # type: ignore[arg-type] # see `_bytes_of`
+                got = os.preadv(fd, buffers[:_IOV_MAX], offset)  # type: ignore[arg-type] # see `_bytes_of`
             except OSError as error:
                 if fd == self._direct_fd and error.errno in _NOT_DIRECT:
                     fd = self._fd
@@ -173,8 +168,6 @@ class FileBackend:
                 )
             offset += got
             buffers = _after(buffers, got)
-            fd = self._fd
-        return offset
 
     def pwrite(self, offset: int, data: Buffer | bytes) -> None:
         """Write all of `data` at `offset`.

@@ -310,7 +310,7 @@ class Writer:
             few.seal(numbers, head)
             pages.put(few.pages, numbers, few.checksums)
             entries = moved_entries(self.snapshot.index.written, head.listed)
-            self._publish_anew(app, Placed(entries, few.leaves), pages, np.array(few.freed))
+            self._publish_anew(app, Placed(entries, few.leaves), pages, few.freed)
 
     def _head(self, app: App | None = None) -> MovingHead:
         """Return the superblock of the newest commit, to become that of the next, an application's version in it."""
@@ -339,7 +339,7 @@ class Writer:
         superblock, index = fitted(superblock), Index(leaves.entries, tree.levels)
         self._publish(encode_superblock(superblock), superblock.proof, index, np.concatenate([freed, tree.freed]))
 
-    def _publish(self, copy: bytes, proof: Proof | None, index: Index, freed: NDArray[np.int64] | list[int]) -> None:
+    def _publish(self, copy: bytes, proof: Proof | None, index: Index, freed: NDArray[np.int64]) -> None:
         """Make durable what was written, and let it be the table's state, which no longer has the pages `freed`.
 
         The superblock comes as a `copy` of it; `proof` is the one it has.

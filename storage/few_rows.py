@@ -56,12 +56,9 @@ class FewRows:
         self._page_size = size = layout.page_size
         self.count = self.grown = 0
         self._found = found = np.empty((kernels.FOUND, MOVED_AT_ONCE), dtype=np.int64)
-        self._leaves, self._hints, self._numbers = (
-            _firsts(found[0]),
-            _firsts(found[4]),
-            _firsts(np.empty_like(found[0])),
-        )
-        self._freed, self._taken = _view(found[1]), _view(self._numbers[-1])
+        self._leaves, self._freed, self._hints = (_firsts(found[row]) for row in (0, 1, 4))
+        self._numbers = _firsts(np.empty(MOVED_AT_ONCE, dtype=np.int64))
+        self._left, self._taken = _view(found[1]), _view(self._numbers[-1])
         self._rows = np.empty(MOVED_AT_ONCE, dtype=np.int64)
         self._checksums = np.empty(MOVED_AT_ONCE, dtype=np.uint64)
         self._frames = np.empty(MOVED_AT_ONCE * size + SLACK, dtype=np.uint8)
@@ -96,14 +93,14 @@ class FewRows:
         )  # fmt: skip
         if not self.count:
             return None
-        for page, leaf in zip(self.freed, self._before, strict=False):
+        for page, leaf in zip(self._left[: self.count], self._before, strict=False):
             self._backend.pread_into(page * self._page_size, leaf)
         bad, clash, done, inserted, updated, deleted, self.grown = kernels.patch_few(
             self._frames, self._page_size, self._found, self.count, *rows,
             head.unique, head.rows // head.leaves, self.pages, self._rows,
         )  # fmt: skip
         if bad >= 0:
-            raise damaged_page(self._backend, self.freed[bad])
+            raise damaged_page(self._backend, self._left[bad])
         if clash >= 0:
             raise unique_violation(self._layout, Keys("u64", rows.keys), clash)
         return Counts(inserted, updated, deleted) if done else None
@@ -130,9 +127,9 @@ class FewRows:
         return self._leaves[self.count]
 
     @property
-    def freed(self) -> list[int]:
+    def freed(self) -> NDArray[np.int64]:
         """The pages that they leave."""
-        return self._freed[: self.count].tolist()
+        return self._freed[self.count].copy()
 
     @property
     def hints(self) -> NDArray[np.int64]:

@@ -89,7 +89,9 @@ class Placed:
         if not len(before):
             return self
         also = before if self.position is None else np.flatnonzero(np.isin(self.position, before))
-        return Placed(self.entries, np.union1d(self.changed, also), self.position)
+        new = ~self.kept
+        new[also] = True
+        return Placed(self.entries, np.flatnonzero(new), self.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +156,9 @@ def rewrite_inner(leaves: Placed, levels: Sequence[InnerLevel], fill: float, sin
 def _replace_nodes(children: Placed, old: InnerLevel, level: int, sink: PageSink) -> tuple[Placed, InnerLevel]:
     """Write anew the nodes whose children changed, child for child."""
     nodes = old.first.searchsorted(children.changed, side="right") - 1
-    if len(nodes) > 1:
-        nodes = nodes[np.flatnonzero(np.diff(nodes, prepend=-1))]
+    first = np.ones(len(nodes), dtype=np.bool_)
+    np.not_equal(nodes[1:], nodes[:-1], out=first[1:])
+    nodes = nodes[first]
     below, rows = children.entries, np.empty(len(nodes), dtype=np.int64)
     pages = aligned_pages(len(nodes), sink.page_size)
     kernels.write_nodes(

@@ -48,7 +48,8 @@ class MovingHead:
     """
 
     def __init__(self, head: Superblock) -> None:
-        self._copy = bytearray(encode_superblock(replace(head, version=FORMAT_VERSION, moved=b"", proof=None)))
+        plain = replace(head, version=FORMAT_VERSION, moved=b"", proof=None)
+        self._copy = memoryview(bytearray(encode_superblock(plain)))
         self._tail = tail_of(head)
         self.txid, self.rows, self.pages = head.txid, head.rows, head.pages
         self.leaves, self.unique = head.leaves, head.unique

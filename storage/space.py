@@ -44,7 +44,7 @@ class FreeSpace:
     def __init__(self, pages: int, used: NDArray[np.int64]) -> None:
         self._free = np.ones(pages, dtype=np.uint8)
         self._free[used] = 0
-        self._held: list[tuple[int, NDArray[np.int64] | list[int]]] = []
+        self._held: list[tuple[int, NDArray[np.int64]]] = []
         self.held = 0
         self._overflow = range(0)
 
@@ -110,7 +110,7 @@ class FreeSpace:
         """Return pages that nobody can need."""
         self._free[pages] = 1
 
-    def hold(self, txid: int, pages: NDArray[np.int64] | list[int]) -> None:
+    def hold(self, txid: int, pages: NDArray[np.int64]) -> None:
         """Hold back pages that transaction `txid` freed: readers of earlier transactions may need them."""
         if len(pages):
             self._held.append((txid, pages))
@@ -127,10 +127,9 @@ class FreeSpace:
         """Free what is held, now that `oldest` is the earliest transaction that anybody reads."""
         if not self._held or self._held[0][0] > oldest:
             return
-        for txid, pages in self._held:
-            if txid <= oldest:
-                self._free[pages] = 1
-                self.held -= len(pages)
+        due = np.concatenate([pages for txid, pages in self._held if txid <= oldest])
+        self._free[due] = 1
+        self.held -= len(due)
         self._held = [(txid, pages) for txid, pages in self._held if txid > oldest]
 
     def _take_far(self, count: int) -> NDArray[np.int64]:

@@ -71,6 +71,7 @@ _UNIQUE = 1
 _PROVEN_BY_PAGES = 2
 _REPEATED = 4
 _WITH_MOVED = 8
+_ZEROS = memoryview(bytes(COPY_BYTES))
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -96,7 +97,7 @@ def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> byte
             f"but a superblock has room for {COPY_BYTES - _APPS}; use fewer or shorter ids"
         )
     flags = (_UNIQUE if superblock.unique else 0) | (_REPEATED if repeated else 0)
-    copy, tail = bytearray(COPY_BYTES), _APPS + len(apps)
+    copy, tail = memoryview(bytearray(COPY_BYTES)), _APPS + len(apps)
     copy[: len(MAGIC)] = MAGIC
     _HEAD.pack_into(copy, _CHECKED, *_head_of(superblock), flags, 0, len(superblock.apps))
     copy[_APPS:tail] = apps
@@ -123,7 +124,7 @@ def _head_of(superblock: Superblock) -> tuple[int | float, ...]:
 
 
 def follow(
-    copy: bytearray, tail: int, now: tuple[int, int, int], moved: bytes | memoryview, proof: Proof | None
+    copy: memoryview, tail: int, now: tuple[int, int, int], moved: bytes | memoryview, proof: Proof | None
 ) -> bytes:
     """Turn a copy into that of a later commit that writes no inner nodes, and return it.
 
@@ -146,8 +147,8 @@ def follow(
     return _finish(copy, tail, moved, proof)
 
 
-def _finish(copy: bytearray, tail: int, moved: bytes | memoryview, proof: Proof | None) -> bytes:
-    """Write what stands behind the applications, its flags and the checksum."""
+def _finish(copy: memoryview, tail: int, moved: bytes | memoryview, proof: Proof | None) -> bytes:
+    """Write what stands behind the applications, its flags and the checksum; return the copy."""
     at = tail
     if moved:
         copy[_FLAGS] |= _WITH_MOVED
@@ -162,8 +163,8 @@ def _finish(copy: bytearray, tail: int, moved: bytes | memoryview, proof: Proof 
         for page in proof.pages:
             _U64.pack_into(copy, at, page)
             at += _U64.size
-    copy[at:] = bytes(COPY_BYTES - at)
-    copy[len(MAGIC) : _CHECKED] = digest(memoryview(copy)[_CHECKED:])
+    copy[at:] = _ZEROS[at:]
+    copy[len(MAGIC) : _CHECKED] = digest(copy[_CHECKED:])
     return bytes(copy)
 
 

@@ -114,7 +114,7 @@ def test_as_many_leaves_move_as_there_is_room_for(name):
 @pytest.mark.parametrize("apps", [{}, {"a": 1, "b": -2}])
 def test_a_copy_that_follows_is_that_of_the_later_superblock(apps):
     block = replace(FIRST, apps=apps)
-    copy = bytearray(encode_superblock(block))
+    copy = memoryview(bytearray(encode_superblock(block)))
     for moved, proof in (
         (bytes(range(240)) * 7, Proof((4, 5), b"12345678")),
         (b"\1" * 24, None),
