@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 __all__ = ["Writer", "pages_of"]
 
 _SUPERBLOCKS = 2
-_MOST_HELD = 16  # pages for which nobody asks yet whether readers still need them
+_MOST_HELD = 32  # pages for which nobody asks yet whether readers still need them
 
 
 def pages_of(snapshot: Snapshot) -> NDArray[np.int64]:
