@@ -173,6 +173,19 @@ def test_two_transactions_at_once_are_refused(writer):
     writer.acquire()
 
 
+def test_no_change_is_made_beside_an_open_transaction(writer, disk):
+    before = rows_of(disk)
+    with writer.transaction() as change:
+        change.apply(table_of(rows([1])))
+        for batch in (table_of(rows([3])), table_of(rows([3])).to_batches()[0]):
+            with pytest.raises(InputError, match="open already"):
+                writer.apply(batch)
+        with pytest.raises(InputError, match="open already"):
+            writer.transaction()
+    assert rows_of(disk) != before
+    assert len(rows_of(disk)) == len(before) + 1
+
+
 def test_pages_of_a_failed_transaction_are_used_again(writer, disk):
     for _ in range(5):
         with pytest.raises(UniqueViolationError):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from simulated import Model, SimulatedDisk, build, rows_at, rows_of, writer_of
 
 from storage import commit, superblock_bytes
-from storage.errors import CorruptPageError, UniqueViolationError
+from storage.errors import CorruptPageError, InputError, UniqueViolationError
+from storage.slots import read_superblock
 from storage.snapshot import open_snapshot
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int32())])
@@ -174,3 +175,16 @@ def test_a_damaged_leaf_is_reported_and_nothing_is_written():
         writer.apply(batch_of([{"k": 0, "v": 1}]))
     assert not disk.log[1:]
     assert writer.apply(batch_of([{"k": 11_998, "v": 1}])).updated == 1
+
+
+def test_an_application_that_has_no_room_leaves_the_others(drafts):
+    disk, writer = fresh()
+    writer.apply(batch_of([{"k": 2, "v": 1}]), app=("a", 1))
+    with pytest.raises(InputError, match="shorter"):
+        writer.apply(batch_of([{"k": 4, "v": 1}]), app=("b" * 3000, 1))
+    assert writer.apply(batch_of([{"k": 6, "v": 1}]), app=("a", 1)).skipped
+    writer.apply(batch_of([{"k": 8, "v": 1}]))
+    assert not drafts
+    assert dict(read_superblock(disk).apps) == {"a": 1}
+    found = {row["k"]: row["v"] for row in rows_of(disk)}
+    assert [found[key] for key in (2, 4, 6, 8)] == [1, 4, 6, 1]
