@@ -87,7 +87,7 @@ class DirectLookup:
 
     def describe(self, frames: NDArray[np.uint8], frame: NDArray[np.int64]) -> None:
         """Note what is to be known of the pages that have just come into these frames."""
-        kernels.describe_pages(frames, self._layout.page_size, frame, self._entries, self._facts, self._slopes)
+        kernels.describe_pages(frames, self._layout.page_size, frame, self._entries, self._facts, self._guesses)
 
     def locate(self, keys: KeyWords, frame_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
         """Find leaves and frames; see `storage.leaf_ranges.LeafRanges.locate`."""
@@ -98,7 +98,7 @@ class DirectLookup:
         fixed = FixedRows(self._fixed, len(keys))
         row, source = np.empty((2, len(keys)), dtype=np.int32)
         results = kernels.probe_pages(
-            frames, self._layout.page_size, self._facts, self._slopes, keys.words, keys.above, frame, outer,
+            frames, self._layout.page_size, self._facts, self._guesses, keys.words, keys.above, frame, outer,
             fixed.sizes, fixed.starts, fixed.out, fixed.valid, fixed.missing, row, source,
         )  # fmt: skip
         source = source[:results]
@@ -133,8 +133,8 @@ class DirectLookup:
         return Found(*apart.find(keys, outer))
 
     @property
-    def _slopes(self) -> NDArray[np.float64]:
-        return self._facts.view(np.float64)
+    def _guesses(self) -> NDArray[np.float32]:
+        return self._facts.view(np.float32)
 
     def _in_order(
         self,

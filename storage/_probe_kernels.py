@@ -33,12 +33,14 @@ __all__ = [
 ]
 
 FACTS = 3
-"""Words of a page's key: base, rows per unit of the key above it, and (rows, width, place) packed."""
+"""Words of a page's key: base, guess, and (rows, width, place) packed. The guess is two numbers of 32 bits: rows per
+unit of the key above the base, and what is to be added for the whole part to be the row."""
 FACTS_OF_A_COLUMN = 2
 """Words of a page's column: its directory entry."""
 
 _WORD = 8
 _GROUP = 8  # of keys: two groups of lines are about what a core can wait for at once
+_SAMPLES = 32
 _IN_GUESSES = np.uint64(2 * _GROUP - 1)
 _HEADER, _ENTRY = 24, 16  # of a leaf page; see storage/FORMAT.md
 _U8, _U16 = np.uint64(0xFF), np.uint64(0xFFFF)
@@ -117,6 +119,17 @@ def locate_frames(
     return waiting
 
 
+@njit(inline="always")
+def _offset(frames: NDArray[np.uint8], page: int, packed: np.uint64, rows: int, slope: float) -> float:
+    """Return what makes a guess right for as many keys of a page as can be, judged by some of them."""
+    least = most = 0.0
+    data, width = page + _I64(packed & _U16), _I64(_width(packed))
+    for row in range(0, rows, max(1, rows // _SAMPLES)):
+        off = row - np.float64(load_u64(frames, data + row * width) & mask_of(_width(packed))) * slope
+        least, most = min(least, off), max(most, off)
+    return 0.5 + (least + most) / 2
+
+
 @njit(cache=True, nogil=True)
 def describe_pages(
     frames: NDArray[np.uint8],
@@ -124,7 +137,7 @@ def describe_pages(
     frame: NDArray[np.int64],
     entries: NDArray[np.int64],
     facts: NDArray[np.uint64],
-    slopes: NDArray[np.float64],
+    guesses: NDArray[np.float32],
 ) -> None:
     """Write the facts of the pages in some frames.
 
@@ -133,7 +146,7 @@ def describe_pages(
     entries : int64[words]
         Of the columns, in the pages' directories.
     facts : uint64[frames, FACTS + FACTS_OF_A_COLUMN * words]
-    slopes : float64, the same memory
+    guesses : float32, the same memory
     """
     for at in frame:
         page = at * page_size
@@ -142,7 +155,8 @@ def describe_pages(
         last = page + _I64(packed & _U16) + (_I64(rows) - 1) * _I64(_width(packed))
         top = load_u64(frames, last) & mask_of(_width(packed)) if rows > 0 else np.uint64(0)
         facts[at, 0] = load_u64(frames, page + _HEADER)
-        slopes[at, 1] = np.float64(_I64(rows) - 1) / np.float64(top) if top > 0 else 0.0
+        slope = np.float64(_I64(rows) - 1) / np.float64(top) if top > 0 else 0.0
+        guesses[at, 2], guesses[at, 3] = slope, _offset(frames, page, packed, _I64(rows), slope)
         facts[at, 2] = (packed & _U16) | (_width(packed) << _KEY_WIDTH) | (rows << _ROWS)
         for word in range(len(entries)):
             entry = page + _HEADER + _ENTRY * entries[word]
@@ -191,7 +205,7 @@ def _guess_rows(
     frames: NDArray[np.uint8],
     page_size: int,
     facts: NDArray[np.uint64],
-    slopes: NDArray[np.float64],
+    guesses: NDArray[np.float32],
     stride: int,
     words: int,
     key: NDArray[np.uint64],
@@ -209,7 +223,9 @@ def _guess_rows(
             packed = facts[fact + _U64(2)]
             wanted = key[i] + above
             over = np.float64(_I64(min(wanted - facts[fact], _LARGEST))) if wanted >= facts[fact] else 0.0
-            at = _I64(min(over * slopes[fact + _U64(1)] + 0.5, np.float64(_I64(packed >> _ROWS) - 1)))
+            number = fact + fact + _U64(2)
+            guessed = over * np.float64(guesses[number]) + np.float64(guesses[number + _U64(1)])
+            at = _I64(max(min(guessed, np.float64(_I64(packed >> _ROWS) - 1)), 0.0))
             _ask_for(frames, page + _I64(packed & _U16) + at * _I64((packed >> _KEY_WIDTH) & _U8))
             for word in range(words):
                 packed = facts[fact + _U64(FACTS + FACTS_OF_A_COLUMN * word + 1)]
@@ -277,7 +293,7 @@ def probe_pages(
     frames: NDArray[np.uint8],
     page_size: int,
     facts: NDArray[np.uint64],
-    slopes: NDArray[np.float64],
+    guesses: NDArray[np.float32],
     key: NDArray[np.uint64],
     above: np.uint64,
     frame: NDArray[np.int32],
@@ -296,7 +312,7 @@ def probe_pages(
 
     Parameters
     ----------
-    facts, slopes
+    facts, guesses
         Of `describe_pages`.
     key, above
         Words, and what keys are above them.
@@ -312,17 +328,17 @@ def probe_pages(
         Of each result: its key's position.
     """
     stride, words = facts.shape[1], len(sizes)
-    flat, flat_slopes = facts.reshape(facts.size), slopes.reshape(slopes.size)
+    flat, flat_guesses = facts.reshape(facts.size), guesses.reshape(guesses.size)
     lines, nbytes = flat.view(np.uint8), _WORD * stride
     guess = np.empty(2 * _GROUP, dtype=np.int64)
     begin, results, group, end = _U64(0), _U64(0), _U64(_GROUP), _U64(len(key))
     stop = min(group, end)
     _ask_for_facts(lines, nbytes, frame, begin, min(stop + group, end))
-    _guess_rows(frames, page_size, flat, flat_slopes, stride, words, key, above, frame, begin, stop, guess)
+    _guess_rows(frames, page_size, flat, flat_guesses, stride, words, key, above, frame, begin, stop, guess)
     while begin < end:
         ahead = min(stop + group, end)
         _ask_for_facts(lines, nbytes, frame, ahead, min(ahead + group, end))
-        _guess_rows(frames, page_size, flat, flat_slopes, stride, words, key, above, frame, stop, ahead, guess)
+        _guess_rows(frames, page_size, flat, flat_guesses, stride, words, key, above, frame, stop, ahead, guess)
         results = _write_results(
             frames, page_size, flat, stride, key, above, frame, outer, begin, stop, guess, sizes, starts, out, valid,
             missing, row, source, results,
