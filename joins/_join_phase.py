@@ -3,8 +3,8 @@
 What stays in the cache is settled before the first read, from the pages' utility: of cached pages the tuples they
 joined with since the last join phase, of pages on disk the tuples that wait for them. Pages are read in blocks and
 joined where they were read; those that are to stay are copied into the cache. While pages are read, tuples that arrive
-may take frames away; then what has not been read yet is settled again for the smaller cache. Where all pages are to stay,
-the tuples are looked up in the cache in the end (`joins._cached_join`).
+may take frames away; then what has not been read yet is settled again for the smaller cache. Where all pages are to
+stay, the tuples are looked up in the cache in the end (`joins._cached_join`).
 """
 
 from __future__ import annotations
