@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 from storage._byte_kernels import load_u16, load_u64
+from storage._kernels import mask_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,7 +24,7 @@ _DICTIONARY = 2
 _U16 = np.uint64(0xFFFF)
 _I64: Any = np.int64
 
-NOT_A_LEAF, BAD_COUNT, BAD_ENTRY, BAD_BLOCK, BAD_TEXT = 1, 2, 3, 4, 5
+NOT_A_LEAF, BAD_COUNT, BAD_ENTRY, BAD_BLOCK, BAD_TEXT, BAD_KEYS = 1, 2, 3, 4, 5, 6
 
 
 @njit(cache=True, nogil=True)
@@ -37,6 +38,16 @@ def _plain_fault(frames: NDArray[np.uint8], rows: int, base: int, ends: int, wid
             return True
         end = reached
     return False
+
+
+@njit(cache=True, nogil=True)
+def _keys_fault(frames: NDArray[np.uint8], data: int, rows: int, base: np.uint64, width: int) -> bool:
+    """Whether a key lies below the base of its block, so that look-ups would not find it."""
+    mask = mask_of(np.uint64(width))
+    least = base
+    for row in range(rows):
+        least = min(least, base + (load_u64(frames, data + row * width) & mask))
+    return bool(least < base)
 
 
 @njit(cache=True, nogil=True)
@@ -120,6 +131,8 @@ def leaf_faults(
                 kind = BAD_BLOCK
             elif is_text and _text_fault(frames, page, page_size, rows, base, packed, nulls):
                 kind = BAD_TEXT
+            elif entry == 0 and not is_text and _keys_fault(frames, page + data, rows, np.uint64(base), width):
+                kind = BAD_KEYS
             if kind != 0:
                 faults[number] = 256 * entry + kind
                 break

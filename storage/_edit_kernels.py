@@ -204,8 +204,10 @@ def column_bytes(
 ) -> Any:
     """Return the bytes of a patched column without its nulls, or -1 if a new text does not fit.
 
-    Fills `frame` with its base and width, which stay as they are unless a new number needs others.
+    Fills `frame` with its base and width, which stay as they are unless a new number needs others. Only differences of
+    keys have to ascend: those of other numbers may pass 2**64.
     """
+    ascending = flip != 0
     base = load_u64(page, entry)
     data = origin + field(page, entry, 8)
     aux = origin + field(page, entry, 10)
@@ -225,7 +227,8 @@ def column_bytes(
         for row in range(edits[edit, 2], edits[edit, 3]):
             null = len(absent) > 0 and absent[row] != 0
             if encoding == 0:
-                fits &= null or _fits((np.uint64(words[row]) ^ flip) - base, width)
+                value = np.uint64(words[row]) ^ flip
+                fits &= null or (_fits(value - base, width) and (not ascending or value >= base))
             elif encoding == _TEXT_PLAIN:
                 length = 0 if null else spans[row + 1] - spans[row]
                 if length < np.int64(base):

@@ -47,6 +47,7 @@ _FAULTS = {
     3: "has a bad directory entry {}",
     4: "has a block outside the page in directory entry {}",
     5: "has bad text in directory entry {}",
+    6: "has a key below the base of directory entry {}",
 }
 
 

@@ -224,6 +224,14 @@ def test_pages_of_impossible_structure_are_reported(tmp_path, at, data, detail):
     assert detail in report.violations[0].detail
 
 
+def test_keys_below_the_base_of_their_block_are_reported(tmp_path):
+    forged = Forged(tmp_path / "t", text=False)
+    forged.change(forged.leaves[1], 24, (2**64 - 1).to_bytes(8, "little"))
+    (violation,) = forged.report().violations
+    assert (violation.invariant, violation.page) == ("structure", forged.leaves[1])
+    assert "below the base" in violation.detail
+
+
 def test_keys_out_of_order_and_out_of_bounds_are_reported(tmp_path):
     forged = Forged(tmp_path / "t", text=False)
     forged.change(forged.leaves[1], 24, (2**63 + 10**12).to_bytes(8, "little"))

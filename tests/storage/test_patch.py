@@ -112,6 +112,30 @@ def test_patching_equals_merging(rows, changes, unique):
     assert [(r.inserted, r.updated, r.deleted) for r in results] == counted
 
 
+WIDE = pa.schema([("k", pa.int64()), ("v", pa.int32())])
+far_key = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([-(2**63), 2**63 - 1]) | st.integers(-9, 9)
+far_keys = st.lists(far_key, min_size=1, max_size=12, unique=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(far_keys, st.lists(st.tuples(far_keys, st.integers(1, 80)), max_size=5))
+def test_keys_may_lie_as_far_apart_as_their_type_allows(first, commits):
+    def rows(keys, value):
+        return [{"k": k, "v": value} for k in sorted(keys)]
+
+    def batch(rows):
+        return pa.RecordBatch.from_pylist(rows, schema=WIDE)
+
+    disk = build(pa.Table.from_pylist(rows(first, 0), schema=WIDE), ["k"], unique=True)
+    writer, model = writer_of(disk), Model(["k"], rows(first, 0))
+    for value, (keys, beside) in enumerate(commits, 1):
+        new = rows({*keys, *(min(k, 2**63 - 81) + beside for k in keys)}, value)
+        result = writer.apply(batch(new))
+        assert (result.inserted, result.updated, result.deleted) == model.apply(new)
+    assert writer.apply(batch(model.sorted())).updated == len(model.rows)
+    assert rows_of(disk) == model.sorted()
+
+
 def plain(keys, value=7, text="abc"):
     return [
         {
