@@ -7,6 +7,7 @@ are made by threads. Knows nothing of pages.
 
 from __future__ import annotations
 
+import _thread
 import ctypes
 import errno
 import os
@@ -48,13 +49,12 @@ class KernelQueue:
     depth
         Most reads in flight.
     context
-        The kernel's name for the queue.
+        The kernel's side of the queue.
     """
 
-    def __init__(self, descriptor: int, depth: int, context: ctypes.c_ulong) -> None:
+    def __init__(self, descriptor: int, depth: int, context: _Context) -> None:
         self.depth = depth
         self._context = context
-        self._process = os.getpid()
         self._blocks = np.zeros((depth, _CONTROL_BLOCK_WORDS), dtype=np.int64)
         self._blocks[:, _DATA] = np.arange(depth)
         self._blocks[:, _DESCRIPTOR] = _READ | descriptor << _DESCRIPTOR_BIT
@@ -62,36 +62,37 @@ class KernelQueue:
         self._first_pointer = self._pointers.ctypes.data
         self._events = np.zeros((depth, _EVENT_WORDS), dtype=np.int64)
         self._first_event = ctypes.c_void_p(self._events.ctypes.data)
-        self._submitted = 0
-        self._close = weakref.finalize(self, _destroy, context, self._process)
+        self._close = weakref.finalize(self, context.destroy)
+        self._close.atexit = False  # the kernel takes back what a process leaves
 
     @property
     def usable(self) -> bool:
         """Whether the queue is this process's own: it does not outlive a fork."""
-        return self._process == os.getpid()
+        return self._context.own
 
     def submit(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], addresses: NDArray[np.int64]) -> None:
         """Begin to read; at most `depth` reads, and none before those before have been waited for."""
         size = len(offsets)
         blocks = self._blocks[:size]
         blocks[:, _OFFSET], blocks[:, _LENGTH], blocks[:, _ADDRESS] = offsets, lengths, addresses
-        self._submitted = 0
-        while self._submitted < size:
-            pointer = ctypes.c_void_p(self._first_pointer + _WORD * self._submitted)
-            taken = _call(_SUBMIT, self._context, ctypes.c_long(size - self._submitted), pointer)
+        context = self._context
+        context.submitted = 0
+        while context.submitted < size:
+            pointer = ctypes.c_void_p(self._first_pointer + _WORD * context.submitted)
+            taken = _call(_SUBMIT, context.name, ctypes.c_long(size - context.submitted), pointer)
             if taken <= 0:
                 break
-            self._submitted += taken
+            context.submitted += taken
 
     def wait(self, lengths: NDArray[np.int64]) -> NDArray[np.intp]:
         """Return, once all are done, which of the submitted reads, of these lengths, did not bring all of its bytes."""
         brought = np.zeros(0, dtype=np.int64)
-        done = 0
-        while done < self._submitted:
-            most = ctypes.c_long(self._submitted - done)
-            got = _call(_EVENTS, self._context, most, most, self._first_event, None)
+        done, context = 0, self._context
+        while done < context.submitted:
+            most = ctypes.c_long(context.submitted - done)
+            got = _call(_EVENTS, context.name, most, most, self._first_event, None)
             if got == len(lengths) and self._events[:got, _EVENT_RESULT].sum() == lengths.sum():
-                self._submitted = 0
+                context.submitted = 0
                 return _NONE  # no read brings more than its bytes, and a failure brings less than none
             if got > 0:
                 brought = np.zeros(len(lengths), dtype=np.int64) if done == 0 else brought
@@ -99,28 +100,51 @@ class KernelQueue:
                 done += got
             elif ctypes.get_errno() != errno.EINTR:
                 raise StorageIOError(f"cannot wait for reads: {os.strerror(ctypes.get_errno())}")
-        self._submitted = 0
+        context.submitted = 0
         return np.flatnonzero(brought != lengths) if done else np.arange(len(lengths))
 
     def settle(self) -> None:
         """Return when nothing is in flight any more, whatever became of it."""
-        if self._submitted and self._close.alive:
-            self.wait(np.zeros(self._submitted, dtype=np.int64))
-        self._submitted = 0
+        if self._context.submitted and self._close.alive:
+            self.wait(np.zeros(self._context.submitted, dtype=np.int64))
+        self._context.submitted = 0
 
     def close(self) -> None:
         """Give the queue back; what is in flight ends first."""
         self._close()
 
 
+class _Context:
+    """The kernel's side of a queue: its name, and how many reads it was given that have not been waited for."""
+
+    def __init__(self, name: ctypes.c_ulong) -> None:
+        self.name = name
+        self.submitted = 0
+        self._process = os.getpid()
+
+    @property
+    def own(self) -> bool:
+        """Whether it was made by this process."""
+        return self._process == os.getpid()
+
+    def destroy(self) -> None:
+        """Give it back. The kernel takes a tenth of a second over that, so a thread waits if nothing is in flight."""
+        if not self.own:
+            return
+        if self.submitted:  # the frames may be freed next
+            _call(_DESTROY, self.name)
+        else:  # not `threading`, whose lock may be held where garbage is collected
+            _thread.start_new_thread(_call, (_DESTROY, self.name))
+
+
 def open_kernel_queue(descriptor: int, depth: int) -> KernelQueue | None:
     """Return a queue for a file opened with `O_DIRECT`, None if the kernel gives none."""
     if not sys.platform.startswith("linux") or platform.machine() not in _NUMBERS:
         return None
-    context = ctypes.c_ulong(0)
-    if _call(_SETUP, ctypes.c_uint(depth), ctypes.byref(context)) < 0:
+    name = ctypes.c_ulong(0)
+    if _call(_SETUP, ctypes.c_uint(depth), ctypes.byref(name)) < 0:
         return None
-    return KernelQueue(descriptor, depth, context)
+    return KernelQueue(descriptor, depth, _Context(name))
 
 
 @cache
@@ -132,8 +156,3 @@ def _system_call(function: int) -> Callable[..., int]:
 
 def _call(function: int, *arguments: object) -> int:
     return _system_call(function)(*arguments)
-
-
-def _destroy(context: ctypes.c_ulong, process: int) -> None:
-    if process == os.getpid():
-        _call(_DESTROY, context)
