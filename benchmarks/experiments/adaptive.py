@@ -45,9 +45,12 @@ class Moving:
 
     def greatest_rate(self, share, steps, **variant):
         """Return the greatest rate at which no tuple finds the memory full, in any of the trials."""
-        trials = self._world.trials
+        trials, pace = self._world.trials, self._world.pace(self.relation)
         return greatest(
-            lambda rate: all(self.arrive(share, rate, **variant).fits for _ in range(trials)), SLOWEST, FASTEST, steps
+            lambda rate: all(self.arrive(share, rate, **variant).fits for _ in range(trials)),
+            SLOWEST / pace,
+            FASTEST / pace,
+            steps,
         )
 
     def absorbs(self, share, rate, increase, seconds):
