@@ -17,6 +17,7 @@ from joins import MeshJoin
 __all__ = ["fig8"]
 
 PAPER_PARTS = 20_000_000
+GENERATOR = Path(sys.executable).with_name("tpchgen-cli")
 SCALE, TOY_SCALE = 5.0, 0.02
 STREAM_PARTS = 20  # LineItem is generated in so many parts, of which one is the stream
 COLUMNS = ["p_name", "p_brand", "p_type"]
@@ -43,8 +44,7 @@ class Part(Relation):
 
 def generate(folder, scale):
     """Make Part, and the first rows of LineItem; return Part's number of rows and the products that are ordered."""
-    program = Path(sys.executable).with_name("tpchgen-cli")
-    command = [program, "parquet", "-s", f"{scale:g}", "-o", folder]
+    command = [GENERATOR, "parquet", "-s", f"{scale:g}", "-o", folder]
     for tables in (["-T", "part"], ["-T", "lineitem", "--parts", f"{STREAM_PARTS}", "--part", "1"]):
         subprocess.run([*map(str, command), *tables], check=True, capture_output=True)
     (lines,) = Path(folder).glob("lineitem/*.parquet")
