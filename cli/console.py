@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cli.blocks import Block, Text, as_json, render
+from cli.errors import OutputFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 __all__ = ["Console", "Failure", "Progress", "Step"]
 
@@ -111,9 +112,13 @@ class Console:
     def result(self, document: Any, *blocks: Block) -> None:
         """Print the result of the command: `document` as JSON when asked for, else the blocks."""
         self._close_line()
-        if self.json_mode:
-            click.echo(json.dumps(as_json(document), ensure_ascii=False))
-            return
+        with self.streaming():
+            if self.json_mode:
+                click.echo(json.dumps(as_json(document), ensure_ascii=False))
+            else:
+                self._print(blocks)
+
+    def _print(self, blocks: Sequence[Block]) -> None:
         for at, block in enumerate(blocks):
             lines = render(block)
             if at:
@@ -160,11 +165,12 @@ class Console:
     @contextmanager
     def streaming(self) -> Iterator[None]:
         """Let the reader of standard output leave when it has had enough, as `head` does: that is no failure."""
+        if sys.stdout is None:
+            raise OutputFileError("standard output is closed; send it to a file, or to /dev/null if nobody wants it")
         try:
             yield
         except BrokenPipeError:
-            with suppress(OSError, ValueError):  # what is still buffered would fail once more at exit
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _forget_output()
 
     def show_progress(self, line: str) -> None:
         """Write a line of progress over the one before, or below it where nobody watches."""
@@ -180,7 +186,10 @@ class Console:
         """Say what failed, why, what is left, and how to go on."""
         self._close_line()
         if self.json_mode:
-            click.echo(json.dumps({"error": as_json(failure)}, ensure_ascii=False))
+            try:
+                click.echo(json.dumps({"error": as_json(failure)}, ensure_ascii=False))
+            except OSError:  # perhaps what failed; standard error tells the same
+                _forget_output()
         click.echo(f"headrace: {failure.kind} while {failure.step}", err=True)
         for name, text in (("cause", failure.cause), ("left", failure.left), ("go on", failure.again)):
             click.echo(f"  {name:<6} {text}", err=True)
@@ -192,3 +201,9 @@ class Console:
         if self._line_open:
             click.echo("\r\x1b[2K", err=True, nl=False)
             self._line_open = False
+
+
+def _forget_output() -> None:
+    """Send to nowhere what is still buffered: it would fail once more at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -51,7 +51,15 @@ def exit_code_of(error: BaseException) -> ExitCode:
         ((CorruptionError, QualityError), ExitCode.DAMAGED),
         ((HeadraceError, click.ClickException, OSError, MemoryError), ExitCode.FAILURE),
     )
-    return next((code for family, code in families if isinstance(error, family)), ExitCode.BUG)
+    code = next((code for family, code in families if isinstance(error, family)), ExitCode.BUG)
+    return ExitCode.INTERRUPTED if code is ExitCode.BUG and _was_interrupted(error) else code
+
+
+def _was_interrupted(error: BaseException | None) -> bool:
+    """Whether an interrupt led to an error: an import that it ends may fail by an error of its own."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def guarded(work: Callable[[], Any], console: Console, command: list[str]) -> int:
@@ -95,7 +103,7 @@ def _way_on(code: ExitCode, step: Step, command: str) -> str:
 
 
 def _cause(error: BaseException) -> str:
-    if isinstance(error, KeyboardInterrupt | click.Abort):
+    if exit_code_of(error) is ExitCode.INTERRUPTED:
         return "stopped by the keyboard or a signal"
     if isinstance(error, click.ClickException):
         return error.format_message()

@@ -73,11 +73,13 @@ class RootGroup(LazyGroup):
 
 
 def heed_termination() -> None:
-    """Let SIGTERM clean up like Ctrl-C, and let nobody but the console tell of either.
+    """Let SIGTERM and SIGHUP clean up like Ctrl-C, and let nobody but the console tell of either.
 
     py4j logs an interrupt of a call into the JVM with its stack, on the root logger.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # unless told by `nohup` to go on
+        signal.signal(signal.SIGHUP, signal.default_int_handler)
     logging.getLogger().addFilter(_is_no_interrupt)
 
 

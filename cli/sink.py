@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cli.errors import OutputFileError
+from storage.remains import claimed, remove_remains
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,6 +25,8 @@ GROUP_BYTES = 4 << 20
 
 class ParquetSink:
     """Collects batches into row groups and writes them beside `path`; renames at the end.
+
+    What a process that was killed left beside `path` is removed.
 
     Parameters
     ----------
@@ -47,8 +52,11 @@ class ParquetSink:
         self._pending: list[pa.RecordBatch] = []
         self._pending_bytes = 0
         self._partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        self._claim = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        remove_remains(self._path.parent, re.compile(rf"\.{re.escape(self._path.name)}\.\d+\.partial"))
+        self._claim.enter_context(claimed(self._created))
         self._writer = pq.ParquetWriter(
             self._partial, self._schema, compression="zstd", use_dictionary=_texts(self._schema)
         )
@@ -73,6 +81,11 @@ class ParquetSink:
                 _publish(self._partial, self._path)
         finally:
             self._partial.unlink(missing_ok=True)
+            self._claim.close()
+
+    def _created(self) -> Path:
+        self._partial.touch()
+        return self._partial
 
     def _flush(self) -> None:
         if self._pending:

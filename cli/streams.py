@@ -271,6 +271,6 @@ def _reading(file: Path) -> Iterator[None]:
     """Name the file in whatever Arrow says of it."""
     try:
         yield
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OSError) as error:
         remedy = "; name the column in --text to keep it as text" if "conversion error" in str(error) else ""
         raise InputFileError(f"cannot read {file}: {error}{remedy}") from error

@@ -216,7 +216,7 @@ def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[p
             continue
         if left <= 0:
             return
-        yield batch.slice(0, left)
+        yield batch.slice(0, min(left, batch.num_rows))
         left -= batch.num_rows
 
 

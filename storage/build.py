@@ -317,7 +317,7 @@ def build_table(
             temporary.replace(target)
         sync_folder(target.parent)
     except OSError as error:
-        raise StorageIOError(f"cannot build {target}: {error.strerror}; nothing was left behind") from error
+        raise StorageIOError(f"cannot build {target}: {error.strerror or error}; nothing was left behind") from error
     finally:
         temporary.unlink(missing_ok=True)
     return superblock

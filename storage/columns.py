@@ -79,6 +79,8 @@ _INT128 = FixedType(np.dtype(np.int64), signed=True, words=2)
 
 def fixed_type(dtype: pa.DataType) -> FixedType | None:
     """Return how a type is held in 64-bit words, or None if it is not of fixed width."""
+    if isinstance(dtype, pa.BaseExtensionType):
+        return None
     found = _FIXED.get(dtype)
     if found is not None:
         return found

@@ -84,12 +84,13 @@ def sort_externally(
         config = {"memory_limit": f"{max(memory, LEAST_MEMORY)}B", "temp_directory": str(folder)}
         with connect(config) as connection:
             source = _Source(batches, schema, codec)
-            relation = _relation(rows, schema)
+            relation, names = _relation(rows, schema), {name: name for name in schema.names}
             if relation is None:
                 connection.register("source", source.reader())
-                relation = "source"
-            order = ", ".join(f"{_quote(name)} NULLS FIRST" for name in codec.columns)
-            query = f"SELECT * FROM {relation} ORDER BY {order}"  # noqa: S608 - names are quoted
+                relation, names = "source", _carried_names(schema)
+            columns = ", ".join(_quote(name) for name in names.values())
+            order = ", ".join(f"{_quote(names[name])} NULLS FIRST" for name in codec.columns)
+            query = f"SELECT {columns} FROM {relation} ORDER BY {order}"  # noqa: S608 - names are quoted
             yield _ordered(connection, query, rows, source, schema, codec)
 
 
@@ -101,10 +102,11 @@ def _ordered(
     try:
         reader = connection.sql(query).to_arrow_reader(_BATCH_ROWS)
         while (batch := next(reader, None)) is not None:
+            batch = _restored(batch, schema)
             for name in codec.columns:
                 if batch.column(name).null_count:
                     _refuse_null_of(rows, name)
-            yield _restored(batch, schema)
+            yield batch
     except (duckdb.Error, pa.ArrowException, OSError) as error:  # what DuckDB finds late comes through Arrow
         if source.error is not None:
             raise source.error from None
@@ -113,7 +115,8 @@ def _ordered(
 
 def _relation(rows: Rows, schema: pa.Schema) -> str | None:
     """Return what DuckDB can read without changing any value, or None."""
-    return rows.query if all(_carrier(field.type) == field.type for field in schema) else None
+    distinct = len({name.casefold() for name in schema.names}) == len(schema)
+    return rows.query if distinct and all(_carrier(field.type) == field.type for field in schema) else None
 
 
 def _quote(name: str) -> str:
@@ -132,8 +135,14 @@ def _carrier(dtype: pa.DataType) -> pa.DataType:
     return pa.int64() if pa.types.is_duration(dtype) else dtype
 
 
+def _carried_names(schema: pa.Schema) -> dict[str, str]:
+    """Return names that differ by more than their case, for DuckDB takes k and K for one."""
+    return {name: f"c{number}" for number, name in enumerate(schema.names)}
+
+
 def _carried_schema(schema: pa.Schema) -> pa.Schema:
-    return pa.schema([pa.field(field.name, _carrier(field.type)) for field in schema])
+    names = _carried_names(schema)
+    return pa.schema([pa.field(names[field.name], _carrier(field.type)) for field in schema])
 
 
 def _carried(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -143,11 +152,10 @@ def _carried(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 def _restored(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     arrays = []
-    for field in schema:
-        array = batch.column(field.name)
+    for array, field in zip(batch.columns, schema, strict=True):
         carrier = _carrier(field.type)
-        array = array if array.type == carrier else array.cast(carrier)
-        arrays.append(array.view(field.type))
+        carried = array if array.type == carrier else array.cast(carrier)
+        arrays.append(carried.view(field.type))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

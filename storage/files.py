@@ -8,6 +8,7 @@ import functools
 import gzip
 import math
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +38,7 @@ _THREADS = 2
 _READ_BYTES = 1 << 20
 _HEADER_BYTES = 1 << 20
 _CAUSE_LINES = 3
+_GLOB = re.compile(r"[*?\[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +130,9 @@ def _format_of(file: Path) -> str:
 
 
 def _quoted(files: Sequence[Path]) -> str:
-    names = ", ".join("'" + str(file).replace("'", "''") + "'" for file in files)
-    return f"[{names}]"
+    """Return a list of files as DuckDB takes it, which would read a pattern in a name."""
+    names = (_GLOB.sub(r"[\g<0>]", str(file)).replace("'", "''") for file in files)
+    return "[" + ", ".join(f"'{name}'" for name in names) + "]"
 
 
 def _name(files: Sequence[Path]) -> str:
@@ -154,7 +157,8 @@ def _parquet(files: Sequence[Path]) -> Rows:
         parts = (part for file in files for part in _parquet_parts(file, wanted))
         yield from read_ahead(parts, _bytes_of, threads=_THREADS)
 
-    return Rows(_name(files), schema, read, query=f"read_parquet({_quoted(files)}, union_by_name=true)", files=files)
+    query = f"read_parquet({_quoted(files)}, union_by_name=true, hive_partitioning=false)"
+    return Rows(_name(files), schema, read, query=query, files=files)
 
 
 def _parquet_parts(file: Path, wanted: pa.Schema) -> Iterator[Callable[[], Generator[pa.RecordBatch]]]:
@@ -224,7 +228,8 @@ def _csv(files: Sequence[Path]) -> Rows:
 
     headers = [_header(file) for file in files]
     options = (
-        f"{_dialect(headers[0])}, header=true, skip=0, sample_size=-1, union_by_name=true, allow_quoted_nulls=false"
+        f"{_dialect(headers[0])}, header=true, skip=0, sample_size=-1, allow_quoted_nulls=false, "
+        "union_by_name=true, hive_partitioning=false"
     )
     query = f"read_csv({_quoted(files)}, {options})"
     refused = (duckdb.Error, pa.ArrowException, OSError)  # what DuckDB finds late comes through Arrow

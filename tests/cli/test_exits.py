@@ -1,11 +1,15 @@
 """Every family of errors has one exit code, and a failure says step, cause, state left and how to go on."""
 
 import json
+import os
+import shlex
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import click
+import pyarrow as pa
 import pytest
 
 from cli.console import Console
@@ -14,6 +18,7 @@ from cli.exits import ExitCode, exit_code_of, guarded
 from etl.errors import DeclarationError
 from joins.errors import JoinInputError
 from pipelines.errors import ConservationError, PipelineFileError, SparkStartError
+from storage import Table
 from storage.errors import CorruptPageError, LockedError, NotATableError, SchemaError
 
 COMMAND = ["headrace", "join", "a b.tbl"]
@@ -157,7 +162,7 @@ sys.exit(guarded(work, Console(), ["headrace", "join"]))
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_no_half_written_output(tmp_path, number):
     out = tmp_path / "out.parquet"
     out.write_text("older result")
@@ -192,3 +197,42 @@ def test_py4j_tells_no_interrupt_with_its_stack():
     errors = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     assert "KeyboardInterrupt" not in errors
     assert "lost connection" in errors
+
+
+def test_an_import_that_an_interrupt_ended_is_an_interrupt():
+    error = ImportError("needs another version")
+    assert exit_code_of(error) == ExitCode.BUG
+    error.__context__ = KeyboardInterrupt()
+    assert exit_code_of(error) == ExitCode.INTERRUPTED
+
+
+INFO = [sys.executable, "-m", "cli", "table", "info", "t", "--json"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    Table.build(tmp_path / "t", pa.table({"k": [1]}), key="k").close()
+    return tmp_path
+
+
+def test_a_full_output_is_a_failure_that_standard_error_tells(folder):
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(INFO, check=False, stdout=full, stderr=subprocess.PIPE, cwd=folder, text=True)
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_output_is_told(folder):
+    command = f"{shlex.join(INFO)} >&-"
+    done = subprocess.run(command, check=False, shell=True, stderr=subprocess.PIPE, cwd=folder, text=True)
+    assert done.returncode == 1
+    assert "standard output is closed" in done.stderr
+
+
+def test_a_result_that_nobody_reads_is_no_failure(folder):
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(INFO, check=False, stdout=writing, stderr=subprocess.PIPE, cwd=folder, text=True)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,6 +1,7 @@
 """A result file appears whole or not at all."""
 
 import os
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,6 +9,7 @@ import pytest
 
 from cli.errors import OutputFileError
 from cli.sink import ParquetSink
+from storage.remains import remove_remains
 
 SCHEMA = pa.schema([("k", pa.int64())])
 
@@ -45,6 +47,21 @@ def test_a_failure_leaves_the_older_file_and_nothing_else(tmp_path):
         fail_half_way()
     assert out.read_text() == "older"
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_a_killed_process_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path):
+    remains = tmp_path / ".out.parquet.1.partial"
+    remains.write_text("left")
+    other = tmp_path / ".other.parquet.1.partial"
+    other.write_text("another's")
+    with ParquetSink(tmp_path / "out.parquet", SCHEMA) as first:
+        (partial,) = tmp_path.glob(".out.*")
+        assert not remains.exists()
+        partial.rename(remains)  # as if of another process
+        remove_remains(tmp_path, re.compile(r"\.out\.parquet\.\d+\.partial"))
+        remains.rename(partial)
+        first.write(batch(1))
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".other.parquet.1.partial", "out.parquet"]
 
 
 def test_what_is_no_regular_file_is_not_replaced(tmp_path):

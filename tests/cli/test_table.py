@@ -100,6 +100,8 @@ def test_scan_prints_one_json_object_a_line(table, invoke):
 
 def test_scan_stops_at_the_limit(table, invoke):
     assert len(invoke("table", "scan", table, "--limit", "2").out.splitlines()) == 3
+    everything = invoke("table", "scan", table).out
+    assert invoke("table", "scan", table, "--limit", str(10**30)).out == everything
 
 
 def test_a_reader_that_has_had_enough_is_no_failure(tmp_path, invoke):

@@ -9,7 +9,7 @@ import pytest
 
 from storage import Table
 from storage._duckdb import connect
-from storage.errors import InputError, KeyInputError, UniqueViolationError
+from storage.errors import HeadraceError, InputError, KeyInputError, UniqueViolationError
 
 TINY = "1KiB"  # less than any source here, so that it is sorted on disk
 ROWS = 30_000
@@ -252,3 +252,56 @@ def test_nothing_is_drawn_on_the_terminal(tmp_path, rows, monkeypatch):
     assert len(connections) == 1
     with connect() as connection:
         assert connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() == [(False,)]
+
+
+@pytest.mark.parametrize("memory", ["1GiB", TINY])
+@pytest.mark.parametrize("kind", ["parquet", "csv"])
+def test_names_of_files_and_folders_are_names_only(tmp_path, memory, kind):
+    folder = tmp_path / "v=7"
+    folder.mkdir()
+    rows = pa.table({"k": np.random.default_rng(3).permutation(ROWS), "v": np.arange(ROWS)})
+    write = pq.write_table if kind == "parquet" else pa_csv.write_csv
+    write(rows, folder / f"x[1]*?.{kind}")
+    write(pa.table({"k": [-1], "v": [0]}), folder / f"x1yz.{kind}")
+    found = built(tmp_path, folder / f"x[1]*?.{kind}", memory)
+    assert_same(found, rows)
+
+
+@pytest.mark.parametrize("memory", ["1GiB", TINY])
+def test_names_of_columns_may_differ_by_case_only(tmp_path, memory):
+    rows = pa.table({"k": np.random.default_rng(4).permutation(ROWS), "K": np.arange(ROWS), "c0": np.arange(ROWS)})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    assert_same(built(tmp_path, tmp_path / "rows.parquet", memory), rows)
+
+
+class Celsius(pa.ExtensionType):
+    def __init__(self):
+        super().__init__(pa.float64(), "test.celsius")
+
+    def __arrow_ext_serialize__(self):
+        return b""
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage, serialized):
+        return cls()
+
+
+def test_a_type_of_somebody_else_makes_no_table_but_its_values_go_into_one(tmp_path):
+    warm = pa.ExtensionArray.from_storage(Celsius(), pa.array([20.5]))
+    with pytest.raises(InputError, match="celsius"):
+        Table.build(tmp_path / "t", pa.table({"k": [1], "v": warm}), ["k"])
+    with Table.build(tmp_path / "t", pa.table({"k": [1], "v": [1.5]}), ["k"]) as table:
+        table.apply(pa.record_batch({"k": pa.array([1]), "v": warm}))
+        assert [row["v"] for batch in table.scan() for row in batch.to_pylist()] == [20.5]
+
+
+def test_a_damaged_file_that_is_read_by_somebody_else_is_told(tmp_path):
+    path = tmp_path / "rows.parquet"
+    pq.write_table(pa.table({"k": np.random.default_rng(1).permutation(ROWS)}), path)
+    raw = bytearray(path.read_bytes())
+    raw[2000:30_000] = bytes(28_000)
+    path.write_bytes(raw)
+    with pq.ParquetFile(path) as file, pytest.raises(HeadraceError) as caught:
+        Table.build(tmp_path / "t", file.iter_batches(), ["k"])
+    assert "None" not in str(caught.value)
+    assert not (tmp_path / "t").exists()
