@@ -9,13 +9,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from joins.inlj import IndexNestedLoops
-    from joins.meshjoin import MeshJoin
+    from joins.inlj.operator import IndexNestedLoops
+    from joins.meshjoin.operator import MeshJoin
     from joins.predicates import Equality
     from joins.process_memory import keep_little_freed_memory
     from joins.protocol import JoinStats, MemoryUse, Operator, Output, SSIJStats
     from joins.ranges import AsOf, Band, Range
-    from joins.ssij import SSIJ
+    from joins.ssij.operator import SSIJ
     from storage.units import parse_duration, parse_memory
 
 __all__ = [
@@ -37,14 +37,14 @@ __all__ = [
 ]
 
 _HOMES = {
-    "SSIJ": "joins.ssij",
+    "SSIJ": "joins.ssij.operator",
     "AsOf": "joins.ranges",
     "Band": "joins.ranges",
     "Equality": "joins.predicates",
-    "IndexNestedLoops": "joins.inlj",
+    "IndexNestedLoops": "joins.inlj.operator",
     "JoinStats": "joins.protocol",
     "MemoryUse": "joins.protocol",
-    "MeshJoin": "joins.meshjoin",
+    "MeshJoin": "joins.meshjoin.operator",
     "Operator": "joins.protocol",
     "Output": "joins.protocol",
     "Range": "joins.ranges",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from joins._counters import Counters
-from joins._deadlines import OperatorTime, WaitRecord
 from joins._emit import Emitter, check_how, output_schema
 from joins._relation import TableLike, open_relation
+from joins._waits import OperatorTime, WaitRecord
 from joins.errors import FinishedError, JoinInputError, StreamSchemaError
 from joins.memory import MemoryBudget
 from joins.predicates import Bound, On, as_predicate

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joins import SSIJ
-from joins._deadlines import OperatorTime, PhaseEstimate, WaitRecord
+from joins._waits import OperatorTime, WaitRecord
+from joins.ssij.phase_estimate import PhaseEstimate
 from storage.backend import FileBackend
 from storage.device import DeviceModel
 from storage.reader import PageReader

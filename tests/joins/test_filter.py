@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joins import SSIJ, _filter
+from joins import SSIJ
+from joins.ssij import filter as _filter
 from storage import Table
 from storage.filter import filter_path
 

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from joins import _lru_kernels, _mesh_kernels, _piece_kernels, _result_kernels
-from joins._probe import sorted_positions
-from joins._stream_buffer import ascending
+from joins import _result_kernels
+from joins.inlj import _pool_kernels
+from joins.meshjoin import _window_kernels
+from joins.ssij import _piece_kernels
+from joins.ssij.probe import sorted_positions
+from joins.ssij.stream_buffer import ascending
 from storage.cache import settle
 from storage.keys import Keys
 from storage.plan import plan_cost, plan_reads
@@ -191,7 +194,7 @@ def test_the_buffer_pool_misses_as_an_ordered_dict_does(wanted, frames):
     missed, misses, start, walk = np.empty(frames, dtype=np.int32), [], 0, 0
     while start < len(leaf):
         walk += 1
-        stop, count = _lru_kernels.walk_pool(leaf, start, walk, frame_of, leaf_of, before, after, used, out, missed)
+        stop, count = _pool_kernels.walk_pool(leaf, start, walk, frame_of, leaf_of, before, after, used, out, missed)
         misses += leaf_of[missed[:count]].tolist()
         assert (leaf_of[out[start:stop]] == leaf[start:stop]).all()
         start = stop
@@ -216,15 +219,15 @@ def test_the_multimap_is_a_dictionary_of_lists(seed, most, distinct):
     for step in range(8):
         place = step % batches
         if place in held:
-            _mesh_kernels.expire(place * size, len(held.pop(place)), slot_hash, follow, head, tail)
+            _window_kernels.expire(place * size, len(held.pop(place)), slot_hash, follow, head, tail)
         words = rng.integers(0, distinct, rng.integers(0, size + 1)).astype(np.uint64)
-        _mesh_kernels.insert(_mesh_kernels.hash_words(words), place * size, slot_hash, follow, head, tail)
+        _window_kernels.insert(_window_kernels.hash_words(words), place * size, slot_hash, follow, head, tail)
         held[place] = words
         probes = rng.integers(0, distinct, 5).astype(np.uint64)
         found, cursor = [], np.array([0, -1], dtype=np.int64)
         slots, rows = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
-        hashes = _mesh_kernels.hash_words(probes)
-        while count := _mesh_kernels.probe(hashes, cursor, slot_hash, follow, head, slots, rows):
+        hashes = _window_kernels.hash_words(probes)
+        while count := _window_kernels.probe(hashes, cursor, slot_hash, follow, head, slots, rows):
             found += zip(slots[:count].tolist(), rows[:count].tolist(), strict=True)
         wanted = [
             (batch * size + at, row)
@@ -240,16 +243,16 @@ def test_the_multimap_is_a_dictionary_of_lists(seed, most, distinct):
 def test_equal_bytes_have_equal_hashes(values):
     offsets = np.cumsum([0, *map(len, values)])
     data = np.frombuffer(b"".join(values) + b"\0", dtype=np.uint8)
-    hashes = _mesh_kernels.hash_bytes(offsets, data)
+    hashes = _window_kernels.hash_bytes(offsets, data)
     assert len(set(hashes.tolist())) == len(set(values))
     reverse = np.arange(len(values), dtype=np.int32)[::-1].copy()
-    same = _mesh_kernels.same_keys(offsets, data, reverse, offsets, data)
+    same = _window_kernels.same_keys(offsets, data, reverse, offsets, data)
     assert same.tolist() == [value == other for value, other in zip(values[::-1], values, strict=True)]
 
 
 @pytest.mark.parametrize("counts", [[], [0], [3, 0, 2]])
 def test_rows_of_pages_are_enumerated(counts):
-    frames, rows = _mesh_kernels.enumerate_rows(np.array(counts, dtype=np.int32), 7)
+    frames, rows = _window_kernels.enumerate_rows(np.array(counts, dtype=np.int32), 7)
     assert frames.tolist() == [7 + page for page, count in enumerate(counts) for _ in range(count)]
     assert rows.tolist() == [row for count in counts for row in range(count)]
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from joins import IndexNestedLoops, MeshJoin
-from joins._mesh_split import split_memory
+from joins.meshjoin.split import split_memory
 from storage.device import DeviceModel
 from storage.errors import MemoryBudgetError
 

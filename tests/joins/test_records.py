@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from joins import SSIJ
-from joins._records import RecordTier
+from joins.ssij.records import RecordTier
 
 KEYS = 60_000
 POPULAR = 200

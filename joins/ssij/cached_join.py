@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from joins._direct_lookup import DirectLookup
-    from joins._read_ahead import Block
-    from joins._state import SSIJState
-    from joins._stream_buffer import Chunk
+    from joins.ssij.direct_lookup import DirectLookup
+    from joins.ssij.read_ahead import Block
+    from joins.ssij.state import SSIJState
+    from joins.ssij.stream_buffer import Chunk
 
 __all__ = ["CachedJoin"]
 

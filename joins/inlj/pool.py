@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins import _lru_kernels as kernels
+from joins.inlj import _pool_kernels as kernels
 from storage.cache import page_buffer
 from storage.plan import ReadPlan
 from storage.reader import PageReader, ReadReport

@@ -2,18 +2,43 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING
 
-from joins._deadlines import RecentMaximum
-
 if TYPE_CHECKING:
-    from joins._deadlines import PhaseEstimate
-    from joins._store import Store
-    from joins._thresholds import Thresholds
+    from joins.ssij.phase_estimate import PhaseEstimate
+    from joins.ssij.store import Store
+    from joins.ssij.thresholds import Thresholds
 
 __all__ = ["Schedule"]
 
+_SPANS = 8
 _STANDS_STILL = 0.25  # of a phase: had tuples arrived meanwhile, some would have waited longer
+
+
+class _RecentMaximum:
+    """The greatest of the numbers noted of late, none negative: in the last few join phases and between them."""
+
+    def __init__(self) -> None:
+        self._spans = deque([0.0], maxlen=_SPANS)
+
+    @property
+    def value(self) -> float:
+        """The greatest number, or 0."""
+        return max(self._spans)
+
+    @property
+    def known(self) -> bool:
+        """Whether all of these spans have been."""
+        return len(self._spans) == _SPANS
+
+    def note(self, value: float) -> None:
+        """Note a number."""
+        self._spans[-1] = max(self._spans[-1], value)
+
+    def next(self) -> None:
+        """Begin another span; the oldest is forgotten."""
+        self._spans.append(0.0)
 
 
 class Schedule:
@@ -41,9 +66,9 @@ class Schedule:
         self._store = store
         self._thresholds = thresholds
         self._estimate = estimate
-        self._behind = RecentMaximum()
-        self._phase = RecentMaximum()
-        self._look_up = RecentMaximum()
+        self._behind = _RecentMaximum()
+        self._phase = _RecentMaximum()
+        self._look_up = _RecentMaximum()
         self._began = 0.0
 
     def batch_begins(self, after: float, online: float) -> None:

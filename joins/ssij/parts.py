@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from joins._input_buffer import arrivals_at
-from joins._pairs import Read
-from joins._stream_buffer import ascending, merged_arrivals
+from joins.ssij.pairs import Read
+from joins.ssij.stream_buffer import ascending, merged_arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from joins._input_buffer import Arrivals
-    from joins._pairs import Pairs
     from joins._sought import Sought
-    from joins._stream_buffer import Chunk
     from joins.predicates import Bound
+    from joins.ssij.pairs import Pairs
+    from joins.ssij.stream_buffer import Chunk
 
 __all__ = ["Part", "Parts"]
 

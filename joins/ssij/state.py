@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from joins._counters import Counters
-    from joins._deadlines import PhaseEstimate
     from joins._emit import Emitter
     from joins._input_buffer import Arrivals
-    from joins._store import Store
-    from joins._workers import Workers
     from joins.predicates import Bound
+    from joins.ssij.phase_estimate import PhaseEstimate
+    from joins.ssij.store import Store
+    from joins.ssij.workers import Workers
     from storage.read_queue import ReadQueue
     from storage.reader import PageReader
     from storage.snapshot import Snapshot

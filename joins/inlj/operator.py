@@ -18,9 +18,9 @@ import pyarrow as pa
 from joins import _result_kernels as kernels
 from joins._base import StreamJoin
 from joins._emit import Matches
-from joins._pool import BufferPool
 from joins._sought import find, locate
 from joins.errors import MemoryBudgetError
+from joins.inlj.pool import BufferPool
 from joins.stats import JoinStats
 from storage.units import format_size
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins import _record_kernels as kernels
+from joins.ssij import _record_kernels as kernels
 from storage.fixed_rows import FixedRows
 
 if TYPE_CHECKING:

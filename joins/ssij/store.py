@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins import _piece_kernels
-from joins._direct_lookup import DirectLookup
 from joins._input_buffer import InputBuffer
 from joins._relation import disk_order, unchanged_leaves
-from joins._reserve import BUFFERS, leaf_maps_nbytes, least_memory, parts_to_read_into, reserve
-from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
-from joins._tiers import Tiers
+from joins.ssij import _piece_kernels
+from joins.ssij.direct_lookup import DirectLookup
+from joins.ssij.reserve import BUFFERS, leaf_maps_nbytes, least_memory, parts_to_read_into, reserve
+from joins.ssij.stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
+from joins.ssij.tiers import Tiers
 from storage.cache import PageCache, page_buffer
 from storage.errors import MemoryBudgetError
 from storage.units import format_size
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from joins._counters import Counters
     from joins._emit import Emitter
     from joins._input_buffer import Postponed
-    from joins._stream_buffer import Chunk
-    from joins._variant import Variant
     from joins.memory import MemoryBudget
+    from joins.ssij.stream_buffer import Chunk
+    from joins.ssij.variant import Variant
     from storage.reader import PageReader
     from storage.snapshot import Snapshot
 

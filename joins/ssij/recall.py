@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from joins._input_buffer import Arrivals, Piece
-    from joins._records import Sighted
-    from joins._state import SSIJState
+    from joins.ssij.records import Sighted
+    from joins.ssij.state import SSIJState
 
 __all__ = ["RecallPhase"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins._block_kernels import lay_out
+from joins.ssij._block_kernels import lay_out
 from storage.errors import HeadraceError
 from storage.read_queue import Reads
 from storage.reader import ReadReport
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from joins._state import SSIJState
-    from joins._workers import Workers
+    from joins.ssij.state import SSIJState
+    from joins.ssij.workers import Workers
     from storage.read_queue import Reading
 
 __all__ = ["Block", "ReadAhead"]

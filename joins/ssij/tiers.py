@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins._filter import FilterTier
-from joins._records import RecordTier
-from joins._whole import WholeTier
+from joins.ssij.filter import FilterTier
+from joins.ssij.records import RecordTier
+from joins.ssij.whole import WholeTier
 from storage.keys import Keys
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from joins._direct_lookup import DirectLookup
-    from joins._records import Sighted
     from joins._sought import Sought
     from joins.memory import MemoryBudget
+    from joins.ssij.direct_lookup import DirectLookup
+    from joins.ssij.records import Sighted
     from storage.cache import PageCache
     from storage.snapshot import Snapshot
 

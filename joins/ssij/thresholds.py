@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from joins import _piece_kernels
-from joins._stream_buffer import PIECE_NBYTES
+from joins.ssij import _piece_kernels
+from joins.ssij.stream_buffer import PIECE_NBYTES
 
 if TYPE_CHECKING:
-    from joins._store import Store
     from joins.memory import Component
+    from joins.ssij.store import Store
     from storage.device import DeviceModel
 
 __all__ = ["Thresholds"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from joins._input_buffer import Piece
-    from joins._state import SSIJState
+    from joins.ssij.state import SSIJState
 
 __all__ = ["ProbingPhase"]
 

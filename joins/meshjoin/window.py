@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins import _mesh_kernels as kernels
+from joins.meshjoin import _window_kernels as kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

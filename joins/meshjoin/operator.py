@@ -7,7 +7,7 @@ on for one cycle without new tuples. It uses no index and cannot meet deadlines.
 
 Memory bound: list of the leaves + chunk of b pages + (k + 1) * w tuples with keys and multimap entries, for k chunks in
 the relation + workspace (an eighth, two pages at least, 16 MiB at most) + bounce page and read vectors. b and w are
-chosen for the highest rate (`joins._mesh_split`).
+chosen for the highest rate (`joins.meshjoin.split`).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import pyarrow as pa
 from joins._base import StreamJoin
 from joins._emit import Matches
 from joins._input_buffer import InputBuffer, Piece, compact
-from joins._mesh_kernels import enumerate_rows
-from joins._mesh_split import MeshSplit, split_memory
-from joins._mesh_window import MeshWindow
 from joins._relation import TableLike, affordable_scan
 from joins.errors import JoinInputError, MemoryBudgetError
+from joins.meshjoin._window_kernels import enumerate_rows
+from joins.meshjoin.split import MeshSplit, split_memory
+from joins.meshjoin.window import MeshWindow
 from joins.predicates import Equality
 from joins.stats import JoinStats
 from storage.cache import page_buffer
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from joins._mesh_window import WindowBatch
+    from joins.meshjoin.window import WindowBatch
     from joins.predicates import On
     from storage.reader import PageReader
     from storage.snapshot import Snapshot

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from joins._direct_lookup import DirectLookup, Found
     from joins.memory import MemoryBudget
+    from joins.ssij.direct_lookup import DirectLookup, Found
     from storage.cache import PageCache
     from storage.key_words import KeyWords
     from storage.row_hash import RowHash

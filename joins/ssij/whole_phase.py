@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from joins._input_buffer import Piece
-    from joins._state import SSIJState
-    from joins._whole import WholeTier
+    from joins.ssij.state import SSIJState
+    from joins.ssij.whole import WholeTier
 
 __all__ = ["WholePhase"]
 

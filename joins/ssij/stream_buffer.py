@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins import _piece_kernels as kernels
 from joins._input_buffer import Postponed, arrivals_at
+from joins.ssij import _piece_kernels as kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""When phases have to start so that tuples leave in time, and how long tuples waited. Holds no tuples.
+"""How long join phases take, at worst, so that they start early enough for tuples to leave in time.
 
 The paper's section IV-F: the cost model first assumes a random read for each page, and is corrected by the worst that
 join phases with a similar number of pages have cost. Two things are added. No phase needs more than a scan of the whole
@@ -10,88 +10,26 @@ numbers of pages that no phase has had yet: of random reads and of scans on its 
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from joins._input_buffer import Arrivals
-
-__all__ = ["OperatorTime", "PhaseEstimate", "RecentMaximum", "WaitRecord"]
+__all__ = ["PhaseEstimate"]
 
 _BUCKETS_AN_OCTAVE = 4
 _BUCKETS = 32 * _BUCKETS_AN_OCTAVE
-_ROUNDING = 1e-9
 _FADING = 0.9  # a single hiccup, or the loading of a kernel, is not to spoil the estimate for ever
-_SPANS = 8
+_PHASES = 8
 _SCAN = 0.8  # of what a scan costs: a plan that costs as much errs like one
 _CAUTION = 1.25  # of how the disk errs, while that is not well known, or varies
 _PLAN_CAUTION = 1.1  # the next phase may find its pages less close together than the worst so far
-
-
-class OperatorTime:
-    """The operator's time: the clock's, moved forward to the times at which the operator is said to be called.
-
-    Parameters
-    ----------
-    clock
-        Returns the time in seconds. Without one, time runs like `time.monotonic` from the first time that is said.
-    """
-
-    def __init__(self, clock: Callable[[], float] | None) -> None:
-        self._clock = clock or time.monotonic
-        self._offset = 0.0
-        self._free = clock is None
-
-    def now(self) -> float:
-        """Return the time."""
-        return self._clock() + self._offset
-
-    def reach(self, at: float | None) -> float:
-        """Move on to the time `at`, if it is given and still ahead; return it, or else the time."""
-        if at is None:
-            self._free = False
-            return self.now()
-        if self._free or at > self.now():
-            self._offset = at - self._clock()
-            self._free = False
-        return at
-
-
-class RecentMaximum:
-    """The greatest of the numbers noted of late, none negative: in the last few join phases and between them."""
-
-    def __init__(self) -> None:
-        self._spans = deque([0.0], maxlen=_SPANS)
-
-    @property
-    def value(self) -> float:
-        """The greatest number, or 0."""
-        return max(self._spans)
-
-    @property
-    def known(self) -> bool:
-        """Whether all of these spans have been."""
-        return len(self._spans) == _SPANS
-
-    def note(self, value: float) -> None:
-        """Note a number."""
-        self._spans[-1] = max(self._spans[-1], value)
-
-    def next(self) -> None:
-        """Begin another span; the oldest is forgotten."""
-        self._spans.append(0.0)
 
 
 class _DiskError:
     """How much more than by the model reads took of late."""
 
     def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=_SPANS)
+        self._ratios: deque[float] = deque(maxlen=_PHASES)
 
     @property
     def bound(self) -> float:
@@ -99,7 +37,7 @@ class _DiskError:
         if not self._ratios:
             return 1.0
         greatest, most = max(self._ratios), _CAUTION - 1
-        varied = greatest - min(self._ratios) if len(self._ratios) == _SPANS else math.inf
+        varied = greatest - min(self._ratios) if len(self._ratios) == _PHASES else math.inf
         return max(1.0, greatest + min(2 * varied, most * greatest))
 
     def note(self, ratio: float) -> None:
@@ -167,27 +105,3 @@ class PhaseEstimate:
     def _error(self, planned: float) -> _DiskError:
         """Return how the disk errs from a plan that costs so many seconds."""
         return self._reads_error if planned < _SCAN * self.scan else self._scan_error
-
-
-class WaitRecord:
-    """The longest wait of all tuples, and how many missed their deadline.
-
-    Parameters
-    ----------
-    deadline
-        Seconds that a tuple may wait, None if it may wait for ever.
-    """
-
-    def __init__(self, deadline: float | None) -> None:
-        self._deadline = deadline
-        self.longest = 0.0
-        self.misses = 0
-
-    def note(self, arrival: Arrivals, rows: int, now: float) -> None:
-        """Note that tuples are complete."""
-        if rows == 0:
-            return
-        self.longest = max(self.longest, now - float(np.min(arrival)))
-        if self._deadline is not None:
-            late = np.asarray(arrival) + self._deadline < now - _ROUNDING
-            self.misses += int(late.sum()) if late.ndim else int(late) * rows

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins import _piece_kernels, _result_kernels
+from joins import _result_kernels
 from joins._sought import locate
-from joins._stream_buffer import PIECE_NBYTES, WANTED_NBYTES, ascends, by_leaves
+from joins.ssij import _piece_kernels
+from joins.ssij.stream_buffer import PIECE_NBYTES, WANTED_NBYTES, ascends, by_leaves
 from storage.keys import Keys
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from joins._filter import FilterTier
     from joins._input_buffer import Piece
     from joins._sought import Sought
     from joins.predicates import Bound
+    from joins.ssij.filter import FilterTier
     from storage.cache import PageCache
     from storage.snapshot import Snapshot
 

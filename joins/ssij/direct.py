@@ -1,6 +1,6 @@
 """SSIJ's online phase for unique keys of one word: stream tuples stay in order, nothing but what has to wait is sorted.
 
-Twin of `joins._online`, which takes all other relations.
+Twin of `joins.ssij.online`, which takes all other relations.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import numpy as np
 
 from joins._emit import rows_at
 from joins._input_buffer import arrivals_at
-from joins._phase import ProbingPhase
-from joins._probe import waiting_nbytes
-from joins._stream_buffer import Chunk, ascending
 from joins.predicates import BoundEquality
+from joins.ssij.phase import ProbingPhase
+from joins.ssij.probe import waiting_nbytes
+from joins.ssij.stream_buffer import Chunk, ascending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from joins._direct_lookup import DirectLookup
     from joins._input_buffer import Piece
-    from joins._state import SSIJState
+    from joins.ssij.direct_lookup import DirectLookup
+    from joins.ssij.state import SSIJState
     from storage.key_words import KeyWords
 
 __all__ = ["DirectPhase", "DirectProbe"]

@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from joins import _result_kernels
 from joins._input_buffer import Postponed, arrivals_at
-from joins._phase import ProbingPhase
-from joins._probe import sorted_positions, waiting_nbytes
 from joins._sought import find, locate
-from joins._stream_buffer import Chunk, ascending
+from joins.ssij.phase import ProbingPhase
+from joins.ssij.probe import sorted_positions, waiting_nbytes
+from joins.ssij.stream_buffer import Chunk, ascending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins import _piece_kernels, _result_kernels
+from joins import _result_kernels
 from joins._emit import Matches
 from joins._input_buffer import arrivals_at
-from joins._phase import ProbingPhase
-from joins._probe import Probe, Prober
 from joins._sought import find
-from joins._stream_buffer import Chunk, ascends, by_leaves
+from joins.ssij import _piece_kernels
+from joins.ssij.phase import ProbingPhase
+from joins.ssij.probe import Probe, Prober
+from joins.ssij.stream_buffer import Chunk, ascends, by_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from joins._input_buffer import Piece
-    from joins._state import SSIJState
+    from joins.ssij.state import SSIJState
 
 __all__ = ["OnlinePhase"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from joins._deadlines import PhaseEstimate
-from joins._direct_lookup import DirectLookup
 from joins._relation import in_key_order
+from joins.ssij.direct_lookup import DirectLookup
+from joins.ssij.phase_estimate import PhaseEstimate
 from storage.cache import PageCache
 from storage.errors import MemoryBudgetError
 from storage.read_queue import ReadQueue

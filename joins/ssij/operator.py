@@ -34,23 +34,23 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from joins._base import StreamJoin
-from joins._deadlines import PhaseEstimate
-from joins._direct import DirectPhase
 from joins._input_buffer import Piece, compact
-from joins._join_phase import JoinPhase
-from joins._nearest import NearestPhase
-from joins._online import OnlinePhase
-from joins._recall import RecallPhase
 from joins._relation import scan_seconds
-from joins._schedule import Schedule
-from joins._state import SSIJState
-from joins._store import Store
-from joins._thresholds import Thresholds
-from joins._variant import Variant
-from joins._whole_phase import WholePhase
-from joins._workers import Workers
 from joins.errors import JoinInputError, MemoryBudgetError
 from joins.predicates import Equality
+from joins.ssij.direct import DirectPhase
+from joins.ssij.join_phase import JoinPhase
+from joins.ssij.nearest import NearestPhase
+from joins.ssij.online import OnlinePhase
+from joins.ssij.phase_estimate import PhaseEstimate
+from joins.ssij.recall import RecallPhase
+from joins.ssij.schedule import Schedule
+from joins.ssij.state import SSIJState
+from joins.ssij.store import Store
+from joins.ssij.thresholds import Thresholds
+from joins.ssij.variant import Variant
+from joins.ssij.whole_phase import WholePhase
+from joins.ssij.workers import Workers
 from joins.stats import SSIJStats
 from storage.read_queue import ReadQueue
 

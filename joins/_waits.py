@@ -1,0 +1,70 @@
+"""The time of an operator, and how long its tuples waited. Holds no tuples."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from joins._input_buffer import Arrivals
+
+__all__ = ["OperatorTime", "WaitRecord"]
+
+_ROUNDING = 1e-9
+
+
+class OperatorTime:
+    """The operator's time: the clock's, moved forward to the times at which the operator is said to be called.
+
+    Parameters
+    ----------
+    clock
+        Returns the time in seconds. Without one, time runs like `time.monotonic` from the first time that is said.
+    """
+
+    def __init__(self, clock: Callable[[], float] | None) -> None:
+        self._clock = clock or time.monotonic
+        self._offset = 0.0
+        self._free = clock is None
+
+    def now(self) -> float:
+        """Return the time."""
+        return self._clock() + self._offset
+
+    def reach(self, at: float | None) -> float:
+        """Move on to the time `at`, if it is given and still ahead; return it, or else the time."""
+        if at is None:
+            self._free = False
+            return self.now()
+        if self._free or at > self.now():
+            self._offset = at - self._clock()
+            self._free = False
+        return at
+
+
+class WaitRecord:
+    """The longest wait of all tuples, and how many missed their deadline.
+
+    Parameters
+    ----------
+    deadline
+        Seconds that a tuple may wait, None if it may wait for ever.
+    """
+
+    def __init__(self, deadline: float | None) -> None:
+        self._deadline = deadline
+        self.longest = 0.0
+        self.misses = 0
+
+    def note(self, arrival: Arrivals, rows: int, now: float) -> None:
+        """Note that tuples are complete."""
+        if rows == 0:
+            return
+        self.longest = max(self.longest, now - float(np.min(arrival)))
+        if self._deadline is not None:
+            late = np.asarray(arrival) + self._deadline < now - _ROUNDING
+            self.misses += int(late.sum()) if late.ndim else int(late) * rows
