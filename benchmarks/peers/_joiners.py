@@ -54,6 +54,10 @@ class _Joiner:
         self.done += len(batch)
         return len(values), int(values.sum()), time.perf_counter() - began
 
+    def settle(self):
+        """Return rows and sum of what may not wait for the next turn."""
+        return 0, 0
+
     def finish(self):
         """Return rows and sum of what had to wait."""
         return 0, 0
@@ -107,6 +111,10 @@ class SSIJJoiner:
         began = time.perf_counter()
         rows, total = self._consume(self._operator.push(batch))
         return rows, total, time.perf_counter() - began
+
+    def settle(self):
+        """Join what waits, where it has a deadline: the turns of others take longer."""
+        return (0, 0) if self._setup.deadline is None else self._consume(self._operator.flush())
 
     def finish(self):
         return self._consume(self._operator.finish())

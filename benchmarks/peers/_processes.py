@@ -127,10 +127,18 @@ class _Runner:
             took = self._join(batch_rows)
             spent, longest = spent + took, max(longest, took)
             settled = joiner.held <= held and joiner.done - done >= max(1, tuples)
+        spent += self._settle()
         return {
             "tuples": joiner.done - done, "seconds": spent, "processor_seconds": time.process_time() - processor,
             "longest_batch_seconds": longest, "batch_rows": batch_rows, **joiner.details(),
         }  # fmt: skip
+
+    def _settle(self):
+        """Join what must not wait for the next turn; return the seconds."""
+        began = time.perf_counter()
+        rows, total = self._joiner.settle()
+        self._rows, self._total = self._rows + rows, self._total + total
+        return time.perf_counter() - began
 
     def finish(self):
         rows, total = self._joiner.finish()
