@@ -55,7 +55,7 @@ def outcome_pairs(result: RunResult) -> dict[str, Any]:
         "rejected": document["rejected"],
         "new members": document["new_members"],
         "rate": f"{rate:,.0f} rows/s, {result.seconds:.1f} s in {len(result.batches)} batches",
-        "hit ratio": f"{_hit_ratio(result):.1%} of lookups needed no read",
+        "hit ratio": _hit_ratio(result),
         "pages": f"{joins[0]:,} wanted, {joins[1]:,} read in {sum(batch.seeks for batch in result.batches):,} reads",
         "deadline misses": document["deadline_misses"],
     }
@@ -66,10 +66,12 @@ def _blocks(result: RunResult) -> list[Block]:
     return [Pairs(f"{result.pipeline}: {result.state}", {**outcome_pairs(result), **places})]
 
 
-def _hit_ratio(result: RunResult) -> float:
+def _hit_ratio(result: RunResult) -> str:
     """Return the batches' hit ratios, weighted by their rows."""
     rows = result.total("rows_in")
-    return sum(batch.hit_ratio * batch.rows_in for batch in result.batches) / rows if rows else 0.0
+    if not rows:
+        return "nothing was looked up"
+    return f"{sum(batch.hit_ratio * batch.rows_in for batch in result.batches) / rows:.1%} of lookups needed no read"
 
 
 def _batch_line(batch: BatchRecord) -> str:

@@ -8,7 +8,7 @@
 4. After the last round: rejected rows, routed duplicates and, last of all, the facts are committed.
 
 Every commit carries a transaction of Delta, so that one that is repeated is skipped (`pipelines.batch_tables`). The
-books are checked before the facts are committed.
+books are checked before the facts are committed, and after it if Spark writes them, for only then they are counted.
 """
 
 from __future__ import annotations

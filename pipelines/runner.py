@@ -29,7 +29,7 @@ from pipelines.failures import cause_of
 from pipelines.kernels import compiling
 from pipelines.lease import Leases
 from pipelines.preparation import prepare
-from pipelines.source import open_stream, option_text
+from pipelines.source import check_source, open_stream, option_text
 from pipelines.spark import SparkSettings, session
 from storage.errors import HeadraceError
 from storage.units import parse_duration
@@ -147,6 +147,7 @@ def run(
     """
     config = pipeline if isinstance(pipeline, PipelineConfig) else load_pipeline(pipeline)
     assert config.catalog is not None
+    check_source(config.source)
     with Catalog(config.catalog, clock) as catalog:
         kernels = compiling()  # while Spark starts
         started = session(spark or _spark_settings(config))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from pipelines.config import SourceConfig, TriggerConfig
 
-__all__ = ["open_stream", "option_text"]
+__all__ = ["check_source", "open_stream", "option_text"]
 
 _TEXT_FORMATS = ("csv", "json")
 _OWN_OPTIONS = (
@@ -33,16 +33,9 @@ _OWN_OPTIONS = (
 
 
 def open_stream(spark: SparkSession, source: SourceConfig, trigger: TriggerConfig) -> DataFrame:
-    """Return the source as a streaming frame with the columns of `pipelines.frame.source_schema`.
-
-    Raises
-    ------
-    PipelineFileError
-        If the folder is not there or cannot be read, or an option belongs to Headrace.
-    """
+    """Return a source that was checked, as a streaming frame with the columns of `pipelines.frame.source_schema`."""
     from pyspark.sql import functions as sf  # noqa: PLC0415 - pyspark is heavy
 
-    _check(source)
     broken = source.format in _TEXT_FORMATS
     ddl = spark_ddl(source.columns) + (f", `{MALFORMED}` string" if broken else "")
     reader = spark.readStream.format(source.format).schema(ddl)
@@ -56,7 +49,14 @@ def open_stream(spark: SparkSession, source: SourceConfig, trigger: TriggerConfi
     return framed.select("*", state.cast("byte").alias(STATE), sf.lit(None).cast("string").alias(NOTE))
 
 
-def _check(source: SourceConfig) -> None:
+def check_source(source: SourceConfig) -> None:
+    """Refuse a source that cannot be read, before anything else is done.
+
+    Raises
+    ------
+    PipelineFileError
+        If the folder is not there or cannot be read, or an option belongs to Headrace.
+    """
     taken = [name for name in source.options if name.lower() in {own.lower() for own in _OWN_OPTIONS}]
     if taken:
         raise PipelineFileError(

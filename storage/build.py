@@ -335,7 +335,9 @@ def _places(
         if not target.parent.is_dir():
             raise InputError(f"cannot build {target}: the folder {target.parent} does not exist; create it")
         if target.exists() and not overwrite:
-            raise TableExistsError(f"{target} exists already; name another file or ask to overwrite it")
+            raise TableExistsError(
+                f"{target} exists already; name another file or ask to overwrite it (overwrite=True, --overwrite)"
+            )
         if target.exists() and not target.is_file():
             raise InputError(f"{target} is no regular file, which a table could replace; name another file")
         if not spill.is_dir():

@@ -7,11 +7,14 @@ A commit by transaction `t` goes like this; `FORMAT.md` argues each crash point:
 3. the superblock of `t` is written into slot ``t mod 2``; that of ``t - 1`` lies in the other slot, untouched;
 4. sync: the commit is durable and may be acknowledged.
 
-A commit of few pages leaves step 2 out: its superblock says how to see that the pages are there. One of few leaves
-writes no inner nodes either: its superblock lists these leaves with all that have moved before, until the list is full.
+A commit of few pages leaves step 2 out: its superblock has a proof, by which it is seen that the pages are there. Once
+it is durable it is repeated without the proof in the other slot; where the proof is short, only when the writer leaves.
+One of few leaves writes no inner nodes either: its superblock lists these leaves with all that have moved before, until
+the list is full.
 
 Pages that `t` frees are used again by a later commit only, and only when no reader claims a snapshot before `t`.
-A write or sync that fails leaves unknown bytes in free pages or in one slot; the writer then refuses to go on.
+A write or sync that fails leaves unknown bytes in free pages or in one slot; the writer then puts the superblock of
+``t - 1`` in the place of one with a proof, and refuses to go on.
 """
 
 from __future__ import annotations

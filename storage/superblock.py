@@ -68,7 +68,7 @@ class Superblock:
     page_size
         Bytes in a page.
     txid
-        Number of the transaction that wrote it; a new table begins with 1 (`write_first_superblocks`).
+        Number of the transaction that wrote it; a new table begins with 2 (`write_first_superblocks`).
     root_page, root_checksum, height
         The root of the tree, the checksum its page must have, and the number of levels, leaves included.
         An empty table has height 0 and root page 0.

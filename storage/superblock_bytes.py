@@ -12,7 +12,7 @@ that a damaged byte does not lose a commit. All integers are little-endian:
     56   u64       leaves                64   u64  pages in the file
     72   u64       first metadata page   80   u64  metadata length in bytes
     88   u64       metadata checksum     96   f64  fill factor
-    104  u32       height (levels)       108  u8   flags (bit 0: unique)
+    104  u32       height (levels)       108  u8   flags (bit 0: unique; 1 to 3: below)
     109  u8        zero                  110  u16  number of applications
     112  per application: i64 version, u16 length of the name, the name in UTF-8
     then if bit 3 of the flags is set, moved leaves: u16 number of them, 24 bytes for each (`storage.moved`)

@@ -16,5 +16,5 @@ What it does with a batch, in this order; `phase` is what online phases share, `
   waiting tuples into the order in which pages will be read, `read_ahead` reads one block while another is joined,
   `pairs` says which tuples meet it; where all pages stay, `cached_join` looks the tuples up in the cache
 
-`variant` has the switches that experiments throw, `workers` the threads.
+`variant` has the switches that experiments throw, `workers` the threads; `allocators` give back what was freed.
 """

@@ -25,7 +25,7 @@ Memory bound::
            + stream buffer           } a page each at least
            + inverted index         /
            + workspace              an eighth of what is left, two pages at least, 48 MiB at most
-           + read buffer            five eighths of what is left below 64 pages, a sixth above, 512 pages at most
+           + read buffer            two pages; of those left a sixth or 64, five eighths or 512 at most
            + the queue of reads + the cost model's statistics
 """
 
