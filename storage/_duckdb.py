@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     import duckdb
 
-__all__ = ["connect"]
+__all__ = ["connect", "quoted"]
 
 
 def connect(config: Mapping[str, str] | None = None) -> duckdb.DuckDBPyConnection:
@@ -19,3 +19,8 @@ def connect(config: Mapping[str, str] | None = None) -> duckdb.DuckDBPyConnectio
     connection = duckdb.connect(":memory:", config=dict(config or {}))
     connection.execute("SET enable_progress_bar = false")
     return connection
+
+
+def quoted(name: str) -> str:
+    """Return a column's name as SQL takes it."""
+    return '"' + name.replace('"', '""') + '"'

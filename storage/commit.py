@@ -37,7 +37,7 @@ from storage.moving import MovingHead
 from storage.new_rows import WordColumns
 from storage.page_writer import PageWriter
 from storage.slots import commit_at_once, commit_superblock, read_superblock, repeat_superblock
-from storage.snapshot import Snapshot, open_snapshot
+from storage.snapshot import Snapshot, open_snapshot, pages_of
 from storage.space import FreeSpace
 from storage.superblock import FORMAT_VERSION, MOVED_AT_ONCE, check_app
 from storage.superblock_bytes import encode_superblock, fitted
@@ -59,19 +59,9 @@ if TYPE_CHECKING:
     from storage.transaction import App
     from storage.tree import Entries
 
-__all__ = ["Writer", "pages_of"]
+__all__ = ["Writer"]
 
-_SUPERBLOCKS = 2
 _MOST_HELD = 32  # pages for which nobody asks yet whether readers still need them
-
-
-def pages_of(snapshot: Snapshot) -> NDArray[np.int64]:
-    """Return the numbers of all pages that a snapshot is made of, superblocks included."""
-    head = snapshot.superblock
-    count = metadata_pages(head.metadata_bytes, head.page_size)
-    metadata = head.metadata_page + np.arange(count, dtype=np.int64)
-    inner = [level.pages for level in snapshot.levels]
-    return np.concatenate([np.arange(_SUPERBLOCKS, dtype=np.int64), metadata, *inner, snapshot.leaf_pages])
 
 
 def _root_of(entries: Entries) -> tuple[int, int, int]:

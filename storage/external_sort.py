@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage._duckdb import connect
+from storage._duckdb import connect, quoted
 from storage.columns import conform
 from storage.errors import InputError, KeyInputError
 from storage.remains import scratch_folder
@@ -88,8 +88,8 @@ def sort_externally(
             if relation is None:
                 connection.register("source", source.reader())
                 relation, names = "source", _carried_names(schema)
-            columns = ", ".join(_quote(name) for name in names.values())
-            order = ", ".join(f"{_quote(names[name])} NULLS FIRST" for name in codec.columns)
+            columns = ", ".join(quoted(name) for name in names.values())
+            order = ", ".join(f"{quoted(names[name])} NULLS FIRST" for name in codec.columns)
             query = f"SELECT {columns} FROM {relation} ORDER BY {order}"  # noqa: S608 - names are quoted
             yield _ordered(connection, query, rows, source, schema, codec)
 
@@ -117,10 +117,6 @@ def _relation(rows: Rows, schema: pa.Schema) -> str | None:
     """Return what DuckDB can read without changing any value, or None."""
     distinct = len({name.casefold() for name in schema.names}) == len(schema)
     return rows.query if distinct and all(_carrier(field.type) == field.type for field in schema) else None
-
-
-def _quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _carrier(dtype: pa.DataType) -> pa.DataType:

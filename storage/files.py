@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage._duckdb import connect
+from storage._duckdb import connect, quoted
 from storage.columns import fixed_type
 from storage.encodings import not_utf8
 from storage.errors import InputError
@@ -235,7 +235,7 @@ def _csv(files: Sequence[Path]) -> Rows:
     refused = (duckdb.Error, pa.ArrowException, OSError)  # what DuckDB finds late comes through Arrow
 
     def read(columns: Sequence[str] | None) -> Generator[pa.RecordBatch]:
-        chosen = "*" if columns is None else ", ".join(_name_in_sql(name) for name in columns)
+        chosen = "*" if columns is None else ", ".join(quoted(name) for name in columns)
         with connect() as connection:
             try:
                 yield from read_ahead([lambda: _csv_batches(connection, f"SELECT {chosen} FROM {query}")], _bytes_of)  # noqa: S608 - quoted
@@ -298,10 +298,6 @@ def _ragged_line(connection: duckdb.DuckDBPyConnection, file: Path, header: str)
     except duckdb.Error as error:
         return _cause(error)
     return None
-
-
-def _name_in_sql(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 def _cause(error: Exception) -> str:

@@ -11,7 +11,7 @@ from storage.errors import CorruptionError, CorruptPageError
 from storage.index import Index
 from storage.keys import KeyCodec, Keys
 from storage.layout import LeafLayout
-from storage.metadata import read_metadata
+from storage.metadata import metadata_pages, read_metadata
 from storage.moved import moved_entries, moved_leaves
 from storage.slots import read_superblock
 from storage.superblock_bytes import read_copy, txid_of
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from storage.superblock import Superblock
     from storage.tree import InnerLevel
 
-__all__ = ["Snapshot", "open_snapshot", "root_entries"]
+__all__ = ["Snapshot", "open_snapshot", "pages_of", "root_entries"]
+
+_SUPERBLOCKS = 2
 
 
 class Snapshot:
@@ -239,3 +241,12 @@ def root_entries(head: Superblock, layout: LeafLayout) -> Entries:
         np.zeros(1, dtype=np.uint8),
         Keys.lowest(layout.codec.kind),
     )
+
+
+def pages_of(snapshot: Snapshot) -> NDArray[np.int64]:
+    """Return the numbers of all pages that a snapshot is made of, superblocks included."""
+    head = snapshot.superblock
+    count = metadata_pages(head.metadata_bytes, head.page_size)
+    metadata = head.metadata_page + np.arange(count, dtype=np.int64)
+    inner = [level.pages for level in snapshot.levels]
+    return np.concatenate([np.arange(_SUPERBLOCKS, dtype=np.int64), metadata, *inner, snapshot.leaf_pages])

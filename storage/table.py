@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from storage.build import BuildOptions, build_table
 from storage.check import CheckReport, check_backend
-from storage.commit import pages_of
 from storage.compact import CompactResult, compact
 from storage.errors import InputError, SchemaError
 from storage.filter_upkeep import DEFAULT_FILTER_BITS, build_filter, check_filter_bits, drop_filter
 from storage.handle import TableHandle
 from storage.lookup import lookup, scan
+from storage.snapshot import pages_of
 from storage.stats import TableStats, table_stats
 from storage.units import parse_memory
 

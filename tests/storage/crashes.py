@@ -9,8 +9,7 @@ from simulated import Model, SimulatedDisk, build, crash_images, rows_at, rows_o
 
 from storage import page_writer, superblock_bytes
 from storage.check import check_backend
-from storage.commit import pages_of
-from storage.snapshot import open_snapshot
+from storage.snapshot import open_snapshot, pages_of
 
 KINDS = {
     "unique integers": (["k"], True),

@@ -9,9 +9,9 @@ from storage import Table
 from storage._byte_kernels import xxh64
 from storage.backend import FileBackend
 from storage.check import check_backend
-from storage.commit import pages_of
 from storage.errors import CorruptionError, NotATableError
 from storage.slots import write_superblock
+from storage.snapshot import pages_of
 
 PAGE = 4096
 

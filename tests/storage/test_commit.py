@@ -4,7 +4,6 @@ import pytest
 from simulated import Model, SimulatedDisk, Sync, Write, build, rows_at, rows_of, writer_of
 
 from storage import draft, page_writer, superblock_bytes
-from storage.commit import pages_of
 from storage.errors import (
     CorruptPageError,
     InputError,
@@ -16,7 +15,7 @@ from storage.errors import (
 )
 from storage.locks import NoLocks
 from storage.slots import read_superblock
-from storage.snapshot import open_snapshot
+from storage.snapshot import open_snapshot, pages_of
 from storage.superblock_bytes import decode_superblock
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
