@@ -12,7 +12,14 @@ from storage._byte_kernels import compare_bytes
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["find_sorted", "merge_order", "take_near", "touched_leaves"]
+__all__ = [
+    "find_sorted",
+    "merge_order",
+    "shortest_stretch",
+    "take_near",
+    "take_onward",
+    "touched_leaves",
+]
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -118,6 +125,38 @@ def take_near(free: NDArray[np.uint8], hints: NDArray[np.int64], reach: int, pag
         else:
             far += 1
     return far
+
+
+@njit(cache=True, nogil=True)
+def take_onward(free: NDArray[np.uint8], start: int, pages: NDArray[np.int64]) -> int:
+    """Take the first free pages from `start` on and clear them in `free`; return how many there are."""
+    found = 0
+    for page in range(start, len(free)):
+        if found == len(pages):
+            break
+        if free[page] != 0:
+            free[page] = 0
+            pages[found] = page
+            found += 1
+    return found
+
+
+@njit(cache=True, nogil=True)
+def shortest_stretch(free: NDArray[np.uint8], count: int) -> tuple[int, int]:
+    """Return start and length of the first shortest stretch with `count` free pages, at least 1; 0, 0 if none has."""
+    best = 0
+    length = 0
+    inside = 0
+    start = 0
+    for page in range(len(free)):
+        inside += free[page]
+        while inside > count or (inside == count and free[start] == 0):
+            inside -= free[start]
+            start += 1
+        if inside == count and (length == 0 or page + 1 - start < length):
+            best = start
+            length = page + 1 - start
+    return best, length
 
 
 @njit(cache=True, nogil=True)

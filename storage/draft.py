@@ -6,18 +6,14 @@ whether it becomes the table's next state.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import itertools
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from storage import _commit_kernels, _kernels
 from storage import _tree_kernels as tree_kernels
+from storage.ahead import ahead
 from storage.cache import page_buffer
 from storage.inner import Placed
 from storage.keys import Keys
@@ -28,9 +24,6 @@ from storage.patch import Patched, can_patch, patch_leaves
 from storage.tree import Entries, read_pages, seal_pages, separators_between
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from concurrent.futures import Future
-
     from numpy.typing import NDArray
 
     from storage.changes import Changes
@@ -96,17 +89,19 @@ class Draft:
         """
         counts = Counts()
         done: list[Replacement] = []
+        parts = self._parts(changes)
+        self._pages.expect(sum(len(part.leaves) for part in parts if part.dense))
         if can_patch(self._layout) and len(self._leaves) > 0:
-            for part, (frames, patched) in _ahead(self._parts(changes), self._read_part, self._patch):
+            for part, (frames, patched) in ahead(parts, self._read_part, self._patch):
                 counts += patched.counts
-                done.append(self._put(part.leaves[patched.done], patched))
+                done.append(self._put(part, patched))
                 if patched.rest.any():
                     rest, barred = part.only(patched.rest), part.leaves[patched.done]
                     replacement, counted = self._change(rest, self._decode(rest.leaves, part.leaves, frames), barred)
                     counts += counted
                     done.append(replacement)
         else:
-            for part, present in _ahead(self._parts(changes), lambda part, _: self.load(part.leaves)):
+            for part, present in ahead(parts, lambda part, _: self.load(part.leaves)):
                 replacement, counted = self._change(part, present)
                 counts += counted
                 done.append(replacement)
@@ -144,7 +139,7 @@ class Draft:
         """Pages of the base that this state no longer has."""
         return np.concatenate([_NONE, *self._freed])
 
-    def _parts(self, changes: Changes) -> Iterator[Part]:
+    def _parts(self, changes: Changes) -> list[Part]:
         """Cut changes into parts that touch few leaves each, never within a run of leaves that one key spans."""
         first, last = self._locate(changes.touched)
         same = changes.touched is changes.keys
@@ -153,16 +148,14 @@ class Draft:
         count = max(len(self._leaves), 1)
         leaves, joined = _commit_kernels.touched_leaves(first, last, leaf, count)
         step = max(_CHUNK_BYTES // self.page_size, 1)
-        if len(leaves) <= step:
-            yield Part(leaves, joined, 0, count, changes, leaf, first)
-            return
-        start = 0
+        parts, start = [], 0
         while start < len(leaves):
             stop = min(start + step, len(leaves))
             stop += int(np.argmin(joined[stop - 1 :]))
             bounds = int(leaves[start]) if start else 0, int(leaves[stop]) if stop < len(leaves) else count
-            yield Part.cut(leaves[start:stop], joined[start:stop], bounds, changes, leaf, first)
+            parts.append(Part.cut(leaves[start:stop], joined[start:stop], bounds, changes, leaf, first))
             start = stop
+        return parts
 
     def _locate(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first and last leaf that may hold each key; a table without leaves counts as one empty leaf."""
@@ -189,9 +182,10 @@ class Draft:
             unique=self._base.unique, average=self._average,
         )  # fmt: skip
 
-    def _put(self, leaves: NDArray[np.int64], patched: Patched) -> Replacement:
-        """Write the pages that patching left, in the place of these leaves."""
-        numbers = self._pages.place(self._hints_near(leaves))
+    def _put(self, part: Part, patched: Patched) -> Replacement:
+        """Write the pages that patching left."""
+        leaves = part.leaves[patched.done]
+        numbers = self._pages.place(self._hints_near(leaves), together=part.dense)
         checksums = seal_pages(patched.pages, self.page_size, numbers, self._pages.txid)
         self._pages.put(patched.pages, numbers, checksums)
         old = self.entries
@@ -211,7 +205,7 @@ class Draft:
         alive = (np.bincount(group, weights=np.isin(leaves, dirty)) > 0)[group]
         kept = alive[positions(leaves, rows.leaf)]
         rows = rows if kept.all() else rows.take(np.flatnonzero(kept))
-        return self.write(rows, leaves[alive], group[alive]), counts
+        return self.write(rows, leaves[alive], group[alive], together=part.dense), counts
 
     def _draw_in(
         self, part: Part, rows: NDArray[np.int64], changed: NDArray[np.bool_], barred: NDArray[np.int64]
@@ -255,8 +249,10 @@ class Draft:
         self._reader.read(pages[order], frames, order, checksums[order])
         return frames
 
-    def write(self, rows: LeafRows, leaves: NDArray[np.int64], group: NDArray[np.int64]) -> Replacement:
-        """Write the pages that replace groups of leaves."""
+    def write(
+        self, rows: LeafRows, leaves: NDArray[np.int64], group: NDArray[np.int64], *, together: bool = False
+    ) -> Replacement:
+        """Write the pages that replace groups of leaves; see `PageWriter.place` for `together`."""
         heads = np.flatnonzero(np.diff(group, prepend=-1))
         group = np.cumsum(np.diff(group, prepend=group[:1]) != 0)
         size = np.bincount(group[positions(leaves, rows.leaf)], minlength=len(heads))
@@ -266,7 +262,7 @@ class Draft:
         last = bool(filled[-1] == len(heads) - 1 and leaves[-1] >= len(self._leaves) - 1)
         packed = pack_groups(self._layout, rows, np.cumsum(size[filled]), self._base.fill, last=last)
         packed = packed.with_groups(filled)
-        numbers = self._pages.place(self._hints(packed.group, leaves[heads], np.bincount(group)))
+        numbers = self._pages.place(self._hints(packed.group, leaves[heads], np.bincount(group)), together=together)
         checksums = seal_pages(packed.pages, self.page_size, numbers, self._pages.txid)
         self._pages.put(packed.pages, numbers, checksums)
         at = leaves[heads][packed.group]
@@ -347,38 +343,6 @@ class Draft:
             np.concatenate([old.positions[stay], position])[order],
         )
         self._rows = int(self._leaves.entries.rows.sum())
-
-
-def _ahead(parts: Iterator[Part], *steps: Callable[[Part, Any], Any]) -> Iterator[tuple[Part, Any]]:
-    """Yield each part with what is made of it in steps, each of which takes what the one before made of the same part.
-
-    While a part is worked on the next ones are prepared, by a thread for each step.
-    """
-    first = list(itertools.islice(parts, 2))
-    if len(first) < 2:  # noqa: PLR2004 - nothing to do ahead
-        for part in first:
-            yield part, functools.reduce(lambda made, step: step(part, made), steps, None)
-        return
-    waiting: deque[tuple[Part, Future[Any] | None]] = deque()
-    with contextlib.ExitStack() as stack:
-        pools = [stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix="headrace-ahead")) for _ in steps]
-        for part in itertools.chain(first, parts):
-            made: Future[Any] | None = None
-            for pool, step in zip(pools, steps, strict=True):
-                made = pool.submit(_follow, made, step, part)
-            waiting.append((part, made))
-            if len(waiting) > len(steps):
-                yield _waited(*waiting.popleft())
-        while waiting:
-            yield _waited(*waiting.popleft())
-
-
-def _follow(before: Future[Any] | None, step: Callable[[Part, Any], Any], part: Part) -> Any:
-    return step(part, None if before is None else before.result())
-
-
-def _waited(part: Part, made: Future[Any] | None) -> tuple[Part, Any]:
-    return part, None if made is None else made.result()
 
 
 def _with_open_left(entries: Entries) -> Entries:

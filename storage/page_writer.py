@@ -5,6 +5,7 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from storage.space import REACH
 from storage.superblock import PROOF_PAGES, Proof
 from storage.tree import runs_of
 
@@ -55,6 +56,7 @@ class PageWriter:
         self._space = space
         self._take = space.take if take is None else take
         self._taken: list[NDArray[np.int64]] = []
+        self._next: int | None = None
         self._checksums: dict[int, int] | None = {}
         self._unsynced = 0
         self._pool: ThreadPoolExecutor | None = None
@@ -62,9 +64,17 @@ class PageWriter:
         self.page_size = page_size
         self.txid = txid
 
-    def place(self, hints: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Take a page for each hint."""
-        pages = self._take(hints)
+    def expect(self, count: int) -> None:
+        """Look for room for pages that are to lie together, if so many are worth it."""
+        self._next = self._space.find_stretch(count) if count >= REACH else None
+
+    def place(self, hints: NDArray[np.int64], *, together: bool = False) -> NDArray[np.int64]:
+        """Take a page for each hint; of those that are to lie `together` each one behind the last, if there is room."""
+        if together and self._next is not None:
+            pages = self._space.take_onward(self._next, len(hints))
+            self._next = int(pages[-1]) + 1 if len(pages) else self._next
+        else:
+            pages = self._take(hints)
         self._taken.append(pages)
         return pages
 

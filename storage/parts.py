@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Part", "positions"]
 
+_SPARSE = 2
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -27,6 +29,8 @@ class Part:
         Whether a leaf shares its rows with the next one.
     low, high
         Leaves from `low` on and before `high` may be drawn in as neighbours.
+    dense
+        Whether most leaves of a stretch of the table are changed together, so that they may move together.
     changes
         What changes in them.
     leaf, touched_leaf
@@ -37,6 +41,7 @@ class Part:
     joined: NDArray[np.bool_]
     low: int
     high: int
+    dense: bool
     changes: Changes
     leaf: NDArray[np.int64]
     touched_leaf: NDArray[np.int64]
@@ -53,8 +58,9 @@ class Part:
     ) -> Part:
         """Return the part of all changes that falls into some leaves; `bounds` are `low` and `high`."""
         around = [int(leaves[0]), int(leaves[-1]) + 1]
+        dense = around[1] - around[0] <= _SPARSE * len(leaves)
         rows, touched = slice(*np.searchsorted(leaf, around)), slice(*np.searchsorted(first, around))
-        return cls(leaves, joined, *bounds, changes.slice(rows, touched), leaf[rows], first[touched])
+        return cls(leaves, joined, *bounds, dense, changes.slice(rows, touched), leaf[rows], first[touched])
 
     def only(self, some: NDArray[np.bool_]) -> Part:
         """Return some of the leaves with what changes in them."""

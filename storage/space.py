@@ -6,6 +6,11 @@ for writing. A page that a commit frees is held back while a reader may still ne
 New pages go near where the scan order wants them: to the nearest free page, else to an extent of `EXTENT` pages that
 all such overflow shares, else to the end of the file. What one commit moves far away stays together there, in key
 order, so that reading in key order stays a matter of long runs.
+
+Pages that take the place of most leaves of a long stretch of the table go to a stretch of the file instead, the
+shortest with that many free pages, one behind the other in key order: they are written by few large writes, and read
+so later. Where such a stretch is less than half free the file grows for them, but to no more than `MOST_PAGES` times
+what is in use.
 """
 
 from __future__ import annotations
@@ -19,10 +24,12 @@ from storage import _commit_kernels as kernels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["EXTENT", "REACH", "FreeSpace"]
+__all__ = ["EXTENT", "MOST_PAGES", "REACH", "FreeSpace"]
 
 EXTENT = 64
 REACH = 2 * EXTENT
+MOST_PAGES = 2.5
+_SPARSE = 2
 
 
 class FreeSpace:
@@ -86,6 +93,21 @@ class FreeSpace:
         if kernels.take_near(self._free, hints, REACH, pages):
             far = np.flatnonzero(pages < 0)
             pages[far] = self._take_far(len(far))
+
+    def find_stretch(self, count: int) -> int:
+        """Return the page from which on `take_onward` should take so many pages."""
+        start, length = kernels.shortest_stretch(self._free, count)
+        sparse = length < count or length > _SPARSE * count
+        used = len(self._free) - int(np.count_nonzero(self._free)) - self.held
+        return len(self._free) if sparse and len(self._free) + count <= MOST_PAGES * used else start
+
+    def take_onward(self, start: int, count: int) -> NDArray[np.int64]:
+        """Take the first free pages from `start` on, ascending; where they end the file grows."""
+        pages = np.empty(count, dtype=np.int64)
+        found = kernels.take_onward(self._free, start, pages)
+        if found < count:
+            pages[found:] = self.grow(count - found)
+        return pages
 
     def grow(self, count: int) -> NDArray[np.int64]:
         """Take pages behind the end of the file."""
