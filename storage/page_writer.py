@@ -5,7 +5,6 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from storage.space import REACH
 from storage.superblock import PROOF_PAGES, Proof
 from storage.tree import runs_of
 
@@ -22,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["PageWriter"]
 
+TOGETHER = 128
+"""Pages that are worth a place of their own, where they lie together."""
 _SYNC_BYTES = 4 << 20
 
 
@@ -65,8 +66,8 @@ class PageWriter:
         self.txid = txid
 
     def expect(self, count: int) -> None:
-        """Look for room for pages that are to lie together, if so many are worth it."""
-        self._next = self._space.find_stretch(count) if count >= REACH else None
+        """Look for room for so many pages that are to lie together, if they are worth it."""
+        self._next = self._space.find_stretch(count) if count >= TOGETHER else None
 
     def place(self, hints: NDArray[np.int64], *, together: bool = False) -> NDArray[np.int64]:
         """Take a page for each hint; of those that are to lie `together` each one behind the last, if there is room."""

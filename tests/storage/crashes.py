@@ -76,7 +76,8 @@ class Workload:
     """Commits to a simulated disk; knows after which operation each commit was acknowledged.
 
     Some commits write their superblock with their pages, some after them, as small and large ones do; some list the
-    leaves that they move, some have no room for the list and write inner nodes; after some the writer leaves. The rows
+    leaves that they move, some have no room for the list and write inner nodes; some lay what they write together
+    where there is room; after some the writer leaves. The rows
     of each commit are compared with a model here; after a crash it is enough to find the commit's bytes again.
     """
 
@@ -93,6 +94,7 @@ class Workload:
             upserts, deletes = changes(rng, self.key, self.unique)
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(page_writer, "PROOF_PAGES", int(rng.choice([0, 12, 64])))
+                patch.setattr(page_writer, "TOGETHER", int(rng.choice([1, 128])))
                 patch.setattr(superblock_bytes, "MOVED_LEAVES", int(rng.choice([0, 2, 6, 72])))
                 writer.apply(table_of(upserts), table_of(deletes), app=("crash", len(self.states)))
             model = self.states[-1].model.copy()

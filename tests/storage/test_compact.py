@@ -114,3 +114,21 @@ def test_updates_at_random_keep_the_order_on_disk(tmp_path):
             table.apply(pa.table({"k": keys, "v": keys}))
         assert leaves > 1000
         assert table.stats.fragmentation <= 0.3
+
+
+def test_commits_that_write_most_leaves_anew_leave_key_order_on_disk(tmp_path):
+    """Also after commits here and there, with the file no longer than for some of those alone."""
+    n, rng = 100_000, np.random.default_rng(8)
+    values = rng.integers(0, 2**62, n)
+    with Table.build(tmp_path / "t", pa.table({"k": np.arange(n), "v": values}), key=["k"], page_size=4096) as table:
+        leaves = table.stats.leaves
+        assert leaves > 256
+        for turn in range(8):
+            for count in (leaves // 3, n // 10):
+                keys = np.unique(rng.integers(0, n, count))
+                values[keys] = turn
+                table.apply(pa.table({"k": keys, "v": values[keys]}))
+            assert table.stats.fragmentation <= 0.3
+        assert table.stats.bytes <= 2.6 * leaves * 4096
+        assert content(table).to_pydict() == {"k": list(range(n)), "v": values.tolist()}
+        assert table.check().ok

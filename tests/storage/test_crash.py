@@ -21,7 +21,7 @@ def processes():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crash_at_every_write_leaves_a_commit(kind):
-    assert crash_everywhere([len(kind), 1], kind, commits=65, resume_every=7) >= 500
+    assert crash_everywhere([len(kind), 1], kind, commits=80, resume_every=8) >= 500
 
 
 @pytest.mark.parametrize("kind", ["unique integers", "text"])
@@ -39,7 +39,7 @@ def test_a_crash_among_very_many_commits_of_one_row_leaves_a_commit(kind, proces
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_crash_at_every_write_of_long_workloads(kind, processes):
-    runs = [processes.submit(crash_everywhere, [len(kind), 2, seed], kind, 400, 11) for seed in range(10)]
+    runs = [processes.submit(crash_everywhere, [len(kind), 2, seed], kind, 500, 11) for seed in range(10)]
     assert min(run.result() for run in runs) >= 2500
 
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.space import EXTENT, REACH, FreeSpace
+from storage.space import EXTENT, MOST_PAGES, REACH, FreeSpace
 
 
 def test_a_page_goes_to_the_nearest_free_one():
@@ -54,6 +54,47 @@ def test_the_end_is_after_the_last_page_in_use():
     space.give(np.array([6]))
     assert space.end == 2
     assert FreeSpace(5, np.empty(0, np.int64)).end == 0
+
+
+def test_pages_that_lie_together_take_the_shortest_stretch_and_then_grow_the_file():
+    used = np.setdiff1d(np.arange(1000), [3, 100, 101, 110, 500, 501, 503, 900])
+    space = FreeSpace(1000, used)
+    start = space.find_stretch(3)
+    assert start == 500
+    assert space.take_onward(start, 2).tolist() == [500, 501]
+    assert space.take_onward(502, 4).tolist() == [503, 900, 1000, 1001]
+    assert space.free.tolist() == [3, 100, 101, 110]
+
+
+def test_the_file_grows_where_free_pages_are_few_and_far_between_but_not_beyond_its_measure():
+    space = FreeSpace(1000, np.setdiff1d(np.arange(1000), np.arange(0, 1000, 10)))
+    assert space.find_stretch(100) == 1000
+    assert space.find_stretch(1251) == 0
+    half = FreeSpace(1000, np.arange(0, 1000, 2))
+    assert half.find_stretch(200) == 1
+
+
+def test_pages_held_for_readers_do_not_count_as_in_use():
+    space = FreeSpace(1000, np.setdiff1d(np.arange(1000), np.arange(0, 1000, 10)))
+    space.hold(5, np.setdiff1d(np.arange(400), np.arange(0, 400, 10)))
+    assert space.find_stretch(100) == 1000
+    assert space.find_stretch(400) == 0
+
+
+@given(used=st.sets(st.integers(0, 59)), length=st.integers(1, 60), count=st.integers(1, 40))
+def test_the_stretch_is_the_shortest_that_has_the_pages(used, length, count):
+    """Against all stretches in turn."""
+    used = {page for page in used if page < length}
+    space = FreeSpace(length, np.array(sorted(used), np.int64))
+    fits = [
+        (stop - start, start)
+        for start in range(length)
+        for stop in range(start + 1, length + 1)
+        if len(set(range(start, stop)) - used) == count
+    ]
+    sparse = not fits or min(fits)[0] > 2 * count
+    grows = sparse and length + count <= MOST_PAGES * len(used)
+    assert space.find_stretch(count) == (length if grows else min(fits)[1] if fits else 0)
 
 
 @given(
