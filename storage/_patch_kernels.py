@@ -31,6 +31,7 @@ SMALL = 3
 
 _HEADER = 24
 _ENTRY = 16
+_WORD = 8
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 _SIGN = np.uint64(1 << 63)
 _UNDERFULL = 4
@@ -86,25 +87,32 @@ def _copy_numbers(
     out: NDArray[np.uint8],
     at: int,
 ) -> int:
-    """Write numbers, `after` bytes each, as differences to `base`; those that stay grow by `shift`."""
+    """Write numbers, `after` bytes each, as differences to `base`; those that stay grow by `shift`.
+
+    Words are written whole, in ascending order, and zeros after the last number: eight bytes behind the block change.
+    """
     source = 0
     for edit in range(found + 1):
         stop = edits[edit, 0] if edit < found else rows
         if after == width and shift == 0:
-            copy_bytes(page, data + source * width, out, at, (stop - source) * width)
-            at += (stop - source) * width
+            length = (stop - source) * width
+            for byte in range(0, length, _WORD):
+                store_u64(out, at + byte, load_u64(page, data + source * width + byte))
+            at += length
         else:
             for row in range(source, stop):
-                put_number(out, at, np.uint64(number_at(page, data, width, row)) + shift, after)
+                store_u64(out, at, np.uint64(number_at(page, data, width, row)) + shift)
                 at += after
         if edit == found:
             break
         for row in range(edits[edit, 2], edits[edit, 3]):
+            value = np.uint64(0)
             if len(absent) == 0 or absent[row] == 0:
                 value = np.uint64(codes[row]) if coded != 0 else (np.uint64(values[row]) ^ flip) - base
-                put_number(out, at, value, after)
+            store_u64(out, at, value)
             at += after
         source = edits[edit, 1]
+    store_u64(out, at, np.uint64(0))
     return at
 
 
@@ -249,7 +257,7 @@ def patch_leaves(
     average
         Rows of a leaf on average.
     out
-        Zeroed room for as many pages; those of leaves with status DONE follow one another.
+        Room for as many pages; those of leaves with status DONE follow one another.
     status, after
         Filled: what became of each leaf, and how many rows it has then.
     counts
@@ -308,6 +316,7 @@ def patch_leaves(
                     status[leaf] = FALLBACK
             if status[leaf] == DONE:
                 out_origin = written * page_size
+                out[out_origin : out_origin + page_size] = 0
                 store_u64(out, out_origin + 16, np.uint64(1) | (np.uint64(total) << np.uint64(32)))
                 at = out_origin + _HEADER + _ENTRY * columns
                 for column in range(columns):

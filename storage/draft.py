@@ -7,6 +7,7 @@ whether it becomes the table's next state.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from storage.inner import Placed
 from storage.keys import Keys
 from storage.leaves import gather, gather_keys
 from storage.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
+from storage.page_rooms import PageRooms
 from storage.parts import Part, positions
 from storage.patch import Patched, can_patch, patch_leaves
 from storage.tree import Entries, read_pages, seal_pages, separators_between
@@ -92,7 +94,8 @@ class Draft:
         parts = self._parts(changes)
         self._pages.expect(sum(len(part.leaves) for part in parts if part.dense))
         if can_patch(self._layout) and len(self._leaves) > 0:
-            for part, (frames, patched) in ahead(parts, self._read_part, self._patch):
+            rooms = PageRooms(max((len(part.leaves) for part in parts), default=0), self.page_size)
+            for part, (frames, patched) in ahead(parts, partial(self._read_part, rooms), partial(self._patch, rooms)):
                 counts += patched.counts
                 done.append(self._put(part, patched))
                 if patched.rest.any():
@@ -100,6 +103,7 @@ class Draft:
                     replacement, counted = self._change(rest, self._decode(rest.leaves, part.leaves, frames), barred)
                     counts += counted
                     done.append(replacement)
+                rooms.give(frames, patched.pages)
         else:
             for part, present in ahead(parts, lambda part, _: self.load(part.leaves)):
                 replacement, counted = self._change(part, present)
@@ -170,15 +174,15 @@ class Draft:
     def _average(self) -> int:
         return self._rows // max(len(self._leaves), 1)
 
-    def _read_part(self, part: Part, _: object) -> NDArray[np.uint8]:
-        return self.read(part.leaves)
+    def _read_part(self, rooms: PageRooms, part: Part, _: object) -> NDArray[np.uint8]:
+        return self.read(part.leaves, rooms.take())
 
-    def _patch(self, part: Part, frames: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Patched]:
+    def _patch(self, rooms: PageRooms, part: Part, frames: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Patched]:
         """Patch those leaves that can be; return also all as they were."""
         leaves = part.leaves
         ends = tuple(np.searchsorted(at, leaves, side="right") for at in (part.touched_leaf, part.leaf))
         return frames, patch_leaves(
-            self._layout, frames, leaves, part.joined, part.changes, (ends[0], ends[1]),
+            self._layout, frames, leaves, part.joined, part.changes, (ends[0], ends[1]), rooms.take(),
             unique=self._base.unique, average=self._average,
         )  # fmt: skip
 
@@ -239,12 +243,12 @@ class Draft:
         keys = gather_keys(layout, frames, places, rows)
         return LeafRows(keys, gather(layout, frames, places, rows), read[places])
 
-    def read(self, leaves: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return the pages of leaves side by side."""
+    def read(self, leaves: NDArray[np.int64], room: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """Return the pages of leaves side by side, in this room if one is given."""
         pages, checksums = self.entries.pages[leaves], self.entries.checksums[leaves]
         if len(leaves) <= _FEW_LEAVES:
-            return read_pages(self._reader.backend, self.page_size, pages, checksums)
-        frames = page_buffer(len(leaves), self.page_size)
+            return read_pages(self._reader.backend, self.page_size, pages, checksums, room)
+        frames = page_buffer(len(leaves), self.page_size) if room is None else room
         order = np.argsort(pages)
         self._reader.read(pages[order], frames, order, checksums[order])
         return frames

@@ -14,7 +14,6 @@ import numpy as np
 from storage import _patch_kernels as kernels
 from storage.encode import PhysicalRows
 from storage.merge import Counts, unique_violation
-from storage.tree import aligned_pages
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -31,7 +30,8 @@ class Patched:
 
     Attributes
     ----------
-    pages : uint8[p * page_size + 8]
+    pages : uint8 array
+        The first p in it.
     done : bool[m]
         Which of the leaves the pages replace.
     rest : bool[m]
@@ -61,6 +61,7 @@ def patch_leaves(
     joined: NDArray[np.bool_],
     changes: Changes,
     ends: tuple[NDArray[np.int64], NDArray[np.int64]],
+    out: NDArray[np.uint8],
     *,
     unique: bool,
     average: int,
@@ -79,6 +80,8 @@ def patch_leaves(
         Those that fall into these leaves.
     ends
         For each leaf where its changes end among `changes.touched` and among `changes.keys`.
+    out
+        Room for as many pages.
     unique
         Whether a key may occur only once.
     average
@@ -94,7 +97,7 @@ def patch_leaves(
         shared = joined.copy()
         shared[1:] |= joined[:-1]
         skip = _beside(leaves, shared)
-    patch = _Patch(layout, frames, changes, ends, unique=unique, average=average)
+    patch = _Patch(layout, frames, changes, ends, out, unique=unique, average=average)
     patched, small = patch.run(skip)
     if small.any():
         patched, _ = patch.run(skip | _beside(leaves, small))
@@ -110,6 +113,7 @@ class _Patch:
         frames: NDArray[np.uint8],
         changes: Changes,
         ends: tuple[NDArray[np.int64], NDArray[np.int64]],
+        out: NDArray[np.uint8],
         *,
         unique: bool,
         average: int,
@@ -118,6 +122,7 @@ class _Patch:
         self._frames = frames
         self._changes = changes
         self._ends = ends
+        self._out = out
         self._unique = unique
         self._average = average
         new = PhysicalRows(layout, changes.keys, changes.payload)
@@ -125,8 +130,7 @@ class _Patch:
 
     def run(self, skip: NDArray[np.bool_]) -> tuple[Patched, NDArray[np.bool_]]:
         """Patch all leaves but those to skip; return also which got too small."""
-        layout, changes = self._layout, self._changes
-        out = aligned_pages(len(skip), layout.page_size)
+        layout, changes, out = self._layout, self._changes, self._out
         status, after = np.empty(len(skip), dtype=np.int64), np.zeros(len(skip), dtype=np.int64)
         counts = np.zeros(3, dtype=np.int64)
         clash = kernels.patch_leaves(

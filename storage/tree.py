@@ -251,9 +251,13 @@ def _build_level(
 
 
 def read_pages(
-    backend: StorageBackend, page_size: int, numbers: NDArray[np.int64], checksums: NDArray[np.uint64] | None
+    backend: StorageBackend,
+    page_size: int,
+    numbers: NDArray[np.int64],
+    checksums: NDArray[np.uint64] | None,
+    room: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return pages of the file side by side, each one verified.
+    """Return pages of the file side by side, in this room if one is given, each one verified.
 
     Raises
     ------
@@ -264,7 +268,7 @@ def read_pages(
     if beyond.any():
         page = int(numbers[int(np.argmax(beyond))])
         raise CorruptPageError(f"{backend.path}: page {page} lies outside the file; it has been truncated or damaged")
-    frames = aligned_pages(len(numbers), page_size)
+    frames = aligned_pages(len(numbers), page_size) if room is None else room
     for start, stop in runs_of(numbers):
         backend.pread_into(int(numbers[start]) * page_size, [frames[start * page_size : stop * page_size]])
     expected = _NO_CHECKSUMS if checksums is None else checksums

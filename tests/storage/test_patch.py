@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from simulated import Model, build, rows_of, writer_of
 
 from storage import _patch_kernels as kernels
-from storage import draft
+from storage import draft, transaction
 from storage import patch as patch_module
 from storage.errors import UniqueViolationError
+from storage.page_rooms import PageRooms
 
 SCHEMA = pa.schema(
     [
@@ -110,6 +111,36 @@ def test_patching_equals_merging(rows, changes, unique):
     model = Model(["k"], rows)
     counted = [model.apply(upserts, deletes, [] if unique else inserts) for upserts, deletes, inserts in changes]
     assert [(r.inserted, r.updated, r.deleted) for r in results] == counted
+
+
+class Rooms(PageRooms):
+    """Rooms in which something was before."""
+
+    content = 0
+
+    def take(self):
+        room = super().take()
+        room[:] = self.content
+        return room
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=st.lists(row, min_size=20, max_size=120).map(distinct),
+    changes=st.lists(st.tuples(few.map(distinct), few), min_size=1, max_size=3),
+)
+def test_nothing_of_what_was_in_a_room_before_gets_into_a_page(rows, changes):
+    images = []
+    for content in (0, 255):
+        disk = build(table_of(rows), ["k"], unique=True, fill=0.7)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(draft, "PageRooms", Rooms)
+            patch.setattr(Rooms, "content", content)
+            patch.setattr(transaction, "MOST_ROWS", -1)
+            for upserts, deletes in changes:
+                writer_of(disk).apply(table_of(upserts), table_of(deletes).select(["k"]))
+        images.append(bytes(disk.image))
+    assert images[0] == images[1]
 
 
 WIDE = pa.schema([("k", pa.int64()), ("v", pa.int32())])
