@@ -9,7 +9,7 @@ order, so that reading in key order stays a matter of long runs.
 
 Pages that take the place of most leaves of a long stretch of the table go to a stretch of the file instead, the
 shortest with that many free pages, one behind the other in key order: they are written by few large writes, and read
-so later. Where such a stretch is less than half free the file grows for them, but to no more than `MOST_PAGES` times
+so later. Where such a stretch is less than half free the file grows for them, but to no more than `MOST_GROWTH` times
 what is in use.
 """
 
@@ -24,11 +24,11 @@ from storage import _commit_kernels as kernels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["EXTENT", "MOST_PAGES", "REACH", "FreeSpace"]
+__all__ = ["EXTENT", "MOST_GROWTH", "REACH", "FreeSpace"]
 
 EXTENT = 64
 REACH = 2 * EXTENT
-MOST_PAGES = 2.5
+MOST_GROWTH = 2.5
 _SPARSE = 2
 
 
@@ -99,7 +99,7 @@ class FreeSpace:
         start, length = kernels.shortest_stretch(self._free, count)
         sparse = length < count or length > _SPARSE * count
         used = len(self._free) - int(np.count_nonzero(self._free)) - self.held
-        return len(self._free) if sparse and len(self._free) + count <= MOST_PAGES * used else start
+        return len(self._free) if sparse and len(self._free) + count <= MOST_GROWTH * used else start
 
     def take_onward(self, start: int, count: int) -> NDArray[np.int64]:
         """Take the first free pages from `start` on, ascending; where they end the file grows."""

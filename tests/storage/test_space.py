@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.space import EXTENT, MOST_PAGES, REACH, FreeSpace
+from storage.space import EXTENT, MOST_GROWTH, REACH, FreeSpace
 
 
 def test_a_page_goes_to_the_nearest_free_one():
@@ -93,7 +93,7 @@ def test_the_stretch_is_the_shortest_that_has_the_pages(used, length, count):
         if len(set(range(start, stop)) - used) == count
     ]
     sparse = not fits or min(fits)[0] > 2 * count
-    grows = sparse and length + count <= MOST_PAGES * len(used)
+    grows = sparse and length + count <= MOST_GROWTH * len(used)
     assert space.find_stretch(count) == (length if grows else min(fits)[1] if fits else 0)
 
 
