@@ -74,7 +74,7 @@ def compact(writer: Writer, adopt: Callable[[Snapshot], None]) -> CompactResult:
         adopt(writer.snapshot)
     if writer.reclaim() and _front_is_free(writer):
         if _free_before(writer):
-            _commit(writer, _move, lambda hints: writer.space.take_first(len(hints)))
+            _commit(writer, _move, lambda hints: writer.space.take_onward(0, len(hints)))
             adopt(writer.snapshot)
         shrunk = writer.reclaim()
     else:

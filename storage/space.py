@@ -115,12 +115,6 @@ class FreeSpace:
         self._free = np.concatenate([self._free, np.zeros(count, dtype=np.uint8)])
         return np.arange(first, first + count, dtype=np.int64)
 
-    def take_first(self, count: int) -> NDArray[np.int64]:
-        """Take the first free pages of the file."""
-        pages = self.free[:count]
-        self._free[pages] = 0
-        return pages
-
     def cut(self) -> int:
         """Forget the free pages at the end of the file, and return its new length in pages."""
         end = self.end
