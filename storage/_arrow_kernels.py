@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["read_words", "same_columns"]
+__all__ = ["open_array", "open_schema", "read_words", "same_columns"]
 
 _WORD = 8
 _FORMAT, _NAME, _METADATA, _FIELDS, _FIELD, _FIELD_VALUES = 0, 8, 16, 32, 40, 48  # in an ArrowSchema
@@ -40,6 +41,34 @@ def _byte(_typing: Any, address: Any) -> Any:
     """Load the byte at an address as int64."""
     del address
     return types.int64(types.int64), lambda _context, builder, _signature, args: _load(builder, args[0], 8)
+
+
+def _opened(name: str) -> Any:
+    """Return what generates code that asks a `PyCapsule` of this name for the address that it holds."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        module, pointer = builder.module, ir.IntType(8).as_pointer()
+        kind = ir.FunctionType(pointer, [pointer, pointer])
+        function = cgutils.get_or_insert_function(module, kind, "PyCapsule_GetPointer")
+        capsule = builder.inttoptr(args[0], pointer)
+        address = builder.call(function, [capsule, context.insert_const_string(module, name)])
+        return builder.ptrtoint(address, ir.IntType(64))
+
+    return generate
+
+
+@intrinsic
+def open_schema(_typing: Any, capsule: Any) -> Any:
+    """Return the address in a capsule with an `ArrowSchema`. Only for code that holds the interpreter's lock."""
+    del capsule
+    return types.int64(types.int64), _opened("arrow_schema")
+
+
+@intrinsic
+def open_array(_typing: Any, capsule: Any) -> Any:
+    """Return the address in a capsule with an `ArrowArray`. Only for code that holds the interpreter's lock."""
+    del capsule
+    return types.int64(types.int64), _opened("arrow_array")
 
 
 @njit(cache=True, nogil=True)

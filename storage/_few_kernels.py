@@ -1,6 +1,6 @@
 """Compiled changes of few rows: the leaves that they touch are found and patched, and listed as moved.
 
-A list of moved leaves comes as `storage.moved.moved_words` gives it, in room for more: the first `listed` count.
+A list of moved leaves comes as `storage.moved` describes it, in room for more: the first `listed` entries count.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from storage._arrow_kernels import read_words, same_columns
+from storage._arrow_kernels import open_array, open_schema, read_words, same_columns
+from storage._byte_kernels import load_u64, store_u64
 from storage._commit_kernels import touched_leaves
 from storage._encode_kernels import seal_pages
 from storage._kernels import verify_pages
 from storage._patch_kernels import DONE, patch_leaves
 from storage._tree_kernels import locate
+from storage.moved import ENTRY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,26 +32,27 @@ _SIGN = np.uint64(1 << 63)
 _WORD = np.uint64(64)
 _HALF = np.uint64(32)
 _LEAF = np.uint64(2**32 - 1)
+_PAGE, _CHECKSUM = 8, 16  # in an entry
 
 
 @njit(cache=True, nogil=True)
-def _place_of(leaf: int, moved: NDArray[np.uint64], listed: int) -> int:
-    """Return where a leaf stands in a list, or -1."""
-    for at in range(listed):
-        if moved[at, 0] & _LEAF == np.uint64(leaf):
+def _place_of(leaf: int, moved: NDArray[np.uint8], listed: int) -> int:
+    """Return where what a list says of a leaf begins, or -1."""
+    for at in range(0, listed * ENTRY, ENTRY):
+        if load_u64(moved, at) & _LEAF == np.uint64(leaf):
             return at
     return -1
 
 
 @njit(cache=True, nogil=True)
-def _page_of(leaf: int, pages: NDArray[np.int64], moved: NDArray[np.uint64], listed: int) -> Any:
+def _page_of(leaf: int, pages: NDArray[np.int64], moved: NDArray[np.uint8], listed: int) -> Any:
     at = _place_of(leaf, moved, listed)
-    return pages[leaf] if at < 0 else np.int64(moved[at, 1])
+    return pages[leaf] if at < 0 else np.int64(load_u64(moved, at + _PAGE))
 
 
 @njit(cache=True, nogil=True)
 def add_moved(
-    moved: NDArray[np.uint64],
+    moved: NDArray[np.uint8],
     listed: int,
     leaves: NDArray[np.int64],
     pages: NDArray[np.int64],
@@ -60,11 +63,11 @@ def add_moved(
     for i in range(len(pages)):
         at = _place_of(leaves[i], moved, listed)
         if at < 0:
-            at = listed
+            at = listed * ENTRY
             listed += 1
-        moved[at, 0] = np.uint64(leaves[i]) | (np.uint64(rows[i]) << _HALF)
-        moved[at, 1] = np.uint64(pages[i])
-        moved[at, 2] = checksums[i]
+        store_u64(moved, at, np.uint64(leaves[i]) | (np.uint64(rows[i]) << _HALF))
+        store_u64(moved, at + _PAGE, np.uint64(pages[i]))
+        store_u64(moved, at + _CHECKSUM, checksums[i])
     return listed
 
 
@@ -88,7 +91,7 @@ def _pack_keys(
     return True
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True)  # holds the interpreter's lock, which capsules need
 def read_rows(
     schema: int,
     expected: int,
@@ -104,7 +107,7 @@ def read_rows(
     Parameters
     ----------
     schema, expected, batch
-        Addresses, see `_arrow_kernels`.
+        Where the capsules lie (`id`) with two `ArrowSchema` and the `ArrowArray`.
     columns
         See `_arrow_kernels.read_words`; those of the key are the first.
     bits, flips
@@ -114,7 +117,9 @@ def read_rows(
     keys
         Filled.
     """
-    return same_columns(schema, expected) and read_words(batch, columns, words) and _pack_keys(words, bits, flips, keys)
+    if not same_columns(open_schema(schema), open_schema(expected)):
+        return False
+    return read_words(open_array(batch), columns, words) and _pack_keys(words, bits, flips, keys)
 
 
 @njit(cache=True, nogil=True)
@@ -124,7 +129,7 @@ def find_leaves(
     pages: NDArray[np.int64],
     checksums: NDArray[np.uint64],
     rows: NDArray[np.int64],
-    moved: NDArray[np.uint64],
+    moved: NDArray[np.uint8],
     listed: int,
     touched: NDArray[np.uint64],
     keys: NDArray[np.uint64],
@@ -164,8 +169,9 @@ def find_leaves(
         found[0, i], found[1, i], found[2, i], found[3, i] = leaf, pages[leaf], np.int64(checksums[leaf]), rows[leaf]
         entry = _place_of(leaf, moved, listed)
         if entry >= 0:
-            found[1, i], found[2, i] = np.int64(moved[entry, 1]), np.int64(moved[entry, 2])
-            found[3, i] = np.int64(moved[entry, 0] >> _HALF)
+            found[1, i] = np.int64(load_u64(moved, entry + _PAGE))
+            found[2, i] = np.int64(load_u64(moved, entry + _CHECKSUM))
+            found[3, i] = np.int64(load_u64(moved, entry) >> _HALF)
         left = _page_of(max(leaf - 1, 0), pages, moved, listed)
         right = _page_of(min(leaf + 1, len(separators) - 1), pages, moved, listed)
         found[4, i] = max(min(left, right), min(max(left, right), found[1, i]))
@@ -233,7 +239,7 @@ def seal_few(
     numbers: NDArray[np.int64],
     txid: int,
     rows: NDArray[np.int64],
-    moved: NDArray[np.uint64],
+    moved: NDArray[np.uint8],
     listed: int,
     checksums: NDArray[np.uint64],
 ) -> int:

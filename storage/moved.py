@@ -10,31 +10,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.superblock import COPY_BYTES, MOVED_AT_ONCE
 from storage.tree import Entries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LISTED", "moved_columns", "moved_entries", "moved_leaves", "moved_words"]
+__all__ = ["ENTRY", "moved_columns", "moved_entries", "moved_leaves"]
 
-_WORDS = 3
-_ENTRY = 8 * _WORDS
-LISTED = (COPY_BYTES // _ENTRY + MOVED_AT_ONCE, _WORDS)
-"""Shape of the words of the longest list in a superblock, and of leaves that may be too many for it."""
+ENTRY = 24
+"""Bytes of what the list says of one leaf."""
 _LEAF = np.uint64(2**32 - 1)
-
-
-def moved_words(moved: bytes | memoryview) -> NDArray[np.uint64]:
-    """Return uint64[n, 3]: a leaf and its rows times 2**32, its page, its checksum."""
-    return np.ndarray((len(moved) // _ENTRY, _WORDS), np.uint64, moved)
 
 
 def moved_columns(
     moved: bytes | memoryview,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
     """Return the numbers of the leaves, their rows, their pages and their checksums."""
-    words = moved_words(moved)
+    words = np.ndarray((len(moved) // ENTRY, ENTRY // 8), np.uint64, moved)
     leaves, rows = words[:, 0] & _LEAF, words[:, 0] >> np.uint64(32)
     return leaves.astype(np.int64), rows.astype(np.int64), words[:, 1].astype(np.int64), words[:, 2]
 

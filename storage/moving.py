@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from storage import _few_kernels as kernels
-from storage.moved import LISTED, moved_words
+from storage.moved import ENTRY
 from storage.superblock import FORMAT_VERSION, MOVED_AT_ONCE
-from storage.superblock_bytes import encode_superblock, follow, room_for_moved, tail_of
+from storage.superblock_bytes import encode_superblock, follow, list_of_moved, room_for_moved, tail_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,8 +36,8 @@ class MovingHead:
     ----------
     txid, rows, pages, leaves, unique
         As of the superblock.
-    moved : uint64[LISTED]
-        Leaves that have moved, those of the commit that is being made included; see `storage.moved.moved_words`.
+    moved : uint8[n]
+        The list of leaves that have moved, those of the commit that is being made included, and room for more.
     count
         How many these are.
 
@@ -48,17 +48,15 @@ class MovingHead:
     """
 
     def __init__(self, head: Superblock) -> None:
-        plain = replace(head, version=FORMAT_VERSION, moved=b"", proof=None)
-        self._copy = memoryview(bytearray(encode_superblock(plain)))
+        copy = bytearray(encode_superblock(replace(head, version=FORMAT_VERSION, moved=b"", proof=None)))
+        copy.extend(bytes(len(head.moved) + MOVED_AT_ONCE * ENTRY))  # there may be no room for the list within
+        self._copy = memoryview(copy)
         self._tail = tail_of(head)
         self.txid, self.rows, self.pages = head.txid, head.rows, head.pages
         self.leaves, self.unique = head.leaves, head.unique
-        words = moved_words(head.moved)
-        self.count = len(words)
-        self.moved: NDArray[np.uint64] = np.empty(LISTED, dtype=np.uint64)
-        self.moved[: self.count] = words
-        self._bytes = memoryview(self.moved).cast("B")  # type: ignore[arg-type] # numpy declares its buffer from 3.12 on
-        self._entry = self.moved.strides[0]
+        self.count = len(head.moved) // ENTRY
+        self.moved: NDArray[np.uint8] = np.frombuffer(copy, dtype=np.uint8)[list_of_moved(self._tail) :]
+        self.listed[:] = head.moved
 
     def has_room(self, leaves: int) -> bool:
         """Return whether so many leaves can be listed as moved, even if none of them is yet."""
@@ -70,8 +68,9 @@ class MovingHead:
 
     @property
     def listed(self) -> memoryview:
-        """The list as bytes."""
-        return self._bytes[: self._entry * self.count]
+        """The list, without the room for more."""
+        start = list_of_moved(self._tail)
+        return self._copy[start : start + ENTRY * self.count]
 
     def follow(self, rows: int, end: int, proof: Proof | None) -> bytes:
         """Become the superblock of the next commit, and return a copy of it.
@@ -86,4 +85,4 @@ class MovingHead:
             If it has one.
         """
         self.txid, self.rows, self.pages = self.txid + 1, rows, max(self.pages, end)
-        return follow(self._copy, self._tail, (self.txid, self.rows, self.pages), self.listed, proof)
+        return follow(self._copy, self._tail, (self.txid, self.rows, self.pages), self.count, proof)

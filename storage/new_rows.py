@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from typing import TYPE_CHECKING, NamedTuple, Self
 
@@ -28,10 +27,6 @@ MOST_ROWS = 64
 """Rows that are few."""
 
 _NO_HEAP = np.zeros(0, dtype=np.uint8)
-_address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi)
-)
-"""The address that a capsule of this name holds; the capsule keeps what is there alive."""
 
 
 class NewRows(NamedTuple):
@@ -90,7 +85,6 @@ class WordColumns:
         self._places[:, 1] = np.arange(layout.entries)
         self._room = functools.cache(self._make_room)
         self._schema = layout.schema.__arrow_c_schema__()
-        self._expected = _address(self._schema, b"arrow_schema")
 
     @classmethod
     def of(cls, layout: LeafLayout) -> Self | None:
@@ -112,8 +106,7 @@ class WordColumns:
         words, new = self._room(rows)
         schema, array = batch.__arrow_c_array__()
         read = kernels.read_rows(
-            _address(schema, b"arrow_schema"), self._expected, _address(array, b"arrow_array"),
-            self._columns, self._bits, self._flips, words, new.keys,
+            id(schema), id(self._schema), id(array), self._columns, self._bits, self._flips, words, new.keys,
         )  # fmt: skip
         return new if read else None
 

@@ -50,6 +50,7 @@ __all__ = [
     "encode_superblock",
     "fitted",
     "follow",
+    "list_of_moved",
     "read_copy",
     "room_for_moved",
     "tail_of",
@@ -101,7 +102,9 @@ def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> byte
     copy[: len(MAGIC)] = MAGIC
     _HEAD.pack_into(copy, _CHECKED, *_head_of(superblock), flags, 0, len(superblock.apps))
     copy[_APPS:tail] = apps
-    return _finish(copy, tail, superblock.moved, None if repeated else superblock.proof)
+    end = _end_of_list(copy, tail, len(superblock.moved) // _MOVED_LEAF)
+    copy[end - len(superblock.moved) : end] = superblock.moved
+    return _finish(copy, end, None if repeated else superblock.proof)
 
 
 def _head_of(superblock: Superblock) -> tuple[int | float, ...]:
@@ -123,54 +126,58 @@ def _head_of(superblock: Superblock) -> tuple[int | float, ...]:
     )
 
 
-def follow(
-    copy: memoryview, tail: int, now: tuple[int, int, int], moved: bytes | memoryview, proof: Proof | None
-) -> bytes:
+def follow(copy: memoryview, tail: int, now: tuple[int, int, int], moved: int, proof: Proof | None) -> bytes:
     """Turn a copy into that of a later commit that writes no inner nodes, and return it.
 
     Parameters
     ----------
     copy
-        Of the superblock of a commit before, in the newest format.
+        Of the superblock of a commit before, in the newest format, but with the list of moved leaves as it is now.
     tail
         See `tail_of`.
     now
         Transaction, rows of the table, and pages of the file.
-    moved, proof
-        As of the `Superblock`. There is room for them.
+    moved
+        How many leaves are listed as moved.
+    proof
+        As of the `Superblock`. There is room for it.
     """
     txid, rows, pages = now
     _U64.pack_into(copy, _TXID, txid)
     _U64.pack_into(copy, _ROWS, rows)
     _U64.pack_into(copy, _PAGES, pages)
     copy[_FLAGS] &= _UNIQUE
-    return _finish(copy, tail, moved, proof)
+    return _finish(copy, _end_of_list(copy, tail, moved), proof)
 
 
-def _finish(copy: memoryview, tail: int, moved: bytes | memoryview, proof: Proof | None) -> bytes:
-    """Write what stands behind the applications, its flags and the checksum; return the copy."""
-    at = tail
-    if moved:
-        copy[_FLAGS] |= _WITH_MOVED
-        _MOVED.pack_into(copy, at, len(moved) // _MOVED_LEAF)
-        at += _MOVED.size
-        copy[at : at + len(moved)] = moved
-        at += len(moved)
+def _end_of_list(copy: memoryview, tail: int, moved: int) -> int:
+    """Say how many moved leaves are listed behind the applications, if there are any; return where the list ends."""
+    if not moved:
+        return tail
+    copy[_FLAGS] |= _WITH_MOVED
+    _MOVED.pack_into(copy, tail, moved)
+    return list_of_moved(tail) + _MOVED_LEAF * moved
+
+
+def _finish(copy: memoryview, at: int, proof: Proof | None) -> bytes:
+    """Write the proof behind all else, and the checksum; return the copy."""
     if proof is not None:
         copy[_FLAGS] |= _PROVEN_BY_PAGES
-        _PROOF.pack_into(copy, at, len(proof.pages), proof.digest)
-        at += _PROOF.size
-        for page in proof.pages:
-            _U64.pack_into(copy, at, page)
-            at += _U64.size
-    copy[at:] = _ZEROS[at:]
-    copy[len(MAGIC) : _CHECKED] = digest(copy[_CHECKED:])
-    return bytes(copy)
+        struct.pack_into(f"<H8s{len(proof.pages)}Q", copy, at, len(proof.pages), proof.digest, *proof.pages)
+        at += _PROOF.size + _U64.size * len(proof.pages)
+    copy[at:COPY_BYTES] = _ZEROS[at:]
+    copy[len(MAGIC) : _CHECKED] = digest(copy[_CHECKED:COPY_BYTES])
+    return bytes(copy[:COPY_BYTES])
 
 
 def tail_of(superblock: Superblock) -> int:
     """Return where the applications end in a copy, and moved leaves and a proof begin."""
     return _APPS + len(_encode_apps(superblock.apps))
+
+
+def list_of_moved(tail: int) -> int:
+    """Return where the list of moved leaves begins in a copy that has one."""
+    return tail + _MOVED.size
 
 
 def fitted(superblock: Superblock) -> Superblock:

@@ -26,6 +26,7 @@ from storage.superblock_bytes import (
     encode_superblock,
     fitted,
     follow,
+    list_of_moved,
     room_for_moved,
     tail_of,
     txid_of,
@@ -124,7 +125,9 @@ def test_a_copy_that_follows_is_that_of_the_later_superblock(apps):
         block = replace(
             block, txid=block.txid + 1, rows=block.rows - 3, pages=block.pages + 1, moved=moved, proof=proof
         )
-        later = follow(copy, tail_of(block), (block.txid, block.rows, block.pages), memoryview(moved), proof)
+        start = list_of_moved(tail_of(block))
+        copy[start : start + len(moved)] = moved
+        later = follow(copy, tail_of(block), (block.txid, block.rows, block.pages), len(moved) // 24, proof)
         assert later == encode_superblock(block)
         assert txid_of(later) == block.txid
 
