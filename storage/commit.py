@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from storage.merge import Counts
     from storage.new_rows import NewRows
     from storage.reader import PageReader
-    from storage.superblock import Proof, Superblock
+    from storage.superblock import Superblock
     from storage.transaction import App
     from storage.tree import Entries
 
@@ -284,7 +284,8 @@ class Writer:
             head.add(moved, draft.entries.take(moved))
             pages.settle()
             proof = pages.proof
-            self._publish(head.follow(draft.rows, pages.end, proof), proof, self.snapshot.index, draft.freed)
+            copy = head.follow(draft.rows, pages.end, proof)
+            self._publish(copy, self.snapshot.index, draft.freed, proven=proof is not None)
         else:
             self._publish_anew(app, draft.leaves, pages, draft.freed)
 
@@ -292,11 +293,10 @@ class Writer:
         """Make the last changes of few leaves the table's state. The caller has it guarded."""
         head, few = self._head(app), self._few_rows
         if head.has_room(few.count):
-            proof = few.write(self.space, head)
+            copy = few.write(self.space, head)
             if self._filter is not None:
                 self._filter.put(few.pages, few.numbers)
-            copy = head.follow(head.rows + few.grown, max(proof.pages) + 1, proof)
-            self._publish(copy, proof, self.snapshot.index, few.freed)
+            self._publish(copy, self.snapshot.index, few.freed, proven=True)
         else:
             pages = self._pages()
             numbers = pages.place(few.hints)
@@ -330,26 +330,27 @@ class Writer:
             moved=b"", proof=pages.proof,
         )  # fmt: skip
         superblock, index = fitted(superblock), Index(leaves.entries, tree.levels)
-        self._publish(encode_superblock(superblock), superblock.proof, index, np.concatenate([freed, tree.freed]))
+        freed, proof = np.concatenate([freed, tree.freed]), superblock.proof
+        self._publish(encode_superblock(superblock), index, freed, proven=proof is not None)
+        if proof is not None and len(proof.pages) > MOVED_AT_ONCE:
+            self._repeat()
 
-    def _publish(self, copy: bytes, proof: Proof | None, index: Index, freed: NDArray[np.int64]) -> None:
+    def _publish(self, copy: bytes, index: Index, freed: NDArray[np.int64], *, proven: bool) -> None:
         """Make durable what was written, and let it be the table's state, which no longer has the pages `freed`.
 
-        The superblock comes as a `copy` of it; `proof` is the one it has.
+        The superblock comes as a `copy` of it, which has a proof if it is `proven`.
         """
         before = self.snapshot
         after = Snapshot(before.path, copy, before.layout, index)
-        if proof is None:
+        if proven:
+            commit_at_once(self._backend, before, after, copy)
+        else:
             self._backend.sync()
             commit_superblock(self._backend, after, copy)
-        else:
-            commit_at_once(self._backend, before, after, copy)
         self.space.hold(after.txid, freed)
         self._state = after, self.space
         self._draft = None
-        self._to_repeat = proof is not None
-        if proof is not None and len(proof.pages) > MOVED_AT_ONCE:
-            self._repeat()
+        self._to_repeat = proven
 
     def _repeat(self) -> None:
         """Repeat the superblock of the newest commit, so that nobody needs to look at the pages of its proof.

@@ -14,7 +14,7 @@ from storage import _few_kernels as kernels
 from storage._byte_kernels import SLACK
 from storage.keys import Keys
 from storage.merge import Counts, unique_violation
-from storage.superblock import MOVED_AT_ONCE, Proof, digest
+from storage.superblock import MOVED_AT_ONCE, digest
 from storage.tree import damaged_page
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class FewRows:
         self._checksums = np.empty(MOVED_AT_ONCE, dtype=np.uint64)
         self._frames = np.empty(MOVED_AT_ONCE * size + SLACK, dtype=np.uint8)
         self.pages = np.empty(MOVED_AT_ONCE * size + SLACK, dtype=np.uint8)
-        self._before, self._after = _parts(self._frames), _parts(self.pages)
+        self._before = [[page] for page in _parts(self._frames)]
+        self._after = _parts(self.pages)
         self._proven = _view(self._checksums).cast("B")
 
     def change(self, head: MovingHead, written: Entries, rows: NewRows) -> Counts | None:
@@ -112,14 +113,20 @@ class FewRows:
             self._checksums,
         )  # fmt: skip
 
-    def write(self, space: FreeSpace, head: MovingHead) -> Proof:
-        """Seal the leaves, write them to free pages and list them as moved; return the proof of it."""
-        space.take_into(self.hints, self.numbers)
-        self.seal(self.numbers, head)
-        pages = tuple(self._taken[: self.count])
-        for page, leaf in zip(pages, self._after, strict=False):
-            self._backend.pwrite(page * self._page_size, leaf[0])
-        return Proof(pages, digest(self._proven[: 8 * self.count]))
+    def write(self, space: FreeSpace, head: MovingHead) -> bytes:
+        """Write the leaves to free pages, and return a copy of the superblock that `head` becomes with them moved."""
+        count = self.count
+        numbers = self._numbers[count]
+        space.take_into(self._hints[count], numbers)
+        head.txid += 1
+        head.rows += self.grown
+        head.count, head.pages, place = kernels.settle_few(
+            self.pages, self._page_size, self._found, numbers, self._rows, self._checksums,
+            head.copy, head.tail, head.moved, head.count, head.txid, head.rows, head.pages,
+        )  # fmt: skip
+        for page, leaf in zip(self._taken[:count], self._after, strict=False):
+            self._backend.pwrite(page * self._page_size, leaf)
+        return head.sealed(place, digest(self._proven[: 8 * count]))
 
     @property
     def leaves(self) -> NDArray[np.int64]:
@@ -147,9 +154,9 @@ class FewRows:
         return self._checksums[: self.count]
 
 
-def _parts(pages: NDArray[np.uint8]) -> list[list[NDArray[np.uint8]]]:
-    """Return each page of the room for leaves, as the one buffer to read it into."""
-    return [[page] for page in np.split(pages[:-SLACK], MOVED_AT_ONCE)]
+def _parts(pages: NDArray[np.uint8]) -> list[memoryview]:
+    """Return each page of the room for leaves."""
+    return [_view(page) for page in np.split(pages[:-SLACK], MOVED_AT_ONCE)]
 
 
 def _firsts(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage import _few_kernels as kernels
+from storage._few_kernels import add_moved
+from storage._superblock_kernels import write_follower
 from storage.moved import ENTRY
-from storage.superblock import FORMAT_VERSION, MOVED_AT_ONCE
-from storage.superblock_bytes import encode_superblock, follow, list_of_moved, room_for_moved, tail_of
+from storage.superblock import COPY_BYTES, FORMAT_VERSION, MOVED_AT_ONCE, digest
+from storage.superblock_bytes import CHECKED, CHECKSUM, encode_superblock, list_of_moved, room_for_moved, tail_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,6 +37,10 @@ class MovingHead:
     ----------
     txid, rows, pages, leaves, unique
         As of the superblock.
+    copy : uint8[n]
+        A copy of it, and room.
+    tail
+        Where the applications end in the copy.
     moved : uint8[n]
         The list of leaves that have moved, those of the commit that is being made included, and room for more.
     count
@@ -50,27 +55,30 @@ class MovingHead:
     def __init__(self, head: Superblock) -> None:
         copy = bytearray(encode_superblock(replace(head, version=FORMAT_VERSION, moved=b"", proof=None)))
         copy.extend(bytes(len(head.moved) + MOVED_AT_ONCE * ENTRY))  # there may be no room for the list within
-        self._copy = memoryview(copy)
-        self._tail = tail_of(head)
+        self.tail = tail_of(head)
         self.txid, self.rows, self.pages = head.txid, head.rows, head.pages
         self.leaves, self.unique = head.leaves, head.unique
         self.count = len(head.moved) // ENTRY
-        self.moved: NDArray[np.uint8] = np.frombuffer(copy, dtype=np.uint8)[list_of_moved(self._tail) :]
+        self.copy = np.frombuffer(copy, dtype=np.uint8)
+        self.moved = self.copy[list_of_moved(self.tail) :]
+        self._room = room_for_moved(self.tail)
+        self._bytes = memoryview(copy)[:COPY_BYTES]
+        self._checksum, self._checked = self._bytes[CHECKSUM:CHECKED], self._bytes[CHECKED:]
+        self._list = memoryview(copy)[list_of_moved(self.tail) :]
         self.listed[:] = head.moved
 
     def has_room(self, leaves: int) -> bool:
         """Return whether so many leaves can be listed as moved, even if none of them is yet."""
-        return leaves <= MOVED_AT_ONCE and self.count + leaves <= room_for_moved(self._tail)
+        return leaves <= MOVED_AT_ONCE and self.count + leaves <= self._room
 
     def add(self, leaves: NDArray[np.int64], entries: Entries) -> None:
         """List leaves of these numbers as moved to where the entries say."""
-        self.count = kernels.add_moved(self.moved, self.count, leaves, entries.pages, entries.checksums, entries.rows)
+        self.count = add_moved(self.moved, self.count, leaves, entries.pages, entries.checksums, entries.rows)
 
     @property
     def listed(self) -> memoryview:
         """The list, without the room for more."""
-        start = list_of_moved(self._tail)
-        return self._copy[start : start + ENTRY * self.count]
+        return self._list[: ENTRY * self.count]
 
     def follow(self, rows: int, end: int, proof: Proof | None) -> bytes:
         """Become the superblock of the next commit, and return a copy of it.
@@ -85,4 +93,12 @@ class MovingHead:
             If it has one.
         """
         self.txid, self.rows, self.pages = self.txid + 1, rows, max(self.pages, end)
-        return follow(self._copy, self._tail, (self.txid, self.rows, self.pages), self.count, proof)
+        pages = np.array(() if proof is None else proof.pages, dtype=np.int64)
+        place = write_follower(self.copy, self.tail, self.txid, rows, self.pages, self.count, pages)
+        return self.sealed(place, b"" if proof is None else proof.digest)
+
+    def sealed(self, place: int, proven: bytes) -> bytes:
+        """Return what `write_follower` made with the digest of its proof, if it has one, and its checksum."""
+        self._bytes[place : place + len(proven)] = proven
+        self._checksum[:] = digest(self._checked)
+        return bytes(self._bytes)

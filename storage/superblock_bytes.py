@@ -49,7 +49,6 @@ __all__ = [
     "decode_superblock",
     "encode_superblock",
     "fitted",
-    "follow",
     "list_of_moved",
     "read_copy",
     "room_for_moved",
@@ -59,20 +58,17 @@ __all__ = [
 
 MOVED_LEAVES = 72
 
+CHECKSUM, TXID, ROWS, PAGES, FLAGS = 8, 24, 48, 64, 108
+CHECKED = 16
+UNIQUE, PROVEN_BY_PAGES, REPEATED, WITH_MOVED = 1, 2, 4, 8
+MOVED_LEAF = 24
+
 _HEAD = struct.Struct("<IIQQQQQQQQQdIBBH")
 _APP = struct.Struct("<qH")
 _MOVED = struct.Struct("<H")
-_MOVED_LEAF = 24
 _PROOF = struct.Struct("<H8s")
 _U64 = struct.Struct("<Q")
-_CHECKED = 16
-_TXID, _ROWS, _PAGES, _FLAGS = 24, 48, 64, 108
-_APPS = _CHECKED + _HEAD.size
-_UNIQUE = 1
-_PROVEN_BY_PAGES = 2
-_REPEATED = 4
-_WITH_MOVED = 8
-_ZEROS = memoryview(bytes(COPY_BYTES))
+_APPS = CHECKED + _HEAD.size
 _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 
@@ -97,14 +93,23 @@ def encode_superblock(superblock: Superblock, *, repeated: bool = False) -> byte
             f"the {len(superblock.apps)} application ids need {len(apps)} bytes, "
             f"but a superblock has room for {COPY_BYTES - _APPS}; use fewer or shorter ids"
         )
-    flags = (_UNIQUE if superblock.unique else 0) | (_REPEATED if repeated else 0)
+    flags = (UNIQUE if superblock.unique else 0) | (REPEATED if repeated else 0)
     copy, tail = memoryview(bytearray(COPY_BYTES)), _APPS + len(apps)
     copy[: len(MAGIC)] = MAGIC
-    _HEAD.pack_into(copy, _CHECKED, *_head_of(superblock), flags, 0, len(superblock.apps))
+    _HEAD.pack_into(copy, CHECKED, *_head_of(superblock), flags, 0, len(superblock.apps))
     copy[_APPS:tail] = apps
-    end = _end_of_list(copy, tail, len(superblock.moved) // _MOVED_LEAF)
-    copy[end - len(superblock.moved) : end] = superblock.moved
-    return _finish(copy, end, None if repeated else superblock.proof)
+    at = tail
+    if superblock.moved:
+        copy[FLAGS] |= WITH_MOVED
+        _MOVED.pack_into(copy, at, len(superblock.moved) // MOVED_LEAF)
+        at = list_of_moved(tail) + len(superblock.moved)
+        copy[list_of_moved(tail) : at] = superblock.moved
+    if superblock.proof is not None and not repeated:
+        pages, digest_of_pages = superblock.proof
+        copy[FLAGS] |= PROVEN_BY_PAGES
+        struct.pack_into(f"<H8s{len(pages)}Q", copy, at, len(pages), digest_of_pages, *pages)
+    copy[CHECKSUM:CHECKED] = digest(copy[CHECKED:])
+    return bytes(copy)
 
 
 def _head_of(superblock: Superblock) -> tuple[int | float, ...]:
@@ -124,50 +129,6 @@ def _head_of(superblock: Superblock) -> tuple[int | float, ...]:
         superblock.fill,
         superblock.height,
     )
-
-
-def follow(copy: memoryview, tail: int, now: tuple[int, int, int], moved: int, proof: Proof | None) -> bytes:
-    """Turn a copy into that of a later commit that writes no inner nodes, and return it.
-
-    Parameters
-    ----------
-    copy
-        Of the superblock of a commit before, in the newest format, but with the list of moved leaves as it is now.
-    tail
-        See `tail_of`.
-    now
-        Transaction, rows of the table, and pages of the file.
-    moved
-        How many leaves are listed as moved.
-    proof
-        As of the `Superblock`. There is room for it.
-    """
-    txid, rows, pages = now
-    _U64.pack_into(copy, _TXID, txid)
-    _U64.pack_into(copy, _ROWS, rows)
-    _U64.pack_into(copy, _PAGES, pages)
-    copy[_FLAGS] &= _UNIQUE
-    return _finish(copy, _end_of_list(copy, tail, moved), proof)
-
-
-def _end_of_list(copy: memoryview, tail: int, moved: int) -> int:
-    """Say how many moved leaves are listed behind the applications, if there are any; return where the list ends."""
-    if not moved:
-        return tail
-    copy[_FLAGS] |= _WITH_MOVED
-    _MOVED.pack_into(copy, tail, moved)
-    return list_of_moved(tail) + _MOVED_LEAF * moved
-
-
-def _finish(copy: memoryview, at: int, proof: Proof | None) -> bytes:
-    """Write the proof behind all else, and the checksum; return the copy."""
-    if proof is not None:
-        copy[_FLAGS] |= _PROVEN_BY_PAGES
-        struct.pack_into(f"<H8s{len(proof.pages)}Q", copy, at, len(proof.pages), proof.digest, *proof.pages)
-        at += _PROOF.size + _U64.size * len(proof.pages)
-    copy[at:COPY_BYTES] = _ZEROS[at:]
-    copy[len(MAGIC) : _CHECKED] = digest(copy[_CHECKED:COPY_BYTES])
-    return bytes(copy[:COPY_BYTES])
 
 
 def tail_of(superblock: Superblock) -> int:
@@ -192,12 +153,12 @@ def fitted(superblock: Superblock) -> Superblock:
 def room_for_moved(tail: int) -> int:
     """Return how many moved leaves fit behind the applications, beside the proof of a commit that moves leaves."""
     taken = tail + _MOVED.size + _PROOF.size + _U64.size * MOVED_AT_ONCE
-    return min(MOVED_LEAVES, (COPY_BYTES - taken) // _MOVED_LEAF)
+    return min(MOVED_LEAVES, (COPY_BYTES - taken) // MOVED_LEAF)
 
 
 def txid_of(copy: bytes) -> int:
     """Return the transaction of a whole copy."""
-    return int(_U64.unpack_from(copy, _TXID)[0])
+    return int(_U64.unpack_from(copy, TXID)[0])
 
 
 def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
@@ -208,10 +169,10 @@ def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
     FormatVersionError
         If the copy is whole but of a newer format.
     """
-    if len(copy) != COPY_BYTES or copy[:8] != MAGIC or copy[8:_CHECKED] != digest(copy[_CHECKED:]):
+    if len(copy) != COPY_BYTES or copy[:8] != MAGIC or copy[8:CHECKED] != digest(copy[CHECKED:]):
         return None
     found = read_copy(copy)
-    if (found.txid + bool(copy[_FLAGS] & _REPEATED)) % 2 != slot or found.page_size not in PAGE_SIZES:
+    if (found.txid + bool(copy[FLAGS] & REPEATED)) % 2 != slot or found.page_size not in PAGE_SIZES:
         return None
     return found
 
@@ -225,14 +186,14 @@ def read_copy(copy: bytes) -> Superblock:
         If it is of a newer format.
     """
     (version, page_size, txid, root, root_sum, rows, leaves, pages, meta, meta_len, meta_sum, fill, height,
-     flags, _, apps) = _HEAD.unpack_from(copy, _CHECKED)  # fmt: skip
+     flags, _, apps) = _HEAD.unpack_from(copy, CHECKED)  # fmt: skip
     if version > FORMAT_VERSION:
         raise FormatVersionError(
             f"the table has format version {version}, but this release reads up to {FORMAT_VERSION}; "
             "install a newer release of headrace"
         )
     versions, end = _decode_apps(copy, apps)
-    moved, end = _decode_moved(copy, end) if flags & _WITH_MOVED else (b"", end)
+    moved, end = _decode_moved(copy, end) if flags & WITH_MOVED else (b"", end)
     return Superblock(
         page_size=page_size,
         txid=txid,
@@ -246,11 +207,11 @@ def read_copy(copy: bytes) -> Superblock:
         metadata_bytes=meta_len,
         metadata_checksum=meta_sum,
         fill=fill,
-        unique=bool(flags & _UNIQUE),
+        unique=bool(flags & UNIQUE),
         apps=versions,
         version=version,
         moved=moved,
-        proof=_decode_proof(copy, end) if flags & _PROVEN_BY_PAGES else None,
+        proof=_decode_proof(copy, end) if flags & PROVEN_BY_PAGES else None,
     )
 
 
@@ -285,7 +246,7 @@ def _decode_apps(copy: bytes, count: int) -> tuple[dict[str, int], int]:
 
 def _decode_moved(copy: bytes, at: int) -> tuple[bytes, int]:
     """Return the moved leaves, and where they end."""
-    end = at + _MOVED.size + _MOVED_LEAF * _MOVED.unpack_from(copy, at)[0]
+    end = at + _MOVED.size + MOVED_LEAF * _MOVED.unpack_from(copy, at)[0]
     return copy[at + _MOVED.size : end], end
 
 

@@ -17,6 +17,8 @@ from storage.moved import moved_entries, moved_leaves
 from storage.moving import MovingHead
 from storage.slots import read_superblock, write_superblock
 from storage.snapshot import open_snapshot
+from storage.superblock import FORMAT_VERSION, Proof
+from storage.superblock_bytes import encode_superblock, txid_of
 from storage.table import Table
 from storage.tree import Entries
 
@@ -80,6 +82,21 @@ def test_a_list_says_of_each_leaf_what_was_said_last(steps):
     assert entries.pages.tolist() == [expected.get(leaf, leaf + 2) for leaf in range(21)]
     assert entries.checksums.tolist() == [expected.get(leaf, leaf) for leaf in range(21)]
     assert entries.rows.tolist() == [expected[leaf] % 1000 if leaf in expected else leaf * 10 for leaf in range(21)]
+
+
+@pytest.mark.parametrize("apps", [{}, {"a": 1, "b": -2}])
+def test_a_superblock_that_follows_is_encoded_as_any_other(apps):
+    block = dataclasses.replace(read_superblock(BUILT), apps=apps)
+    head, proofs = MovingHead(block), [Proof((4, 5), b"12345678"), None, Proof((7,), b"87654321"), None]
+    for count, proof in zip((0, 5, 2, 0), proofs, strict=True):
+        head.add(np.arange(count), entries_of(count))
+        block = dataclasses.replace(
+            block, version=FORMAT_VERSION, txid=block.txid + 1, rows=block.rows - 3, pages=block.pages + 1,
+            moved=bytes(head.listed), proof=proof,
+        )  # fmt: skip
+        later = head.follow(block.rows, block.pages, proof)
+        assert later == encode_superblock(block)
+        assert txid_of(later) == block.txid
 
 
 def test_what_is_opened_has_the_leaves_where_they_are(moved):

@@ -25,11 +25,8 @@ from storage.superblock_bytes import (
     decode_superblock,
     encode_superblock,
     fitted,
-    follow,
-    list_of_moved,
     room_for_moved,
     tail_of,
-    txid_of,
 )
 
 FIRST = Superblock(
@@ -110,26 +107,6 @@ def test_as_many_leaves_move_as_there_is_room_for(name):
         full = replace(block, txid=2, moved=bytes(24 * room), proof=proof)
         assert fitted(full).proof == proof
         assert decode_superblock(encode_superblock(full), 0) == full
-
-
-@pytest.mark.parametrize("apps", [{}, {"a": 1, "b": -2}])
-def test_a_copy_that_follows_is_that_of_the_later_superblock(apps):
-    block = replace(FIRST, apps=apps)
-    copy = memoryview(bytearray(encode_superblock(block)))
-    for moved, proof in (
-        (bytes(range(240)) * 7, Proof((4, 5), b"12345678")),
-        (b"\1" * 24, None),
-        (b"", Proof((7,), b"87654321")),
-        (b"", None),
-    ):
-        block = replace(
-            block, txid=block.txid + 1, rows=block.rows - 3, pages=block.pages + 1, moved=moved, proof=proof
-        )
-        start = list_of_moved(tail_of(block))
-        copy[start : start + len(moved)] = moved
-        later = follow(copy, tail_of(block), (block.txid, block.rows, block.pages), len(moved) // 24, proof)
-        assert later == encode_superblock(block)
-        assert txid_of(later) == block.txid
 
 
 def test_a_proof_is_left_out_if_there_is_no_room():
