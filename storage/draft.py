@@ -96,18 +96,18 @@ class Draft:
         if can_patch(self._layout) and len(self._leaves) > 0:
             rooms = PageRooms(max((len(part.leaves) for part in parts), default=0), self.page_size)
             for part, (frames, patched) in ahead(parts, partial(self._read_part, rooms), partial(self._patch, rooms)):
-                counts += patched.counts
+                counts = counts.plus(patched.counts)
                 done.append(self._put(part, patched))
                 if patched.rest.any():
                     rest, barred = part.only(patched.rest), part.leaves[patched.done]
                     replacement, counted = self._change(rest, self._decode(rest.leaves, part.leaves, frames), barred)
-                    counts += counted
+                    counts = counts.plus(counted)
                     done.append(replacement)
                 rooms.give(frames, patched.pages)
         else:
             for part, present in ahead(parts, lambda part, _: self.load(part.leaves)):
                 replacement, counted = self._change(part, present)
-                counts += counted
+                counts = counts.plus(counted)
                 done.append(replacement)
         self.install([replacement for replacement in done if len(replacement.leaves)])
         return counts

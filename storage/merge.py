@@ -8,7 +8,7 @@ got too small together with its neighbour.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 __all__ = ["Counts", "LeafRows", "Packed", "apply_changes", "pack_groups", "unique_violation"]
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Rows that changes inserted, updated and deleted. Counts add up."""
+class Counts(NamedTuple):
+    """Rows that changes inserted, updated and deleted."""
 
     inserted: int = 0
     updated: int = 0
     deleted: int = 0
 
-    def __add__(self, other: Counts) -> Counts:
+    def plus(self, other: Counts) -> Counts:
+        """Return what two changes did."""
         return Counts(self.inserted + other.inserted, self.updated + other.updated, self.deleted + other.deleted)
 
 

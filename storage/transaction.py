@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
 from storage.changes import Batch, Changes, prepare
 from storage.errors import InputError
@@ -30,8 +29,7 @@ _Batches: TypeAlias = tuple[Batch | None, ...]
 _NONE = Counts()
 
 
-@dataclass(frozen=True, slots=True)
-class CommitResult:
+class CommitResult(NamedTuple):
     """What a commit did.
 
     Attributes
@@ -104,7 +102,7 @@ class Transaction:
             rows = NewRows.of(self._writer.snapshot.layout, changes)
             if self._took_few(rows, batches):
                 return
-        self._counts += self._drafted().apply(changes)
+        self._counts = self._counts.plus(self._drafted().apply(changes))
 
     def _took_few(self, rows: NewRows, batches: _Batches) -> bool:
         """Make changes of few rows without a draft; say whether they were made."""
