@@ -33,6 +33,8 @@ Buffer: TypeAlias = memoryview | npt.NDArray[np.uint8]
 Mode = Literal["r", "w", "x"]
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX") if os.sysconf("SC_IOV_MAX") > 0 else 1024
+_PIECE = 1 << 16
+"""Bytes of a write. One of megabytes is kept in folios of megabytes, which make later writes of single pages slow."""
 _FLAGS = {"r": os.O_RDONLY, "w": os.O_RDWR, "x": os.O_RDWR | os.O_CREAT | os.O_EXCL}
 _NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
 
@@ -180,8 +182,9 @@ class FileBackend:
         self._refuse_closed()
         left = len(data) if isinstance(data, bytes) else data.nbytes
         while left:
+            piece = data if left <= _PIECE else _bytes_of(data)[:_PIECE]
             try:
-                written = os.pwrite(self._fd, data, offset)  # type: ignore[arg-type] # see `_bytes_of`
+                written = os.pwrite(self._fd, piece, offset)  # type: ignore[arg-type] # see `_bytes_of`
             except OSError as error:
                 raise _refused("write", self._path, error, offset) from error
             left -= written
