@@ -16,14 +16,13 @@ from storage._commit_kernels import touched_leaves
 from storage._encode_kernels import seal_pages
 from storage._kernels import verify_pages
 from storage._patch_kernels import DONE, patch_leaves
-from storage._superblock_kernels import write_follower
 from storage._tree_kernels import locate
 from storage.moved import ENTRY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FOUND", "add_moved", "find_leaves", "patch_few", "read_rows", "seal_few", "settle_few"]
+__all__ = ["FOUND", "add_moved", "find_leaves", "patch_few", "read_rows", "seal_few"]
 
 FOUND = 7
 """What is found of a leaf."""
@@ -247,35 +246,3 @@ def seal_few(
     """Seal leaves as the pages `numbers`, fill in their checksums and `add_moved` them; return how many are listed."""
     seal_pages(pages, page_size, numbers, txid, checksums)
     return add_moved(moved, listed, found[0], numbers, checksums, rows)
-
-
-@njit(cache=True, nogil=True)
-def settle_few(
-    pages: NDArray[np.uint8],
-    page_size: int,
-    found: NDArray[np.int64],
-    numbers: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    checksums: NDArray[np.uint64],
-    copy: NDArray[np.uint8],
-    tail: int,
-    moved: NDArray[np.uint8],
-    listed: int,
-    txid: int,
-    table_rows: int,
-    end: int,
-) -> tuple[int, int, int]:
-    """Seal leaves and list them, and write the superblock that follows; see `seal_few` and `write_follower`.
-
-    Returns
-    -------
-    listed
-        How many leaves are listed.
-    end
-        Pages of the file.
-    place
-        Where the digest of the proof has to go.
-    """
-    listed = seal_few(pages, page_size, found, numbers, txid, rows, moved, listed, checksums)
-    end = max(end, numbers.max() + 1)
-    return listed, end, write_follower(copy, tail, txid, table_rows, end, listed, numbers)

@@ -7,7 +7,9 @@ with any fault in its place. This module knows nothing of pages, checksums or co
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
@@ -27,7 +29,19 @@ from storage.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Buffer", "FileBackend", "Mode", "StorageBackend", "path_text", "sync_folder"]
+__all__ = [
+    "DESCRIPTOR",
+    "END_OF_FILE",
+    "PREAD",
+    "PWRITE",
+    "SYNC",
+    "Buffer",
+    "FileBackend",
+    "Mode",
+    "StorageBackend",
+    "path_text",
+    "sync_folder",
+]
 
 Buffer: TypeAlias = memoryview | npt.NDArray[np.uint8]
 Mode = Literal["r", "w", "x"]
@@ -37,6 +51,12 @@ _PIECE = 1 << 16
 """Bytes of a write. One of megabytes is kept in folios of megabytes, which make later writes of single pages slow."""
 _FLAGS = {"r": os.O_RDONLY, "w": os.O_RDWR, "x": os.O_RDWR | os.O_CREAT | os.O_EXCL}
 _NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
+
+
+DESCRIPTOR, PREAD, PWRITE, SYNC = range(4)
+"""What is where among the `calls` of a backend."""
+END_OF_FILE = -1
+"""What compiled code says instead of an error's number when the file ends too early."""
 
 
 class StorageBackend(Protocol):
@@ -65,6 +85,15 @@ class StorageBackend(Protocol):
 
     def truncate(self, size: int) -> None:
         """Cut or extend the file to `size` bytes."""
+        ...
+
+    @property
+    def calls(self) -> npt.NDArray[np.int64]:
+        """The same for compiled code: a descriptor, and addresses of C functions as `pread`, `pwrite`, `fdatasync`."""
+        ...
+
+    def error_of(self, call: int, code: int, offset: int) -> BaseException:
+        """Return the error to raise for one of the `calls` that failed, by its `errno` or `END_OF_FILE`."""
         ...
 
     def close(self) -> None:
@@ -105,6 +134,7 @@ class FileBackend:
         self._direct_fd = _open_direct(self._path) if direct else None
         self._identity = _identity(os.fstat(self._fd))
         self._name = _name_without_links(self._path, self._fd)
+        self._calls = np.array([self._fd, *_c_functions()], dtype=np.int64)
         self._open = True
 
     @property
@@ -164,10 +194,7 @@ class FileBackend:
                     continue
                 raise _refused("read", self._path, error, offset) from error
             if got == 0:
-                raise CorruptionError(
-                    f"{self._path} ends at byte {self.size()}, but bytes from {offset} on belong to the table: "
-                    "the file has been truncated; restore it or build it again"
-                )
+                raise self._truncated(offset)
             offset += got
             buffers = _after(buffers, got)
 
@@ -216,6 +243,25 @@ class FileBackend:
         except OSError as error:
             raise _refused("resize", self._path, error) from error
 
+    @property
+    def calls(self) -> npt.NDArray[np.int64]:
+        """The file for compiled code, see `StorageBackend`. Its reads go through the page cache."""
+        self._refuse_closed()
+        return self._calls
+
+    def error_of(self, call: int, code: int, offset: int) -> BaseException:
+        """Return the error to raise for one of the `calls` that failed."""
+        if code == END_OF_FILE:
+            return self._truncated(offset)
+        error = OSError(code, os.strerror(code))
+        return _refused({PREAD: "read", PWRITE: "write"}.get(call, "sync"), self._path, error, offset)
+
+    def _truncated(self, offset: int) -> CorruptionError:
+        return CorruptionError(
+            f"{self._path} ends at byte {self.size()}, but bytes from {offset} on belong to the table: "
+            "the file has been truncated; restore it or build it again"
+        )
+
     def close(self) -> None:
         """Close the file. Locks held through it are given back."""
         if not self._open:
@@ -229,6 +275,16 @@ class FileBackend:
         """Refuse to use a descriptor that may be another file's by now."""
         if not self._open:
             raise ClosedTableError(f"the table {self._path} was closed; open it again")
+
+
+@functools.cache
+def _c_functions() -> tuple[int, ...]:
+    """Return the addresses of `pread`, `pwrite` and `fdatasync`."""
+    library = ctypes.CDLL(None)
+    return tuple(
+        ctypes.cast(function, ctypes.c_void_p).value or 0
+        for function in (library.pread, library.pwrite, library.fdatasync)
+    )
 
 
 def path_text(path: object) -> str:

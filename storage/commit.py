@@ -36,7 +36,7 @@ from storage.moved import moved_entries, moved_leaves
 from storage.moving import MovingHead
 from storage.new_rows import WordColumns
 from storage.page_writer import PageWriter
-from storage.slots import commit_at_once, commit_superblock, read_superblock, repeat_superblock
+from storage.slots import commit_superblock, put_back, read_superblock, repeat_superblock
 from storage.snapshot import Snapshot, open_snapshot, pages_of
 from storage.space import FreeSpace
 from storage.superblock import FORMAT_VERSION, MOVED_AT_ONCE, check_app
@@ -293,10 +293,15 @@ class Writer:
         """Make the last changes of few leaves the table's state. The caller has it guarded."""
         head, few = self._head(app), self._few_rows
         if head.has_room(few.count):
-            copy = few.write(self.space, head)
+            before = self.snapshot
+            try:
+                few.publish(self.space, head)
+            except StorageIOError:
+                put_back(self._backend, before)
+                raise
             if self._filter is not None:
                 self._filter.put(few.pages, few.numbers)
-            self._publish(copy, self.snapshot.index, few.freed, proven=True)
+            self._stand_at(Snapshot(before.path, head.encoded(), before.layout, before.index), few.freed, proven=True)
         else:
             pages = self._pages()
             numbers = pages.place(few.hints)
@@ -342,11 +347,18 @@ class Writer:
         """
         before = self.snapshot
         after = Snapshot(before.path, copy, before.layout, index)
-        if proven:
-            commit_at_once(self._backend, before, after, copy)
-        else:
+        if not proven:
             self._backend.sync()
+        try:
             commit_superblock(self._backend, after, copy)
+        except StorageIOError:
+            if proven:
+                put_back(self._backend, before)
+            raise
+        self._stand_at(after, freed, proven=proven)
+
+    def _stand_at(self, after: Snapshot, freed: NDArray[np.int64], *, proven: bool) -> None:
+        """Let a durable commit be the table's state."""
         self.space.hold(after.txid, freed)
         self._state = after, self.space
         self._draft = None

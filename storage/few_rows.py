@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from storage import _few_kernels as kernels
+from storage import _few_commit_kernels as kernels
 from storage._byte_kernels import SLACK
+from storage._few_kernels import FOUND, seal_few
+from storage.backend import PREAD
 from storage.keys import Keys
 from storage.merge import Counts, unique_violation
-from storage.superblock import MOVED_AT_ONCE, digest
+from storage.superblock import MOVED_AT_ONCE, SLOT_BYTES
 from storage.tree import damaged_page
 
 if TYPE_CHECKING:
@@ -55,17 +57,15 @@ class FewRows:
         self._layout = layout
         self._page_size = size = layout.page_size
         self.count = self.grown = 0
-        self._found = found = np.empty((kernels.FOUND, MOVED_AT_ONCE), dtype=np.int64)
+        self._found = found = np.empty((FOUND, MOVED_AT_ONCE), dtype=np.int64)
         self._leaves, self._freed, self._hints = (_firsts(found[row]) for row in (0, 1, 4))
         self._numbers = _firsts(np.empty(MOVED_AT_ONCE, dtype=np.int64))
-        self._left, self._taken = _view(found[1]), _view(self._numbers[-1])
+        self._left = _view(found[1])
         self._rows = np.empty(MOVED_AT_ONCE, dtype=np.int64)
         self._checksums = np.empty(MOVED_AT_ONCE, dtype=np.uint64)
         self._frames = np.empty(MOVED_AT_ONCE * size + SLACK, dtype=np.uint8)
         self.pages = np.empty(MOVED_AT_ONCE * size + SLACK, dtype=np.uint8)
-        self._before = [[page] for page in _parts(self._frames)]
-        self._after = _parts(self.pages)
-        self._proven = _view(self._checksums).cast("B")
+        self._slot = np.empty(SLOT_BYTES, dtype=np.uint8)
 
     def change(self, head: MovingHead, written: Entries, rows: NewRows) -> Counts | None:
         """Make changes and return what they do; None if they touch many leaves, or one that cannot be patched.
@@ -88,45 +88,47 @@ class FewRows:
         """
         if not head.leaves:
             return None
-        self.count = kernels.find_leaves(
+        came, self.count, at, error, inserted, updated, deleted, self.grown = kernels.change_few(
+            self._backend.calls, self._page_size,
             written.separators.prefix, written.continued, written.pages, written.checksums, written.rows,
-            head.moved, head.count, rows.touched, rows.keys, rows.fresh, self._found,
+            head.moved, head.count, *rows, head.unique, head.rows // head.leaves,
+            self._found, self._frames, self.pages, self._rows,
         )  # fmt: skip
-        if not self.count:
-            return None
-        for page, leaf in zip(self._left[: self.count], self._before, strict=False):
-            self._backend.pread_into(page * self._page_size, leaf)
-        bad, clash, done, inserted, updated, deleted, self.grown = kernels.patch_few(
-            self._frames, self._page_size, self._found, self.count, *rows,
-            head.unique, head.rows // head.leaves, self.pages, self._rows,
-        )  # fmt: skip
-        if bad >= 0:
-            raise damaged_page(self._backend, self._left[bad])
-        if clash >= 0:
-            raise unique_violation(self._layout, Keys("u64", rows.keys), clash)
-        return Counts(inserted, updated, deleted) if done else None
+        if came == kernels.MADE:
+            return Counts(inserted, updated, deleted)
+        if came == kernels.UNREAD:
+            raise self._backend.error_of(PREAD, error, self._left[at] * self._page_size)
+        if came == kernels.DAMAGED:
+            raise damaged_page(self._backend, self._left[at])
+        if came == kernels.CLASH:
+            raise unique_violation(self._layout, Keys("u64", rows.keys), at)
+        return None
 
     def seal(self, numbers: NDArray[np.int64], head: MovingHead) -> None:
         """Seal the leaves, to be written to these pages by the next commit, and list them as moved."""
-        head.count = kernels.seal_few(
+        head.count = seal_few(
             self.pages, self._page_size, self._found, numbers, head.txid + 1, self._rows, head.moved, head.count,
             self._checksums,
         )  # fmt: skip
 
-    def write(self, space: FreeSpace, head: MovingHead) -> bytes:
-        """Write the leaves to free pages, and return a copy of the superblock that `head` becomes with them moved."""
-        count = self.count
-        numbers = self._numbers[count]
-        space.take_into(self._hints[count], numbers)
-        head.txid += 1
-        head.rows += self.grown
-        head.count, head.pages, place = kernels.settle_few(
-            self.pages, self._page_size, self._found, numbers, self._rows, self._checksums,
-            head.copy, head.tail, head.moved, head.count, head.txid, head.rows, head.pages,
+    def publish(self, space: FreeSpace, head: MovingHead) -> None:
+        """Write the leaves to free pages and make them durable with the superblock that `head` becomes by it.
+
+        Raises
+        ------
+        StorageIOError
+            If a write or the sync fails.
+        """
+        numbers = self.numbers
+        space.take_into(self.hints, numbers)
+        txid, rows = head.txid + 1, head.rows + self.grown
+        count, end, call, error, offset = kernels.publish_few(
+            self._backend.calls, self.pages, self._page_size, self._found, numbers, self._rows, self._checksums,
+            self._slot, head.copy, head.tail, head.moved, head.count, txid, rows, head.pages,
         )  # fmt: skip
-        for page, leaf in zip(self._taken[:count], self._after, strict=False):
-            self._backend.pwrite(page * self._page_size, leaf)
-        return head.sealed(place, digest(self._proven[: 8 * count]))
+        if error:
+            raise self._backend.error_of(call, error, offset)
+        head.txid, head.rows, head.pages, head.count = txid, rows, end, count
 
     @property
     def leaves(self) -> NDArray[np.int64]:
@@ -152,11 +154,6 @@ class FewRows:
     def checksums(self) -> NDArray[np.uint64]:
         """Of the leaves once they are sealed."""
         return self._checksums[: self.count]
-
-
-def _parts(pages: NDArray[np.uint8]) -> list[memoryview]:
-    """Return each page of the room for leaves."""
-    return [_view(page) for page in np.split(pages[:-SLACK], MOVED_AT_ONCE)]
 
 
 def _firsts(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:

@@ -63,7 +63,6 @@ class MovingHead:
         self.moved = self.copy[list_of_moved(self.tail) :]
         self._room = room_for_moved(self.tail)
         self._bytes = memoryview(copy)[:COPY_BYTES]
-        self._checksum, self._checked = self._bytes[CHECKSUM:CHECKED], self._bytes[CHECKED:]
         self._list = memoryview(copy)[list_of_moved(self.tail) :]
         self.listed[:] = head.moved
 
@@ -95,10 +94,11 @@ class MovingHead:
         self.txid, self.rows, self.pages = self.txid + 1, rows, max(self.pages, end)
         pages = np.array(() if proof is None else proof.pages, dtype=np.int64)
         place = write_follower(self.copy, self.tail, self.txid, rows, self.pages, self.count, pages)
-        return self.sealed(place, b"" if proof is None else proof.digest)
+        if proof is not None:
+            self._bytes[place : place + len(proof.digest)] = proof.digest
+        self._bytes[CHECKSUM:CHECKED] = digest(self._bytes[CHECKED:])
+        return self.encoded()
 
-    def sealed(self, place: int, proven: bytes) -> bytes:
-        """Return what `write_follower` made with the digest of its proof, if it has one, and its checksum."""
-        self._bytes[place : place + len(proven)] = proven
-        self._checksum[:] = digest(self._checked)
+    def encoded(self) -> bytes:
+        """Return a copy of it as it is now."""
         return bytes(self._bytes)

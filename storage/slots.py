@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from storage.superblock import Superblock
 
 __all__ = [
-    "commit_at_once",
     "commit_superblock",
     "damaged_copies",
+    "put_back",
     "read_superblock",
     "repeat_superblock",
     "write_first_superblocks",
@@ -104,22 +104,13 @@ def commit_superblock(backend: StorageBackend, after: Snapshot, copy: bytes) -> 
     backend.sync()
 
 
-def commit_at_once(backend: StorageBackend, before: Snapshot, after: Snapshot, copy: bytes) -> None:
-    """Make durable by one sync a superblock with a proof, all pages that it proves, and what else was written.
+def put_back(backend: StorageBackend, before: Snapshot) -> None:
+    """Put a table back to the commit `before` if it can be, as making the next one durable by one sync failed.
 
-    Parameters
-    ----------
-    before
-        The commit before, to which the table is put back if the sync fails.
-    after, copy
-        The commit, and a copy of its superblock.
+    What the system has in memory may never reach the disk.
     """
-    try:
-        commit_superblock(backend, after, copy)
-    except StorageIOError:
-        with contextlib.suppress(StorageIOError):  # the first failure is the one to report
-            repeat_superblock(backend, before.superblock)  # what the system has in memory may never reach the disk
-        raise
+    with contextlib.suppress(StorageIOError):  # the first failure is the one to report
+        repeat_superblock(backend, before.superblock)
 
 
 def repeat_superblock(backend: StorageBackend, superblock: Superblock) -> None:
