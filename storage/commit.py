@@ -32,7 +32,7 @@ from storage.filter_upkeep import FilterWriter, cut_filter
 from storage.index import Index
 from storage.inner import Placed, rewrite_inner
 from storage.metadata import metadata_pages
-from storage.moved import moved_entries, moved_leaves
+from storage.moved import moved_leaves
 from storage.moving import MovingHead
 from storage.new_rows import WordColumns
 from storage.page_writer import PageWriter
@@ -287,7 +287,8 @@ class Writer:
             copy = head.follow(draft.rows, pages.end, proof)
             self._publish(copy, self.snapshot.index, draft.freed, proven=proof is not None)
         else:
-            self._publish_anew(app, draft.leaves, pages, draft.freed)
+            leaves = draft.leaves.with_changed(moved_leaves(self.snapshot.superblock.moved))
+            self._publish_anew(app, leaves, pages, draft.freed)
 
     def commit_few(self, app: App | None) -> None:
         """Make the last changes of few leaves the table's state. The caller has it guarded."""
@@ -307,8 +308,7 @@ class Writer:
             numbers = pages.place(few.hints)
             few.seal(numbers, head)
             pages.put(few.pages, numbers, few.checksums)
-            entries = moved_entries(self.snapshot.index.written, head.listed)
-            self._publish_anew(app, Placed(entries, few.leaves), pages, few.freed)
+            self._publish_anew(app, Placed(*head.entries(self.snapshot.index.written)), pages, few.freed)
 
     def _head(self, app: App | None = None) -> MovingHead:
         """Return the superblock of the newest commit, to become that of the next, an application's version in it."""
@@ -324,7 +324,7 @@ class Writer:
     def _publish_anew(self, app: App | None, leaves: Placed, pages: PageWriter, freed: NDArray[np.int64]) -> None:
         """Write the inner nodes above all leaves that changed or have moved before, and publish a state with them."""
         snapshot, head = self.snapshot, self._with_app(app)
-        tree = rewrite_inner(leaves.with_changed(moved_leaves(head.moved)), snapshot.levels, snapshot.fill, pages)
+        tree = rewrite_inner(leaves, snapshot.levels, snapshot.fill, pages)
         end = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size)
         used = [leaves.entries.pages, *(level.pages for level in tree.levels)]
         page, checksum, rows = _root_of(tree.root)
