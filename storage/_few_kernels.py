@@ -240,7 +240,6 @@ def patch_few(
     bad = verify_pages(frames, page_size, np.arange(count), found[1, :count], found[2, :count].view(np.uint64))
     if bad >= 0:
         return bad, -1, False, 0, 0, 0, 0
-    out[: count * page_size] = 0
     counts = np.zeros(3, dtype=np.int64)
     status = np.empty(count, dtype=np.int64)
     clash = patch_leaves(

@@ -1,7 +1,8 @@
 """The one seam through which storage touches a file: `StorageBackend`, and `FileBackend` on a real disk.
 
 Every byte that storage reads or writes goes through a `StorageBackend`, so that tests can put a simulated disk
-with any fault in its place. This module knows nothing of pages, checksums or commits.
+with any fault in its place; compiled code goes through the C functions that it names. This module knows nothing of
+pages, checksums or commits.
 """
 
 from __future__ import annotations
@@ -254,7 +255,9 @@ class FileBackend:
         if code == END_OF_FILE:
             return self._truncated(offset)
         error = OSError(code, os.strerror(code))
-        return _refused({PREAD: "read", PWRITE: "write"}.get(call, "sync"), self._path, error, offset)
+        if call == SYNC:
+            return _refused("sync", self._path, error)
+        return _refused("read" if call == PREAD else "write", self._path, error, offset)
 
     def _truncated(self, offset: int) -> CorruptionError:
         return CorruptionError(

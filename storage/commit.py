@@ -57,16 +57,10 @@ if TYPE_CHECKING:
     from storage.reader import PageReader
     from storage.superblock import Superblock
     from storage.transaction import App
-    from storage.tree import Entries
 
 __all__ = ["Writer"]
 
 _MOST_HELD = 32  # pages for which nobody asks yet whether readers still need them
-
-
-def _root_of(entries: Entries) -> tuple[int, int, int]:
-    """Return page, checksum and rows of the root; zeros for an empty table."""
-    return (int(entries.pages[0]), int(entries.checksums[0]), int(entries.rows[0])) if len(entries) else (0, 0, 0)
 
 
 class _Guard:
@@ -327,7 +321,7 @@ class Writer:
         tree = rewrite_inner(leaves, snapshot.levels, snapshot.fill, pages)
         end = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size)
         used = [leaves.entries.pages, *(level.pages for level in tree.levels)]
-        page, checksum, rows = _root_of(tree.root)
+        page, checksum, rows = tree.root_entry
         pages.settle()
         superblock = replace(
             head, version=FORMAT_VERSION, txid=pages.txid, root_page=page, root_checksum=checksum, rows=rows,

@@ -6,7 +6,7 @@ What such a change costs does not grow with the table. It changes nothing but le
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -58,9 +58,9 @@ class FewRows:
         self._page_size = size = layout.page_size
         self.count = self.grown = 0
         self._found = found = np.empty((FOUND, MOVED_AT_ONCE), dtype=np.int64)
-        self._leaves, self._freed, self._hints = (_firsts(found[row]) for row in (0, 1, 4))
+        self._freed, self._hints = _firsts(found[1]), _firsts(found[4])
         self._numbers = _firsts(np.empty(MOVED_AT_ONCE, dtype=np.int64))
-        self._left = _view(found[1])
+        self._left = memoryview(found[1])
         self._rows = np.empty(MOVED_AT_ONCE, dtype=np.int64)
         self._checksums = np.empty(MOVED_AT_ONCE, dtype=np.uint64)
         self._frames = np.empty(MOVED_AT_ONCE * size + SLACK, dtype=np.uint8)
@@ -131,13 +131,8 @@ class FewRows:
         head.txid, head.rows, head.pages, head.count = txid, rows, end, count
 
     @property
-    def leaves(self) -> NDArray[np.int64]:
-        """Their numbers, ascending."""
-        return self._leaves[self.count]
-
-    @property
     def freed(self) -> NDArray[np.int64]:
-        """The pages that they leave."""
+        """The pages that they left."""
         return self._freed[self.count].copy()
 
     @property
@@ -159,7 +154,3 @@ class FewRows:
 def _firsts(numbers: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """Return the first so many of some numbers, for each count."""
     return [numbers[:count] for count in range(len(numbers) + 1)]
-
-
-def _view(numbers: NDArray[Any]) -> memoryview:
-    return memoryview(numbers)  # type: ignore[arg-type] # numpy declares its buffer from Python 3.12 on
