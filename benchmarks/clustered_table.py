@@ -2,9 +2,9 @@
 
 Loads: the same Parquet file, keys sorted and in random order; DuckDB without and with its index. Upserts: batches of
 present keys, scattered and neighbouring, one commit a batch; preparing a batch in the form an engine takes is not
-counted. Engines take turns, each round in another order, after a small batch that is not counted. Rates are medians,
-ratios are medians of the ratios within a round. Prints also what the disk takes for the like by itself. Writes
-`storage.csv` and `storage.png`.
+counted. One-row commits come in groups. Engines take turns, each round in another order, after a load, a batch and a
+commit that are not counted: they compile. Rates are medians, ratios are medians of the ratios within a round. Prints
+also what the disk takes for the like by itself. Writes `storage.csv` and `storage.png`.
 """
 
 import os
@@ -27,16 +27,18 @@ __all__ = ["QUICK", "Settings", "run"]
 
 @dataclass(frozen=True)
 class Settings:
-    """Rows of the loads, rows of the table that is changed, batch sizes, rounds, and one-row commits a round."""
+    """Rows of the loads and of the table that is changed, batch sizes, rounds; groups of one-row commits in each."""
 
     load_rows: int = 20_000_000
     base_rows: int = 4_000_000
     batches: tuple = (1_000, 100_000, 1_000_000)
-    rounds: int = 3
+    rounds: int = 5
+    groups: int = 10
     commits: int = 50
 
 
-QUICK = Settings(load_rows=100_000, base_rows=50_000, batches=(100, 2_000), rounds=2, commits=3)
+WARM_UP_ROWS = 100_000
+QUICK = Settings(load_rows=100_000, base_rows=50_000, batches=(100, 2_000), rounds=2, groups=2, commits=3)
 
 
 def run(settings, results):
@@ -88,11 +90,21 @@ def _loads(folder, settings):
     for order, column in sources.items():
         parquet = folder / f"{order}.parquet"
         pq.write_table(pa.table({"k": column, "v": column + 1}), parquet)
+        _warm_up(folder, pq.ParquetFile(parquet))
         for number in range(settings.rounds):
             for engine in _in_turn([HeadraceEngine, DuckDBEngine], number):
                 index = engine is DuckDBEngine and order == "unsorted"
                 rows.append(_load(engine, folder, parquet, f"load {order}", number, settings, index=index))
     return rows
+
+
+def _warm_up(folder, parquet):
+    first = folder / "first.parquet"
+    pq.write_table(pa.Table.from_batches([next(parquet.iter_batches(WARM_UP_ROWS))]), first)
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        engine = HeadraceEngine(Path(place))
+        engine.load(first)
+        engine.close()
 
 
 def _load(engine_class, folder, parquet, test, number, settings, *, index):
@@ -119,6 +131,7 @@ def _changes(folder, settings):
     rng = np.random.default_rng(4)
     for engine in engines:
         _upsert(engine, scattered(rng, settings.base_rows, min(settings.batches)), "warm-up", -1)
+        _commits(engine, rng, -1, 1, settings)
     rows = []
     for number in range(settings.rounds):
         for name, choose in (("scattered", scattered), ("local", local)):
@@ -126,7 +139,8 @@ def _changes(folder, settings):
                 chosen = choose(rng, settings.base_rows, count)
                 test = f"upsert {count:,} {name}"
                 rows += [_upsert(engine, chosen, test, number) for engine in _in_turn(engines, number)]
-        rows += [_commits(engine, rng, number, settings) for engine in _in_turn(engines, number)]
+        for group in range(number * settings.groups, (number + 1) * settings.groups):
+            rows += [_commits(engine, rng, group, settings.commits, settings) for engine in _in_turn(engines, group)]
     for engine in engines:
         engine.close()
     return rows
@@ -144,9 +158,11 @@ def _upsert(engine, keys, test, number):
     return _row(test, engine.name, number, len(keys), time.perf_counter() - began)
 
 
-def _commits(engine, rng, number, settings):
-    keys = rng.integers(0, settings.base_rows, settings.commits) * 2
-    prepared = [engine.prepare(keys[i : i + 1], keys[i : i + 1]) for i in range(len(keys))]
+def _commits(engine, rng, number, count, settings):
+    """Commit rows with values that none has yet: SQLite neither writes nor syncs what stays as it is."""
+    keys = rng.integers(0, settings.base_rows, count) * 2
+    values = keys + 3 + settings.rounds + number
+    prepared = [engine.prepare(keys[i : i + 1], values[i : i + 1]) for i in range(len(keys))]
     began = time.perf_counter()
     for rows in prepared:
         engine.upsert(rows)
