@@ -143,14 +143,14 @@ def run_filter(path: Path, bits: float, *, drop: bool, console: Console) -> None
         console.step(f"making a filter for {path}", left="the table as it was", repair=_after_damage(path)),
         Table.open(path) as table,
     ):
-        if drop:
-            table.drop_filter()
-        else:
+        dropped = drop and table.drop_filter()
+        if not drop:
             table.build_filter(bits)
         stats = table.stats
     document = {"table": str(path), "filter_bits": stats.filter_bits, "filter_bytes": stats.filter_bytes}
     made = f"{path} has a filter of {stats.filter_bits:.1f} bits a key, {format_size(stats.filter_bytes)}"
-    console.result(document, Text(f"{path} has no filter" if drop else made))
+    gone = f"{path} has no filter any more" if dropped else f"{path} had no filter"
+    console.result(document, Text(gone if drop else made))
 
 
 def run_scan(request: ScanRequest, console: Console) -> None:

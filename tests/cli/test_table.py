@@ -314,7 +314,8 @@ def test_a_filter_is_made_shown_checked_and_dropped(table, invoke):
     outcome = invoke("table", "check", table)
     assert outcome.code == 0
     assert "table filter" in outcome.out
-    assert "no filter" in invoke("table", "filter", table, "--drop").out
+    assert "has no filter any more" in invoke("table", "filter", table, "--drop").out
+    assert "had no filter" in invoke("table", "filter", table, "--drop").out
     assert not path.exists()
     assert invoke("table", "filter", table, "--bits", "3").code == 2
 
