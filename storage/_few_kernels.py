@@ -1,5 +1,7 @@
 """Compiled changes of few rows: the leaves that they touch are found and patched, and listed as moved.
 
+What `change_few` alone calls is inlined, for it takes less time to compile so.
+
 A list of moved leaves comes as `storage.moved` describes it, in room for more: the first `listed` entries count.
 """
 
@@ -79,7 +81,7 @@ def place_moved(
     checksums: NDArray[np.uint64],
     rows: NDArray[np.int64],
 ) -> NDArray[np.int64]:
-    """Fill in what a list says in the place of what inner nodes say of all leaves; return the leaves, ascending."""
+    """Fill in what a list says in the place of what inner nodes say of all leaves; return the numbers of its leaves."""
     leaves = np.empty(listed, dtype=np.int64)
     for i in range(listed):
         at = i * ENTRY
@@ -88,7 +90,6 @@ def place_moved(
         rows[leaf] = np.int64(load_u64(moved, at) >> _HALF)
         pages[leaf] = np.int64(load_u64(moved, at + _PAGE))
         checksums[leaf] = load_u64(moved, at + _CHECKSUM)
-    leaves.sort()
     return leaves
 
 
@@ -143,7 +144,7 @@ def read_rows(
     return read_words(open_array(batch), columns, words) and _pack_keys(words, bits, flips, keys)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def find_leaves(
     separators: NDArray[np.uint64],
     continued: NDArray[np.uint8],
@@ -204,7 +205,7 @@ def find_leaves(
     return len(leaves)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def patch_few(
     frames: NDArray[np.uint8],
     page_size: int,

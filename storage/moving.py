@@ -80,9 +80,10 @@ class MovingHead:
         return self._list[: ENTRY * self.count]
 
     def entries(self, written: Entries) -> tuple[Entries, NDArray[np.int64]]:
-        """Return the entries of all leaves, those that have moved as the list says, and the numbers of these."""
+        """Return the entries of all leaves, those that moved as the list says; and the numbers of these, ascending."""
         pages, checksums, rows = written.pages.copy(), written.checksums.copy(), written.rows.copy()
         leaves = place_moved(self.moved, self.count, pages, checksums, rows)
+        leaves.sort()
         return Entries(pages, checksums, rows, written.continued, written.separators), leaves
 
     def follow(self, rows: int, end: int, proof: Proof | None) -> bytes:
