@@ -37,7 +37,10 @@ def main():
     if sys.argv[1:2] == ["peers"]:
         importlib.import_module("benchmarks.peers.run").main(sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Headrace.")
+    others = (
+        "with commands of their own, see their --help: experiment NAME ..., experiments, hit-ratios, peers CASE ..."
+    )
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Headrace.", epilog=others)
     listed = "; ".join(f"{name}: {what}" for name, what in EXPERIMENTS.items())
     parser.add_argument("experiments", nargs="*", metavar="EXPERIMENT", help=f"{listed} (default: all)")
     parser.add_argument("--quick", action="store_true", help="small data, to see that everything runs")

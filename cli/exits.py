@@ -89,12 +89,16 @@ def _report(error: BaseException, console: Console, command: list[str]) -> int:
         _report_bug(error, console, command)
     else:
         step = console.failed_step or UNNAMED_STEP
-        again = _way_on(code, step, shlex.join(command))
+        again = _way_on(error, code, step, shlex.join(command))
         console.failure(Failure(KINDS[code], code, step.doing, _cause(error), step.left, again))
     return code
 
 
-def _way_on(code: ExitCode, step: Step, command: str) -> str:
+def _way_on(error: BaseException, code: ExitCode, step: Step, command: str) -> str:
+    from storage.errors import NotATableError
+
+    if isinstance(error, NotATableError):
+        return "name a table, or build it from its source: headrace table build ... -o TABLE"
     if code is ExitCode.INTERRUPTED:
         return command
     if code is ExitCode.DAMAGED and step.repair:

@@ -67,7 +67,8 @@ def _show_runs(pipeline: str, runs: list[RunRecord], console: Console) -> None:
 
 
 def _show_run(run: RunRecord, batches: list[BatchRecord], console: Console) -> None:
-    summary = {**asdict(run), "started": _moment(run.started), "ended": run.ended and _moment(run.ended)}
+    told = {**asdict(run), "started": _moment(run.started), "ended": run.ended and _moment(run.ended)}
+    summary = {name.replace("_", " "): value for name, value in told.items()}
     columns = (
         "batch",
         "seconds",

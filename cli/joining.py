@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from cli.blocks import Pairs
 from cli.errors import CliError
 from cli.sink import ParquetSink, check_place
-from cli.streams import CsvFormat, FileStream, open_stream
+from cli.streams import SUFFIXES, CsvFormat, FileStream, open_stream
 from joins import SSIJ, IndexNestedLoops, MeshJoin
 from storage import Table
 from storage.errors import InputError
@@ -87,6 +87,7 @@ def run_join(request: JoinRequest, console: Console) -> JoinReport:
     ):
         check_place(request.out, (request.table, request.stream))
         _refuse_own_tail(request)
+        _refuse_name_of_csv(request.out)
         with Table.open(request.table) as table:
             stream = open_stream(request.stream, csv=_typed_csv(request, table.schema))
             operator = _operator(request, table)
@@ -100,6 +101,11 @@ def run_join(request: JoinRequest, console: Console) -> JoinReport:
 def _refuse_own_tail(request: JoinRequest) -> None:
     if request.stream.is_dir() and request.out.resolve().is_relative_to(request.stream.resolve()):
         raise CliError(f"{request.out} lies in the stream's folder and would be read as part of it; write elsewhere")
+
+
+def _refuse_name_of_csv(out: Path) -> None:
+    if SUFFIXES.get(out.suffix.lower()) == "csv":
+        raise CliError(f"{out} is named as a CSV, but the result is Parquet; write to {out.with_suffix('.parquet')}")
 
 
 def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:

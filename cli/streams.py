@@ -6,7 +6,9 @@ a CSV come from its first block unless the caller knows better: key columns take
 
 from __future__ import annotations
 
+import csv
 import os
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +30,12 @@ BLOCK_BYTES = 1 << 20
 READ_BYTES = 1 << 16
 SUFFIXES = {".parquet": "parquet", ".pq": "parquet", ".csv": "csv", ".txt": "csv", ".tsv": "csv"}
 PARQUET_MAGIC = b"PAR1"
+WRONG_FIELDS = re.compile(
+    r"Row #(?P<row>\d+): Expected (?P<wanted>\d+) columns, got (?P<fields>\d+): (?P<text>.*)", re.DOTALL
+)
+WRONG_VALUE = re.compile(
+    r"In CSV column #(?P<column>\d+): Row #(?P<row>\d+): CSV conversion error to (?P<type>.+?): (?P<text>.*)", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -215,25 +223,42 @@ def _quotes(file: Path) -> int:
 
 @contextmanager
 def _csv_reader(file: Path, form: CsvFormat) -> Iterator[pc.CSVStreamingReader]:
-    """Open a CSV; a row whose number of fields is wrong is told in full, for Arrow takes no error from its handler."""
-    refused: list[pc.InvalidRow] = []
+    """Open a CSV, and tell in the same words what row or value ends it.
 
-    def refuse(row: pc.InvalidRow) -> str:
-        refused.append(row)
-        return "error"
-
+    Arrow's message is taken apart. Its handler of rows would be a Python object, which one of Arrow's threads may have
+    to let go of while the process ends: that aborts it.
+    """
     try:
-        with pc.open_csv(file, *_csv_options(form, refuse)) as reader:
+        with pc.open_csv(file, *_csv_options(form)) as reader:
             yield reader
     except (pa.ArrowInvalid, UnicodeDecodeError) as error:
         _refuse_other_encoding(file)
-        if not refused:
+        reason = _row_refused(str(error), form) or _value_refused(str(error), file, form)
+        if reason is None:
             raise
-        row = refused[0]
-        raise InputFileError(
-            f"{file}, record {row.number} (the heading is record 1): {row.actual_columns} fields where the heading has "
-            f"{row.expected_columns}; quote a field that holds {form.delimiter!r}: {row.text[:80]}"
-        ) from error
+        raise InputFileError(f"{file}, {reason}") from error
+
+
+def _row_refused(message: str, form: CsvFormat) -> str | None:
+    found = WRONG_FIELDS.search(message)
+    return found and (
+        f"record {found['row']} (the heading is record 1): {found['fields']} fields where the heading has "
+        f"{found['wanted']}; quote a field that holds {form.delimiter!r}: {found['text'][:80]}"
+    )
+
+
+def _value_refused(message: str, file: Path, form: CsvFormat) -> str | None:
+    found = WRONG_VALUE.search(message)
+    return found and (
+        f"record {found['row']} (the heading is record 1), column {_heading(file, form)[int(found['column'])]!r}: "
+        f"{found['text'][:120]}, which is no {found['type']}; name the column in --text to keep it as text, unless it "
+        "meets a key"
+    )
+
+
+def _heading(file: Path, form: CsvFormat) -> list[str]:
+    with file.open(encoding="utf-8-sig", newline="") as source:
+        return next(csv.reader(source, delimiter=form.delimiter))
 
 
 def _refuse_other_encoding(file: Path) -> None:
@@ -242,12 +267,10 @@ def _refuse_other_encoding(file: Path) -> None:
         raise InputFileError(f"{file}: {place}")
 
 
-def _csv_options(
-    form: CsvFormat, refuse: Callable[[pc.InvalidRow], str]
-) -> tuple[pc.ReadOptions, pc.ParseOptions, pc.ConvertOptions]:
+def _csv_options(form: CsvFormat) -> tuple[pc.ReadOptions, pc.ParseOptions, pc.ConvertOptions]:
     return (
         pc.ReadOptions(use_threads=False, block_size=BLOCK_BYTES),
-        pc.ParseOptions(delimiter=form.delimiter, newlines_in_values=True, invalid_row_handler=refuse),
+        pc.ParseOptions(delimiter=form.delimiter, newlines_in_values=True),
         pc.ConvertOptions(
             column_types=dict(form.types),
             null_values=list(form.nulls),
@@ -272,5 +295,4 @@ def _reading(file: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
-        remedy = "; name the column in --text to keep it as text" if "conversion error" in str(error) else ""
-        raise InputFileError(f"cannot read {file}: {error}{remedy}") from error
+        raise InputFileError(f"cannot read {file}: {error}") from error

@@ -59,7 +59,9 @@ class ScanRequest:
 
 def run_build(request: BuildRequest, console: Console) -> None:
     """Build the table and print what it became."""
-    with console.step(f"building {request.out} from {request.source}", left=f"nothing; {request.out} is as it was"):
+    with console.step(
+        f"building {request.out} from {request.source}", left=f"nothing; {request.out} was not written or changed"
+    ):
         check_place(request.out)
         stream = open_stream(request.source, csv=request.csv)
         check_place(request.out, stream.files)
@@ -183,7 +185,8 @@ def _bound(text: str | None, key: list[pa.Field]) -> tuple[Any, ...] | None:
     parts = _fields(text) if len(key) > 1 or text.startswith('"') else [text]
     if len(parts) != len(key):
         raise InputError(
-            f"the key has {len(key)} columns ({', '.join(f.name for f in key)}), but {text!r} {len(parts)}"
+            f"the key has {len(key)} columns ({', '.join(f.name for f in key)}), but {text!r} {len(parts)}; "
+            "give a value for each"
         )
     return tuple(_parsed(part, field) for part, field in zip(parts, key, strict=True))
 
@@ -205,7 +208,10 @@ def _parsed(text: str, field: pa.Field) -> Any:
             return pa.array([int(text)], pa.int64()).cast(field.type)[0]
         return pa.array([text]).cast(field.type)[0]
     except (pa.ArrowException, ValueError, OverflowError) as error:
-        raise InputError(f"{text!r} is not a {field.type}, the type of key column {field.name!r}") from error
+        raise InputError(
+            f"{text!r} is no {field.type}, the type of key column {field.name!r}; "
+            "write it as `headrace table scan` prints it"
+        ) from error
 
 
 def _limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:

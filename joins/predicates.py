@@ -114,7 +114,8 @@ class Equality:
         if named != sorted(codec.columns):
             raise JoinInputError(
                 f"`on` must name each key column of the table once; the key is {', '.join(map(repr, codec.columns))}, "
-                f"`on` names {', '.join(map(repr, named)) or 'none'}"
+                f"`on` names {', '.join(map(repr, named)) or 'none'}; columns of other names are paired with it: "
+                "(stream column, key column)"
             )
 
     def bind(self, codec: KeyCodec, stream: pa.Schema) -> BoundEquality:

@@ -263,6 +263,10 @@ def json_schema() -> str:
 def _parsed(file: Path) -> Any:
     try:
         text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise PipelineFileError(
+            f"there is no pipeline file {file}; correct the path, or write one with `headrace init`"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineFileError(f"the pipeline file {file} cannot be read: {error}") from error
     try:

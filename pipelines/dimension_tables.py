@@ -110,7 +110,10 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
     """
     path = _declared(config, name).path
     if has_table(path):
-        raise DeltaTableError(f"dimension {name!r} is already at {path}; remove the table to make it anew")
+        raise DeltaTableError(
+            f"dimension {name!r} is already at {path}, perhaps made by a run; to make it anew, remove the table "
+            "and the facts that carry its keys"
+        )
     write_dimension(path, declared_dimension(config, name, rows.schema), rows)
     return describe_dimension(config, name)
 

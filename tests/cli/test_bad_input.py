@@ -82,6 +82,13 @@ def test_a_type_that_never_matches_is_told_by_the_streams_name(join, table, tmp_
     assert "column 'word' has type string" in outcome.err
 
 
+def test_a_result_that_would_be_taken_for_a_csv(invoke, table, stream, tmp_path):
+    outcome = invoke("join", table, stream, "--on", "s=k", "-o", tmp_path / "out.csv")
+    assert outcome.code == 1
+    assert "out.csv is named as a CSV, but the result is Parquet; write to" in outcome.err
+    assert not (tmp_path / "out.csv").exists()
+
+
 def test_an_empty_folder(join, table, tmp_path):
     (tmp_path / "empty").mkdir()
     outcome = join(table, tmp_path / "empty")
@@ -95,6 +102,7 @@ def test_a_file_that_is_not_a_table(join, tmp_path, stream, content):
     outcome = join(tmp_path / "t.tbl", stream)
     assert outcome.code == 3
     assert "t.tbl" in outcome.err
+    assert "go on  name a table, or build it from its source: headrace table build" in outcome.err
 
 
 def test_a_truncated_table(join, table, stream):

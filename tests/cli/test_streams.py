@@ -103,7 +103,7 @@ BAD = {
     ),
     "text in a column of numbers": (
         lambda path: (path.mkdir(), write(path / "a.csv", "a\n1\n"), write(path / "b.csv", "a\nx\n")),
-        r"b\.csv: .*invalid value 'x'; name the column in --text",
+        r"b\.csv, record 2 .*, column 'a': invalid value 'x', which is no int64; name the column in --text",
     ),
     "a column too many": (
         lambda path: (path.mkdir(), write(path / "a.csv", "a\n1\n"), write(path / "b.csv", "a,b\n1,2\n")),

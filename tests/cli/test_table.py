@@ -122,7 +122,7 @@ def test_a_reader_that_has_had_enough_is_no_failure(tmp_path, invoke):
 def test_a_bound_that_is_no_key_is_named(table, invoke):
     outcome = invoke("table", "scan", table, "--low", "x")
     assert outcome.code == 1
-    assert "'x' is not a int64, the type of key column 'k'" in outcome.err
+    assert "'x' is no int64, the type of key column 'k'" in outcome.err
 
 
 def test_dump_lists_the_pages(table, invoke):
@@ -233,7 +233,7 @@ def test_scan_takes_any_text_as_the_bound_of_one_column(stored, invoke, text):
 def test_scan_takes_bytes_as_it_prints_them(stored, invoke):
     path = stored(pa.table({"k": [b"\x01", b"\xff"]}))
     assert invoke("table", "scan", path, "--low", "ff").out == 'k\n"ff"\n'
-    assert "'junk' is not a binary" in invoke("table", "scan", path, "--low", "junk").err
+    assert "'junk' is no binary" in invoke("table", "scan", path, "--low", "junk").err
 
 
 @pytest.mark.parametrize(
@@ -255,7 +255,7 @@ def test_scan_takes_a_bound_as_it_prints_it(stored, invoke, keys, bound):
         assert outcome.code == 0, outcome
         assert bound in outcome.out
         assert len(outcome.out.splitlines()) == (2 if option == "--low" else 3)
-    assert "'junk' is not a" in invoke("table", "scan", path, "--low", "junk").err
+    assert "'junk' is no " in invoke("table", "scan", path, "--low", "junk").err
 
 
 def test_scan_prints_no_heading_over_a_column_that_is_not_there(table, invoke):

@@ -104,7 +104,10 @@ def test_a_file_that_holds_no_pipeline_is_refused(tmp_path, text):
 
 
 def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(PipelineFileError, match=r"nowhere\.yml cannot be read"):
+    with pytest.raises(
+        PipelineFileError,
+        match=r"there is no pipeline file .*nowhere\.yml; correct the path, or write one with `headrace init`",
+    ):
         load_pipeline(tmp_path / "nowhere.yml")
 
 
