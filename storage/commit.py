@@ -154,9 +154,10 @@ class Writer:
                     repeat_superblock(self._backend, newest)
                 known = None if self._state is None else self._state[0]
                 snapshot = open_snapshot(self._backend, newest, known)
-                self._state = snapshot, self._map_space(snapshot)
+                space = self._map_space(snapshot)
                 self._few = FewRows(self._backend, snapshot.layout)
                 self.columns = WordColumns.of(snapshot.layout)
+                self._state = snapshot, space  # the last step: who is interrupted before it begins anew
             self.open_filter()
         except BaseException:
             self.release()

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from typing import TYPE_CHECKING
 
 from storage.backend import FileBackend
 from storage.commit import Writer
 from storage.device import load_device
-from storage.errors import ClosedTableError, StorageIOError
-from storage.locks import Claims, FileLocks, claim_newest
+from storage.errors import ClosedTableError, InputError, LockedError, StorageIOError
+from storage.locks import Claims, FileLocks, check_wait, claim_newest
 from storage.reader import PageReader
 from storage.snapshot import Snapshot, open_snapshot
 
@@ -48,6 +49,8 @@ class TableHandle:
         self._closed = False
         self._reader: PageReader | None = None
         self._writer: _OwnWriter | None = None
+        self._turn = threading.Lock()  # one thread changes the table at a time: the file's lock is the handle's
+        self._whose = 0
         self._open(FileBackend(path, direct=direct))
         try:
             self.snapshot = self._newest()
@@ -69,7 +72,7 @@ class TableHandle:
         """
         self._refuse_closed()
         current: Snapshot | None = self.snapshot
-        if not self.backend.has_its_name():
+        if not self.backend.has_its_name() or os.getpid() != self._process:  # a parent's claims are its own
             self._reopen()
             current = None
         self.snapshot = self._newest(current)
@@ -92,7 +95,10 @@ class TableHandle:
         ClosedTableError
             If the handle was closed.
         LockedError
-            If another handle is the writer and still is after `wait` seconds.
+            If another handle is the writer, or another thread writes through this one, and still is after `wait`
+            seconds.
+        InputError
+            If this thread has a transaction open.
         PoisonedHandleError
             If a write of this handle failed before.
         StorageIOError
@@ -105,6 +111,28 @@ class TableHandle:
         """Become the table's writer and return it; ends with `end_writing`. Raises as `writing` does."""
         self._refuse_closed()
         self._refuse_forked()
+        if not self._turn.acquire(blocking=False):
+            self._wait_for_turn(wait)
+        try:
+            self._whose = threading.get_ident()
+            return self._acquired(wait)
+        except BaseException:
+            self._end_turn()
+            raise
+
+    def _wait_for_turn(self, wait: float) -> None:
+        """Wait until no other thread writes through this handle."""
+        check_wait(wait)
+        if self._whose == threading.get_ident():
+            raise InputError("a transaction of this table is open already; end it before the next change begins")
+        if not self._turn.acquire(timeout=min(wait, threading.TIMEOUT_MAX)):
+            raise LockedError(
+                f"another thread is writing to {self.backend.path} through this handle; "
+                "wait for it (wait=SECONDS), or open the table once more"
+            )
+
+    def _acquired(self, wait: float) -> Writer:
+        self._refuse_closed()
         self._refuse_replaced()
         if self._writer is None:
             self._writer = _OwnWriter(self.backend, self.reader().device)
@@ -123,9 +151,22 @@ class TableHandle:
         try:
             if done:
                 self.adopt(writer.snapshot)
+            else:
+                writer.abandon()
         finally:
-            if not self._exclusive:
-                writer.release()
+            try:
+                if not self._exclusive and self._has(writer):
+                    writer.release()
+            finally:
+                self._end_turn()
+
+    def _end_turn(self) -> None:
+        self._whose = 0
+        self._turn.release()
+
+    def _has(self, writer: Writer) -> bool:
+        """Return whether a writer is the handle's still: its file was not closed meanwhile."""
+        return self._writer is not None and self._writer.writer is writer
 
     def stay_writer(self, wait: float = 0.0) -> None:
         """Be the table's writer until the handle is closed. Raises as `writing` does."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from storage.snapshot import Snapshot
     from storage.superblock import Superblock
 
-__all__ = ["Claims", "FileLocks", "Locks", "NoLocks", "claim_newest"]
+__all__ = ["Claims", "FileLocks", "Locks", "NoLocks", "check_wait", "claim_newest"]
 
 _WRITER = 1 << 62
 _CLAIMS = _WRITER + 1
@@ -46,6 +46,18 @@ _TAKEN = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 _FIRST_PAUSE = 0.001
 _LONGEST_PAUSE = 0.1
+
+
+def check_wait(wait: float) -> None:
+    """Refuse what is no time to wait.
+
+    Raises
+    ------
+    InputError
+        If it is not a number of seconds.
+    """
+    if not isinstance(wait, int | float) or not wait >= 0:
+        raise InputError(f"the time to wait for another writer is a number of seconds from 0 on, not {wait!r}")
 
 
 class NoLocks:
@@ -110,8 +122,7 @@ class FileLocks:
         StorageIOError
             If the file system has no locks.
         """
-        if not isinstance(wait, int | float) or not wait >= 0:
-            raise InputError(f"the time to wait for another writer is a number of seconds from 0 on, not {wait!r}")
+        check_wait(wait)
         until = self._clock() + wait
         pause = _FIRST_PAUSE
         while not self._lock(fcntl.F_WRLCK, _WRITER):
@@ -192,6 +203,8 @@ def claim_newest(backend: StorageBackend, locks: Locks) -> Superblock:
 class Claims:
     """The claims of one handle: each lasts as long as a snapshot of its transaction is in use anywhere.
 
+    A process that is forked shares the locks of its parent, so it releases none of them.
+
     Parameters
     ----------
     locks
@@ -203,6 +216,7 @@ class Claims:
         self._count: dict[int, int] = {}
         self._kept: dict[weakref.ref[Snapshot], int] = {}
         self._guard = threading.RLock()  # a snapshot may be collected while this very thread holds it
+        self._process = os.getpid()
         self._closed = False
 
     def keep(self, snapshot: Snapshot) -> None:
@@ -217,7 +231,7 @@ class Claims:
     def give_up(self, txid: int) -> None:
         """Release a claim that no snapshot came of."""
         with self._guard:
-            if not self._closed and txid not in self._count:
+            if not self._closed and txid not in self._count and os.getpid() == self._process:
                 self._locks.release(txid)
 
     def close(self) -> None:

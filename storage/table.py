@@ -37,7 +37,8 @@ __all__ = ["Table", "TableStats"]
 class Table:
     """A relation on disk, clustered by its key. Open one with `Table.open` or make one with `Table.build`.
 
-    Once it is closed, whatever needs the file raises `ClosedTableError`.
+    Once it is closed, whatever needs the file raises `ClosedTableError`. Threads that change it at once are writers of
+    their own: each waits for the others as long as it says, or is refused.
 
     Examples
     --------

@@ -111,3 +111,39 @@ def test_a_replaced_table_is_not_written_under_its_old_name(path):
         path.unlink()
         with pytest.raises(TableNotFoundError):
             old.refresh()
+
+
+def count_of(table):
+    return sum(rows.num_rows for rows in table.scan())
+
+
+def commit_often(path):
+    """Make so many commits that pages of the first ones are taken again unless somebody claims them."""
+    with Table.open(path, mode="w") as table:
+        rows = pa.concat_tables(pa.Table.from_batches([part]) for part in table.scan())
+        for _ in range(40):
+            table.apply(rows)
+
+
+def in_a_child(work):
+    """Do something in a process that is forked."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+@pytest.mark.parametrize("leave", [lambda tables: (tables[0].refresh(), tables.clear()), list.clear])
+def test_a_forked_process_takes_no_claims_from_its_parent(path, leave):
+    tables = [Table.open(path)]
+    before = count_of(tables[0])
+    with Table.open(path) as other:
+        other.apply(deletes=pa.table({"k": [1]}))
+    in_a_child(lambda: leave(tables))
+    commit_often(path)
+    assert count_of(tables[0]) == before
+    tables[0].close()

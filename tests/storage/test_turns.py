@@ -1,0 +1,119 @@
+"""Threads that change a table through one handle at once, and changes that are broken off between two steps."""
+
+import threading
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from storage import Table, commit
+from storage.errors import ClosedTableError, InputError, LockedError
+from storage.few_rows import FewRows
+
+ROWS = 5_000
+THREADS = 4
+TURNS = 40
+
+
+def one(key, value):
+    return pa.record_batch({"k": [key], "v": [value]})
+
+
+@pytest.fixture
+def path(tmp_path):
+    rows = pa.table({"k": np.arange(ROWS), "v": np.zeros(ROWS, dtype=np.int64)})
+    Table.build(tmp_path / "t", rows, key="k", unique=True).close()
+    return tmp_path / "t"
+
+
+@pytest.fixture(params=["r", "w"])
+def table(path, request):
+    with Table.open(path, mode=request.param) as table:
+        yield table
+
+
+def test_threads_change_a_table_in_turn(table):
+    failed = []
+
+    def change(thread):
+        try:
+            for turn in range(1, TURNS + 1):
+                table.apply(one(turn * 100 + thread, turn), wait=60)
+        except BaseException as error:
+            failed.append(error)
+            raise
+
+    threads = [threading.Thread(target=change, args=(thread,)) for thread in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    assert table.check().violations == ()
+    keys = [turn * 100 + thread for turn in range(1, TURNS + 1) for thread in range(THREADS)]
+    found = table.lookup(pa.record_batch({"k": keys}))
+    assert found["v"].to_pylist() == [key // 100 for key in keys]
+    assert table.snapshot().txid == 2 + THREADS * TURNS
+
+
+def test_a_thread_does_not_wait_longer_than_it_says(table):
+    refused = []
+
+    def change(wait):
+        try:
+            table.apply(one(1, 1), wait=wait)
+        except (InputError, LockedError) as error:
+            refused.append(error)
+
+    with table.transaction() as transaction:
+        transaction.apply(one(2, 2))
+        for wait in (0, 0.01, "soon"):
+            thread = threading.Thread(target=change, args=(wait,))
+            thread.start()
+            thread.join()
+    assert [type(error) for error in refused] == [LockedError, LockedError, InputError]
+    assert "another thread is writing" in str(refused[0])
+    assert table.lookup(pa.record_batch({"k": [1, 2]}))["v"].to_pylist() == [0, 2]
+
+
+@pytest.mark.parametrize("other", [lambda table: table.apply(one(1, 1)), Table.compact, Table.build_filter])
+def test_nothing_else_changes_a_table_within_its_transaction(table, other):
+    with table.transaction() as transaction:
+        transaction.apply(one(2, 2))
+        with pytest.raises(InputError, match="open already"):
+            other(table)
+    assert table.lookup(pa.record_batch({"k": [1, 2]}))["v"].to_pylist() == [0, 2]
+    assert table.check().violations == ()
+
+
+def test_a_table_closed_within_its_transaction_says_so(table):
+    def close_within():
+        with table.transaction() as transaction:
+            transaction.apply(one(2, 2))
+            table.close()
+
+    with pytest.raises(ClosedTableError):
+        close_within()
+
+
+def test_a_change_interrupted_before_it_begins_leaves_no_transaction_open(table, monkeypatch):
+    def interrupted(*_args, **_options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(commit, "Transaction", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            table.apply(deletes=pa.table({"k": [1]}))
+    assert table.apply(deletes=pa.table({"k": [1]})).deleted == 1
+
+
+def test_a_writer_interrupted_as_it_begins_begins_anew(path, monkeypatch):
+    def interrupted(*_args):
+        raise KeyboardInterrupt
+
+    with Table.open(path) as table:
+        with monkeypatch.context() as patch:
+            patch.setattr(FewRows, "__init__", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                table.apply(one(1, 1))
+        assert table.apply(one(1, 1)).updated == 1
