@@ -151,6 +151,7 @@ class Transaction:
             if kind is None:
                 self._result = self._commit()
         finally:
+            self._draft = None  # it holds on to the state that it began from, whose pages then stay
             self._writer.abandon()
 
     def _commit(self) -> CommitResult:

@@ -1,5 +1,6 @@
 """Threads that change a table through one handle at once, and changes that are broken off between two steps."""
 
+import contextlib
 import threading
 
 import numpy as np
@@ -117,3 +118,16 @@ def test_a_writer_interrupted_as_it_begins_begins_anew(path, monkeypatch):
             with pytest.raises(KeyboardInterrupt):
                 table.apply(one(1, 1))
         assert table.apply(one(1, 1)).updated == 1
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_a_transaction_that_has_ended_holds_no_pages_back(table, aborted):
+    every = pa.table({"k": np.arange(ROWS), "v": np.arange(ROWS)})
+    with contextlib.suppress(InterruptedError), table.transaction() as transaction:
+        transaction.apply(every)
+        if aborted:
+            raise InterruptedError
+    for _ in range(60):
+        table.apply(every)
+    assert transaction.skipped is False
+    assert table.compact().pages_before < 100
