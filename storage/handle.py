@@ -132,7 +132,6 @@ class TableHandle:
             )
 
     def _acquired(self, wait: float) -> Writer:
-        self._refuse_closed()
         self._refuse_replaced()
         if self._writer is None:
             self._writer = _OwnWriter(self.backend, self.reader().device)

@@ -88,9 +88,13 @@ class WordColumns:
 
     @classmethod
     def of(cls, layout: LeafLayout) -> Self | None:
-        """Return them if all columns of a table are numbers, dates or times of at most eight bytes."""
-        types = layout.schema.types
-        plain = all(fixed_type(dtype) and not _is_packed(dtype) for dtype in types)
+        """Return them if all columns of a table are numbers, dates or times of at most eight bytes.
+
+        Their names must be texts that C can tell apart, too.
+        """
+        plain = all(
+            fixed_type(field.type) and not _is_packed(field.type) and "\0" not in field.name for field in layout.schema
+        )
         return cls(layout) if plain and layout.codec.kind == "u64" else None
 
     def read(self, batch: Batch | None) -> NewRows | None:

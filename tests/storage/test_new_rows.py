@@ -79,3 +79,8 @@ def test_others_need_a_closer_look(batch):
 def test_not_all_columns_are_words_of_their_buffer(array):
     batch = pa.record_batch({"k": [1], "v": array})
     assert WordColumns.of(layout_of(batch, ["k"])) is None
+
+
+def test_names_that_are_one_in_c_need_a_closer_look():
+    schema = stored_schema(pa.schema([("k", pa.int64()), ("v\0a", pa.int64()), ("v\0b", pa.int64())]), ["k"])
+    assert WordColumns.of(LeafLayout(schema, ("k",), 4096)) is None
