@@ -38,7 +38,7 @@ class Demo:
 
 def run_demo(folder: Path, console: Console) -> None:
     """Make the warehouse in a folder, ask it, and print what came of it."""
-    left = f"an unfinished demo in {folder}; the next one replaces it"
+    left = f"at most an unfinished demo in {folder}, which the next one replaces"
     with console.step(f"making the dimensions in {folder}", left=left):
         pipeline = prepare(folder)
         before = make_dimensions(pipeline)

@@ -5,7 +5,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cli.errors import InputFileError
-from cli.streams import CsvFormat, open_stream
+from cli.streams import CsvFormat, _csv_options, open_stream
 
 
 def rows_of(path, **options):
@@ -70,6 +70,11 @@ def test_a_column_that_begins_empty_is_text(tmp_path):
 
 def test_quoted_fields_may_hold_delimiters_and_line_ends(tmp_path):
     assert rows_of(write(tmp_path / "a.csv", 'a,b\n"x,\ny",1\n')) == [{"a": "x,\ny", "b": 1}]
+
+
+def test_a_reader_of_csv_holds_nothing_of_python():
+    """A thread of Arrow may let go of it while the process ends, which aborts that, now and then: exit code 134."""
+    assert _csv_options(CsvFormat())[1].invalid_row_handler is None
 
 
 def test_a_stream_may_be_read_twice(tmp_path):
