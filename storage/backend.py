@@ -131,10 +131,11 @@ class FileBackend:
 
     def __init__(self, path: str | os.PathLike[str], mode: Mode = "r", *, direct: bool = True) -> None:
         self._path = path_text(path)
+        self._place = os.path.abspath(self._path)  # noqa: PTH100 - keeps links
         self._fd = _open(self._path, _FLAGS[mode])
         self._direct_fd = _open_direct(self._path) if direct else None
         self._identity = _identity(os.fstat(self._fd))
-        self._name = _name_without_links(self._path, self._fd)
+        self._name = _name_without_links(self._place, self._fd)
         self._calls = np.array([self._fd, *_c_functions()], dtype=np.int64)
         self._open = True
 
@@ -142,6 +143,11 @@ class FileBackend:
     def path(self) -> str:
         """Name of the file, for messages."""
         return self._path
+
+    @property
+    def place(self) -> str:
+        """The path from the root on: it leads to the same place in whatever folder the process works."""
+        return self._place
 
     @property
     def direct(self) -> bool:
@@ -168,7 +174,7 @@ class FileBackend:
         if self._name is not None and _name_of(self._fd) == self._name:
             return True
         try:
-            return _identity(os.stat(self._path)) == self._identity  # noqa: PTH116 - path is text here
+            return _identity(os.stat(self._place)) == self._identity  # noqa: PTH116 - path is text here
         except OSError:
             return False
 
@@ -330,10 +336,13 @@ def _name_of(fd: int) -> str | None:
         return None
 
 
-def _name_without_links(path: str, fd: int) -> str | None:
-    """Return the name of a descriptor if that is the path itself, with no symbolic link on its way."""
+def _name_without_links(place: str, fd: int) -> str | None:
+    """Return the name of a descriptor if that is the path from the root on, with no symbolic link on its way.
+
+    A name that looks like what the system says of a removed file proves nothing.
+    """
     name = _name_of(fd)
-    return name if name == os.path.abspath(path) else None  # noqa: PTH100 - keeps links
+    return name if name == place and not place.endswith(" (deleted)") else None
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:

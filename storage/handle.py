@@ -83,7 +83,7 @@ class TableHandle:
         self._refuse_closed()
         if self._reader is None:
             page_size = self.snapshot.page_size
-            self._reader = PageReader(self.backend, page_size, load_device(self.backend.path, page_size))
+            self._reader = PageReader(self.backend, page_size, load_device(self.backend.place, page_size))
             self._closing.append(self._reader.close)
         return self._reader
 
@@ -223,7 +223,7 @@ class TableHandle:
 
     def _reopen(self) -> None:
         """Turn to the file that has the table's name now. The old one stays open for snapshots that are in use."""
-        backend = FileBackend(self.backend.path, direct=self.backend.direct)
+        backend = FileBackend(self.backend.place, direct=self.backend.direct)
         if self._writer is not None:
             self._writer.close()
         self._open(backend)
@@ -279,7 +279,7 @@ class _OwnWriter:
     """
 
     def __init__(self, read: FileBackend, device: DeviceModel) -> None:
-        self._backend = FileBackend(read.path, "w", direct=False)
+        self._backend = FileBackend(read.place, "w", direct=False)
         self._reader = PageReader(self._backend, device.page_size, device, threads=_WRITERS_THREADS)
         self.writer = Writer(self._backend, FileLocks(self._backend.fileno(), read.path), self._reader)
 

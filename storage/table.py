@@ -332,7 +332,7 @@ class Table:
 
     def drop_filter(self) -> bool:
         """Remove the negative filter; return whether there was one."""
-        return drop_filter(self.path)
+        return drop_filter(self._handle.backend.place)
 
     def lookup(self, keys: pa.RecordBatch | pa.Table) -> pa.Table:
         """Return the rows that have the given keys.

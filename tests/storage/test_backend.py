@@ -168,3 +168,14 @@ def test_a_link_that_leads_elsewhere_is_noticed(tmp_path):
         assert not linked.has_its_name()
         link.unlink()
         linked.close()
+
+
+def test_a_removed_file_does_not_pass_for_one_whose_name_says_so(tmp_path):
+    path = tmp_path / "t (deleted)"
+    path.write_bytes(b"x")
+    backend = FileBackend(path)
+    assert backend.has_its_name()
+    path.rename(tmp_path / "t").unlink()
+    path.write_bytes(b"x")
+    assert not backend.has_its_name()
+    backend.close()

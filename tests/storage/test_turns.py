@@ -1,6 +1,7 @@
 """Threads that change a table through one handle at once, and changes that are broken off between two steps."""
 
 import contextlib
+import shutil
 import threading
 
 import numpy as np
@@ -131,3 +132,20 @@ def test_a_transaction_that_has_ended_holds_no_pages_back(table, aborted):
         table.apply(every)
     assert transaction.skipped is False
     assert table.compact().pages_before < 100
+
+
+def test_a_table_stays_the_one_that_was_opened_in_whatever_folder_the_process_works(path, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(path, elsewhere / "t")
+    monkeypatch.chdir(tmp_path)
+    with Table.open("t") as table:
+        monkeypatch.chdir(elsewhere)
+        table.apply(one(1, 1))
+        table.build_filter()
+        table.refresh()
+        assert table.lookup(pa.record_batch({"k": [1]}))["v"].to_pylist() == [1]
+        assert (tmp_path / "t.filter").exists()
+        assert table.drop_filter()
+    with Table.open("t") as other:
+        assert other.lookup(pa.record_batch({"k": [1]}))["v"].to_pylist() == [0]
