@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import PATH, ReportingCommand, pass_console
+from cli.options import FOLDER, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
     from cli.console import Console
@@ -16,7 +16,7 @@ __all__ = ["demo"]
 
 
 @click.command("demo", cls=ReportingCommand, short_help="Load a year of real flights and query the warehouse.")
-@click.option("--dir", "folder", type=PATH, default=Path("demo"), show_default=True, help="Where the warehouse goes.")
+@click.option("--dir", "folder", type=FOLDER, default=Path("demo"), show_default=True, help="Where the warehouse goes.")
 @pass_console
 def demo(console: Console, /, folder: Path) -> None:
     """Load the flights of New York in 2013 into Delta tables and ask three questions.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import PATH, ReportingCommand, pass_console
+from cli.options import FOLDER, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ __all__ = ["init"]
 
 
 @click.command("init", cls=ReportingCommand, short_help="Write a pipeline file and example rows.")
-@click.argument("folder", type=PATH, default=".")
+@click.argument("folder", type=FOLDER, default=".")
 @pass_console
 def init(console: Console, /, folder: Path) -> None:
     """Write a commented pipeline file and a few example rows into FOLDER, to be changed into your own.

@@ -18,6 +18,7 @@ __all__ = [
     "COLUMNS",
     "DELIMITER",
     "DURATION",
+    "FOLDER",
     "NEW_FILE",
     "PAIRING",
     "PATH",
@@ -29,6 +30,7 @@ __all__ = [
 ]
 
 PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is a failure of its step, not of usage
+FOLDER = click.Path(path_type=Path, file_okay=False, readable=False)
 NEW_FILE = click.Path(path_type=Path, dir_okay=False, readable=False)
 
 pass_console = click.make_pass_decorator(Console)

@@ -1,5 +1,7 @@
 """The scaffold is a pipeline that can be read as it is, and nothing is written over."""
 
+import pytest
+
 from cli.scaffold import FILES
 from pipelines.config import load_pipeline
 
@@ -18,6 +20,15 @@ def test_what_is_there_stays(invoke, tmp_path):
     assert "already there" in outcome.err
     assert [path.name for path in tmp_path.iterdir()] == ["pipeline.yml"]
     assert (tmp_path / "pipeline.yml").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", [("init",), ("demo", "--dir")])
+def test_a_file_is_no_place_for_a_folder(invoke, tmp_path, command):
+    (tmp_path / "there").write_text("mine")
+    outcome = invoke(*command, tmp_path / "there")
+    assert outcome.code == 2
+    assert "is a file" in outcome.err
+    assert (tmp_path / "there").read_text() == "mine"
 
 
 def test_json_lists_the_files(invoke, tmp_path):
