@@ -146,4 +146,4 @@ def _not_a_table(backend: StorageBackend, size: int) -> str:
         return f"{backend.path} is empty, not a table; build it again"
     if _read_block(backend, 0, size)[:8] == MAGIC:
         return f"both superblocks of {backend.path} are damaged; restore the file or build it again"
-    return f"{backend.path} is not a headrace table: it does not begin with a superblock"
+    return f"{backend.path} is not a headrace table: it does not begin as one does"
