@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TableHandle", "Writing"]
 
+_LONGEST_COMMIT = 5.0
 _WRITERS_THREADS = 4  # more only get into each other's way where most of what is read is in memory
 
 
@@ -192,7 +193,19 @@ class TableHandle:
             self._claims.keep(used)
 
     def close(self) -> None:
-        """Give the file, the claims and the writer's lock back; closing twice is allowed."""
+        """Give the file, the claims and the writer's lock back; closing twice is allowed.
+
+        A commit that another thread makes is waited for, but a transaction that it leaves open not for long.
+        """
+        others = os.getpid() == self._process and self._whose not in {0, threading.get_ident()}
+        taken = others and self._turn.acquire(timeout=_LONGEST_COMMIT)
+        try:
+            self._close()
+        finally:
+            if taken:
+                self._turn.release()
+
+    def _close(self) -> None:
         if self._writer is not None:
             if self._exclusive and os.getpid() == self._process:
                 self._writer.writer.release()

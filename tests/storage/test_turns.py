@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage import Table, commit
+from storage import Table, commit, handle
 from storage.errors import ClosedTableError, InputError, LockedError
 from storage.few_rows import FewRows
 
@@ -96,6 +96,39 @@ def test_a_table_closed_within_its_transaction_says_so(table):
 
     with pytest.raises(ClosedTableError):
         close_within()
+
+
+def test_closing_waits_for_the_commit_of_another_thread(table, monkeypatch):
+    inside, go_on, apply, done = threading.Event(), threading.Event(), commit.Writer.apply, []
+
+    def slowly(*args, **options):
+        inside.set()
+        go_on.wait(60)
+        return apply(*args, **options)
+
+    monkeypatch.setattr(commit.Writer, "apply", slowly)
+    writing = threading.Thread(target=lambda: done.append(table.apply(one(1, 9))))
+    closing = threading.Thread(target=table.close)
+    writing.start()
+    inside.wait(60)
+    closing.start()
+    closing.join(0.1)
+    assert closing.is_alive()
+    go_on.set()
+    closing.join()
+    writing.join()
+    assert [result.updated for result in done] == [1]
+    with Table.open(table.path) as again:
+        assert again.lookup(pa.record_batch({"k": [1]}))["v"].to_pylist() == [9]
+
+
+def test_closing_does_not_wait_for_a_transaction_that_nobody_ends(table, monkeypatch):
+    monkeypatch.setattr(handle, "_LONGEST_COMMIT", 0.01)
+    with pytest.raises(ClosedTableError), table.transaction() as transaction:  # noqa: PT012 - closed within
+        transaction.apply(one(2, 2))
+        closing = threading.Thread(target=table.close)
+        closing.start()
+        closing.join()
 
 
 def test_a_change_interrupted_before_it_begins_leaves_no_transaction_open(table, monkeypatch):
