@@ -157,6 +157,7 @@ def work():
         sys.stdin.read()
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background begin by ignoring it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and those of nohup this one
 heed_termination()
 sys.exit(guarded(work, Console(), ["headrace", "join"]))
 """
