@@ -19,7 +19,7 @@ from storage._encode_kernels import seal_pages
 from storage._kernels import verify_pages
 from storage._patch_kernels import DONE, patch_leaves
 from storage._tree_kernels import locate
-from storage.moved import ENTRY
+from storage.superblock_bytes import MOVED_LEAF
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,7 +40,7 @@ _PAGE, _CHECKSUM = 8, 16  # in an entry
 @njit(cache=True, nogil=True)
 def _place_of(leaf: int, moved: NDArray[np.uint8], listed: int) -> int:
     """Return where what a list says of a leaf begins, or -1."""
-    for at in range(0, listed * ENTRY, ENTRY):
+    for at in range(0, listed * MOVED_LEAF, MOVED_LEAF):
         if load_u64(moved, at) & _LEAF == np.uint64(leaf):
             return at
     return -1
@@ -65,7 +65,7 @@ def add_moved(
     for i in range(len(pages)):
         at = _place_of(leaves[i], moved, listed)
         if at < 0:
-            at = listed * ENTRY
+            at = listed * MOVED_LEAF
             listed += 1
         store_u64(moved, at, np.uint64(leaves[i]) | (np.uint64(rows[i]) << _HALF))
         store_u64(moved, at + _PAGE, np.uint64(pages[i]))
@@ -84,7 +84,7 @@ def place_moved(
     """Fill in what a list says in the place of what inner nodes say of all leaves; return the numbers of its leaves."""
     leaves = np.empty(listed, dtype=np.int64)
     for i in range(listed):
-        at = i * ENTRY
+        at = i * MOVED_LEAF
         leaf = np.int64(load_u64(moved, at) & _LEAF)
         leaves[i] = leaf
         rows[leaf] = np.int64(load_u64(moved, at) >> _HALF)

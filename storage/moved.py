@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from storage.superblock_bytes import MOVED_LEAF
 from storage.tree import Entries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["ENTRY", "moved_columns", "moved_entries", "moved_leaves"]
+__all__ = ["moved_columns", "moved_entries", "moved_leaves"]
 
-ENTRY = 24
-"""Bytes of what the list says of one leaf."""
 _LEAF = np.uint64(2**32 - 1)
 
 
@@ -26,7 +25,7 @@ def moved_columns(
     moved: bytes | memoryview,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint64]]:
     """Return the numbers of the leaves, their rows, their pages and their checksums."""
-    words = np.ndarray((len(moved) // ENTRY, ENTRY // 8), np.uint64, moved)
+    words = np.ndarray((len(moved) // MOVED_LEAF, MOVED_LEAF // 8), np.uint64, moved)
     leaves, rows = words[:, 0] & _LEAF, words[:, 0] >> np.uint64(32)
     return leaves.astype(np.int64), rows.astype(np.int64), words[:, 1].astype(np.int64), words[:, 2]
 

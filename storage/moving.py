@@ -12,9 +12,16 @@ import numpy as np
 
 from storage._few_kernels import add_moved, place_moved
 from storage._superblock_kernels import write_follower
-from storage.moved import ENTRY
 from storage.superblock import COPY_BYTES, FORMAT_VERSION, MOVED_AT_ONCE, digest
-from storage.superblock_bytes import CHECKED, CHECKSUM, encode_superblock, list_of_moved, room_for_moved, tail_of
+from storage.superblock_bytes import (
+    CHECKED,
+    CHECKSUM,
+    MOVED_LEAF,
+    encode_superblock,
+    list_of_moved,
+    room_for_moved,
+    tail_of,
+)
 from storage.tree import Entries
 
 if TYPE_CHECKING:
@@ -54,11 +61,11 @@ class MovingHead:
 
     def __init__(self, head: Superblock) -> None:
         copy = bytearray(encode_superblock(replace(head, version=FORMAT_VERSION, moved=b"", proof=None)))
-        copy.extend(bytes(len(head.moved) + MOVED_AT_ONCE * ENTRY))  # there may be no room for the list within
+        copy.extend(bytes(len(head.moved) + MOVED_AT_ONCE * MOVED_LEAF))  # there may be no room for the list within
         self.tail = tail_of(head)
         self.txid, self.rows, self.pages = head.txid, head.rows, head.pages
         self.leaves, self.unique = head.leaves, head.unique
-        self.count = len(head.moved) // ENTRY
+        self.count = len(head.moved) // MOVED_LEAF
         self.copy = np.frombuffer(copy, dtype=np.uint8)
         self.moved = self.copy[list_of_moved(self.tail) :]
         self._room = room_for_moved(self.tail)
@@ -77,7 +84,7 @@ class MovingHead:
     @property
     def listed(self) -> memoryview:
         """The list, without the room for more."""
-        return self._list[: ENTRY * self.count]
+        return self._list[: MOVED_LEAF * self.count]
 
     def entries(self, written: Entries) -> tuple[Entries, NDArray[np.int64]]:
         """Return the entries of all leaves, those that moved as the list says; and the numbers of these, ascending."""

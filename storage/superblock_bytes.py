@@ -46,6 +46,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 __all__ = [
+    "CHECKED",
+    "CHECKSUM",
+    "FLAGS",
+    "MOVED_LEAF",
+    "PAGES",
+    "PROVEN_BY_PAGES",
+    "ROWS",
+    "TXID",
+    "UNIQUE",
+    "WITH_MOVED",
     "decode_superblock",
     "encode_superblock",
     "fitted",
@@ -57,11 +67,12 @@ __all__ = [
 ]
 
 MOVED_LEAVES = 72
-
+"""Most leaves that a list of moved ones has."""
 CHECKSUM, TXID, ROWS, PAGES, FLAGS = 8, 24, 48, 64, 108
 CHECKED = 16
 UNIQUE, PROVEN_BY_PAGES, REPEATED, WITH_MOVED = 1, 2, 4, 8
 MOVED_LEAF = 24
+"""Bytes of what the list of moved leaves says of one."""
 
 _HEAD = struct.Struct("<IIQQQQQQQQQdIBBH")
 _APP = struct.Struct("<qH")
