@@ -24,7 +24,7 @@ from storage.superblock_bytes import MOVED_LEAF
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["FOUND", "add_moved", "find_leaves", "patch_few", "place_moved", "read_rows", "seal_few"]
+__all__ = ["FOUND", "add_moved", "find_leaves", "patch_few", "read_rows", "seal_few"]
 
 FOUND = 7
 """What is found of a leaf."""
@@ -71,26 +71,6 @@ def add_moved(
         store_u64(moved, at + _PAGE, np.uint64(pages[i]))
         store_u64(moved, at + _CHECKSUM, checksums[i])
     return listed
-
-
-@njit(cache=True, nogil=True)
-def place_moved(
-    moved: NDArray[np.uint8],
-    listed: int,
-    pages: NDArray[np.int64],
-    checksums: NDArray[np.uint64],
-    rows: NDArray[np.int64],
-) -> NDArray[np.int64]:
-    """Fill in what a list says in the place of what inner nodes say of all leaves; return the numbers of its leaves."""
-    leaves = np.empty(listed, dtype=np.int64)
-    for i in range(listed):
-        at = i * MOVED_LEAF
-        leaf = np.int64(load_u64(moved, at) & _LEAF)
-        leaves[i] = leaf
-        rows[leaf] = np.int64(load_u64(moved, at) >> _HALF)
-        pages[leaf] = np.int64(load_u64(moved, at + _PAGE))
-        checksums[leaf] = load_u64(moved, at + _CHECKSUM)
-    return leaves
 
 
 @njit(cache=True, nogil=True)

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from storage import superblock_bytes as layout
 from storage._byte_kernels import store_u64
 from storage.superblock import COPY_BYTES
+from storage.superblock_bytes import FLAGS, MOVED_LEAF, PAGES, PROVEN_BY_PAGES, ROWS, TXID, UNIQUE, WITH_MOVED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["write_follower"]
 
-_TXID, _ROWS, _PAGES, _FLAGS = layout.TXID, layout.ROWS, layout.PAGES, layout.FLAGS
-_UNIQUE, _PROVEN_BY_PAGES, _WITH_MOVED = layout.UNIQUE, layout.PROVEN_BY_PAGES, layout.WITH_MOVED
-_COUNT, _MOVED_LEAF, _DIGEST, _WORD = 2, layout.MOVED_LEAF, 8, 8
+_COUNT, _DIGEST, _WORD = 2, 8, 8
 
 
 @njit(cache=True, nogil=True)
@@ -51,23 +49,23 @@ def write_follower(
     int
         Where the digest of the proof has to go.
     """
-    store_u64(copy, _TXID, np.uint64(txid))
-    store_u64(copy, _ROWS, np.uint64(rows))
-    store_u64(copy, _PAGES, np.uint64(pages))
-    flags = copy[_FLAGS] & _UNIQUE
+    store_u64(copy, TXID, np.uint64(txid))
+    store_u64(copy, ROWS, np.uint64(rows))
+    store_u64(copy, PAGES, np.uint64(pages))
+    flags = copy[FLAGS] & UNIQUE
     at = tail
     if moved > 0:
-        flags |= _WITH_MOVED
+        flags |= WITH_MOVED
         _store_count(copy, at, moved)
-        at += _COUNT + moved * _MOVED_LEAF
+        at += _COUNT + moved * MOVED_LEAF
     digest = at + _COUNT
     if len(proof) > 0:
-        flags |= _PROVEN_BY_PAGES
+        flags |= PROVEN_BY_PAGES
         _store_count(copy, at, len(proof))
         at = digest + _DIGEST
         for page in proof:
             store_u64(copy, at, np.uint64(page))
             at += _WORD
-    copy[_FLAGS] = flags
+    copy[FLAGS] = flags
     copy[at:COPY_BYTES] = 0
     return digest

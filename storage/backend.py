@@ -26,6 +26,7 @@ from storage.errors import (
     TableExistsError,
     TableNotFoundError,
 )
+from storage.file_name import FileName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -134,8 +135,7 @@ class FileBackend:
         self._place = os.path.abspath(self._path)  # noqa: PTH100 - keeps links
         self._fd = _open(self._path, _FLAGS[mode])
         self._direct_fd = _open_direct(self._path) if direct else None
-        self._identity = _identity(os.fstat(self._fd))
-        self._name = _name_without_links(self._place, self._fd)
+        self._name = FileName(self._place, self._fd)
         self._calls = np.array([self._fd, *_c_functions()], dtype=np.int64)
         self._open = True
 
@@ -166,17 +166,8 @@ class FileBackend:
         return self._fd
 
     def has_its_name(self) -> bool:
-        """Whether the path still leads to this file, not to another or to none.
-
-        The name by which the system knows the descriptor is asked first: it says the same of a path without symbolic
-        links, and who asks for a file's times makes the system write new ones with the next sync.
-        """
-        if self._name is not None and _name_of(self._fd) == self._name:
-            return True
-        try:
-            return _identity(os.stat(self._place)) == self._identity  # noqa: PTH116 - path is text here
-        except OSError:
-            return False
+        """Whether the path still leads to this file, not to another or to none."""
+        return self._name.holds()
 
     def pread_into(self, offset: int, buffers: Sequence[Buffer]) -> None:
         """Fill all buffers with the bytes from `offset` on.
@@ -238,7 +229,7 @@ class FileBackend:
         """Return the length of the file in bytes."""
         self._refuse_closed()
         try:
-            return os.lseek(self._fd, 0, os.SEEK_END)  # not `fstat`: see `has_its_name`
+            return os.lseek(self._fd, 0, os.SEEK_END)  # not `fstat`: see `FileName`
         except OSError as error:
             raise _refused("seek in", self._path, error) from error
 
@@ -326,28 +317,6 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
             os.close(fd)
     except OSError as error:
         raise _refused("sync", os.fspath(folder), error) from error
-
-
-def _name_of(fd: int) -> str | None:
-    """Return the path by which the system knows an open file; None if it does not tell."""
-    try:
-        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - on the way of each commit
-    except OSError:
-        return None
-
-
-def _name_without_links(place: str, fd: int) -> str | None:
-    """Return the name of a descriptor if that is the path from the root on, with no symbolic link on its way.
-
-    A name that looks like what the system says of a removed file proves nothing.
-    """
-    name = _name_of(fd)
-    return name if name == place and not place.endswith(" (deleted)") else None
-
-
-def _identity(stat: os.stat_result) -> tuple[int, int]:
-    """Return what tells a file from all others while it is open."""
-    return stat.st_dev, stat.st_ino
 
 
 def _open(path: str, flags: int) -> int:

@@ -32,7 +32,7 @@ from storage.filter_upkeep import FilterWriter, cut_filter
 from storage.index import Index
 from storage.inner import Placed, rewrite_inner
 from storage.metadata import metadata_pages
-from storage.moved import moved_leaves
+from storage.moved import moved_entries, moved_leaves
 from storage.moving import MovingHead
 from storage.new_rows import WordColumns
 from storage.page_writer import PageWriter
@@ -41,7 +41,7 @@ from storage.snapshot import Snapshot, open_snapshot, pages_of
 from storage.space import FreeSpace
 from storage.superblock import FORMAT_VERSION, MOVED_AT_ONCE, check_app
 from storage.superblock_bytes import encode_superblock, fitted
-from storage.transaction import CommitResult, Transaction
+from storage.transaction import CommitResult, Transaction, open_already
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -287,9 +287,8 @@ class Writer:
 
     def commit_few(self, app: App | None) -> None:
         """Make the last changes of few leaves the table's state. The caller has it guarded."""
-        head, few = self._head(app), self._few_rows
+        head, few, before = self._head(app), self._few_rows, self.snapshot
         if head.has_room(few.count):
-            before = self.snapshot
             try:
                 few.publish(self.space, head)
             except StorageIOError:
@@ -303,7 +302,8 @@ class Writer:
             numbers = pages.place(few.hints)
             few.seal(numbers, head)
             pages.put(few.pages, numbers, few.checksums)
-            self._publish_anew(app, Placed(*head.entries(self.snapshot.index.written)), pages, few.freed)
+            entries = moved_entries(before.index.written, head.listed)
+            self._publish_anew(app, Placed(entries, moved_leaves(head.listed)), pages, few.freed)
 
     def _head(self, app: App | None = None) -> MovingHead:
         """Return the superblock of the newest commit, to become that of the next, an application's version in it."""
@@ -390,7 +390,7 @@ class Writer:
 
     def _refuse_busy(self) -> None:
         if self._busy:
-            raise InputError("a transaction of this table is open already; end it before the next change begins")
+            raise open_already()
 
     def _refuse_poisoned(self) -> None:
         if self._poison is not None:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from storage.backend import FileBackend
 from storage.commit import Writer
 from storage.device import load_device
-from storage.errors import ClosedTableError, InputError, LockedError, StorageIOError
+from storage.errors import ClosedTableError, LockedError, StorageIOError
 from storage.locks import Claims, FileLocks, check_wait, claim_newest
 from storage.reader import PageReader
 from storage.snapshot import Snapshot, open_snapshot
+from storage.transaction import open_already
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,7 +126,7 @@ class TableHandle:
         """Wait until no other thread writes through this handle."""
         check_wait(wait)
         if self._whose == threading.get_ident():
-            raise InputError("a transaction of this table is open already; end it before the next change begins")
+            raise open_already()
         if not self._turn.acquire(timeout=min(wait, threading.TIMEOUT_MAX)):
             raise LockedError(
                 f"another thread is writing to {self.backend.path} through this handle; "

@@ -30,7 +30,7 @@ def moved_columns(
     return leaves.astype(np.int64), rows.astype(np.int64), words[:, 1].astype(np.int64), words[:, 2]
 
 
-def moved_leaves(moved: bytes) -> NDArray[np.int64]:
+def moved_leaves(moved: bytes | memoryview) -> NDArray[np.int64]:
     """Return the numbers of the leaves, ascending."""
     return np.sort(moved_columns(moved)[0])
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage._few_kernels import add_moved, place_moved
+from storage._few_kernels import add_moved
 from storage._superblock_kernels import write_follower
 from storage.superblock import COPY_BYTES, FORMAT_VERSION, MOVED_AT_ONCE, digest
 from storage.superblock_bytes import (
@@ -22,12 +22,12 @@ from storage.superblock_bytes import (
     room_for_moved,
     tail_of,
 )
-from storage.tree import Entries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from storage.superblock import Proof, Superblock
+    from storage.tree import Entries
 
 __all__ = ["MovingHead"]
 
@@ -85,13 +85,6 @@ class MovingHead:
     def listed(self) -> memoryview:
         """The list, without the room for more."""
         return self._list[: MOVED_LEAF * self.count]
-
-    def entries(self, written: Entries) -> tuple[Entries, NDArray[np.int64]]:
-        """Return the entries of all leaves, those that moved as the list says; and the numbers of these, ascending."""
-        pages, checksums, rows = written.pages.copy(), written.checksums.copy(), written.rows.copy()
-        leaves = place_moved(self.moved, self.count, pages, checksums, rows)
-        leaves.sort()
-        return Entries(pages, checksums, rows, written.continued, written.separators), leaves
 
     def follow(self, rows: int, end: int, proof: Proof | None) -> bytes:
         """Become the superblock of the next commit, and return a copy of it.

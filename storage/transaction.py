@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from storage.commit import Writer
     from storage.draft import Draft
 
-__all__ = ["App", "CommitResult", "Transaction"]
+__all__ = ["App", "CommitResult", "Transaction", "open_already"]
 
 App: TypeAlias = tuple[str, int]
 _Batches: TypeAlias = tuple[Batch | None, ...]
@@ -27,6 +27,11 @@ _Batches: TypeAlias = tuple[Batch | None, ...]
 
 
 _NONE = Counts()
+
+
+def open_already() -> InputError:
+    """Return the error of a change that begins while a transaction is open."""
+    return InputError("a transaction of this table is open already; end it before the next change begins")
 
 
 class CommitResult(NamedTuple):
