@@ -10,6 +10,7 @@ COMMA := ,
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+TYPED := $(VENV)/typed/headrace
 INSTALLED_BENCH := $(VENV)/.installed-bench
 SUPPORTED := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))
 PYTHON ?= $(shell for name in python3.11 python3.12 python3; do \
@@ -32,6 +33,7 @@ test-slow: java $(INSTALLED) ## Run the long tests: crash loops, large data
 check: $(INSTALLED) ## Lint, format and type checks
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
+	@mkdir -p $(TYPED) && ln -sfn $(addprefix $(CURDIR)/,storage joins etl pipelines cli samples cli/package/__main__.py) $(TYPED)
 	@$(BIN)/mypy
 
 format: $(INSTALLED) ## Format the sources

@@ -10,7 +10,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from joins import keep_little_freed_memory
+from headrace.joins import keep_little_freed_memory
 
 EXPERIMENTS = {
     "joins": "SSIJ, MeshJoin, index nested loops and DuckDB",

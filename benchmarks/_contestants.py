@@ -6,7 +6,7 @@ from itertools import cycle
 import duckdb
 import pyarrow as pa
 
-from joins import SSIJ, IndexNestedLoops, MeshJoin
+from headrace.joins import SSIJ, IndexNestedLoops, MeshJoin
 
 __all__ = ["DuckDBJoin", "OperatorJoin", "operators"]
 

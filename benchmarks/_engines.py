@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage import Table
+from headrace.storage import Table
 
 __all__ = ["ENGINES", "DuckDBEngine", "HeadraceEngine", "LMDBEngine", "RocksDBEngine", "SQLiteEngine", "key_bytes"]
 

@@ -15,8 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks._measure import interleave, machine, median_rate, median_ratio, print_table, write_csv
-from joins import SSIJ
-from storage import Table
+from headrace.joins import SSIJ
+from headrace.storage import Table
 
 __all__ = ["Settings", "run"]
 

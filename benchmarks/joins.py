@@ -18,8 +18,8 @@ from benchmarks._contestants import PIECE_SECONDS, DuckDBJoin, OperatorJoin, ope
 from benchmarks._data import dimension, stream
 from benchmarks._measure import interleave, machine, median_rate, median_ratio, print_table, write_csv
 from benchmarks._plot import plot_rates
-from storage import Table
-from storage.units import format_size
+from headrace.storage import Table
+from headrace.storage.units import format_size
 
 __all__ = ["Settings", "run"]
 

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks._measure import machine, print_table, write_csv
-from joins import SSIJ, AsOf, Band
-from storage import Table
-from storage.units import format_size
+from headrace.joins import SSIJ, AsOf, Band
+from headrace.storage import Table
+from headrace.storage.units import format_size
 
 __all__ = ["QUICK", "Settings", "run"]
 

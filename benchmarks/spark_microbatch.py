@@ -22,10 +22,10 @@ from pyspark.sql import functions as sf
 from benchmarks._data import dimension, stream
 from benchmarks._measure import machine, print_table, write_csv
 from benchmarks._plot import plot_bars
-from pipelines.config import load_pipeline
-from pipelines.dimension_tables import create_dimension
-from pipelines.runner import run as run_pipeline
-from pipelines.spark import SparkSettings, session, stop
+from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.dimension_tables import create_dimension
+from headrace.pipelines.runner import run as run_pipeline
+from headrace.pipelines.spark import SparkSettings, session, stop
 
 __all__ = ["QUICK", "Settings", "run"]
 

@@ -1,6 +1,6 @@
 """What a command shows, as data, and the pure functions that turn it into lines of text or into JSON.
 
-Holds no terminal: `cli.console` prints the lines.
+Holds no terminal: `headrace.cli.console` prints the lines.
 """
 
 from __future__ import annotations

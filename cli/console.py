@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.blocks import Block, Text, as_json, render
-from cli.errors import OutputFileError
+from headrace.cli.blocks import Block, Text, as_json, render
+from headrace.cli.errors import OutputFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

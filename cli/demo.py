@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import FOLDER, ReportingCommand, pass_console
+from headrace.cli.options import FOLDER, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
-    from cli.console import Console
+    from headrace.cli.console import Console
 
 __all__ = ["demo"]
 
@@ -23,6 +23,6 @@ def demo(console: Console, /, folder: Path) -> None:
 
     An earlier demo in the folder is replaced.
     """
-    from cli.demonstration import run_demo
+    from headrace.cli.demonstration import run_demo
 
     run_demo(folder, console)

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from cli.blocks import Grid, Pairs, Text
-from cli.running import load, outcome_pairs
-from pipelines.config import load_pipeline
-from pipelines.dimension_tables import describe_dimension
-from samples.demo import DIMENSIONS, make_dimensions, prepare
-from samples.questions import TABLES, ask, find_facts
+from headrace.cli.blocks import Grid, Pairs, Text
+from headrace.cli.running import load, outcome_pairs
+from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.dimension_tables import describe_dimension
+from headrace.samples.demo import DIMENSIONS, make_dimensions, prepare
+from headrace.samples.questions import TABLES, ask, find_facts
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.blocks import Block
-    from cli.console import Console
-    from pipelines.dimension_tables import DimensionSummary
-    from pipelines.runner import RunResult
-    from samples import Facts
-    from samples.questions import Answer
+    from headrace.cli.blocks import Block
+    from headrace.cli.console import Console
+    from headrace.pipelines.dimension_tables import DimensionSummary
+    from headrace.pipelines.runner import RunResult
+    from headrace.samples import Facts
+    from headrace.samples.questions import Answer
 
 __all__ = ["run_demo"]
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import PATH, SIZE, ReportingCommand, pass_console
+from headrace.cli.options import PATH, SIZE, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.console import Console
+    from headrace.cli.console import Console
 
 __all__ = ["device"]
 
@@ -27,6 +27,6 @@ def device(console: Console, /, path: Path, page_size: int | None, queue_depth: 
 
     Joins plan their reads by these costs, and by those of a common NVMe disk for a table that was never measured.
     """
-    from cli.devices import run_device
+    from headrace.cli.devices import run_device
 
     run_device(path, page_size, queue_depth, console, save=save)

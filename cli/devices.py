@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from cli.blocks import Pairs
-from cli.errors import InputFileError
-from storage.device import DeviceModel, device_path, measure, save_device
-from storage.superblock import MAGIC, check_page_size
+from headrace.cli.blocks import Pairs
+from headrace.cli.errors import InputFileError
+from headrace.storage.device import DeviceModel, device_path, measure, save_device
+from headrace.storage.superblock import MAGIC, check_page_size
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.console import Console
+    from headrace.cli.console import Console
 
 __all__ = ["run_device"]
 
@@ -43,7 +43,7 @@ def _begins_like_a_table(path: Path) -> bool:
 
 
 def _page_size_of(path: Path) -> int:
-    from storage import Table
+    from headrace.storage import Table
 
     with Table.open(path) as table:
         return table.stats.page_size

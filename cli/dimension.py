@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import PATH, ReportingCommand, csv_options, pass_console
+from headrace.cli.options import PATH, ReportingCommand, csv_options, pass_console
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from cli.console import Console
+    from headrace.cli.console import Console
 
 __all__ = ["dimension"]
 
@@ -46,7 +46,7 @@ def create(console: Console, /, name: str, source: Path, **choices: Any) -> None
 
     Members are numbered from 1 in the order of their natural keys; the unknown member is -1.
     """
-    from cli.dimensions import run_create
+    from headrace.cli.dimensions import run_create
 
     run_create(name, source, console, **choices)
 
@@ -56,7 +56,7 @@ def create(console: Console, /, name: str, source: Path, **choices: Any) -> None
 @pass_console
 def list_(console: Console, /, pipeline: Path) -> None:
     """Show all dimensions of the pipeline file."""
-    from cli.dimensions import run_list
+    from headrace.cli.dimensions import run_list
 
     run_list(pipeline, console)
 
@@ -67,7 +67,7 @@ def list_(console: Console, /, pipeline: Path) -> None:
 @pass_console
 def info(console: Console, /, name: str, pipeline: Path) -> None:
     """Show columns, keys and size of dimension NAME."""
-    from cli.dimensions import run_info
+    from headrace.cli.dimensions import run_info
 
     run_info(name, pipeline, console)
 
@@ -79,7 +79,7 @@ def info(console: Console, /, name: str, pipeline: Path) -> None:
 @click.pass_context
 def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
     """Verify the keys of dimension NAME; exit code 0 when it is sound, 3 when a rule is broken."""
-    from cli.dimensions import run_check
+    from headrace.cli.dimensions import run_check
 
     ctx.exit(run_check(name, pipeline, console))
 
@@ -91,6 +91,6 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
 @pass_console
 def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path) -> None:
     """Show the members of dimension NAME with these natural keys; a key of several columns is written VALUE,VALUE."""
-    from cli.dimensions import run_lookup
+    from headrace.cli.dimensions import run_lookup
 
     run_lookup(name, keys, pipeline, console)

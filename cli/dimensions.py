@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from cli.blocks import Grid, Pairs, Text
-from cli.exits import ExitCode
-from cli.streams import CsvFormat, open_stream
-from pipelines.column_types import arrow_schema
-from pipelines.config import PipelineConfig, load_pipeline
-from pipelines.dimension_tables import check_dimension, create_dimension, describe_dimension, find_members
-from storage.errors import InputError
+from headrace.cli.blocks import Grid, Pairs, Text
+from headrace.cli.exits import ExitCode
+from headrace.cli.streams import CsvFormat, open_stream
+from headrace.pipelines.column_types import arrow_schema
+from headrace.pipelines.config import PipelineConfig, load_pipeline
+from headrace.pipelines.dimension_tables import check_dimension, create_dimension, describe_dimension, find_members
+from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.console import Console
-    from pipelines.dimension_tables import DimensionSummary
+    from headrace.cli.console import Console
+    from headrace.pipelines.dimension_tables import DimensionSummary
 
 __all__ = ["run_check", "run_create", "run_info", "run_list", "run_lookup"]
 

@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cli.blocks import Grid, Pairs, Text
-from storage.backend import FileBackend
-from storage.errors import InputError
-from storage.layout import DIRECTORY_ENTRY, HEADER, INNER_PAGE, LEAF_PAGE, METADATA_PAGE
-from storage.leaves import verify
-from storage.moved import moved_columns
-from storage.slots import damaged_copies, read_superblock
+from headrace.cli.blocks import Grid, Pairs, Text
+from headrace.storage.backend import FileBackend
+from headrace.storage.errors import InputError
+from headrace.storage.layout import DIRECTORY_ENTRY, HEADER, INNER_PAGE, LEAF_PAGE, METADATA_PAGE
+from headrace.storage.leaves import verify
+from headrace.storage.moved import moved_columns
+from headrace.storage.slots import damaged_copies, read_superblock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cli.blocks import Block
-    from cli.console import Console
-    from storage.superblock import Superblock
+    from headrace.cli.blocks import Block
+    from headrace.cli.console import Console
+    from headrace.storage.superblock import Superblock
 
 __all__ = ["run_dump"]
 

@@ -1,8 +1,8 @@
-"""Errors that the command line raises itself; `cli.exits` maps every family to its exit code."""
+"""Errors that the command line raises itself; `headrace.cli.exits` maps every family to its exit code."""
 
 from __future__ import annotations
 
-from storage.errors import HeadraceError, InputError
+from headrace.storage.errors import HeadraceError, InputError
 
 __all__ = ["CliError", "InputFileError", "OutputFileError"]
 

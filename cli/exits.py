@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.console import Console, Failure, Step
+from headrace.cli.console import Console, Failure, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +42,8 @@ def exit_code_of(error: BaseException) -> ExitCode:
     Damaged data and data of bad quality are 3; every other `HeadraceError` and whatever the operating system refuses
     is 1; an error nobody foresaw is a bug.
     """
-    from pipelines.errors import QualityError
-    from storage.errors import CorruptionError, HeadraceError
+    from headrace.pipelines.errors import QualityError
+    from headrace.storage.errors import CorruptionError, HeadraceError
 
     families: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], ExitCode], ...] = (
         ((KeyboardInterrupt, click.Abort), ExitCode.INTERRUPTED),
@@ -95,7 +95,7 @@ def _report(error: BaseException, console: Console, command: list[str]) -> int:
 
 
 def _way_on(error: BaseException, code: ExitCode, step: Step, command: str) -> str:
-    from storage.errors import NotATableError
+    from headrace.storage.errors import NotATableError
 
     if isinstance(error, NotATableError):
         return "name a table, or build it from its source: headrace table build ... -o TABLE"

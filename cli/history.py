@@ -6,16 +6,16 @@ import datetime as dt
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from cli.blocks import Grid, Pairs, Text
-from cli.errors import CliError
-from pipelines.catalog import Catalog
-from pipelines.config import load_pipeline
+from headrace.cli.blocks import Grid, Pairs, Text
+from headrace.cli.errors import CliError
+from headrace.pipelines.catalog import Catalog
+from headrace.pipelines.config import load_pipeline
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.console import Console
-    from pipelines.catalog import BatchRecord, RunRecord
+    from headrace.cli.console import Console
+    from headrace.pipelines.catalog import BatchRecord, RunRecord
 
 __all__ = ["run_runs"]
 

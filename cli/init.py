@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import FOLDER, ReportingCommand, pass_console
+from headrace.cli.options import FOLDER, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.console import Console
+    from headrace.cli.console import Console
 
 __all__ = ["init"]
 
@@ -24,6 +24,6 @@ def init(console: Console, /, folder: Path) -> None:
 
     Nothing that is already there is touched.
     """
-    from cli.scaffold import run_init
+    from headrace.cli.scaffold import run_init
 
     run_init(folder, console)

@@ -6,12 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import DURATION, NEW_FILE, PATH, SIZE, ReportingCommand, csv_options, match_options, pass_console
+from headrace.cli.options import (
+    DURATION,
+    NEW_FILE,
+    PATH,
+    SIZE,
+    ReportingCommand,
+    csv_options,
+    match_options,
+    pass_console,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.console import Console
+    from headrace.cli.console import Console
 
 __all__ = ["join"]
 
@@ -52,6 +61,6 @@ def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: A
 
     With --as-of or --band the columns of --on are the first ones of the table's key, and the compared one is the next.
     """
-    from cli.joining import JoinRequest, run_join
+    from headrace.cli.joining import JoinRequest, run_join
 
     run_join(JoinRequest(table=table, stream=stream, out=out, **choices), console)

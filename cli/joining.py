@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from cli.blocks import Pairs
-from cli.errors import CliError
-from cli.sink import ParquetSink, check_place
-from cli.streams import SUFFIXES, CsvFormat, FileStream, open_stream
-from joins import SSIJ, IndexNestedLoops, MeshJoin
-from storage import Table
-from storage.errors import InputError
-from storage.units import format_size
+from headrace.cli.blocks import Pairs
+from headrace.cli.errors import CliError
+from headrace.cli.sink import ParquetSink, check_place
+from headrace.cli.streams import SUFFIXES, CsvFormat, FileStream, open_stream
+from headrace.joins import SSIJ, IndexNestedLoops, MeshJoin
+from headrace.storage import Table
+from headrace.storage.errors import InputError
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from cli.console import Console
-    from cli.matching import Match
-    from joins.protocol import Operator
+    from headrace.cli.console import Console
+    from headrace.cli.matching import Match
+    from headrace.joins.protocol import Operator
 
 __all__ = ["JoinReport", "JoinRequest", "run_join"]
 

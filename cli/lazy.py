@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from cli.console import Console
-from cli.exits import guarded
+from headrace.cli.console import Console
+from headrace.cli.exits import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

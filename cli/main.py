@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cli.lazy import RootGroup, heed_termination
-from joins import keep_little_freed_memory
+from headrace.cli.lazy import RootGroup, heed_termination
+from headrace.joins import keep_little_freed_memory
 
 __all__ = ["entry_point", "headrace"]
 
@@ -13,14 +13,14 @@ __all__ = ["entry_point", "headrace"]
 @click.group(
     cls=RootGroup,
     places={
-        "demo": "cli.demo:demo",
-        "init": "cli.init:init",
-        "run": "cli.run:run",
-        "runs": "cli.runs:runs",
-        "dimension": "cli.dimension:dimension",
-        "table": "cli.table:table",
-        "join": "cli.join:join",
-        "device": "cli.device:device",
+        "demo": "headrace.cli.demo:demo",
+        "init": "headrace.cli.init:init",
+        "run": "headrace.cli.run:run",
+        "runs": "headrace.cli.runs:runs",
+        "dimension": "headrace.cli.dimension:dimension",
+        "table": "headrace.cli.table:table",
+        "join": "headrace.cli.join:join",
+        "device": "headrace.cli.device:device",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="Exit codes: 0 ok, 1 failure, 2 usage, 3 damage or bad quality, 70 bug, 130 interrupted.",

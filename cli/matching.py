@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Literal
 
-from joins import AsOf, Band
-from joins.offsets import is_moderate
-from storage.errors import InputError
+from headrace.joins import AsOf, Band
+from headrace.joins.offsets import is_moderate
+from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from joins.predicates import On
+    from headrace.joins.predicates import On
 
 __all__ = ["Match"]
 

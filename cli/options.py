@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from cli.console import Console
+from headrace.cli.console import Console
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -43,8 +43,8 @@ class Size(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return bytes."""
-        from storage.errors import InputError
-        from storage.units import parse_memory
+        from headrace.storage.errors import InputError
+        from headrace.storage.units import parse_memory
 
         try:
             return parse_memory(value)
@@ -59,8 +59,8 @@ class Duration(click.ParamType[Any]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return seconds."""
-        from storage.errors import InputError
-        from storage.units import parse_duration
+        from headrace.storage.errors import InputError
+        from headrace.storage.units import parse_duration
 
         try:
             return parse_duration(value)
@@ -140,7 +140,7 @@ def csv_options(function: Function) -> Function:
 
     @functools.wraps(function)
     def gather(*args: Any, delimiter: str, nulls: tuple[str, ...], text: tuple[str, ...], **kwargs: Any) -> Any:
-        from cli.streams import CsvFormat, text_columns
+        from headrace.cli.streams import CsvFormat, text_columns
 
         return function(*args, csv=CsvFormat(delimiter, nulls or ("",), text_columns(text)), **kwargs)
 
@@ -159,7 +159,7 @@ def match_options(function: Function) -> Function:
 
     @functools.wraps(function)
     def gather(*args: Any, **kwargs: Any) -> Any:
-        from cli.matching import Match
+        from headrace.cli.matching import Match
 
         return function(*args, match=Match(**{name: kwargs.pop(name) for name in names}), **kwargs)
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import PATH, ReportingCommand, pass_console
+from headrace.cli.options import PATH, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.console import Console
+    from headrace.cli.console import Console
 
 __all__ = ["run"]
 
@@ -30,6 +30,6 @@ def run(ctx: click.Context, console: Console, /, pipeline: Path, mode: str | Non
     """
     if mode is None:
         raise click.UsageError("say --once to load what is there, or --follow to go on with what arrives")
-    from cli.running import run_pipeline
+    from headrace.cli.running import run_pipeline
 
     ctx.exit(run_pipeline(pipeline, console, follow=mode == "follow"))

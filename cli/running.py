@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from cli.blocks import Pairs
-from cli.exits import ExitCode
-from pipelines.config import load_pipeline
-from pipelines.runner import run
+from headrace.cli.blocks import Pairs
+from headrace.cli.exits import ExitCode
+from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.runner import run
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.blocks import Block
-    from cli.console import Console
-    from pipelines.catalog import BatchRecord
-    from pipelines.runner import RunResult
+    from headrace.cli.blocks import Block
+    from headrace.cli.console import Console
+    from headrace.pipelines.catalog import BatchRecord
+    from headrace.pipelines.runner import RunResult
 
 __all__ = ["load", "outcome_pairs", "run_pipeline"]
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cli.options import PATH, ReportingCommand, pass_console
+from headrace.cli.options import PATH, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.console import Console
+    from headrace.cli.console import Console
 
 __all__ = ["runs"]
 
@@ -23,6 +23,6 @@ __all__ = ["runs"]
 @pass_console
 def runs(console: Console, /, pipeline: Path, wanted: str | None, limit: int) -> None:
     """Show the latest runs of the pipeline file PIPELINE, or the batches of one run."""
-    from cli.history import run_runs
+    from headrace.cli.history import run_runs
 
     run_runs(pipeline, wanted, limit, console)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cli.blocks import Text
-from cli.errors import OutputFileError
+from headrace.cli.blocks import Text
+from headrace.cli.errors import OutputFileError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.console import Console
+    from headrace.cli.console import Console
 
 __all__ = ["FILES", "run_init"]
 

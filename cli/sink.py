@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cli.errors import OutputFileError
-from storage.remains import claimed, remove_remains
+from headrace.cli.errors import OutputFileError
+from headrace.storage.remains import claimed, remove_remains
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

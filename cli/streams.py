@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import pyarrow.parquet as pq
 
-from cli.errors import InputFileError
-from storage.encodings import not_utf8
+from headrace.cli.errors import InputFileError
+from headrace.storage.encodings import not_utf8
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cli.options import COLUMNS, NEW_FILE, PATH, SIZE, ReportingCommand, csv_options, pass_console
+from headrace.cli.options import COLUMNS, NEW_FILE, PATH, SIZE, ReportingCommand, csv_options, pass_console
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cli.console import Console
+    from headrace.cli.console import Console
 
 __all__ = ["table"]
 
@@ -46,7 +46,7 @@ def build(console: Console, /, source: Path, out: Path, **choices: Any) -> None:
 
     The rows may be in any order and more than fit in memory. The table appears when all of it is on disk.
     """
-    from cli.tables import BuildRequest, run_build
+    from headrace.cli.tables import BuildRequest, run_build
 
     run_build(BuildRequest(source=source, out=out, **choices), console)
 
@@ -56,7 +56,7 @@ def build(console: Console, /, source: Path, out: Path, **choices: Any) -> None:
 @pass_console
 def info(console: Console, /, path: Path) -> None:
     """Show schema, key and size of TABLE."""
-    from cli.tables import run_info
+    from headrace.cli.tables import run_info
 
     run_info(path, console)
 
@@ -67,7 +67,7 @@ def info(console: Console, /, path: Path) -> None:
 @click.pass_context
 def check(ctx: click.Context, console: Console, /, path: Path) -> None:
     """Verify every page of TABLE; exit code 0 when it is sound, 3 when it is damaged."""
-    from cli.tables import run_check
+    from headrace.cli.tables import run_check
 
     ctx.exit(run_check(path, console))
 
@@ -81,7 +81,7 @@ def check(ctx: click.Context, console: Console, /, path: Path) -> None:
 @pass_console
 def scan(console: Console, /, path: Path, **choices: Any) -> None:
     """Print rows of TABLE in key order: as CSV, or with --json as one JSON object a line."""
-    from cli.tables import ScanRequest, run_scan
+    from headrace.cli.tables import ScanRequest, run_scan
 
     run_scan(ScanRequest(path=path, **choices), console)
 
@@ -92,7 +92,7 @@ def scan(console: Console, /, path: Path, **choices: Any) -> None:
 @pass_console
 def dump(console: Console, /, path: Path, page: int | None) -> None:
     """Show what TABLE is made of, page by page, even when it is damaged."""
-    from cli.dump import run_dump
+    from headrace.cli.dump import run_dump
 
     run_dump(path, page, console)
 
@@ -102,7 +102,7 @@ def dump(console: Console, /, path: Path, page: int | None) -> None:
 @pass_console
 def compact(console: Console, /, path: Path) -> None:
     """Bring TABLE back into key order on disk and give space back, while readers go on."""
-    from cli.tables import run_compact
+    from headrace.cli.tables import run_compact
 
     run_compact(path, console)
 
@@ -114,6 +114,6 @@ def compact(console: Console, /, path: Path) -> None:
 @pass_console
 def make_filter(console: Console, /, path: Path, bits: float, *, drop: bool) -> None:
     """Make a filter beside TABLE, by which joins know most absent keys without reading a page."""
-    from cli.tables import run_filter
+    from headrace.cli.tables import run_filter
 
     run_filter(path, bits, drop=drop, console=console)

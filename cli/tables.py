@@ -12,20 +12,20 @@ import click
 import pyarrow as pa
 import pyarrow.csv as pc
 
-from cli.blocks import Grid, Pairs, Text
-from cli.exits import ExitCode
-from cli.sink import check_place
-from cli.streams import CsvFormat, FileStream, open_stream
-from storage import Table
-from storage.errors import InputError
-from storage.units import format_size
+from headrace.cli.blocks import Grid, Pairs, Text
+from headrace.cli.exits import ExitCode
+from headrace.cli.sink import check_place
+from headrace.cli.streams import CsvFormat, FileStream, open_stream
+from headrace.storage import Table
+from headrace.storage.errors import InputError
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from cli.blocks import Block
-    from cli.console import Console
+    from headrace.cli.blocks import Block
+    from headrace.cli.console import Console
 
 __all__ = ["BuildRequest", "ScanRequest", "run_build", "run_check", "run_compact", "run_filter", "run_info", "run_scan"]
 
@@ -102,7 +102,7 @@ def run_info(path: Path, console: Console) -> None:
 
 def run_check(path: Path, console: Console) -> ExitCode:
     """Verify the table, print what is wrong, and return the exit code."""
-    from storage.check import check_file
+    from headrace.storage.check import check_file
 
     with console.step(
         f"checking {path}",

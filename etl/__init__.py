@@ -1,14 +1,14 @@
 """Warehouse meaning: dimensions, surrogate keys, key equality, duplicates and outcomes. Knows nothing of Spark."""
 
-from etl.dimension import UNKNOWN_KEY, Dimension, build_table, greatest_key, member_rows, number_members
-from etl.duplicates import DUPLICATE_COLUMN, LOADED_BY, DuplicateAction, Duplicates, mark_duplicates
-from etl.equality import KeyRule
-from etl.errors import ConservationError, DeclarationError, DimensionError, EtlError, MissingMembersError
-from etl.lookup import Lookup, Policy
-from etl.outcomes import Outcome, OutcomeCounts
-from etl.settlement import CAUSES_COLUMN, OUTCOME_COLUMN, Settled, causes, settle
-from etl.sharding import shard_of
-from etl.surrogate import KeyAllocator, new_members, resolve
+from headrace.etl.dimension import UNKNOWN_KEY, Dimension, build_table, greatest_key, member_rows, number_members
+from headrace.etl.duplicates import DUPLICATE_COLUMN, LOADED_BY, DuplicateAction, Duplicates, mark_duplicates
+from headrace.etl.equality import KeyRule
+from headrace.etl.errors import ConservationError, DeclarationError, DimensionError, EtlError, MissingMembersError
+from headrace.etl.lookup import Lookup, Policy
+from headrace.etl.outcomes import Outcome, OutcomeCounts
+from headrace.etl.settlement import CAUSES_COLUMN, OUTCOME_COLUMN, Settled, causes, settle
+from headrace.etl.sharding import shard_of
+from headrace.etl.surrogate import KeyAllocator, new_members, resolve
 
 __all__ = [
     "CAUSES_COLUMN",

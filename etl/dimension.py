@@ -15,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.equality import Conformed, KeyRule, check_comparable, check_rule, conform
-from etl.errors import DeclarationError, DimensionError
-from etl.ranking import key_text, rank_rows
-from storage.columns import stored_type
+from headrace.etl.equality import Conformed, KeyRule, check_comparable, check_rule, conform
+from headrace.etl.errors import DeclarationError, DimensionError
+from headrace.etl.ranking import key_text, rank_rows
+from headrace.storage.columns import stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from storage import Table
+    from headrace.storage import Table
 
 __all__ = ["UNKNOWN_KEY", "Dimension", "build_table", "greatest_key", "member_rows", "number_members"]
 
@@ -228,9 +228,9 @@ def build_table(dimension: Dimension, path: str, rows: Iterable[pa.RecordBatch],
     rows
         Batches of members, consumed once; more than memory holds is welcome.
     options
-        Passed to `storage.Table.build`.
+        Passed to `headrace.storage.Table.build`.
     """
-    from storage import Table  # noqa: PLC0415 - numba comes in only when a table is built
+    from headrace.storage import Table  # noqa: PLC0415 - numba comes in only when a table is built
 
     checked = (batch for piece in rows for batch in member_rows(dimension, piece).to_batches())
     reader = pa.RecordBatchReader.from_batches(dimension.table_schema, checked)

@@ -18,18 +18,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.equality import Conformed, KeyRule, check_rule, conform
-from etl.errors import DeclarationError
-from etl.ranking import rank_rows, sort_rows, starts_of_runs
-from etl.sharding import shard_of
-from storage.columns import stored_type
+from headrace.etl.equality import Conformed, KeyRule, check_rule, conform
+from headrace.etl.errors import DeclarationError
+from headrace.etl.ranking import rank_rows, sort_rows, starts_of_runs
+from headrace.etl.sharding import shard_of
+from headrace.storage.columns import stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from etl.surrogate import JoinOperator
+    from headrace.etl.surrogate import JoinOperator
 
 __all__ = ["DUPLICATE_COLUMN", "LOADED_BY", "DuplicateAction", "Duplicates", "mark_duplicates"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.errors import HeadraceError, InputError
+from headrace.storage.errors import HeadraceError, InputError
 
 __all__ = [
     "ConservationError",

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from etl.errors import DeclarationError
+from headrace.etl.errors import DeclarationError
 
 if TYPE_CHECKING:
-    from etl.dimension import Dimension
+    from headrace.etl.dimension import Dimension
 
 __all__ = ["Lookup", "Policy"]
 
@@ -52,7 +52,7 @@ class Lookup:
 
     Examples
     --------
-    >>> from etl import Dimension
+    >>> from headrace.etl import Dimension
     >>> airport = Dimension("airport", ("faa",), "airport_key", pa.schema({"faa": pa.string()}))
     >>> Lookup(airport, "origin", {"origin_code": "faa"}, "infer").key_column
     'origin_key'

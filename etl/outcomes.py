@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.errors import ConservationError
+from headrace.etl.errors import ConservationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from etl.duplicates import DUPLICATE_COLUMN, DuplicateAction, Duplicates
-from etl.outcomes import Outcome, OutcomeCounts, gravest, outcome_text, tally
-from etl.ranking import key_text
+from headrace.etl.duplicates import DUPLICATE_COLUMN, DuplicateAction, Duplicates
+from headrace.etl.outcomes import Outcome, OutcomeCounts, gravest, outcome_text, tally
+from headrace.etl.ranking import key_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from etl.lookup import Lookup
+    from headrace.etl.lookup import Lookup
 
 __all__ = ["CAUSES_COLUMN", "CAUSES_TYPE", "OUTCOME_COLUMN", "Settled", "causes", "row_gravity", "settle"]
 

@@ -13,16 +13,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.equality import conform
-from etl.errors import DeclarationError
+from headrace.etl.equality import conform
+from headrace.etl.errors import DeclarationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from etl.equality import KeyRule
-    from storage.keys import Keys
+    from headrace.etl.equality import KeyRule
+    from headrace.storage.keys import Keys
 
 __all__ = ["shard_of"]
 
@@ -68,8 +68,8 @@ def shard_of(
     """
     if shards < 1:
         raise DeclarationError(f"there is at least one shard, not {shards}")
-    from etl._kernels import hash_keys  # noqa: PLC0415 - numba comes in with the first key that is hashed
-    from storage.keys import KeyCodec  # noqa: PLC0415 - as above
+    from headrace.etl._kernels import hash_keys  # noqa: PLC0415 - numba comes in with the first key that is hashed
+    from headrace.storage.keys import KeyCodec  # noqa: PLC0415 - as above
 
     rules = rules or {}
     arrays = [

@@ -28,12 +28,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl.dimension import UNKNOWN_KEY
-from etl.errors import ConservationError, DeclarationError, DimensionError, MissingMembersError
-from etl.lookup import Lookup, Policy
-from etl.outcomes import Outcome
-from etl.ranking import key_text, rank_rows, sort_rows
-from storage.columns import is_bytes
+from headrace.etl.dimension import UNKNOWN_KEY
+from headrace.etl.errors import ConservationError, DeclarationError, DimensionError, MissingMembersError
+from headrace.etl.lookup import Lookup, Policy
+from headrace.etl.outcomes import Outcome
+from headrace.etl.ranking import key_text, rank_rows, sort_rows
+from headrace.storage.columns import is_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

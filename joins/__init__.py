@@ -9,14 +9,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from joins.inlj.operator import IndexNestedLoops
-    from joins.meshjoin.operator import MeshJoin
-    from joins.predicates import Equality
-    from joins.process_memory import keep_little_freed_memory
-    from joins.protocol import JoinStats, MemoryUse, Operator, Output, SSIJStats
-    from joins.ranges import AsOf, Band, Range
-    from joins.ssij.operator import SSIJ
-    from storage.units import parse_duration, parse_memory
+    from headrace.joins.inlj.operator import IndexNestedLoops
+    from headrace.joins.meshjoin.operator import MeshJoin
+    from headrace.joins.predicates import Equality
+    from headrace.joins.process_memory import keep_little_freed_memory
+    from headrace.joins.protocol import JoinStats, MemoryUse, Operator, Output, SSIJStats
+    from headrace.joins.ranges import AsOf, Band, Range
+    from headrace.joins.ssij.operator import SSIJ
+    from headrace.storage.units import parse_duration, parse_memory
 
 __all__ = [
     "SSIJ",
@@ -37,21 +37,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "SSIJ": "joins.ssij.operator",
-    "AsOf": "joins.ranges",
-    "Band": "joins.ranges",
-    "Equality": "joins.predicates",
-    "IndexNestedLoops": "joins.inlj.operator",
-    "JoinStats": "joins.protocol",
-    "MemoryUse": "joins.protocol",
-    "MeshJoin": "joins.meshjoin.operator",
-    "Operator": "joins.protocol",
-    "Output": "joins.protocol",
-    "Range": "joins.ranges",
-    "SSIJStats": "joins.protocol",
-    "keep_little_freed_memory": "joins.process_memory",
-    "parse_duration": "storage.units",
-    "parse_memory": "storage.units",
+    "SSIJ": "headrace.joins.ssij.operator",
+    "AsOf": "headrace.joins.ranges",
+    "Band": "headrace.joins.ranges",
+    "Equality": "headrace.joins.predicates",
+    "IndexNestedLoops": "headrace.joins.inlj.operator",
+    "JoinStats": "headrace.joins.protocol",
+    "MemoryUse": "headrace.joins.protocol",
+    "MeshJoin": "headrace.joins.meshjoin.operator",
+    "Operator": "headrace.joins.protocol",
+    "Output": "headrace.joins.protocol",
+    "Range": "headrace.joins.ranges",
+    "SSIJStats": "headrace.joins.protocol",
+    "keep_little_freed_memory": "headrace.joins.process_memory",
+    "parse_duration": "headrace.storage.units",
+    "parse_memory": "headrace.storage.units",
 }
 
 

@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from joins._counters import Counters
-from joins._emit import Emitter, check_how, output_schema
-from joins._relation import TableLike, open_relation
-from joins._waits import OperatorTime, WaitRecord
-from joins.errors import FinishedError, JoinInputError, StreamSchemaError
-from joins.memory import MemoryBudget
-from joins.predicates import Bound, On, as_predicate
-from joins.protocol import Output, Work
-from storage.units import parse_duration, parse_memory
+from headrace.joins._counters import Counters
+from headrace.joins._emit import Emitter, check_how, output_schema
+from headrace.joins._relation import TableLike, open_relation
+from headrace.joins._waits import OperatorTime, WaitRecord
+from headrace.joins.errors import FinishedError, JoinInputError, StreamSchemaError
+from headrace.joins.memory import MemoryBudget
+from headrace.joins.predicates import Bound, On, as_predicate
+from headrace.joins.protocol import Output, Work
+from headrace.storage.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from joins._input_buffer import Arrivals
-    from joins.stats import JoinStats
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
+    from headrace.joins._input_buffer import Arrivals
+    from headrace.joins.stats import JoinStats
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["StreamJoin"]
 

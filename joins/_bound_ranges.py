@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from joins._sought import KeyRanges
-from storage.bounds import extreme, high_bound, low_bound
-from storage.coerce import coerce
-from storage.columns import is_bytes
+from headrace.joins._sought import KeyRanges
+from headrace.storage.bounds import extreme, high_bound, low_bound
+from headrace.storage.coerce import coerce
+from headrace.storage.columns import is_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from joins._sought import Nearest
-    from storage.coerce import Coerced
-    from storage.keys import KeyCodec
+    from headrace.joins._sought import Nearest
+    from headrace.storage.coerce import Coerced
+    from headrace.storage.keys import KeyCodec
 
 __all__ = ["BoundRanges", "End"]
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from storage.reader import ReadReport
+    from headrace.storage.reader import ReadReport
 
 __all__ = ["Counters"]
 
 
 @dataclass(slots=True)
 class Counters:
-    """Mutable twin of `joins.stats.SSIJStats`; the names mean the same."""
+    """Mutable twin of `headrace.joins.stats.SSIJStats`; the names mean the same."""
 
     rows_in: int = 0
     batches_in: int = 0

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pyarrow as pa
 
-from joins import _result_kernels as kernels
-from joins.errors import JoinInputError
-from storage.columns import fixed_type
-from storage.leaves import gather
+from headrace.joins import _result_kernels as kernels
+from headrace.joins.errors import JoinInputError
+from headrace.storage.columns import fixed_type
+from headrace.storage.leaves import gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from storage.snapshot import Snapshot
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["Emitter", "How", "Matches", "check_how", "output_schema", "rows_at"]
 

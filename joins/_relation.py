@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from joins.errors import JoinInputError, JoinStateError
-from storage.snapshot import Snapshot
+from headrace.joins.errors import JoinInputError, JoinStateError
+from headrace.storage.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from storage.device import DeviceModel
-    from storage.reader import PageReader
+    from headrace.storage.device import DeviceModel
+    from headrace.storage.reader import PageReader
 
 __all__ = [
     "Relation",
@@ -33,7 +33,7 @@ _VECTOR_SHARE = 16
 
 @runtime_checkable
 class TableLike(Protocol):
-    """What a join needs of `storage.Table`."""
+    """What a join needs of `headrace.storage.Table`."""
 
     def snapshot(self) -> Snapshot:
         """Return the relation as it is now."""
@@ -49,7 +49,7 @@ class TableLike(Protocol):
 
     @property
     def apply(self) -> Callable[..., Any]:
-        """Commits changes; see `storage.Table.apply`."""
+        """Commits changes; see `headrace.storage.Table.apply`."""
         ...
 
 
@@ -120,7 +120,7 @@ def _refuse_other(source: object) -> None:
     if not isinstance(source, TableLike):
         raise JoinInputError(
             f"a join is made over a table or a snapshot of one, not over {type(source).__name__}; open one with "
-            "storage.Table.open"
+            "headrace.storage.Table.open"
         )
 
 

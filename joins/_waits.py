@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from joins._input_buffer import Arrivals
+    from headrace.joins._input_buffer import Arrivals
 
 __all__ = ["OperatorTime", "WaitRecord"]
 

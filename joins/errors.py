@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from storage.errors import HeadraceError, InputError, MemoryBudgetError, SchemaError
+from headrace.storage.errors import HeadraceError, InputError, MemoryBudgetError, SchemaError
 
 __all__ = ["FinishedError", "JoinError", "JoinInputError", "JoinStateError", "MemoryBudgetError", "StreamSchemaError"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from joins.stats import MemoryUse
-from storage.errors import MemoryBudgetError
-from storage.units import format_size
+from headrace.joins.stats import MemoryUse
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.units import format_size
 
 __all__ = ["Component", "MemoryBudget"]
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins.errors import JoinInputError
-from storage.bounds import scale_of
-from storage.units import parse_duration
+from headrace.joins.errors import JoinInputError
+from headrace.storage.bounds import scale_of
+from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
     import pyarrow as pa

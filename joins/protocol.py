@@ -13,8 +13,8 @@ from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
-from joins.errors import JoinStateError
-from joins.stats import JoinStats, MemoryUse, SSIJStats
+from headrace.joins.errors import JoinStateError
+from headrace.joins.stats import JoinStats, MemoryUse, SSIJStats
 
 __all__ = ["JoinStats", "MemoryUse", "Operator", "Output", "SSIJStats", "Work"]
 

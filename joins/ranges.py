@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from joins._bound_ranges import BoundRanges, End
-from joins.errors import JoinInputError
-from joins.offsets import Offset, ticks
-from joins.predicates import Pairs, as_pairs, stream_column
-from storage.bounds import scale_of
-from storage.columns import is_bytes
+from headrace.joins._bound_ranges import BoundRanges, End
+from headrace.joins.errors import JoinInputError
+from headrace.joins.offsets import Offset, ticks
+from headrace.joins.predicates import Pairs, as_pairs, stream_column
+from headrace.storage.bounds import scale_of
+from headrace.storage.columns import is_bytes
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
-    from joins._sought import Nearest
-    from storage.keys import KeyCodec
+    from headrace.joins._sought import Nearest
+    from headrace.storage.keys import KeyCodec
 
 __all__ = ["AsOf", "Band", "Range"]
 
@@ -65,8 +65,8 @@ class Band(_Ranging):
     Examples
     --------
     >>> import pyarrow as pa, tempfile
-    >>> from joins import SSIJ
-    >>> from storage import Table
+    >>> from headrace.joins import SSIJ
+    >>> from headrace.storage import Table
     >>> folder = tempfile.TemporaryDirectory()
     >>> weights = pa.table({"mass": [90, 100, 108, 120], "name": [*"abcd"]})
     >>> table = Table.build(f"{folder.name}/weights", weights, key=["mass"])
@@ -164,8 +164,8 @@ class AsOf(_Ranging):
     Examples
     --------
     >>> import pyarrow as pa, tempfile
-    >>> from joins import SSIJ
-    >>> from storage import Table
+    >>> from headrace.joins import SSIJ
+    >>> from headrace.storage import Table
     >>> folder = tempfile.TemporaryDirectory()
     >>> prices = pa.table({"symbol": ["A", "A", "B"], "time": [10, 20, 15], "price": [1.0, 1.5, 7.0]})
     >>> table = Table.build(f"{folder.name}/prices", prices, key=["symbol", "time"], unique=True)

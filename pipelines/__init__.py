@@ -9,10 +9,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipelines.catalog import BatchRecord, Catalog, RunRecord
-    from pipelines.config import PipelineConfig, load_pipeline
-    from pipelines.runner import RunResult, run
-    from pipelines.spark import SparkSettings, session
+    from headrace.pipelines.catalog import BatchRecord, Catalog, RunRecord
+    from headrace.pipelines.config import PipelineConfig, load_pipeline
+    from headrace.pipelines.runner import RunResult, run
+    from headrace.pipelines.spark import SparkSettings, session
 
 __all__ = [
     "BatchRecord",
@@ -27,15 +27,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BatchRecord": "pipelines.catalog",
-    "Catalog": "pipelines.catalog",
-    "PipelineConfig": "pipelines.config",
-    "RunRecord": "pipelines.catalog",
-    "RunResult": "pipelines.runner",
-    "SparkSettings": "pipelines.spark",
-    "load_pipeline": "pipelines.config",
-    "run": "pipelines.runner",
-    "session": "pipelines.spark",
+    "BatchRecord": "headrace.pipelines.catalog",
+    "Catalog": "headrace.pipelines.catalog",
+    "PipelineConfig": "headrace.pipelines.config",
+    "RunRecord": "headrace.pipelines.catalog",
+    "RunResult": "headrace.pipelines.runner",
+    "SparkSettings": "headrace.pipelines.spark",
+    "load_pipeline": "headrace.pipelines.config",
+    "run": "headrace.pipelines.runner",
+    "session": "headrace.pipelines.spark",
 }
 
 

@@ -15,9 +15,9 @@ import argparse  # noqa: E402 - after the path has been mended
 import json  # noqa: E402 - as above
 import logging  # noqa: E402 - as above
 
-from pipelines.errors import QualityError  # noqa: E402 - as above
-from pipelines.runner import run  # noqa: E402 - as above
-from storage.errors import HeadraceError  # noqa: E402 - as above
+from headrace.pipelines.errors import QualityError  # noqa: E402 - as above
+from headrace.pipelines.runner import run  # noqa: E402 - as above
+from headrace.storage.errors import HeadraceError  # noqa: E402 - as above
 
 _FAILED = 1
 _QUALITY = 3
@@ -26,7 +26,7 @@ _INTERRUPTED = 130
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a pipeline and return the exit code: 0 done, 1 failed, 3 a broken promise, 130 stopped by a signal."""
-    parser = argparse.ArgumentParser(prog="pipelines", description="Run a Headrace pipeline under Spark.")
+    parser = argparse.ArgumentParser(prog="headrace.pipelines", description="Run a Headrace pipeline under Spark.")
     parser.add_argument("pipeline", help="the pipeline file")
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--once", action="store_true", help="load what is there, then end")

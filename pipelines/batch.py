@@ -21,22 +21,22 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # noqa: TC002 - Spark looks up the annotations of its functions
 
-from pipelines.batch_state import Batch, application
-from pipelines.batch_tables import BatchTables
-from pipelines.failures import explained
-from pipelines.frame import NOTE, SHARD, STATE, State, member_column
-from pipelines.metrics import BatchCounts, check_books, first_failure, record_of, summarise
-from pipelines.spark_columns import quoted, spark_schema
-from pipelines.stages import DUPLICATES_ROLE, Group, Prepared, StageRun, Target
+from headrace.pipelines.batch_state import Batch, application
+from headrace.pipelines.batch_tables import BatchTables
+from headrace.pipelines.failures import explained
+from headrace.pipelines.frame import NOTE, SHARD, STATE, State, member_column
+from headrace.pipelines.metrics import BatchCounts, check_books, first_failure, record_of, summarise
+from headrace.pipelines.spark_columns import quoted, spark_schema
+from headrace.pipelines.stages import DUPLICATES_ROLE, Group, Prepared, StageRun, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
-    from pipelines.catalog import BatchRecord, Catalog
-    from pipelines.frame import ShardRule
-    from pipelines.worker import Stage
+    from headrace.pipelines.catalog import BatchRecord, Catalog
+    from headrace.pipelines.frame import ShardRule
+    from headrace.pipelines.worker import Stage
 
 __all__ = ["BatchProtocol"]
 
@@ -88,7 +88,7 @@ class BatchProtocol:
         Parameters
         ----------
         frame
-            Its rows, with the columns of `pipelines.frame.source_schema`.
+            Its rows, with the columns of `headrace.pipelines.frame.source_schema`.
         number
             Its number in the stream.
         stream
@@ -223,7 +223,7 @@ class BatchProtocol:
         return record
 
     def _late(self, seconds: float) -> bool:
-        from storage.units import parse_duration  # noqa: PLC0415 - beside its only use
+        from headrace.storage.units import parse_duration  # noqa: PLC0415 - beside its only use
 
         return self._config.deadline is not None and seconds > parse_duration(self._config.deadline)
 

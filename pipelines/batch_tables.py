@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from etl import CAUSES_COLUMN
-from etl.settlement import CAUSES_TYPE
-from pipelines.data_files import FILE_SCHEMA, DataFile, FileSpec, FileTask
-from pipelines.delta_commits import append, commit_files, takes_files
-from pipelines.delta_tables import DeltaHandle, has_table
-from pipelines.failures import explained
-from pipelines.frame import FILE, MALFORMED, STATE, State, member_column
-from pipelines.metrics import check_books
-from pipelines.spark_columns import quoted, spark_schema
-from pipelines.stages import DUPLICATES_ROLE
+from headrace.etl import CAUSES_COLUMN
+from headrace.etl.settlement import CAUSES_TYPE
+from headrace.pipelines.data_files import FILE_SCHEMA, DataFile, FileSpec, FileTask
+from headrace.pipelines.delta_commits import append, commit_files, takes_files
+from headrace.pipelines.delta_tables import DeltaHandle, has_table
+from headrace.pipelines.failures import explained
+from headrace.pipelines.frame import FILE, MALFORMED, STATE, State, member_column
+from headrace.pipelines.metrics import check_books
+from headrace.pipelines.spark_columns import quoted, spark_schema
+from headrace.pipelines.stages import DUPLICATES_ROLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
-    from pipelines.batch_state import Batch
-    from pipelines.catalog import BatchRecord
-    from pipelines.metrics import BatchCounts
-    from pipelines.stages import Prepared
+    from headrace.pipelines.batch_state import Batch
+    from headrace.pipelines.catalog import BatchRecord
+    from headrace.pipelines.metrics import BatchCounts
+    from headrace.pipelines.stages import Prepared
 
 __all__ = ["ERROR_SCHEMA", "BatchTables"]
 

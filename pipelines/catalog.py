@@ -36,7 +36,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
-from pipelines.errors import CatalogError
+from headrace.pipelines.errors import CatalogError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from pipelines.errors import PipelineFileError
+from headrace.pipelines.errors import PipelineFileError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

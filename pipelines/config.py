@@ -1,7 +1,7 @@
 """The pipeline file: what it may say, how it is read, and its JSON Schema for editors.
 
 Reading is strict: every unknown or misspelt field is named with its place, the valid names and the nearest one.
-What the fields mean for Spark is in `pipelines.plan` and `pipelines.source`.
+What the fields mean for Spark is in `headrace.pipelines.plan` and `headrace.pipelines.source`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from zoneinfo import ZoneInfo
 import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pipelines.column_types import canonical
-from pipelines.config_errors import describe
-from pipelines.errors import PipelineFileError
-from storage.errors import HeadraceError
-from storage.units import parse_duration, parse_memory
+from headrace.pipelines.column_types import canonical
+from headrace.pipelines.config_errors import describe
+from headrace.pipelines.errors import PipelineFileError
+from headrace.storage.errors import HeadraceError
+from headrace.storage.units import parse_duration, parse_memory
 
 __all__ = [
     "DimensionConfig",

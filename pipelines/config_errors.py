@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from pipelines.column_types import nearest
+from headrace.pipelines.column_types import nearest
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,7 +1,7 @@
 """Parquet files that become part of a Delta table when a commit names them. Written by the tasks that have the rows.
 
 A file that no commit names (of a task that was tried again, of a batch that failed) is not part of the table; `VACUUM`
-removes it, as it does with those of Spark's own writer. The commit is in `pipelines.delta_commits`.
+removes it, as it does with those of Spark's own writer. The commit is in `headrace.pipelines.delta_commits`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.errors import DeltaTableError
-from pipelines.frame import conform
+from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.frame import conform
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

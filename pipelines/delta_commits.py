@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from pipelines.errors import BatchError
+from headrace.pipelines.errors import BatchError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame
 
-    from pipelines.data_files import DataFile
+    from headrace.pipelines.data_files import DataFile
 
 __all__ = ["append", "commit_files", "takes_files"]
 

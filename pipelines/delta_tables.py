@@ -1,7 +1,7 @@
 """Delta tables without Spark: versions, transactions, rows, the change feed, creation.
 
 Everything here is done by `deltalake`, on the driver and in the workers alike. Appends of a batch are in
-`pipelines.delta_commits`.
+`headrace.pipelines.delta_commits`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl import Dimension, greatest_key, number_members
-from pipelines.errors import DeltaTableError
+from headrace.etl import Dimension, greatest_key, number_members
+from headrace.pipelines.errors import DeltaTableError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

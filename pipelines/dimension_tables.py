@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from etl import UNKNOWN_KEY, Dimension, KeyRule
-from pipelines.column_types import arrow_schema
-from pipelines.delta_tables import create_dimension as write_dimension
-from pipelines.delta_tables import has_table, open_table
-from pipelines.errors import DeltaTableError
+from headrace.etl import UNKNOWN_KEY, Dimension, KeyRule
+from headrace.pipelines.column_types import arrow_schema
+from headrace.pipelines.delta_tables import create_dimension as write_dimension
+from headrace.pipelines.delta_tables import has_table, open_table
+from headrace.pipelines.errors import DeltaTableError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import duckdb
     from deltalake import DeltaTable
 
-    from pipelines.config import DimensionConfig, PipelineConfig
+    from headrace.pipelines.config import DimensionConfig, PipelineConfig
 
 __all__ = [
     "DimensionSummary",

@@ -6,7 +6,7 @@ derives from `QualityError`.
 
 from __future__ import annotations
 
-from storage.errors import HeadraceError, InputError
+from headrace.storage.errors import HeadraceError, InputError
 
 __all__ = [
     "BatchError",

@@ -6,8 +6,8 @@ import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from pipelines.errors import BatchError
-from storage.errors import HeadraceError
+from headrace.pipelines.errors import BatchError
+from headrace.storage.errors import HeadraceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,15 +9,15 @@ from urllib.parse import unquote, urlparse
 
 import pyarrow.parquet as pq
 
-from pipelines.errors import SourceFileError
-from pipelines.frame import FILE
+from headrace.pipelines.errors import SourceFileError
+from headrace.pipelines.frame import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
 
-    from pipelines.steps import Task
+    from headrace.pipelines.steps import Task
 
 __all__ = ["FileCheckStep"]
 

@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl import shard_of
+from headrace.etl import shard_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from etl import KeyRule
+    from headrace.etl import KeyRule
 
 __all__ = [
     "FILE",

@@ -1,6 +1,6 @@
 """Delta's jars: fetched once by Spark's own resolver, then used offline from the cache.
 
-Holds where the cache is and how it is filled. Starting a session with the jars is in `pipelines.spark`.
+Holds where the cache is and how it is filled. Starting a session with the jars is in `headrace.pipelines.spark`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.errors import JarsUnavailableError, JavaNotFoundError
+from headrace.pipelines.errors import JarsUnavailableError, JavaNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

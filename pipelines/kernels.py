@@ -35,9 +35,9 @@ def compile_kernels() -> None:
 
 
 def _exercise(path: Path, key: pa.Array) -> None:
-    from etl import shard_of  # noqa: PLC0415 - numba comes in here
-    from joins import SSIJ  # noqa: PLC0415 - as above
-    from storage import Table  # noqa: PLC0415 - as above
+    from headrace.etl import shard_of  # noqa: PLC0415 - numba comes in here
+    from headrace.joins import SSIJ  # noqa: PLC0415 - as above
+    from headrace.storage import Table  # noqa: PLC0415 - as above
 
     rows = pa.table({"key": key, "number": _INDEX, "text": _INDEX.cast(pa.string())})
     keys = pa.record_batch([key], names=["key"])

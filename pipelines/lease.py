@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Self
 from sqlalchemy import RowMapping, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from pipelines.catalog import LEASES
-from pipelines.errors import CatalogError, LeaseHeldError
+from headrace.pipelines.catalog import LEASES
+from headrace.pipelines.errors import CatalogError, LeaseHeldError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
-    from pipelines.catalog import Catalog
+    from headrace.pipelines.catalog import Catalog
 
 __all__ = ["Leases"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from etl import Outcome, OutcomeCounts
-from pipelines.catalog import BatchRecord
-from pipelines.errors import ConservationError, PolicyViolationError
+from headrace.etl import Outcome, OutcomeCounts
+from headrace.pipelines.catalog import BatchRecord
+from headrace.pipelines.errors import ConservationError, PolicyViolationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -10,11 +10,11 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipelines.replica import Reached, ReplicaSpec, catch_up, discard
+from headrace.pipelines.replica import Reached, ReplicaSpec, catch_up, discard
 
 if TYPE_CHECKING:
-    from joins import SSIJ
-    from storage import Table
+    from headrace.joins import SSIJ
+    from headrace.storage import Table
 
 __all__ = ["Joiner", "Serving", "close", "serve"]
 
@@ -133,8 +133,8 @@ def _open(joiner: Joiner, key: tuple[Any, ...], kept: _Kept | None, reached: Rea
 
 
 def _new(joiner: Joiner, reached: Reached, inode: int) -> _Kept:
-    from joins import SSIJ  # noqa: PLC0415 - numba comes in with the first join
-    from storage import Table  # noqa: PLC0415 - as above
+    from headrace.joins import SSIJ  # noqa: PLC0415 - numba comes in with the first join
+    from headrace.storage import Table  # noqa: PLC0415 - as above
 
     table = Table.open(reached.file)
     try:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from etl import Dimension, Duplicates, KeyRule, Lookup
-from pipelines.column_types import arrow_schema, arrow_type
-from pipelines.delta_tables import DeltaHandle, create_dimension, has_table
-from pipelines.errors import DeltaTableError, PipelineFileError
-from pipelines.stages import DUPLICATES_ROLE, Prepared
+from headrace.etl import Dimension, Duplicates, KeyRule, Lookup
+from headrace.pipelines.column_types import arrow_schema, arrow_type
+from headrace.pipelines.delta_tables import DeltaHandle, create_dimension, has_table
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+from headrace.pipelines.stages import DUPLICATES_ROLE, Prepared
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipelines.config import DimensionConfig, PipelineConfig
+    from headrace.pipelines.config import DimensionConfig, PipelineConfig
 
 __all__ = ["prepare"]
 

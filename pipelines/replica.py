@@ -30,17 +30,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 
-from pipelines.delta_tables import open_table, read_changes, read_rows
-from pipelines.errors import DeltaTableError
-from pipelines.jars import cache_folder
-from pipelines.replica_rows import of_shard, repeated_members
-from storage.errors import CorruptionError, StorageIOError, TableNotFoundError, UniqueViolationError
+from headrace.pipelines.delta_tables import open_table, read_changes, read_rows
+from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.jars import cache_folder
+from headrace.pipelines.replica_rows import of_shard, repeated_members
+from headrace.storage.errors import CorruptionError, StorageIOError, TableNotFoundError, UniqueViolationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pipelines.replica_rows import Changes, ReplicaRows
-    from storage import Table
+    from headrace.pipelines.replica_rows import Changes, ReplicaRows
+    from headrace.storage import Table
 
 __all__ = ["Reached", "ReplicaSpec", "catch_up", "discard", "replica_folder"]
 
@@ -191,7 +191,7 @@ class _CatchUp:
 
     def run(self) -> tuple[bool, str, int]:
         """Return whether the replica is exactly at V, what was done, and how many rows changed."""
-        from storage import Table  # noqa: PLC0415 - numba comes in only when a replica is needed
+        from headrace.storage import Table  # noqa: PLC0415 - numba comes in only when a replica is needed
 
         try:
             with Table.open(self._file, mode="w") as table:
@@ -246,7 +246,7 @@ class _CatchUp:
         raise _UnusableError("ahead")
 
     def _build(self) -> int:
-        from storage import Table  # noqa: PLC0415 - numba comes in only when a replica is needed
+        from headrace.storage import Table  # noqa: PLC0415 - numba comes in only when a replica is needed
 
         self._clear()
         spec = self._spec

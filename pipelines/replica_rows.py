@@ -1,7 +1,7 @@
 """What a replica holds, and how changes of its Delta table become changes of it. Pure functions over Arrow tables.
 
 Two kinds of replica: the members of a dimension, and the keys that a fact table has loaded. Files, locks and versions
-are in `pipelines.replica`.
+are in `headrace.pipelines.replica`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl import UNKNOWN_KEY, Dimension, Duplicates, member_rows, shard_of
-from etl.ranking import key_text, rank_rows
-from pipelines.delta_tables import CHANGE_TYPE, COMMIT_VERSION
-from pipelines.errors import DeltaTableError
+from headrace.etl import UNKNOWN_KEY, Dimension, Duplicates, member_rows, shard_of
+from headrace.etl.ranking import key_text, rank_rows
+from headrace.pipelines.delta_tables import CHANGE_TYPE, COMMIT_VERSION
+from headrace.pipelines.errors import DeltaTableError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -1,7 +1,7 @@
 """Runs a pipeline: once over what is there, or following what arrives, until it is told to stop.
 
 Holds what surrounds the batches: Spark, leases, tables that must be there, signals, the run's record. What a batch does
-is in `pipelines.batch`.
+is in `headrace.pipelines.batch`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from etl import DuplicateAction
-from pipelines.batch import BatchProtocol
-from pipelines.batch_tables import ERROR_SCHEMA
-from pipelines.catalog import Catalog
-from pipelines.config import PipelineConfig, load_pipeline
-from pipelines.delta_tables import DeltaHandle, create_table, has_table
-from pipelines.errors import BatchError, DeltaTableError, PipelineFileError
-from pipelines.failures import cause_of
-from pipelines.kernels import compiling
-from pipelines.lease import Leases
-from pipelines.preparation import prepare
-from pipelines.source import check_source, open_stream, option_text
-from pipelines.spark import SparkSettings, session
-from storage.errors import HeadraceError
-from storage.units import parse_duration
+from headrace.etl import DuplicateAction
+from headrace.pipelines.batch import BatchProtocol
+from headrace.pipelines.batch_tables import ERROR_SCHEMA
+from headrace.pipelines.catalog import Catalog
+from headrace.pipelines.config import PipelineConfig, load_pipeline
+from headrace.pipelines.delta_tables import DeltaHandle, create_table, has_table
+from headrace.pipelines.errors import BatchError, DeltaTableError, PipelineFileError
+from headrace.pipelines.failures import cause_of
+from headrace.pipelines.kernels import compiling
+from headrace.pipelines.lease import Leases
+from headrace.pipelines.preparation import prepare
+from headrace.pipelines.source import check_source, open_stream, option_text
+from headrace.pipelines.spark import SparkSettings, session
+from headrace.storage.errors import HeadraceError
+from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming import StreamingQuery
 
-    from pipelines.catalog import BatchRecord
-    from pipelines.stages import Prepared
+    from headrace.pipelines.catalog import BatchRecord
+    from headrace.pipelines.stages import Prepared
 
 __all__ = ["RunResult", "run"]
 

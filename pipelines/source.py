@@ -8,16 +8,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from pipelines.column_types import nearest, spark_ddl
-from pipelines.delta_tables import folder_exists
-from pipelines.errors import PipelineFileError
-from pipelines.frame import FILE, MALFORMED, NOTE, STATE, State
-from pipelines.spark_columns import quoted
+from headrace.pipelines.column_types import nearest, spark_ddl
+from headrace.pipelines.delta_tables import folder_exists
+from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.frame import FILE, MALFORMED, NOTE, STATE, State
+from headrace.pipelines.spark_columns import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from pipelines.config import SourceConfig, TriggerConfig
+    from headrace.pipelines.config import SourceConfig, TriggerConfig
 
 __all__ = ["check_source", "open_stream", "option_text"]
 

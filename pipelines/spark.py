@@ -12,8 +12,8 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from pipelines.errors import JavaNotFoundError, SparkStartError
-from pipelines.jars import JAVA_REMEDY, cache_folder, delta_coordinates, delta_jars, require_java
+from headrace.pipelines.errors import JavaNotFoundError, SparkStartError
+from headrace.pipelines.jars import JAVA_REMEDY, cache_folder, delta_coordinates, delta_jars, require_java
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

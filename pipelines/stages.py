@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from etl import (
+from headrace.etl import (
     CAUSES_COLUMN,
     DUPLICATE_COLUMN,
     OUTCOME_COLUMN,
@@ -22,23 +22,23 @@ from etl import (
     Duplicates,
     Lookup,
 )
-from etl.lookup import Policy
-from etl.settlement import CAUSES_TYPE
-from pipelines.data_files import FileSpec
-from pipelines.file_check import FileCheckStep
-from pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, ShardRule, member_column, source_schema
-from pipelines.operators import Joiner
-from pipelines.replica import ReplicaSpec
-from pipelines.replica_rows import LoadedKeyRows, MemberRows
-from pipelines.steps import DuplicateStep, LookupStep
-from pipelines.worker import Settlement, Stage
-from storage.units import parse_duration, parse_memory
+from headrace.etl.lookup import Policy
+from headrace.etl.settlement import CAUSES_TYPE
+from headrace.pipelines.data_files import FileSpec
+from headrace.pipelines.file_check import FileCheckStep
+from headrace.pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, ShardRule, member_column, source_schema
+from headrace.pipelines.operators import Joiner
+from headrace.pipelines.replica import ReplicaSpec
+from headrace.pipelines.replica_rows import LoadedKeyRows, MemberRows
+from headrace.pipelines.steps import DuplicateStep, LookupStep
+from headrace.pipelines.worker import Settlement, Stage
+from headrace.storage.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from pipelines.config import PipelineConfig
-    from pipelines.replica_rows import ReplicaRows
+    from headrace.pipelines.config import PipelineConfig
+    from headrace.pipelines.replica_rows import ReplicaRows
 
 __all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "StageRun", "Target"]
 

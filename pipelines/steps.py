@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl import (
+from headrace.etl import (
     DUPLICATE_COLUMN,
     DuplicateAction,
     Duplicates,
@@ -27,11 +27,11 @@ from etl import (
     new_members,
     resolve,
 )
-from pipelines.data_files import FileSpec, FileWriter
-from pipelines.errors import ReplicaDamagedError
-from pipelines.frame import STATE, State, member_column, with_state
-from pipelines.operators import Joiner, Serving, close, serve
-from storage.errors import CorruptionError, StorageIOError
+from headrace.pipelines.data_files import FileSpec, FileWriter
+from headrace.pipelines.errors import ReplicaDamagedError
+from headrace.pipelines.frame import STATE, State, member_column, with_state
+from headrace.pipelines.operators import Joiner, Serving, close, serve
+from headrace.storage.errors import CorruptionError, StorageIOError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

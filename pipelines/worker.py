@@ -2,7 +2,7 @@
 
 A stage takes the rows of one shard (or of any part, when it needs no shard), brings the replicas it joins with up to
 the planned version, and yields its rows, the members it inferred and one note of what it counted. The same input gives
-the same rows, whatever was cached and however often the task is tried. Planning is in `pipelines.stages`.
+the same rows, whatever was cached and however often the task is tried. Planning is in `headrace.pipelines.stages`.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from etl import Duplicates, Lookup, MissingMembersError, OutcomeCounts, settle
-from pipelines.data_files import FileSpec, FileWriter
-from pipelines.errors import BatchError
-from pipelines.frame import NOTE, SHARD, STATE, ShardRule, State, channel_row, conform, with_state
-from pipelines.steps import DuplicateStep, LookupStep, Task
+from headrace.etl import Duplicates, Lookup, MissingMembersError, OutcomeCounts, settle
+from headrace.pipelines.data_files import FileSpec, FileWriter
+from headrace.pipelines.errors import BatchError
+from headrace.pipelines.frame import NOTE, SHARD, STATE, ShardRule, State, channel_row, conform, with_state
+from headrace.pipelines.steps import DuplicateStep, LookupStep, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from pipelines.file_check import FileCheckStep
+    from headrace.pipelines.file_check import FileCheckStep
 
 __all__ = ["Settlement", "Stage"]
 
@@ -62,7 +62,7 @@ class Stage:
     number
         Position of the stage in the batch.
     owner
-        The run, see `pipelines.operators.serve`.
+        The run, see `headrace.pipelines.operators.serve`.
     steps
         Checks, lookups and the search for duplicates, in order.
     next_shard

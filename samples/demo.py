@@ -5,13 +5,13 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
-from samples import NYCFLIGHTS13
-from storage.errors import InputError
+from headrace.samples import NYCFLIGHTS13
+from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipelines.dimension_tables import DimensionSummary
+    from headrace.pipelines.dimension_tables import DimensionSummary
 
 __all__ = ["DIMENSIONS", "PIPELINE_NAME", "STREAM_LINE", "make_dimensions", "prepare"]
 
@@ -44,8 +44,8 @@ def make_dimensions(pipeline: Path) -> list[DimensionSummary]:
     """Make the Delta tables of planes, airports and airlines."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - heavy, as is what follows
 
-    from pipelines.config import load_pipeline  # noqa: PLC0415 - as above
-    from pipelines.dimension_tables import create_dimension  # noqa: PLC0415 - as above
+    from headrace.pipelines.config import load_pipeline  # noqa: PLC0415 - as above
+    from headrace.pipelines.dimension_tables import create_dimension  # noqa: PLC0415 - as above
 
     config = load_pipeline(pipeline)
     return [create_dimension(config, name, pq.read_table(source)) for name, source in DIMENSIONS.items()]

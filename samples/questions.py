@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from samples import Facts
+from headrace.samples import Facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import compare_bytes
+from headrace.storage._byte_kernels import compare_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

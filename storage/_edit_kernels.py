@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import compare_bytes, load_u16, load_u64
-from storage._pack_kernels import bytes_needed
+from headrace.storage._byte_kernels import compare_bytes, load_u16, load_u64
+from headrace.storage._pack_kernels import bytes_needed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import copy_bytes, store_u64, xxh64
-from storage._pack_kernels import bytes_needed, dictionary_size
+from headrace.storage._byte_kernels import copy_bytes, store_u64, xxh64
+from headrace.storage._pack_kernels import bytes_needed, dictionary_size
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

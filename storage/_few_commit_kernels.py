@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import store_u64
-from storage._digest_kernels import digest_word
-from storage._few_kernels import find_leaves, patch_few, seal_few
-from storage._io_kernels import read_bytes, sync_file, write_bytes
-from storage._superblock_kernels import write_follower
-from storage.backend import PWRITE, SYNC
-from storage.superblock import COPY_BYTES, SLOT_BYTES
-from storage.superblock_bytes import CHECKED, CHECKSUM
+from headrace.storage._byte_kernels import store_u64
+from headrace.storage._digest_kernels import digest_word
+from headrace.storage._few_kernels import find_leaves, patch_few, seal_few
+from headrace.storage._io_kernels import read_bytes, sync_file, write_bytes
+from headrace.storage._superblock_kernels import write_follower
+from headrace.storage.backend import PWRITE, SYNC
+from headrace.storage.superblock import COPY_BYTES, SLOT_BYTES
+from headrace.storage.superblock_bytes import CHECKED, CHECKSUM
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from storage._arrow_kernels import open_array, open_schema, read_words, same_columns
-from storage._byte_kernels import load_u64, store_u64
-from storage._commit_kernels import touched_leaves
-from storage._encode_kernels import seal_pages
-from storage._kernels import verify_pages
-from storage._patch_kernels import DONE, patch_leaves
-from storage._tree_kernels import locate
-from storage.superblock_bytes import MOVED_LEAF
+from headrace.storage._arrow_kernels import open_array, open_schema, read_words, same_columns
+from headrace.storage._byte_kernels import load_u64, store_u64
+from headrace.storage._commit_kernels import touched_leaves
+from headrace.storage._encode_kernels import seal_pages
+from headrace.storage._kernels import verify_pages
+from headrace.storage._patch_kernels import DONE, patch_leaves
+from headrace.storage._tree_kernels import locate
+from headrace.storage.superblock_bytes import MOVED_LEAF
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

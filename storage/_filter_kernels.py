@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import load_u64, store_u64, xxh64
+from headrace.storage._byte_kernels import load_u64, store_u64, xxh64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

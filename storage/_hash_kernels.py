@@ -1,4 +1,4 @@
-"""Compiled steps of `storage.row_hash`: rows of pages put into slots, and found there. Arrays in, arrays out.
+"""Compiled steps of `headrace.storage.row_hash`: rows of pages put into slots, and found there. Arrays in, arrays out.
 
 Keys in no order are wherever memory is slowest, so the slots of a group of keys are asked for before the group ahead
 of it is compared, and have come by then.
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import load_u64, prefetch, store_u64
-from storage._kernels import mask_of
-from storage._probe_kernels import FACTS, FACTS_OF_A_COLUMN, is_null, value_above
+from headrace.storage._byte_kernels import load_u64, prefetch, store_u64
+from headrace.storage._kernels import mask_of
+from headrace.storage._probe_kernels import FACTS, FACTS_OF_A_COLUMN, is_null, value_above
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,11 +60,11 @@ def fill_slots(
     Parameters
     ----------
     facts
-        Of `storage._probe_kernels.describe_pages`.
+        Of `headrace.storage._probe_kernels.describe_pages`.
     frame
         The pages.
     low, slots, stride, key_mask, nulls, words, memory
-        Of `storage.row_hash.RowHash`.
+        Of `headrace.storage.row_hash.RowHash`.
     """
     passed = 0
     for page in frame:
@@ -186,7 +186,7 @@ def find_slots(
     Parameters
     ----------
     memory, low, slots, stride, key_mask, nulls, words
-        Of `storage.row_hash.RowHash`.
+        Of `headrace.storage.row_hash.RowHash`.
     key, above
         Words, and what keys are above them.
     valid : bool[n] or bool[0]
@@ -196,7 +196,7 @@ def find_slots(
     certain
         Whether no result can have a null.
     sizes, starts, out, present, missing
-        Of `storage.fixed_rows.FixedRows`.
+        Of `headrace.storage.fixed_rows.FixedRows`.
     source : int32[n]
         Of each result: its key's position.
     """

@@ -9,7 +9,7 @@ from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from storage.backend import DESCRIPTOR, END_OF_FILE, PREAD, PWRITE, SYNC
+from headrace.storage.backend import DESCRIPTOR, END_OF_FILE, PREAD, PWRITE, SYNC
 
 if TYPE_CHECKING:
     import numpy as np

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import copy_bytes, load_u64, store_u64
-from storage._edit_kernels import column_bytes, dictionary_bytes, field, number_at, plan_edits, put_number, text_end
+from headrace.storage._byte_kernels import copy_bytes, load_u64, store_u64
+from headrace.storage._edit_kernels import (
+    column_bytes,
+    dictionary_bytes,
+    field,
+    number_at,
+    plan_edits,
+    put_number,
+    text_end,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import load_u64, prefetch, store_u64
-from storage._kernels import first_not_below, mask_of
+from headrace.storage._byte_kernels import load_u64, prefetch, store_u64
+from headrace.storage._kernels import first_not_below, mask_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -321,7 +321,7 @@ def probe_pages(
     outer
         Whether a key without a match gives a row of nulls.
     sizes, starts, out, valid, missing
-        Of `storage.fixed_rows.FixedRows`.
+        Of `headrace.storage.fixed_rows.FixedRows`.
     row : int32[n]
         Where each key was found in its page, -1 if nowhere.
     source : int32[n]

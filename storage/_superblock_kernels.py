@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import store_u64
-from storage.superblock import COPY_BYTES
-from storage.superblock_bytes import FLAGS, MOVED_LEAF, PAGES, PROVEN_BY_PAGES, ROWS, TXID, UNIQUE, WITH_MOVED
+from headrace.storage._byte_kernels import store_u64
+from headrace.storage.superblock import COPY_BYTES
+from headrace.storage.superblock_bytes import FLAGS, MOVED_LEAF, PAGES, PROVEN_BY_PAGES, ROWS, TXID, UNIQUE, WITH_MOVED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

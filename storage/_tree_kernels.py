@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from storage._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64
+from headrace.storage._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from storage.errors import (
+from headrace.storage.errors import (
     ClosedTableError,
     CorruptionError,
     InputError,
@@ -26,7 +26,7 @@ from storage.errors import (
     TableExistsError,
     TableNotFoundError,
 )
-from storage.file_name import FileName
+from headrace.storage.file_name import FileName
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,9 +14,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.coerce import Coerced, coerce
-from storage.columns import as_array, fixed_to_array, fixed_type, fixed_values, is_bytes, null_mask, stored_type
-from storage.errors import KeyInputError
+from headrace.storage.coerce import Coerced, coerce
+from headrace.storage.columns import (
+    as_array,
+    fixed_to_array,
+    fixed_type,
+    fixed_values,
+    is_bytes,
+    null_mask,
+    stored_type,
+)
+from headrace.storage.errors import KeyInputError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

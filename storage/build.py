@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, ParamSpec
 import numpy as np
 import pyarrow as pa
 
-from storage.backend import FileBackend, StorageBackend, path_text, sync_folder
-from storage.encode import LeafEncoder, WordRoom
-from storage.errors import (
+from headrace.storage.backend import FileBackend, StorageBackend, path_text, sync_folder
+from headrace.storage.encode import LeafEncoder, WordRoom
+from headrace.storage.errors import (
     InputError,
     KeyInputError,
     SchemaError,
@@ -30,15 +30,15 @@ from storage.errors import (
     TableExistsError,
     UniqueViolationError,
 )
-from storage.filter_upkeep import drop_filter
-from storage.keys import Keys
-from storage.layout import LeafLayout
-from storage.metadata import encode_metadata
-from storage.remains import claimed, remove_remains
-from storage.slots import write_first_superblocks
-from storage.sources import NotInOrderError, SortedRows, Source, sorted_rows
-from storage.superblock import Superblock, check_app, check_page_size
-from storage.tree import Entries, build_levels, seal_pages, separators_between
+from headrace.storage.filter_upkeep import drop_filter
+from headrace.storage.keys import Keys
+from headrace.storage.layout import LeafLayout
+from headrace.storage.metadata import encode_metadata
+from headrace.storage.remains import claimed, remove_remains
+from headrace.storage.slots import write_first_superblocks
+from headrace.storage.sources import NotInOrderError, SortedRows, Source, sorted_rows
+from headrace.storage.superblock import Superblock, check_app, check_page_size
+from headrace.storage.tree import Entries, build_levels, seal_pages, separators_between
 
 if TYPE_CHECKING:
     from collections.abc import Callable

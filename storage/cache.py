@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from storage import _cache_kernels as kernels
-from storage.errors import MemoryBudgetError
-from storage.frame_memory import SLACK_BYTES, FrameMemory
+from headrace.storage import _cache_kernels as kernels
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.frame_memory import SLACK_BYTES, FrameMemory
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

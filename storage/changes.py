@@ -1,6 +1,6 @@
 """What a caller wants changed, in key order and in stored types: the rows to store, and the keys whose rows go.
 
-Checks the input as far as that is possible without the table's rows. Merging is for `storage.merge`.
+Checks the input as far as that is possible without the table's rows. Merging is for `headrace.storage.merge`.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from storage import _commit_kernels as kernels
-from storage.columns import plain
-from storage.errors import KeyInputError, SchemaError, UniqueViolationError
-from storage.keys import Keys
+from headrace.storage import _commit_kernels as kernels
+from headrace.storage.columns import plain
+from headrace.storage.errors import KeyInputError, SchemaError, UniqueViolationError
+from headrace.storage.keys import Keys
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.layout import LeafLayout
+    from headrace.storage.layout import LeafLayout
 
 __all__ = ["Batch", "Changes", "find_keys", "prepare"]
 

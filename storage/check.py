@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from storage import _check_kernels, _kernels
-from storage import _tree_kernels as tree_kernels
-from storage.backend import FileBackend
-from storage.errors import CorruptionError
-from storage.filter import FilterFile, leaf_segments
-from storage.keys import Keys
-from storage.layout import INNER_PAGE, LeafLayout
-from storage.leaves import gather_keys
-from storage.metadata import metadata_pages, read_metadata
-from storage.moved import moved_entries, moved_leaves
-from storage.slots import read_superblock
-from storage.snapshot import root_entries
-from storage.tree import Entries, aligned_pages, read_entries, read_heads
+from headrace.storage import _check_kernels, _kernels
+from headrace.storage import _tree_kernels as tree_kernels
+from headrace.storage.backend import FileBackend
+from headrace.storage.errors import CorruptionError
+from headrace.storage.filter import FilterFile, leaf_segments
+from headrace.storage.keys import Keys
+from headrace.storage.layout import INNER_PAGE, LeafLayout
+from headrace.storage.leaves import gather_keys
+from headrace.storage.metadata import metadata_pages, read_metadata
+from headrace.storage.moved import moved_entries, moved_leaves
+from headrace.storage.slots import read_superblock
+from headrace.storage.snapshot import root_entries
+from headrace.storage.tree import Entries, aligned_pages, read_entries, read_heads
 
 if TYPE_CHECKING:
     import os
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from storage.backend import StorageBackend
-    from storage.superblock import Superblock
+    from headrace.storage.backend import StorageBackend
+    from headrace.storage.superblock import Superblock
 
 __all__ = ["CheckReport", "Violation", "check_backend", "check_file"]
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from storage.columns import as_array, is_bytes, null_mask, stored_type
-from storage.errors import KeyInputError
+from headrace.storage.columns import as_array, is_bytes, null_mask, stored_type
+from headrace.storage.errors import KeyInputError
 
 __all__ = ["coerce"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from storage.errors import InputError, SchemaError
+from headrace.storage.errors import InputError, SchemaError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

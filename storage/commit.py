@@ -25,23 +25,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.draft import Draft
-from storage.errors import CorruptionError, InputError, PoisonedHandleError, StorageIOError
-from storage.few_rows import FewRows
-from storage.filter_upkeep import FilterWriter, cut_filter
-from storage.index import Index
-from storage.inner import Placed, rewrite_inner
-from storage.metadata import metadata_pages
-from storage.moved import moved_entries, moved_leaves
-from storage.moving import MovingHead
-from storage.new_rows import WordColumns
-from storage.page_writer import PageWriter
-from storage.slots import commit_superblock, put_back, read_superblock, repeat_superblock
-from storage.snapshot import Snapshot, open_snapshot, pages_of
-from storage.space import FreeSpace
-from storage.superblock import FORMAT_VERSION, MOVED_AT_ONCE, check_app
-from storage.superblock_bytes import encode_superblock, fitted
-from storage.transaction import CommitResult, Transaction, open_already
+from headrace.storage.draft import Draft
+from headrace.storage.errors import CorruptionError, InputError, PoisonedHandleError, StorageIOError
+from headrace.storage.few_rows import FewRows
+from headrace.storage.filter_upkeep import FilterWriter, cut_filter
+from headrace.storage.index import Index
+from headrace.storage.inner import Placed, rewrite_inner
+from headrace.storage.metadata import metadata_pages
+from headrace.storage.moved import moved_entries, moved_leaves
+from headrace.storage.moving import MovingHead
+from headrace.storage.new_rows import WordColumns
+from headrace.storage.page_writer import PageWriter
+from headrace.storage.slots import commit_superblock, put_back, read_superblock, repeat_superblock
+from headrace.storage.snapshot import Snapshot, open_snapshot, pages_of
+from headrace.storage.space import FreeSpace
+from headrace.storage.superblock import FORMAT_VERSION, MOVED_AT_ONCE, check_app
+from headrace.storage.superblock_bytes import encode_superblock, fitted
+from headrace.storage.transaction import CommitResult, Transaction, open_already
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from storage.backend import StorageBackend
-    from storage.changes import Batch
-    from storage.locks import Locks
-    from storage.merge import Counts
-    from storage.new_rows import NewRows
-    from storage.reader import PageReader
-    from storage.superblock import Superblock
-    from storage.transaction import App
+    from headrace.storage.backend import StorageBackend
+    from headrace.storage.changes import Batch
+    from headrace.storage.locks import Locks
+    from headrace.storage.merge import Counts
+    from headrace.storage.new_rows import NewRows
+    from headrace.storage.reader import PageReader
+    from headrace.storage.superblock import Superblock
+    from headrace.storage.transaction import App
 
 __all__ = ["Writer"]
 
@@ -189,7 +189,7 @@ class Writer:
         inserts: Batch | None = None,
         app: App | None = None,
     ) -> CommitResult:
-        """Change the table in one commit. See `storage.Table.apply`."""
+        """Change the table in one commit. See `headrace.storage.Table.apply`."""
         if deletes is None and inserts is None and self.columns is not None:
             result = self._upsert_few(self.columns, upserts, app)
             if result is not None:
@@ -211,7 +211,7 @@ class Writer:
         return CommitResult(self.snapshot.txid, counts.inserted, counts.updated, counts.deleted)
 
     def transaction(self, *, app: App | None = None) -> Transaction:
-        """Begin a commit of several changes. See `storage.Table.transaction`.
+        """Begin a commit of several changes. See `headrace.storage.Table.transaction`.
 
         Raises
         ------

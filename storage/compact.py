@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.draft import Replacement
-from storage.tree import Entries, seal_pages
+from headrace.storage.draft import Replacement
+from headrace.storage.tree import Entries, seal_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from storage.commit import Writer
-    from storage.draft import Draft
-    from storage.snapshot import Snapshot
+    from headrace.storage.commit import Writer
+    from headrace.storage.draft import Draft
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["CompactResult", "compact"]
 

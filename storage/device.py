@@ -2,7 +2,7 @@
 
 S and T are measured through the same calls and at the same number of reads in flight as the page reader uses, for a
 disk that serves sixteen reads at once charges each of them a fraction of what it charges one alone. They are seconds
-of wall-clock time per read and per page at that depth. Planning with them is for `storage.plan`.
+of wall-clock time per read and per page at that depth. Planning with them is for `headrace.storage.plan`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.backend import FileBackend
-from storage.cache import page_buffer
-from storage.errors import InputError, StorageIOError
+from headrace.storage.backend import FileBackend
+from headrace.storage.cache import page_buffer
+from headrace.storage.errors import InputError, StorageIOError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from storage.backend import StorageBackend
+    from headrace.storage.backend import StorageBackend
 
 __all__ = ["DEFAULT_QUEUE_DEPTH", "DeviceModel", "device_path", "fit", "load_device", "measure", "save_device"]
 

@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage import _commit_kernels, _kernels
-from storage import _tree_kernels as tree_kernels
-from storage.ahead import ahead
-from storage.cache import page_buffer
-from storage.inner import Placed
-from storage.keys import Keys
-from storage.leaves import gather, gather_keys
-from storage.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
-from storage.page_rooms import PageRooms
-from storage.parts import Part, positions
-from storage.patch import Patched, can_patch, patch_leaves
-from storage.tree import Entries, read_pages, seal_pages, separators_between
+from headrace.storage import _commit_kernels, _kernels
+from headrace.storage import _tree_kernels as tree_kernels
+from headrace.storage.ahead import ahead
+from headrace.storage.cache import page_buffer
+from headrace.storage.inner import Placed
+from headrace.storage.keys import Keys
+from headrace.storage.leaves import gather, gather_keys
+from headrace.storage.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
+from headrace.storage.page_rooms import PageRooms
+from headrace.storage.parts import Part, positions
+from headrace.storage.patch import Patched, can_patch, patch_leaves
+from headrace.storage.tree import Entries, read_pages, seal_pages, separators_between
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.changes import Changes
-    from storage.page_writer import PageWriter
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
+    from headrace.storage.changes import Changes
+    from headrace.storage.page_writer import PageWriter
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["Draft", "Replacement"]
 

@@ -12,18 +12,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage import _encode_kernels, _pack_kernels
-from storage.columns import bytes_of, fixed_values, null_mask
-from storage.errors import InputError
-from storage.tree import aligned_pages, key_limit
+from headrace.storage import _encode_kernels, _pack_kernels
+from headrace.storage.columns import bytes_of, fixed_values, null_mask
+from headrace.storage.errors import InputError
+from headrace.storage.tree import aligned_pages, key_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from storage.keys import Keys
-    from storage.layout import LeafLayout, PhysicalColumn
+    from headrace.storage.keys import Keys
+    from headrace.storage.layout import LeafLayout, PhysicalColumn
 
 __all__ = ["EncodedLeaves", "LeafEncoder", "PhysicalRows", "WordRoom"]
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage._duckdb import connect, quoted
-from storage.columns import conform
-from storage.errors import InputError, KeyInputError
-from storage.remains import scratch_folder
+from headrace.storage._duckdb import connect, quoted
+from headrace.storage.columns import conform
+from headrace.storage.errors import InputError, KeyInputError
+from headrace.storage.remains import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     import duckdb
 
-    from storage.files import Rows
-    from storage.keys import KeyCodec
+    from headrace.storage.files import Rows
+    from headrace.storage.keys import KeyCodec
 
 __all__ = ["LEAST_MEMORY", "sort_externally"]
 

@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage import _few_commit_kernels as kernels
-from storage._byte_kernels import SLACK
-from storage._few_kernels import FOUND, seal_few
-from storage.backend import PREAD
-from storage.keys import Keys
-from storage.merge import Counts, unique_violation
-from storage.superblock import MOVED_AT_ONCE, SLOT_BYTES
-from storage.tree import damaged_page
+from headrace.storage import _few_commit_kernels as kernels
+from headrace.storage._byte_kernels import SLACK
+from headrace.storage._few_kernels import FOUND, seal_few
+from headrace.storage.backend import PREAD
+from headrace.storage.keys import Keys
+from headrace.storage.merge import Counts, unique_violation
+from headrace.storage.superblock import MOVED_AT_ONCE, SLOT_BYTES
+from headrace.storage.tree import damaged_page
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.backend import StorageBackend
-    from storage.layout import LeafLayout
-    from storage.moving import MovingHead
-    from storage.new_rows import NewRows
-    from storage.space import FreeSpace
-    from storage.tree import Entries
+    from headrace.storage.backend import StorageBackend
+    from headrace.storage.layout import LeafLayout
+    from headrace.storage.moving import MovingHead
+    from headrace.storage.new_rows import NewRows
+    from headrace.storage.space import FreeSpace
+    from headrace.storage.tree import Entries
 
 __all__ = ["FewRows"]
 
@@ -40,7 +40,7 @@ class FewRows:
     backend
         The file.
     layout
-        Of a table that `storage.patch` is for.
+        Of a table that `headrace.storage.patch` is for.
 
     Attributes
     ----------

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage._duckdb import connect, quoted
-from storage.columns import fixed_type
-from storage.encodings import not_utf8
-from storage.errors import InputError
-from storage.read_ahead import read_ahead
+from headrace.storage._duckdb import connect, quoted
+from headrace.storage.columns import fixed_type
+from headrace.storage.encodings import not_utf8
+from headrace.storage.errors import InputError
+from headrace.storage.read_ahead import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence

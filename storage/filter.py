@@ -17,20 +17,20 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from storage import _filter_kernels as kernels
-from storage import _kernels
-from storage._byte_kernels import SLACK, xxh64
-from storage.backend import FileBackend
-from storage.errors import CorruptionError, StorageIOError, TableNotFoundError
-from storage.leaves import gather_keys
-from storage.tree import runs_of
+from headrace.storage import _filter_kernels as kernels
+from headrace.storage import _kernels
+from headrace.storage._byte_kernels import SLACK, xxh64
+from headrace.storage.backend import FileBackend
+from headrace.storage.errors import CorruptionError, StorageIOError, TableNotFoundError
+from headrace.storage.leaves import gather_keys
+from headrace.storage.tree import runs_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.backend import StorageBackend
-    from storage.keys import Keys
-    from storage.layout import LeafLayout
+    from headrace.storage.backend import StorageBackend
+    from headrace.storage.keys import Keys
+    from headrace.storage.layout import LeafLayout
 
 __all__ = [
     "BLOCK_NBYTES",

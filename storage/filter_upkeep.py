@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.backend import FileBackend
-from storage.cache import page_buffer
-from storage.errors import InputError, StorageIOError
-from storage.filter import FilterFile, FilterShape, filter_path, header_of, leaf_segments
-from storage.layout import LEAF_PAGE
-from storage.remains import claimed, remove_remains
+from headrace.storage.backend import FileBackend
+from headrace.storage.cache import page_buffer
+from headrace.storage.errors import InputError, StorageIOError
+from headrace.storage.filter import FilterFile, FilterShape, filter_path, header_of, leaf_segments
+from headrace.storage.layout import LEAF_PAGE
+from headrace.storage.remains import claimed, remove_remains
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from storage.layout import LeafLayout
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
+    from headrace.storage.layout import LeafLayout
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["DEFAULT_FILTER_BITS", "FilterWriter", "build_filter", "check_filter_bits", "cut_filter", "drop_filter"]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage._byte_kernels import SLACK
-from storage.columns import fixed_to_array, fixed_type
+from headrace.storage._byte_kernels import SLACK
+from headrace.storage.columns import fixed_to_array, fixed_type
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from storage.layout import PhysicalColumn
+    from headrace.storage.layout import PhysicalColumn
 
 __all__ = ["FixedRows"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from storage.tree import Entries, InnerLevel
+    from headrace.storage.tree import Entries, InnerLevel
 
 __all__ = ["Index"]
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from storage import _tree_kernels as kernels
-from storage.layout import HEADER
-from storage.tree import Entries, InnerLevel, aligned_pages, seal_pages
+from headrace.storage import _tree_kernels as kernels
+from headrace.storage.layout import HEADER
+from headrace.storage.tree import Entries, InnerLevel, aligned_pages, seal_pages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.errors import StorageIOError
+from headrace.storage.errors import StorageIOError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

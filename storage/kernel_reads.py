@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.errors import StorageIOError
+from headrace.storage.errors import StorageIOError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

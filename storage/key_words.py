@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.coerce import coerce
-from storage.columns import fixed_type, fixed_values
-from storage.keys import Keys
+from headrace.storage.coerce import coerce
+from headrace.storage.columns import fixed_type, fixed_values
+from headrace.storage.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from storage.keys import KeyCodec
+    from headrace.storage.keys import KeyCodec
 
 __all__ = ["KeyWords", "key_words"]
 
@@ -68,7 +68,7 @@ def key_words(codec: KeyCodec, columns: Sequence[pa.Array]) -> KeyWords:
     codec
         Of keys of one word.
     columns
-        See `storage.keys.KeyCodec.encode_stream`, which says what is refused.
+        See `headrace.storage.keys.KeyCodec.encode_stream`, which says what is refused.
     """
     fixed = fixed_type(codec.types[0])
     assert fixed is not None

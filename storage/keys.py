@@ -15,11 +15,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage import _key_kernels as kernels
-from storage._order import stable_order
-from storage.coerce import coerce
-from storage.columns import FixedType, bytes_of, fixed_to_array, fixed_type, fixed_values, is_bytes, text_to_array
-from storage.errors import KeyInputError, SchemaError
+from headrace.storage import _key_kernels as kernels
+from headrace.storage._order import stable_order
+from headrace.storage.coerce import coerce
+from headrace.storage.columns import (
+    FixedType,
+    bytes_of,
+    fixed_to_array,
+    fixed_type,
+    fixed_values,
+    is_bytes,
+    text_to_array,
+)
+from headrace.storage.errors import KeyInputError, SchemaError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

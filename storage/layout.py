@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage.columns import fixed_type
-from storage.errors import SchemaError
-from storage.keys import KeyCodec
+from headrace.storage.columns import fixed_type
+from headrace.storage.errors import SchemaError
+from headrace.storage.keys import KeyCodec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

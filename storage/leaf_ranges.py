@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage import _probe_kernels as kernels
+from headrace.storage import _probe_kernels as kernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.key_words import KeyWords
-    from storage.snapshot import Snapshot
+    from headrace.storage.key_words import KeyWords
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["LeafRanges"]
 

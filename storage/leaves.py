@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from storage import _gather_kernels, _kernels, _range_kernels
-from storage._byte_kernels import SLACK, copy_blocks
-from storage.columns import fixed_to_array, fixed_type, text_to_array
-from storage.keys import Keys
+from headrace.storage import _gather_kernels, _kernels, _range_kernels
+from headrace.storage._byte_kernels import SLACK, copy_blocks
+from headrace.storage.columns import fixed_to_array, fixed_type, text_to_array
+from headrace.storage.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from storage.layout import LeafLayout, PhysicalColumn
+    from headrace.storage.layout import LeafLayout, PhysicalColumn
 
 __all__ = [
     "FixedColumn",

@@ -27,15 +27,15 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from storage.errors import InputError, LockedError, StorageIOError
-from storage.slots import read_superblock
+from headrace.storage.errors import InputError, LockedError, StorageIOError
+from headrace.storage.slots import read_superblock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from storage.backend import StorageBackend
-    from storage.snapshot import Snapshot
-    from storage.superblock import Superblock
+    from headrace.storage.backend import StorageBackend
+    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.superblock import Superblock
 
 __all__ = ["Claims", "FileLocks", "Locks", "NoLocks", "check_wait", "claim_newest"]
 

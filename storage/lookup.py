@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from storage import _kernels
-from storage.cache import page_buffer
-from storage.errors import KeyInputError
-from storage.leaves import decode_pages, expand_matches, gather, gather_keys, search
+from headrace.storage import _kernels
+from headrace.storage.cache import page_buffer
+from headrace.storage.errors import KeyInputError
+from headrace.storage.leaves import decode_pages, expand_matches, gather, gather_keys, search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from storage.keys import Keys
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
+    from headrace.storage.keys import Keys
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["WINDOW_BYTES", "lookup", "read_leaves", "scan"]
 

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from storage import _commit_kernels as kernels
-from storage.changes import find_keys
-from storage.encode import LeafEncoder
-from storage.errors import UniqueViolationError
-from storage.keys import Keys
+from headrace.storage import _commit_kernels as kernels
+from headrace.storage.changes import find_keys
+from headrace.storage.encode import LeafEncoder
+from headrace.storage.errors import UniqueViolationError
+from headrace.storage.keys import Keys
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.changes import Changes
-    from storage.layout import LeafLayout
+    from headrace.storage.changes import Changes
+    from headrace.storage.layout import LeafLayout
 
 __all__ = ["Counts", "LeafRows", "Packed", "apply_changes", "pack_groups", "unique_violation"]
 

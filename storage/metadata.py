@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from storage._byte_kernels import xxh64
-from storage.columns import view_of
-from storage.errors import CorruptPageError
-from storage.layout import HEADER, METADATA_PAGE
-from storage.tree import aligned_pages, read_pages, seal_pages
+from headrace.storage._byte_kernels import xxh64
+from headrace.storage.columns import view_of
+from headrace.storage.errors import CorruptPageError
+from headrace.storage.layout import HEADER, METADATA_PAGE
+from headrace.storage.tree import aligned_pages, read_pages, seal_pages
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.backend import StorageBackend
+    from headrace.storage.backend import StorageBackend
 
 __all__ = ["Metadata", "decode_schema", "encode_metadata", "metadata_pages", "read_metadata"]
 

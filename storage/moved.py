@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.superblock_bytes import MOVED_LEAF
-from storage.tree import Entries
+from headrace.storage.superblock_bytes import MOVED_LEAF
+from headrace.storage.tree import Entries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

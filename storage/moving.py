@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage._few_kernels import add_moved
-from storage._superblock_kernels import write_follower
-from storage.superblock import COPY_BYTES, FORMAT_VERSION, MOVED_AT_ONCE, digest
-from storage.superblock_bytes import (
+from headrace.storage._few_kernels import add_moved
+from headrace.storage._superblock_kernels import write_follower
+from headrace.storage.superblock import COPY_BYTES, FORMAT_VERSION, MOVED_AT_ONCE, digest
+from headrace.storage.superblock_bytes import (
     CHECKED,
     CHECKSUM,
     MOVED_LEAF,
@@ -26,8 +26,8 @@ from storage.superblock_bytes import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.superblock import Proof, Superblock
-    from storage.tree import Entries
+    from headrace.storage.superblock import Proof, Superblock
+    from headrace.storage.tree import Entries
 
 __all__ = ["MovingHead"]
 

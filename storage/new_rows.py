@@ -1,6 +1,6 @@
 """Changes as the kernels take them that patch leaves; for the commonest few-row changes without going through Arrow.
 
-`storage.changes` checks and orders changes of any kind; its result becomes `NewRows` too.
+`headrace.storage.changes` checks and orders changes of any kind; its result becomes `NewRows` too.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 import numpy as np
 import pyarrow as pa
 
-from storage import _few_kernels as kernels
-from storage.columns import fixed_type
-from storage.encode import PhysicalRows
+from headrace.storage import _few_kernels as kernels
+from headrace.storage.columns import fixed_type
+from headrace.storage.encode import PhysicalRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.changes import Batch, Changes
-    from storage.layout import LeafLayout
+    from headrace.storage.changes import Batch, Changes
+    from headrace.storage.layout import LeafLayout
 
 __all__ = ["MOST_ROWS", "NewRows", "WordColumns"]
 
@@ -35,9 +35,9 @@ class NewRows(NamedTuple):
     Attributes
     ----------
     touched, upserted, keys, fresh
-        As of `storage.changes.Changes`.
+        As of `headrace.storage.changes.Changes`.
     places, words, spans, heap, nulls
-        The rows to store, as of `storage.encode.PhysicalRows`.
+        The rows to store, as of `headrace.storage.encode.PhysicalRows`.
     """
 
     touched: NDArray[np.uint64]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from storage.tree import aligned_pages
+from headrace.storage.tree import aligned_pages
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,8 +5,8 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from storage.superblock import PROOF_PAGES, Proof
-from storage.tree import runs_of
+from headrace.storage.superblock import PROOF_PAGES, Proof
+from headrace.storage.tree import runs_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from storage.backend import StorageBackend
-    from storage.filter_upkeep import FilterWriter
-    from storage.space import FreeSpace
+    from headrace.storage.backend import StorageBackend
+    from headrace.storage.filter_upkeep import FilterWriter
+    from headrace.storage.space import FreeSpace
 
 __all__ = ["PageWriter"]
 

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.changes import Changes
+    from headrace.storage.changes import Changes
 
 __all__ = ["Part", "positions"]
 

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage import _patch_kernels as kernels
-from storage.encode import PhysicalRows
-from storage.merge import Counts, unique_violation
+from headrace.storage import _patch_kernels as kernels
+from headrace.storage.encode import PhysicalRows
+from headrace.storage.merge import Counts, unique_violation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.changes import Changes
-    from storage.layout import LeafLayout
+    from headrace.storage.changes import Changes
+    from headrace.storage.layout import LeafLayout
 
 __all__ = ["Patched", "can_patch", "patch_leaves"]
 
@@ -35,7 +35,7 @@ class Patched:
     done : bool[m]
         Which of the leaves the pages replace.
     rest : bool[m]
-        Which of the leaves are left to `storage.merge`, the neighbours of those that got too small included.
+        Which of the leaves are left to `headrace.storage.merge`, the neighbours of those that got too small included.
     rows : int64[p]
         Rows of each page.
     counts

@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from storage.kernel_reads import READ_NBYTES, KernelQueue, open_kernel_queue
-from storage.reader import page_damaged
+from headrace.storage.kernel_reads import READ_NBYTES, KernelQueue, open_kernel_queue
+from headrace.storage.reader import page_damaged
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from storage.reader import PageReader
+    from headrace.storage.reader import PageReader
 
 __all__ = ["ReadQueue", "Reading", "Reads"]
 
@@ -136,7 +136,7 @@ class Reading:
         CorruptPageError
             If a page is not what was written.
         """
-        from storage._kernels import verify_pages  # noqa: PLC0415 - numba is loaded with the first read
+        from headrace.storage._kernels import verify_pages  # noqa: PLC0415 - numba is loaded with the first read
 
         reads, reader = self._reads, self._queue.reader
         bad = verify_pages(self._queue.frames, reader.page_size, reads.frame_ids, reads.pages, reads.checksums)

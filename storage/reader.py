@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.cache import page_buffer
-from storage.errors import CorruptionError, CorruptPageError
-from storage.plan import plan_reads
+from headrace.storage.cache import page_buffer
+from headrace.storage.errors import CorruptionError, CorruptPageError
+from headrace.storage.plan import plan_reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from numpy.typing import NDArray
 
-    from storage.backend import StorageBackend
-    from storage.device import DeviceModel
-    from storage.plan import ReadPlan
+    from headrace.storage.backend import StorageBackend
+    from headrace.storage.device import DeviceModel
+    from headrace.storage.plan import ReadPlan
 
 __all__ = ["PageReader", "ReadReport", "page_damaged"]
 
@@ -269,7 +269,7 @@ class _Job(_Shared):
         frame_ids: NDArray[np.integer],
         checksums: NDArray[np.uint64] | None,
     ) -> None:
-        from storage._kernels import verify_pages  # noqa: PLC0415 - numba is loaded with the first read
+        from headrace.storage._kernels import verify_pages  # noqa: PLC0415 - numba is loaded with the first read
 
         self._reader = reader
         self._pages = np.ascontiguousarray(pages, dtype=np.int64)

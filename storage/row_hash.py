@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from storage import _hash_kernels as kernels
-from storage._probe_kernels import FACTS, FACTS_OF_A_COLUMN
-from storage.fixed_rows import FixedRows
-from storage.frame_memory import SLACK_BYTES, FrameMemory
+from headrace.storage import _hash_kernels as kernels
+from headrace.storage._probe_kernels import FACTS, FACTS_OF_A_COLUMN
+from headrace.storage.fixed_rows import FixedRows
+from headrace.storage.frame_memory import SLACK_BYTES, FrameMemory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from storage.key_words import KeyWords
-    from storage.layout import PhysicalColumn
+    from headrace.storage.key_words import KeyWords
+    from headrace.storage.layout import PhysicalColumn
 
 __all__ = ["RowHash", "SlotForm"]
 
@@ -69,7 +69,7 @@ class SlotForm:
         Parameters
         ----------
         facts
-            Of each page with rows; see `storage._probe_kernels.describe_pages`.
+            Of each page with rows; see `headrace.storage._probe_kernels.describe_pages`.
         greatest
             Of all keys.
         """
@@ -149,7 +149,7 @@ class RowHash:
         Parameters
         ----------
         frames, page_size, facts, frame
-            The pages; see `storage._probe_kernels.describe_pages`.
+            The pages; see `headrace.storage._probe_kernels.describe_pages`.
         rows
             In these pages.
         """

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.errors import CorruptionError, NotATableError, StorageIOError
-from storage.superblock import COPY_BYTES, MAGIC, PAGE_SIZES, SLOT_BYTES, digest
-from storage.superblock_bytes import decode_superblock, encode_superblock
+from headrace.storage.errors import CorruptionError, NotATableError, StorageIOError
+from headrace.storage.superblock import COPY_BYTES, MAGIC, PAGE_SIZES, SLOT_BYTES, digest
+from headrace.storage.superblock_bytes import decode_superblock, encode_superblock
 
 if TYPE_CHECKING:
-    from storage.backend import StorageBackend
-    from storage.snapshot import Snapshot
-    from storage.superblock import Superblock
+    from headrace.storage.backend import StorageBackend
+    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.superblock import Superblock
 
 __all__ = [
     "commit_superblock",
@@ -74,7 +74,7 @@ def _newest_first(backend: StorageBackend) -> list[Superblock]:
 
 def _is_proven(backend: StorageBackend, superblock: Superblock) -> bool:
     """Return whether the pages that a commit wrote are on disk, as it wrote them."""
-    from storage.tree import read_pages  # noqa: PLC0415 - numba is loaded with the first page
+    from headrace.storage.tree import read_pages  # noqa: PLC0415 - numba is loaded with the first page
 
     assert superblock.proof is not None
     numbers, size = np.array(superblock.proof.pages, dtype=np.int64), superblock.page_size

@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage import _tree_kernels as kernels
-from storage.errors import CorruptionError, CorruptPageError
-from storage.index import Index
-from storage.keys import KeyCodec, Keys
-from storage.layout import LeafLayout
-from storage.metadata import metadata_pages, read_metadata
-from storage.moved import moved_entries, moved_leaves
-from storage.slots import read_superblock
-from storage.superblock_bytes import read_copy, txid_of
-from storage.tree import Entries, read_tree
+from headrace.storage import _tree_kernels as kernels
+from headrace.storage.errors import CorruptionError, CorruptPageError
+from headrace.storage.index import Index
+from headrace.storage.keys import KeyCodec, Keys
+from headrace.storage.layout import LeafLayout
+from headrace.storage.metadata import metadata_pages, read_metadata
+from headrace.storage.moved import moved_entries, moved_leaves
+from headrace.storage.slots import read_superblock
+from headrace.storage.superblock_bytes import read_copy, txid_of
+from headrace.storage.tree import Entries, read_tree
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from storage.backend import StorageBackend
-    from storage.superblock import Superblock
-    from storage.tree import InnerLevel
+    from headrace.storage.backend import StorageBackend
+    from headrace.storage.superblock import Superblock
+    from headrace.storage.tree import InnerLevel
 
 __all__ = ["Snapshot", "open_snapshot", "pages_of", "root_entries"]
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from storage.backend import path_text
-from storage.columns import conform, stored_schema
-from storage.errors import InputError
-from storage.files import Rows, open_files
-from storage.keys import KeyCodec, Keys
-from storage.read_ahead import read_ahead
+from headrace.storage.backend import path_text
+from headrace.storage.columns import conform, stored_schema
+from headrace.storage.errors import InputError
+from headrace.storage.files import Rows, open_files
+from headrace.storage.keys import KeyCodec, Keys
+from headrace.storage.read_ahead import read_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
@@ -133,7 +133,7 @@ def _sorted_on_disk(
     memory: int,
     spill: Path,
 ) -> Generator[_Batch]:
-    from storage.external_sort import sort_externally  # noqa: PLC0415 - DuckDB is loaded only for large sources
+    from headrace.storage.external_sort import sort_externally  # noqa: PLC0415 - DuckDB is loaded only for large sources
 
     ordered = stack.enter_context(sort_externally(rows, batches, schema, codec, memory, spill))
     return ((batch, None) for batch in ordered)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage import _commit_kernels as kernels
+from headrace.storage import _commit_kernels as kernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from storage.leaves import FixedColumn, gather
+from headrace.storage.leaves import FixedColumn, gather
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from storage.layout import LeafLayout
+    from headrace.storage.layout import LeafLayout
 
 __all__ = ["StagedRows"]
 
@@ -51,7 +51,7 @@ class StagedRows:
         return self._room - self.rows
 
     def add(self, frames: NDArray[np.uint8], frame: NDArray[np.int32], row: NDArray[np.int32]) -> None:
-        """Append rows; a frame of -1 gives nulls. See `storage.leaves.gather` for the parameters."""
+        """Append rows; a frame of -1 gives nulls. See `headrace.storage.leaves.gather` for the parameters."""
         for column in self._fixed.values():
             column.write(self.rows, frames, self._layout.page_size, frame, row)
         if self._others:

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage.filter import FilterFile
-from storage.lookup import WINDOW_BYTES
-from storage.plan import plan_cost
+from headrace.storage.filter import FilterFile
+from headrace.storage.lookup import WINDOW_BYTES
+from headrace.storage.plan import plan_cost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["TableStats", "scan_cost", "table_stats"]
 

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from storage.errors import InputError
+from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +87,7 @@ class Superblock:
     version
         Of the format.
     moved
-        Leaves that are not where the tree says, see `storage.moved`; their rows count, not those of the tree.
+        Leaves that are not where the tree says, see `headrace.storage.moved`; their rows count, not those of the tree.
     proof
         Of a commit whose pages were not made durable before its superblock was written.
     """

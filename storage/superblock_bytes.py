@@ -15,7 +15,7 @@ that a damaged byte does not lose a commit. All integers are little-endian:
     104  u32       height (levels)       108  u8   flags (bit 0: unique; 1 to 3: below)
     109  u8        zero                  110  u16  number of applications
     112  per application: i64 version, u16 length of the name, the name in UTF-8
-    then if bit 3 of the flags is set, moved leaves: u16 number of them, 24 bytes for each (`storage.moved`)
+    then if bit 3 of the flags is set, moved leaves: u16 number of them, 24 bytes for each (`headrace.storage.moved`)
     then if bit 1 of the flags is set, the proof: u16 number of pages, BLAKE2b-64 of their checksums, u64 page ...
 
 A superblock with a proof was written together with the pages of its commit, and counts only if these are on disk. As
@@ -30,8 +30,8 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from storage.errors import FormatVersionError, InputError
-from storage.superblock import (
+from headrace.storage.errors import FormatVersionError, InputError
+from headrace.storage.superblock import (
     COPY_BYTES,
     FORMAT_VERSION,
     MAGIC,

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from storage.build import BuildOptions, build_table
-from storage.check import CheckReport, check_backend
-from storage.compact import CompactResult, compact
-from storage.errors import InputError, SchemaError
-from storage.filter_upkeep import DEFAULT_FILTER_BITS, build_filter, check_filter_bits, drop_filter
-from storage.handle import TableHandle
-from storage.lookup import lookup, scan
-from storage.snapshot import pages_of
-from storage.stats import TableStats, table_stats
-from storage.units import parse_memory
+from headrace.storage.build import BuildOptions, build_table
+from headrace.storage.check import CheckReport, check_backend
+from headrace.storage.compact import CompactResult, compact
+from headrace.storage.errors import InputError, SchemaError
+from headrace.storage.filter_upkeep import DEFAULT_FILTER_BITS, build_filter, check_filter_bits, drop_filter
+from headrace.storage.handle import TableHandle
+from headrace.storage.lookup import lookup, scan
+from headrace.storage.snapshot import pages_of
+from headrace.storage.stats import TableStats, table_stats
+from headrace.storage.units import parse_memory
 
 if TYPE_CHECKING:
     import os
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from storage.changes import Batch
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
-    from storage.sources import Source
-    from storage.transaction import CommitResult, Transaction
+    from headrace.storage.changes import Batch
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.sources import Source
+    from headrace.storage.transaction import CommitResult, Transaction
 
 __all__ = ["Table", "TableStats"]
 

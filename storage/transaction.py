@@ -1,23 +1,23 @@
 """Changes of rows that become one commit: made at once where they are few, else drafted, and handed to the writer.
 
-`storage.commit` makes them durable.
+`headrace.storage.commit` makes them durable.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
-from storage.changes import Batch, Changes, prepare
-from storage.errors import InputError
-from storage.merge import Counts
-from storage.new_rows import MOST_ROWS, NewRows
-from storage.patch import can_patch
+from headrace.storage.changes import Batch, Changes, prepare
+from headrace.storage.errors import InputError
+from headrace.storage.merge import Counts
+from headrace.storage.new_rows import MOST_ROWS, NewRows
+from headrace.storage.patch import can_patch
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from storage.commit import Writer
-    from storage.draft import Draft
+    from headrace.storage.commit import Writer
+    from headrace.storage.draft import Draft
 
 __all__ = ["App", "CommitResult", "Transaction", "open_already"]
 
@@ -80,7 +80,7 @@ class Transaction:
     def apply(
         self, upserts: Batch | None = None, deletes: Batch | None = None, *, inserts: Batch | None = None
     ) -> None:
-        """Add changes; later ones see the earlier ones. See `storage.Table.apply` for the parameters.
+        """Add changes; later ones see the earlier ones. See `headrace.storage.Table.apply` for the parameters.
 
         Raises
         ------

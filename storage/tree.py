@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from storage import _encode_kernels, _kernels, _key_kernels
-from storage import _tree_kernels as kernels
-from storage._byte_kernels import SLACK
-from storage.errors import CorruptPageError
-from storage.keys import Keys, Kind
-from storage.layout import HEADER, INNER_PAGE
+from headrace.storage import _encode_kernels, _kernels, _key_kernels
+from headrace.storage import _tree_kernels as kernels
+from headrace.storage._byte_kernels import SLACK
+from headrace.storage.errors import CorruptPageError
+from headrace.storage.keys import Keys, Kind
+from headrace.storage.layout import HEADER, INNER_PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from storage.backend import StorageBackend
+    from headrace.storage.backend import StorageBackend
 
 __all__ = [
     "Entries",

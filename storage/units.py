@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from storage.errors import InputError
+from headrace.storage.errors import InputError
 
 __all__ = ["format_size", "parse_duration", "parse_memory"]
 

@@ -9,7 +9,7 @@ for moves or when there are deadlines, tuples arrive here by the clock (`arrive`
 from dataclasses import dataclass
 from itertools import cycle
 
-from joins.stats import SSIJStats
+from headrace.joins.stats import SSIJStats
 
 __all__ = ["Arrived", "Served", "arrive", "greatest", "service_rate"]
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.experiments._rates import service_rate
 from benchmarks.experiments._relations import Relation, stream_batches
-from joins import SSIJ, MeshJoin
+from headrace.joins import SSIJ, MeshJoin
 
 __all__ = ["MESHJOIN", "NOW", "PAPER", "QUICK", "REAL", "Settings", "measure"]
 

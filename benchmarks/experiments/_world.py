@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.experiments._relations import MAX_SCAN
-from joins import SSIJ
-from storage import Table
-from storage.backend import FileBackend
-from storage.device import DeviceModel, measure, save_device
-from storage.reader import PageReader
+from headrace.joins import SSIJ
+from headrace.storage import Table
+from headrace.storage.backend import FileBackend
+from headrace.storage.device import DeviceModel, measure, save_device
+from headrace.storage.reader import PageReader
 
 __all__ = ["Costs", "Run", "World"]
 

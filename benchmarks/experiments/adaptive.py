@@ -5,7 +5,7 @@ from itertools import accumulate
 from benchmarks.experiments._rates import arrive, greatest
 from benchmarks.experiments._relations import moving_keys, stream_batches
 from benchmarks.experiments._report import Axes, Check, Outcome
-from joins import SSIJ
+from headrace.joins import SSIJ
 
 __all__ = ["fig10", "table3"]
 

@@ -8,7 +8,7 @@ from benchmarks.experiments._rates import arrive, greatest
 from benchmarks.experiments._relations import stream_batches, zipf_keys
 from benchmarks.experiments._report import Axes, Check, Outcome
 from benchmarks.experiments._settings import MESHJOIN, PAPER, measure
-from joins import SSIJ, MeshJoin
+from headrace.joins import SSIJ, MeshJoin
 
 __all__ = ["fig16"]
 

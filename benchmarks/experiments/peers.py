@@ -3,7 +3,7 @@
 from benchmarks.experiments._relations import stream_batches, zipf_keys
 from benchmarks.experiments._report import Axes, Check, Outcome
 from benchmarks.experiments._settings import PAPER
-from joins import SSIJ, IndexNestedLoops
+from headrace.joins import SSIJ, IndexNestedLoops
 
 __all__ = ["fig9"]
 

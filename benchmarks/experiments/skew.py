@@ -3,7 +3,7 @@
 from benchmarks.experiments._relations import zipf_keys
 from benchmarks.experiments._report import Axes, Check, Outcome
 from benchmarks.experiments._settings import MESHJOIN, NOW, PAPER, measure
-from joins import MeshJoin
+from headrace.joins import MeshJoin
 
 __all__ = ["fig3", "fig4", "fig5", "fig6", "fig7"]
 

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from benchmarks.experiments._relations import Relation
 from benchmarks.experiments._report import Axes, Check, Outcome
 from benchmarks.experiments._settings import MESHJOIN, NOW, PAPER, measure
-from joins import MeshJoin
+from headrace.joins import MeshJoin
 
 __all__ = ["fig8"]
 

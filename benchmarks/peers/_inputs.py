@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from benchmarks._data import zipf_positions
 from benchmarks._engines import DuckDBEngine, HeadraceEngine, LMDBEngine, RocksDBEngine, SQLiteEngine
-from storage import Table
+from headrace.storage import Table
 
 __all__ = ["Inputs", "StreamFile", "forget", "payload"]
 

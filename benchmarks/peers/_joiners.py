@@ -74,7 +74,7 @@ class SSIJJoiner:
     reserve = 0
 
     def __init__(self, setup):
-        from storage import Table  # noqa: PLC0415 - charged to the group of the process
+        from headrace.storage import Table  # noqa: PLC0415 - charged to the group of the process
 
         self._setup = setup
         with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +93,7 @@ class SSIJJoiner:
         self._read = self._operator.stats
 
     def _make(self, table, memory):
-        from joins import SSIJ  # noqa: PLC0415 - as above
+        from headrace.joins import SSIJ  # noqa: PLC0415 - as above
 
         how = "left" if self._setup.work == "absent" else "inner"
         return SSIJ(table, on=[("key", "k")], how=how, memory=memory, deadline=self._setup.deadline)
@@ -154,7 +154,7 @@ class MeshJoiner(SSIJJoiner):
     """MeshJoin over the same table."""
 
     def _make(self, table, memory):
-        from joins import MeshJoin  # noqa: PLC0415 - as above
+        from headrace.joins import MeshJoin  # noqa: PLC0415 - as above
 
         return MeshJoin(table, on=[("key", "k")], memory=memory)
 
@@ -163,7 +163,7 @@ class NestedLoopsJoiner(SSIJJoiner):
     """Index nested loops over the same table."""
 
     def _make(self, table, memory):
-        from joins import IndexNestedLoops  # noqa: PLC0415 - as above
+        from headrace.joins import IndexNestedLoops  # noqa: PLC0415 - as above
 
         return IndexNestedLoops(table, on=[("key", "k")], memory=memory)
 

@@ -5,7 +5,7 @@ import time
 import traceback
 
 from benchmarks.peers._groups import MemoryGroup
-from joins import keep_little_freed_memory
+from headrace.joins import keep_little_freed_memory
 
 __all__ = ["Contestant", "ContestantError"]
 

@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins import _result_kernels as kernels
-from joins._base import StreamJoin
-from joins._emit import Matches
-from joins._sought import find, locate
-from joins.errors import MemoryBudgetError
-from joins.inlj.pool import BufferPool
-from joins.stats import JoinStats
-from storage.units import format_size
+from headrace.joins import _result_kernels as kernels
+from headrace.joins._base import StreamJoin
+from headrace.joins._emit import Matches
+from headrace.joins._sought import find, locate
+from headrace.joins.errors import MemoryBudgetError
+from headrace.joins.inlj.pool import BufferPool
+from headrace.joins.stats import JoinStats
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from joins._relation import TableLike
-    from joins._sought import Sought
-    from joins.predicates import On
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
+    from headrace.joins._relation import TableLike
+    from headrace.joins._sought import Sought
+    from headrace.joins.predicates import On
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["IndexNestedLoops"]
 
@@ -49,7 +49,7 @@ class IndexNestedLoops(StreamJoin):
     Parameters
     ----------
     table, on, how, memory, columns, reader, clock
-        As of `joins.SSIJ`.
+        As of `headrace.joins.SSIJ`.
     deadline
         Counted only: every tuple is complete when the output of its push has been consumed.
     """

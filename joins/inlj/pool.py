@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins.inlj import _pool_kernels as kernels
-from storage.cache import page_buffer
-from storage.plan import ReadPlan
-from storage.reader import PageReader, ReadReport
+from headrace.joins.inlj import _pool_kernels as kernels
+from headrace.storage.cache import page_buffer
+from headrace.storage.plan import ReadPlan
+from headrace.storage.reader import PageReader, ReadReport
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from storage.snapshot import Snapshot
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["BufferPool"]
 

@@ -7,7 +7,7 @@ on for one cycle without new tuples. It uses no index and cannot meet deadlines.
 
 Memory bound: list of the leaves + chunk of b pages + (k + 1) * w tuples with keys and multimap entries, for k chunks in
 the relation + workspace (an eighth, two pages at least, 16 MiB at most) + bounce page and read vectors. b and w are
-chosen for the highest rate (`joins.meshjoin.split`).
+chosen for the highest rate (`headrace.joins.meshjoin.split`).
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins._base import StreamJoin
-from joins._emit import Matches
-from joins._input_buffer import InputBuffer, Piece, compact
-from joins._relation import TableLike, affordable_scan
-from joins.errors import JoinInputError, MemoryBudgetError
-from joins.meshjoin._window_kernels import enumerate_rows
-from joins.meshjoin.split import MeshSplit, split_memory
-from joins.meshjoin.window import MeshWindow
-from joins.predicates import Equality
-from joins.stats import JoinStats
-from storage.cache import page_buffer
-from storage.keys import Keys
-from storage.leaves import gather_keys
-from storage.units import format_size
+from headrace.joins._base import StreamJoin
+from headrace.joins._emit import Matches
+from headrace.joins._input_buffer import InputBuffer, Piece, compact
+from headrace.joins._relation import TableLike, affordable_scan
+from headrace.joins.errors import JoinInputError, MemoryBudgetError
+from headrace.joins.meshjoin._window_kernels import enumerate_rows
+from headrace.joins.meshjoin.split import MeshSplit, split_memory
+from headrace.joins.meshjoin.window import MeshWindow
+from headrace.joins.predicates import Equality
+from headrace.joins.stats import JoinStats
+from headrace.storage.cache import page_buffer
+from headrace.storage.keys import Keys
+from headrace.storage.leaves import gather_keys
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from joins.meshjoin.window import WindowBatch
-    from joins.predicates import On
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
+    from headrace.joins.meshjoin.window import WindowBatch
+    from headrace.joins.predicates import On
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["MeshJoin"]
 
@@ -57,7 +57,7 @@ class MeshJoin(StreamJoin):
     Parameters
     ----------
     table, on, how, memory, columns, reader, clock
-        As of `joins.SSIJ`.
+        As of `headrace.joins.SSIJ`.
         Predicates of ranges are refused: the window finds equal keys only.
     deadline
         Refused: MeshJoin has no way to meet one.

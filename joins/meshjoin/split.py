@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins.errors import MemoryBudgetError
-from storage.units import format_size
+from headrace.joins.errors import MemoryBudgetError
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
-    from storage.device import DeviceModel
+    from headrace.storage.device import DeviceModel
 
 __all__ = ["MeshSplit", "split_memory"]
 

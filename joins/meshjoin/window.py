@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins.meshjoin import _window_kernels as kernels
+from headrace.joins.meshjoin import _window_kernels as kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from joins._input_buffer import Arrivals, Piece
-    from storage.keys import Keys
+    from headrace.joins._input_buffer import Arrivals, Piece
+    from headrace.storage.keys import Keys
 
 __all__ = ["MeshWindow", "WindowBatch"]
 

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from joins._input_buffer import Placed
-from joins.predicates import BoundEquality
+from headrace.joins._input_buffer import Placed
+from headrace.joins.predicates import BoundEquality
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
 
-    from joins.ssij.direct_lookup import DirectLookup
-    from joins.ssij.read_ahead import Block
-    from joins.ssij.state import SSIJState
-    from joins.ssij.stream_buffer import Chunk
+    from headrace.joins.ssij.direct_lookup import DirectLookup
+    from headrace.joins.ssij.read_ahead import Block
+    from headrace.joins.ssij.state import SSIJState
+    from headrace.joins.ssij.stream_buffer import Chunk
 
 __all__ = ["CachedJoin"]
 

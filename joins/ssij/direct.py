@@ -1,6 +1,6 @@
 """SSIJ's online phase for unique keys of one word: stream tuples stay in order, nothing but what has to wait is sorted.
 
-Twin of `joins.ssij.online`, which takes all other relations.
+Twin of `headrace.joins.ssij.online`, which takes all other relations.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins._emit import rows_at
-from joins._input_buffer import arrivals_at
-from joins.predicates import BoundEquality
-from joins.ssij.phase import ProbingPhase
-from joins.ssij.probe import waiting_nbytes
-from joins.ssij.stream_buffer import Chunk, ascending
+from headrace.joins._emit import rows_at
+from headrace.joins._input_buffer import arrivals_at
+from headrace.joins.predicates import BoundEquality
+from headrace.joins.ssij.phase import ProbingPhase
+from headrace.joins.ssij.probe import waiting_nbytes
+from headrace.joins.ssij.stream_buffer import Chunk, ascending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from joins._input_buffer import Piece
-    from joins.ssij.direct_lookup import DirectLookup
-    from joins.ssij.state import SSIJState
-    from storage.key_words import KeyWords
+    from headrace.joins._input_buffer import Piece
+    from headrace.joins.ssij.direct_lookup import DirectLookup
+    from headrace.joins.ssij.state import SSIJState
+    from headrace.storage.key_words import KeyWords
 
 __all__ = ["DirectPhase", "DirectProbe"]
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from storage import _filter_kernels as kernels
-from storage.filter import BLOCK_NBYTES, FilterFile, hash_keys, leaf_segments
+from headrace.storage import _filter_kernels as kernels
+from headrace.storage.filter import BLOCK_NBYTES, FilterFile, hash_keys, leaf_segments
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from joins.memory import MemoryBudget
-    from storage.filter import FilterShape
-    from storage.keys import Keys
-    from storage.snapshot import Snapshot
+    from headrace.joins.memory import MemoryBudget
+    from headrace.storage.filter import FilterShape
+    from headrace.storage.keys import Keys
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["FilterTier"]
 

@@ -4,7 +4,7 @@ What stays in the cache is settled before the first read, from the pages' utilit
 joined with since the last join phase, of pages on disk the tuples that wait for them. Pages are read in blocks and
 joined where they were read; those that are to stay are copied into the cache. While pages are read, tuples that arrive
 may take frames away; then what has not been read yet is settled again for the smaller cache. Where all pages are to
-stay, the tuples are looked up in the cache in the end (`joins.ssij.cached_join`).
+stay, the tuples are looked up in the cache in the end (`headrace.joins.ssij.cached_join`).
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins._emit import rows_at
-from joins._sought import find
-from joins.ssij import _piece_kernels
-from joins.ssij._block_kernels import expand_found, frames_of_places
-from joins.ssij.allocators import give_back_freed_memory
-from joins.ssij.cached_join import CachedJoin
-from joins.ssij.parts import Parts
-from joins.ssij.read_ahead import ReadAhead
-from storage.leaves import copy_pages
-from storage.staging import StagedRows
+from headrace.joins._emit import rows_at
+from headrace.joins._sought import find
+from headrace.joins.ssij import _piece_kernels
+from headrace.joins.ssij._block_kernels import expand_found, frames_of_places
+from headrace.joins.ssij.allocators import give_back_freed_memory
+from headrace.joins.ssij.cached_join import CachedJoin
+from headrace.joins.ssij.parts import Parts
+from headrace.joins.ssij.read_ahead import ReadAhead
+from headrace.storage.leaves import copy_pages
+from headrace.storage.staging import StagedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
-    from joins.ssij.parts import Part
-    from joins.ssij.read_ahead import Block
-    from joins.ssij.state import SSIJState
-    from joins.ssij.stream_buffer import Chunk
+    from headrace.joins.ssij.parts import Part
+    from headrace.joins.ssij.read_ahead import Block
+    from headrace.joins.ssij.state import SSIJState
+    from headrace.joins.ssij.stream_buffer import Chunk
 
 __all__ = ["JoinPhase"]
 

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins import _result_kernels
-from joins._input_buffer import Postponed, arrivals_at
-from joins._sought import find, locate
-from joins.ssij.phase import ProbingPhase
-from joins.ssij.probe import sorted_positions, waiting_nbytes
-from joins.ssij.stream_buffer import Chunk, ascending
+from headrace.joins import _result_kernels
+from headrace.joins._input_buffer import Postponed, arrivals_at
+from headrace.joins._sought import find, locate
+from headrace.joins.ssij.phase import ProbingPhase
+from headrace.joins.ssij.probe import sorted_positions, waiting_nbytes
+from headrace.joins.ssij.stream_buffer import Chunk, ascending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from joins._input_buffer import Piece
-    from joins._sought import Sought
+    from headrace.joins._input_buffer import Piece
+    from headrace.joins._sought import Sought
 
 __all__ = ["NearestPhase"]
 

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins import _result_kernels
-from joins._emit import Matches
-from joins._input_buffer import arrivals_at
-from joins._sought import find
-from joins.ssij import _piece_kernels
-from joins.ssij.phase import ProbingPhase
-from joins.ssij.probe import Probe, Prober
-from joins.ssij.stream_buffer import Chunk, ascends, by_leaves
+from headrace.joins import _result_kernels
+from headrace.joins._emit import Matches
+from headrace.joins._input_buffer import arrivals_at
+from headrace.joins._sought import find
+from headrace.joins.ssij import _piece_kernels
+from headrace.joins.ssij.phase import ProbingPhase
+from headrace.joins.ssij.probe import Probe, Prober
+from headrace.joins.ssij.stream_buffer import Chunk, ascends, by_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
     from numpy.typing import NDArray
 
-    from joins._input_buffer import Piece
-    from joins.ssij.state import SSIJState
+    from headrace.joins._input_buffer import Piece
+    from headrace.joins.ssij.state import SSIJState
 
 __all__ = ["OnlinePhase"]
 

@@ -33,37 +33,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from joins._base import StreamJoin
-from joins._input_buffer import Piece, compact
-from joins._relation import scan_seconds
-from joins.errors import JoinInputError, MemoryBudgetError
-from joins.predicates import Equality
-from joins.ssij.direct import DirectPhase
-from joins.ssij.join_phase import JoinPhase
-from joins.ssij.nearest import NearestPhase
-from joins.ssij.online import OnlinePhase
-from joins.ssij.phase_estimate import PhaseEstimate
-from joins.ssij.recall import RecallPhase
-from joins.ssij.schedule import Schedule
-from joins.ssij.state import SSIJState
-from joins.ssij.store import Store
-from joins.ssij.thresholds import Thresholds
-from joins.ssij.variant import Variant
-from joins.ssij.whole_phase import WholePhase
-from joins.ssij.workers import Workers
-from joins.stats import SSIJStats
-from storage.read_queue import ReadQueue
+from headrace.joins._base import StreamJoin
+from headrace.joins._input_buffer import Piece, compact
+from headrace.joins._relation import scan_seconds
+from headrace.joins.errors import JoinInputError, MemoryBudgetError
+from headrace.joins.predicates import Equality
+from headrace.joins.ssij.direct import DirectPhase
+from headrace.joins.ssij.join_phase import JoinPhase
+from headrace.joins.ssij.nearest import NearestPhase
+from headrace.joins.ssij.online import OnlinePhase
+from headrace.joins.ssij.phase_estimate import PhaseEstimate
+from headrace.joins.ssij.recall import RecallPhase
+from headrace.joins.ssij.schedule import Schedule
+from headrace.joins.ssij.state import SSIJState
+from headrace.joins.ssij.store import Store
+from headrace.joins.ssij.thresholds import Thresholds
+from headrace.joins.ssij.variant import Variant
+from headrace.joins.ssij.whole_phase import WholePhase
+from headrace.joins.ssij.workers import Workers
+from headrace.joins.stats import SSIJStats
+from headrace.storage.read_queue import ReadQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
-    from joins._relation import TableLike
-    from joins.predicates import On
-    from joins.protocol import Output
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
+    from headrace.joins._relation import TableLike
+    from headrace.joins.predicates import On
+    from headrace.joins.protocol import Output
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["SSIJ"]
 
@@ -77,10 +77,10 @@ class SSIJ(StreamJoin):
     Parameters
     ----------
     table
-        A `storage.Table`, or a snapshot of one (then `reader` is needed too).
+        A `headrace.storage.Table`, or a snapshot of one (then `reader` is needed too).
     on
-        ``[("stream column", "key column"), ...]``, a name that both sides share, or a predicate: `joins.Band`,
-        `joins.Range`, `joins.AsOf`.
+        ``[("stream column", "key column"), ...]``, a name that both sides share, or a predicate: `headrace.joins.Band`,
+        `headrace.joins.Range`, `headrace.joins.AsOf`.
     how
         ``"inner"``, or ``"left"`` to keep stream tuples without a match, with nulls.
     memory
@@ -124,7 +124,7 @@ class SSIJ(StreamJoin):
     Examples
     --------
     >>> import pyarrow as pa, tempfile
-    >>> from storage import Table
+    >>> from headrace.storage import Table
     >>> folder = tempfile.TemporaryDirectory()
     >>> planes = pa.table({"plane": ["N1", "N2"], "seats": [4, 189]})
     >>> with Table.build(f"{folder.name}/planes", planes, key=["plane"], unique=True) as table:
@@ -198,7 +198,7 @@ class SSIJ(StreamJoin):
         Parameters
         ----------
         upserts, deletes, options
-            As of `storage.Table.apply`.
+            As of `headrace.storage.Table.apply`.
         """
         self._open()
         table = self.relation.changeable()

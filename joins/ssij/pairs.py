@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins.ssij import _piece_kernels as kernels
+from headrace.joins.ssij import _piece_kernels as kernels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from joins.ssij.stream_buffer import Chunk
+    from headrace.joins.ssij.stream_buffer import Chunk
 
 __all__ = ["Pairs", "Read"]
 

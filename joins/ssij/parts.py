@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins._input_buffer import arrivals_at
-from joins.ssij.pairs import Read
-from joins.ssij.stream_buffer import ascending, merged_arrivals
+from headrace.joins._input_buffer import arrivals_at
+from headrace.joins.ssij.pairs import Read
+from headrace.joins.ssij.stream_buffer import ascending, merged_arrivals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from joins._input_buffer import Arrivals
-    from joins._sought import Sought
-    from joins.predicates import Bound
-    from joins.ssij.pairs import Pairs
-    from joins.ssij.stream_buffer import Chunk
+    from headrace.joins._input_buffer import Arrivals
+    from headrace.joins._sought import Sought
+    from headrace.joins.predicates import Bound
+    from headrace.joins.ssij.pairs import Pairs
+    from headrace.joins.ssij.stream_buffer import Chunk
 
 __all__ = ["Part", "Parts"]
 

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from joins._input_buffer import Piece
-    from joins.ssij.state import SSIJState
+    from headrace.joins._input_buffer import Piece
+    from headrace.joins.ssij.state import SSIJState
 
 __all__ = ["ProbingPhase"]
 

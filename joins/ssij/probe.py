@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins import _result_kernels
-from joins._sought import locate
-from joins.ssij import _piece_kernels
-from joins.ssij.stream_buffer import PIECE_NBYTES, WANTED_NBYTES, ascends, by_leaves
-from storage.keys import Keys
+from headrace.joins import _result_kernels
+from headrace.joins._sought import locate
+from headrace.joins.ssij import _piece_kernels
+from headrace.joins.ssij.stream_buffer import PIECE_NBYTES, WANTED_NBYTES, ascends, by_leaves
+from headrace.storage.keys import Keys
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from joins._input_buffer import Piece
-    from joins._sought import Sought
-    from joins.predicates import Bound
-    from joins.ssij.filter import FilterTier
-    from storage.cache import PageCache
-    from storage.snapshot import Snapshot
+    from headrace.joins._input_buffer import Piece
+    from headrace.joins._sought import Sought
+    from headrace.joins.predicates import Bound
+    from headrace.joins.ssij.filter import FilterTier
+    from headrace.storage.cache import PageCache
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["Located", "Probe", "Prober", "sorted_positions", "waiting_nbytes"]
 

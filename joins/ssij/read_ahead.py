@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins.ssij._block_kernels import lay_out
-from storage.errors import HeadraceError
-from storage.read_queue import Reads
-from storage.reader import ReadReport
+from headrace.joins.ssij._block_kernels import lay_out
+from headrace.storage.errors import HeadraceError
+from headrace.storage.read_queue import Reads
+from headrace.storage.reader import ReadReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from joins.ssij.state import SSIJState
-    from joins.ssij.workers import Workers
-    from storage.read_queue import Reading
+    from headrace.joins.ssij.state import SSIJState
+    from headrace.joins.ssij.workers import Workers
+    from headrace.storage.read_queue import Reading
 
 __all__ = ["Block", "ReadAhead"]
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from joins._emit import rows_at
-from joins._input_buffer import arrivals_at
-from storage.keys import Keys
+from headrace.joins._emit import rows_at
+from headrace.joins._input_buffer import arrivals_at
+from headrace.storage.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
     import pyarrow as pa
 
-    from joins._input_buffer import Arrivals, Piece
-    from joins.ssij.records import Sighted
-    from joins.ssij.state import SSIJState
+    from headrace.joins._input_buffer import Arrivals, Piece
+    from headrace.joins.ssij.records import Sighted
+    from headrace.joins.ssij.state import SSIJState
 
 __all__ = ["RecallPhase"]
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from joins._relation import in_key_order
-from joins.ssij.direct_lookup import DirectLookup
-from joins.ssij.phase_estimate import PhaseEstimate
-from storage.cache import PageCache
-from storage.errors import MemoryBudgetError
-from storage.read_queue import ReadQueue
-from storage.units import format_size
+from headrace.joins._relation import in_key_order
+from headrace.joins.ssij.direct_lookup import DirectLookup
+from headrace.joins.ssij.phase_estimate import PhaseEstimate
+from headrace.storage.cache import PageCache
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.read_queue import ReadQueue
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
-    from joins.memory import Component, MemoryBudget
-    from storage.device import DeviceModel
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
+    from headrace.joins.memory import Component, MemoryBudget
+    from headrace.storage.device import DeviceModel
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["BUFFERS", "leaf_maps_nbytes", "least_memory", "parts_to_read_into", "reserve"]
 

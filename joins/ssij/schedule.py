@@ -6,9 +6,9 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from joins.ssij.phase_estimate import PhaseEstimate
-    from joins.ssij.store import Store
-    from joins.ssij.thresholds import Thresholds
+    from headrace.joins.ssij.phase_estimate import PhaseEstimate
+    from headrace.joins.ssij.store import Store
+    from headrace.joins.ssij.thresholds import Thresholds
 
 __all__ = ["Schedule"]
 

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from joins._counters import Counters
-    from joins._emit import Emitter
-    from joins._input_buffer import Arrivals
-    from joins.predicates import Bound
-    from joins.ssij.phase_estimate import PhaseEstimate
-    from joins.ssij.store import Store
-    from joins.ssij.workers import Workers
-    from storage.read_queue import ReadQueue
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
+    from headrace.joins._counters import Counters
+    from headrace.joins._emit import Emitter
+    from headrace.joins._input_buffer import Arrivals
+    from headrace.joins.predicates import Bound
+    from headrace.joins.ssij.phase_estimate import PhaseEstimate
+    from headrace.joins.ssij.store import Store
+    from headrace.joins.ssij.workers import Workers
+    from headrace.storage.read_queue import ReadQueue
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["SSIJState"]
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins._input_buffer import InputBuffer
-from joins._relation import disk_order, unchanged_leaves
-from joins.ssij import _piece_kernels
-from joins.ssij.direct_lookup import DirectLookup
-from joins.ssij.reserve import BUFFERS, leaf_maps_nbytes, least_memory, parts_to_read_into, reserve
-from joins.ssij.stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
-from joins.ssij.tiers import Tiers
-from storage.cache import PageCache, page_buffer
-from storage.errors import MemoryBudgetError
-from storage.units import format_size
+from headrace.joins._input_buffer import InputBuffer
+from headrace.joins._relation import disk_order, unchanged_leaves
+from headrace.joins.ssij import _piece_kernels
+from headrace.joins.ssij.direct_lookup import DirectLookup
+from headrace.joins.ssij.reserve import BUFFERS, leaf_maps_nbytes, least_memory, parts_to_read_into, reserve
+from headrace.joins.ssij.stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
+from headrace.joins.ssij.tiers import Tiers
+from headrace.storage.cache import PageCache, page_buffer
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from joins._counters import Counters
-    from joins._emit import Emitter
-    from joins._input_buffer import Postponed
-    from joins.memory import MemoryBudget
-    from joins.ssij.stream_buffer import Chunk
-    from joins.ssij.variant import Variant
-    from storage.reader import PageReader
-    from storage.snapshot import Snapshot
+    from headrace.joins._counters import Counters
+    from headrace.joins._emit import Emitter
+    from headrace.joins._input_buffer import Postponed
+    from headrace.joins.memory import MemoryBudget
+    from headrace.joins.ssij.stream_buffer import Chunk
+    from headrace.joins.ssij.variant import Variant
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["ReadBuffer", "Store"]
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from joins._input_buffer import Postponed, arrivals_at
-from joins.ssij import _piece_kernels as kernels
+from headrace.joins._input_buffer import Postponed, arrivals_at
+from headrace.joins.ssij import _piece_kernels as kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from joins._input_buffer import Arrivals
+    from headrace.joins._input_buffer import Arrivals
 
 __all__ = [
     "PIECE_NBYTES",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from joins.ssij import _piece_kernels
-from joins.ssij.stream_buffer import PIECE_NBYTES
+from headrace.joins.ssij import _piece_kernels
+from headrace.joins.ssij.stream_buffer import PIECE_NBYTES
 
 if TYPE_CHECKING:
-    from joins.memory import Component
-    from joins.ssij.store import Store
-    from storage.device import DeviceModel
+    from headrace.joins.memory import Component
+    from headrace.joins.ssij.store import Store
+    from headrace.storage.device import DeviceModel
 
 __all__ = ["Thresholds"]
 

@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from joins.ssij.filter import FilterTier
-from joins.ssij.records import RecordTier
-from joins.ssij.whole import WholeTier
-from storage.keys import Keys
+from headrace.joins.ssij.filter import FilterTier
+from headrace.joins.ssij.records import RecordTier
+from headrace.joins.ssij.whole import WholeTier
+from headrace.storage.keys import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from joins._sought import Sought
-    from joins.memory import MemoryBudget
-    from joins.ssij.direct_lookup import DirectLookup
-    from joins.ssij.records import Sighted
-    from storage.cache import PageCache
-    from storage.snapshot import Snapshot
+    from headrace.joins._sought import Sought
+    from headrace.joins.memory import MemoryBudget
+    from headrace.joins.ssij.direct_lookup import DirectLookup
+    from headrace.joins.ssij.records import Sighted
+    from headrace.storage.cache import PageCache
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["Tiers"]
 

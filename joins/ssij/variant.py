@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from joins.errors import JoinInputError
-from storage.cache import LRU, AgeingCounter, CachePolicy, UtilityCounter
-from storage.plan import ReadPlan, plan_reads, plan_reads_greedily
+from headrace.joins.errors import JoinInputError
+from headrace.storage.cache import LRU, AgeingCounter, CachePolicy, UtilityCounter
+from headrace.storage.plan import ReadPlan, plan_reads, plan_reads_greedily
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +31,7 @@ _PLANNERS: dict[str, Planner] = {"optimal": plan_reads, "greedy": plan_reads_gre
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One setting of the switches, checked. See `joins.SSIJ` for what they mean."""
+    """One setting of the switches, checked. See `headrace.joins.SSIJ` for what they mean."""
 
     cache_policy: str = "utility"
     memory_split: float | None = None

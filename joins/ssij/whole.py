@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from joins.memory import MemoryBudget
-    from joins.ssij.direct_lookup import DirectLookup, Found
-    from storage.cache import PageCache
-    from storage.key_words import KeyWords
-    from storage.row_hash import RowHash
-    from storage.snapshot import Snapshot
+    from headrace.joins.memory import MemoryBudget
+    from headrace.joins.ssij.direct_lookup import DirectLookup, Found
+    from headrace.storage.cache import PageCache
+    from headrace.storage.key_words import KeyWords
+    from headrace.storage.row_hash import RowHash
+    from headrace.storage.snapshot import Snapshot
 
 __all__ = ["WholeTier"]
 
@@ -90,7 +90,7 @@ class WholeTier:
         return self._made is not None and self._done == len(self._frames)
 
     def find(self, keys: KeyWords, outer: bool) -> Found:
-        """Find the rows of a ready tier; see `storage.row_hash.RowHash.find`."""
+        """Find the rows of a ready tier; see `headrace.storage.row_hash.RowHash.find`."""
         assert self._made is not None
         return self._lookup.find_apart(self._made, keys, outer)
 

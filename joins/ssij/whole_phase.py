@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from joins.predicates import BoundEquality
+from headrace.joins.predicates import BoundEquality
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
 
-    from joins._input_buffer import Piece
-    from joins.ssij.state import SSIJState
-    from joins.ssij.whole import WholeTier
+    from headrace.joins._input_buffer import Piece
+    from headrace.joins.ssij.state import SSIJState
+    from headrace.joins.ssij.whole import WholeTier
 
 __all__ = ["WholePhase"]
 

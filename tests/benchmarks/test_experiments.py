@@ -11,7 +11,7 @@ from benchmarks.experiments._report import Axes, Check, Outcome, write_summary
 from benchmarks.experiments._settings import QUICK
 from benchmarks.experiments._world import Costs, World
 from benchmarks.experiments.deadlines import _Trial
-from joins import SSIJ, IndexNestedLoops, MeshJoin
+from headrace.joins import SSIJ, IndexNestedLoops, MeshJoin
 
 FAST = ["fig9", "fig11", "fig14", "fig15", "hit_ratios"]
 

@@ -3,7 +3,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from cli.main import headrace
+from headrace.cli.main import headrace
 
 
 class Outcome:

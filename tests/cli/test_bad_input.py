@@ -218,7 +218,7 @@ def test_a_folder_without_permission(table, tmp_path, mode):
     closed.mkdir()
     shutil.copy(tmp_path / "source.parquet", closed)
     closed.chmod(mode)
-    command = [sys.executable, "-m", "cli", "join", table, closed, "--on", "k", "-o", tmp_path / "out.parquet"]
+    command = [sys.executable, "-m", "headrace", "join", table, closed, "--on", "k", "-o", tmp_path / "out.parquet"]
     try:
         done = run_bound_by_permissions(command)
     finally:
@@ -233,7 +233,7 @@ def test_a_result_folder_without_permission(table, stream, tmp_path):
     closed = tmp_path / "closed"
     closed.mkdir()
     closed.chmod(0o500)
-    command = [sys.executable, "-m", "cli", "join", table, stream, "--on", "s=k", "-o", closed / "out.parquet"]
+    command = [sys.executable, "-m", "headrace", "join", table, stream, "--on", "s=k", "-o", closed / "out.parquet"]
     try:
         done = run_bound_by_permissions(command)
     finally:

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cli.blocks import Grid, Pairs, Text, as_json, as_text, render
-from cli.console import Console
+from headrace.cli.blocks import Grid, Pairs, Text, as_json, as_text, render
+from headrace.cli.console import Console
 
 
 @dataclasses.dataclass

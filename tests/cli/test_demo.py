@@ -9,16 +9,16 @@ import duckdb
 import pytest
 from deltalake import DeltaTable
 
-from samples import NYCFLIGHTS13_FACTS
-from samples.demo import prepare
-from storage.errors import InputError
+from headrace.samples import NYCFLIGHTS13_FACTS
+from headrace.samples.demo import prepare
+from headrace.storage.errors import InputError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(1800)]
 
 
 def headrace(*arguments, cwd):
     return subprocess.run(
-        [sys.executable, "-m", "cli", *map(str, arguments)],
+        [sys.executable, "-m", "headrace", *map(str, arguments)],
         cwd=cwd, env={**os.environ, "PYTHONWARNINGS": ""}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 

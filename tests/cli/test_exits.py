@@ -12,14 +12,14 @@ import click
 import pyarrow as pa
 import pytest
 
-from cli.console import Console
-from cli.errors import InputFileError
-from cli.exits import ExitCode, exit_code_of, guarded
-from etl.errors import DeclarationError
-from joins.errors import JoinInputError
-from pipelines.errors import ConservationError, PipelineFileError, SparkStartError
-from storage import Table
-from storage.errors import CorruptPageError, LockedError, NotATableError, SchemaError
+from headrace.cli.console import Console
+from headrace.cli.errors import InputFileError
+from headrace.cli.exits import ExitCode, exit_code_of, guarded
+from headrace.etl.errors import DeclarationError
+from headrace.joins.errors import JoinInputError
+from headrace.pipelines.errors import ConservationError, PipelineFileError, SparkStartError
+from headrace.storage import Table
+from headrace.storage.errors import CorruptPageError, LockedError, NotATableError, SchemaError
 
 COMMAND = ["headrace", "join", "a b.tbl"]
 
@@ -144,10 +144,10 @@ def test_values_that_cannot_be_read_are_usage_errors(invoke, options):
 SLOW_STREAM = """
 import signal
 import os, sys, pyarrow as pa
-from cli.main import heed_termination
-from cli.console import Console
-from cli.exits import guarded
-from cli.sink import ParquetSink
+from headrace.cli.main import heed_termination
+from headrace.cli.console import Console
+from headrace.cli.exits import guarded
+from headrace.cli.sink import ParquetSink
 from pathlib import Path
 
 def work():
@@ -182,7 +182,7 @@ def test_an_interrupt_leaves_no_half_written_output(tmp_path, number):
 
 INTERRUPTED_CALL = """
 import logging
-from cli.main import heed_termination
+from headrace.cli.main import heed_termination
 
 heed_termination()
 for error in (KeyboardInterrupt(), ValueError("lost connection")):
@@ -207,7 +207,7 @@ def test_an_import_that_an_interrupt_ended_is_an_interrupt():
     assert exit_code_of(error) == ExitCode.INTERRUPTED
 
 
-INFO = [sys.executable, "-m", "cli", "table", "info", "t", "--json"]
+INFO = [sys.executable, "-m", "headrace", "table", "info", "t", "--json"]
 
 
 @pytest.fixture

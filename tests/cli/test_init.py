@@ -2,8 +2,8 @@
 
 import pytest
 
-from cli.scaffold import FILES
-from pipelines.config import load_pipeline
+from headrace.cli.scaffold import FILES
+from headrace.pipelines.config import load_pipeline
 
 
 def test_the_pipeline_file_is_valid(invoke, tmp_path):

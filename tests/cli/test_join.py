@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from samples import NYCFLIGHTS13
+from headrace.samples import NYCFLIGHTS13
 
 FIRST_WEEK = NYCFLIGHTS13.flights / "flights-2013-01-01.parquet"
 MULTISET_DIFFERENCE = "(FROM {0} EXCEPT ALL FROM {1}) UNION ALL (FROM {1} EXCEPT ALL FROM {0})"
@@ -18,7 +18,7 @@ MULTISET_DIFFERENCE = "(FROM {0} EXCEPT ALL FROM {1}) UNION ALL (FROM {1} EXCEPT
 def planes(tmp_path_factory):
     path = tmp_path_factory.mktemp("tables") / "planes.tbl"
     command = ["table", "build", NYCFLIGHTS13.planes, "--key", "tailnum", "--unique", "-o", path]
-    subprocess.run([sys.executable, "-m", "cli", *map(str, command)], check=True, capture_output=True)
+    subprocess.run([sys.executable, "-m", "headrace", *map(str, command)], check=True, capture_output=True)
     return path
 
 
@@ -98,7 +98,7 @@ def test_a_result_inside_the_streams_folder_is_refused(invoke, planes, tmp_path)
 def peak_of_join(table, stream, out):
     """Return the greatest resident size in bytes of a join in a process of its own."""
     script = (
-        "import resource, sys\nfrom cli.main import headrace\n"
+        "import resource, sys\nfrom headrace.cli.main import headrace\n"
         "try:\n    headrace(sys.argv[1:])\n"
         "except SystemExit as stop:\n    assert stop.code == 0, stop.code\n"
         "print('PEAK', resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)\n"

@@ -41,7 +41,7 @@ def test_a_misspelt_field_fails_before_spark_starts(invoke, shop):
 
 def run_apart(shop, *arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "cli", *arguments],
+        [sys.executable, "-m", "headrace", *arguments],
         cwd=shop, env={**os.environ, **environment}, capture_output=True, text=True, check=False,
     )  # fmt: skip
 

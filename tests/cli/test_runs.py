@@ -2,9 +2,9 @@
 
 import pytest
 
-from cli.scaffold import PIPELINE
-from pipelines.catalog import BatchRecord, Catalog
-from pipelines.config import load_pipeline
+from headrace.cli.scaffold import PIPELINE
+from headrace.pipelines.catalog import BatchRecord, Catalog
+from headrace.pipelines.config import load_pipeline
 
 
 @pytest.fixture

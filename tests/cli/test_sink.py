@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cli.errors import OutputFileError
-from cli.sink import ParquetSink
-from storage.remains import remove_remains
+from headrace.cli.errors import OutputFileError
+from headrace.cli.sink import ParquetSink
+from headrace.storage.remains import remove_remains
 
 SCHEMA = pa.schema([("k", pa.int64())])
 

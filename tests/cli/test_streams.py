@@ -4,8 +4,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cli.errors import InputFileError
-from cli.streams import CsvFormat, _csv_options, open_stream
+from headrace.cli.errors import InputFileError
+from headrace.cli.streams import CsvFormat, _csv_options, open_stream
 
 
 def rows_of(path, **options):

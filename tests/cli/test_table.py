@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage import Table
+from headrace.storage import Table
 
 ROWS = pa.table(
     {
@@ -108,7 +108,7 @@ def test_a_reader_that_has_had_enough_is_no_failure(tmp_path, invoke):
     pq.write_table(pa.table({"k": range(200_000)}), tmp_path / "many.parquet")
     assert invoke("table", "build", tmp_path / "many.parquet", "--key", "k", "-o", tmp_path / "many").code == 0
     scan = subprocess.Popen(
-        [sys.executable, "-m", "cli", "table", "scan", tmp_path / "many"],
+        [sys.executable, "-m", "headrace", "table", "scan", tmp_path / "many"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )

@@ -1,9 +1,9 @@
 import pyarrow as pa
 import pytest
 
-from etl import UNKNOWN_KEY, Dimension, KeyRule, greatest_key, member_rows, number_members
-from etl.errors import DeclarationError, DimensionError
-from storage.errors import KeyInputError
+from headrace.etl import UNKNOWN_KEY, Dimension, KeyRule, greatest_key, member_rows, number_members
+from headrace.etl.errors import DeclarationError, DimensionError
+from headrace.storage.errors import KeyInputError
 
 PLANE = Dimension(
     "plane",

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etl import DUPLICATE_COLUMN, Duplicates, KeyRule, mark_duplicates
-from etl.errors import DeclarationError
-from storage.errors import KeyInputError
+from headrace.etl import DUPLICATE_COLUMN, Duplicates, KeyRule, mark_duplicates
+from headrace.etl.errors import DeclarationError
+from headrace.storage.errors import KeyInputError
 
 SCHEMA = pa.schema({"a": pa.string(), "b": pa.int64(), "seen": pa.int64(), "more": pa.list_(pa.int64())})
 KEY = pa.schema({"a": pa.string(), "b": pa.int64()})

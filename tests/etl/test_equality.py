@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from etl.equality import KeyRule, check_comparable, check_rule, conform
-from etl.errors import DeclarationError
-from storage.errors import KeyInputError
+from headrace.etl.equality import KeyRule, check_comparable, check_rule, conform
+from headrace.etl.errors import DeclarationError
+from headrace.storage.errors import KeyInputError
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
 

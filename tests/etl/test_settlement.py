@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etl import DUPLICATE_COLUMN, Dimension, Duplicates, Lookup, Outcome, OutcomeCounts, settle
-from etl.errors import ConservationError
-from etl.outcomes import OUTCOMES, add_all, gravest
+from headrace.etl import DUPLICATE_COLUMN, Dimension, Duplicates, Lookup, Outcome, OutcomeCounts, settle
+from headrace.etl.errors import ConservationError
+from headrace.etl.outcomes import OUTCOMES, add_all, gravest
 
 NUMBER = Dimension("number", ("id",), "number_key", pa.schema({"id": pa.int64()}))
 FIRST = Lookup(NUMBER, "first", {"x": "id"}, "reject")

@@ -7,9 +7,9 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etl import KeyRule, shard_of
-from etl.errors import DeclarationError
-from storage.errors import KeyInputError
+from headrace.etl import KeyRule, shard_of
+from headrace.etl.errors import DeclarationError
+from headrace.storage.errors import KeyInputError
 
 TEXT = pa.schema({"code": pa.string()})
 

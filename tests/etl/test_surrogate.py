@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etl import Dimension, KeyAllocator, KeyRule, Lookup, new_members, number_members, resolve
-from etl.errors import ConservationError, DeclarationError, DimensionError, MissingMembersError
-from storage.errors import KeyInputError
+from headrace.etl import Dimension, KeyAllocator, KeyRule, Lookup, new_members, number_members, resolve
+from headrace.etl.errors import ConservationError, DeclarationError, DimensionError, MissingMembersError
+from headrace.storage.errors import KeyInputError
 
 AIRPORT = Dimension(
     "airport",

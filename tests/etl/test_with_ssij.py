@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from etl import (
+from headrace.etl import (
     Dimension,
     Duplicates,
     KeyAllocator,
@@ -18,9 +18,9 @@ from etl import (
     resolve,
     settle,
 )
-from joins import SSIJ, IndexNestedLoops, MeshJoin
-from storage import Table
-from storage.errors import KeyInputError
+from headrace.joins import SSIJ, IndexNestedLoops, MeshJoin
+from headrace.storage import Table
+from headrace.storage.errors import KeyInputError
 
 PLANE = Dimension(
     "plane",

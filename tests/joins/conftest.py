@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
 
-from joins import SSIJ, IndexNestedLoops, MeshJoin
-from storage import table as storage_table
-from storage.errors import MemoryBudgetError
+from headrace.joins import SSIJ, IndexNestedLoops, MeshJoin
+from headrace.storage import table as storage_table
+from headrace.storage.errors import MemoryBudgetError
 
 OPERATORS = {"ssij": SSIJ, "meshjoin": MeshJoin, "inlj": IndexNestedLoops}
 KEY_KINDS = ("int64", "int32", "text", "short pair", "text pair", "date")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from joins import SSIJ
-from joins.errors import JoinStateError
-from storage.table import Table
+from headrace.joins import SSIJ
+from headrace.joins.errors import JoinStateError
+from headrace.storage.table import Table
 
 KEYS = 400
 PAD = "x" * 120

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joins import SSIJ
-from joins._waits import OperatorTime, WaitRecord
-from joins.ssij.phase_estimate import PhaseEstimate
-from storage.backend import FileBackend
-from storage.device import DeviceModel
-from storage.reader import PageReader
+from headrace.joins import SSIJ
+from headrace.joins._waits import OperatorTime, WaitRecord
+from headrace.joins.ssij.phase_estimate import PhaseEstimate
+from headrace.storage.backend import FileBackend
+from headrace.storage.device import DeviceModel
+from headrace.storage.reader import PageReader
 
 SEEK, TRANSFER = 0.010, 0.001
 READ = SEEK + TRANSFER

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joins import SSIJ
-from storage import Table
-from storage.key_words import KeyWords
-from storage.keys import Keys
-from storage.leaf_ranges import LeafRanges
+from headrace.joins import SSIJ
+from headrace.storage import Table
+from headrace.storage.key_words import KeyWords
+from headrace.storage.keys import Keys
+from headrace.storage.leaf_ranges import LeafRanges
 
 SEEDS = st.integers(0, 2**32 - 1)
 LOWEST, HIGHEST = -(2**63), 2**63 - 1

@@ -6,11 +6,11 @@ import pkgutil
 
 import pytest
 
-import joins
+import headrace.joins
 
-MODULES = sorted(module.name for module in pkgutil.iter_modules(joins.__path__))
+MODULES = sorted(module.name for module in pkgutil.iter_modules(headrace.joins.__path__))
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name):
-    assert doctest.testmod(importlib.import_module(f"joins.{name}")).failed == 0
+    assert doctest.testmod(importlib.import_module(f"headrace.joins.{name}")).failed == 0

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joins import SSIJ
-from joins.ssij import filter as _filter
-from storage import Table
-from storage.filter import filter_path
+from headrace.joins import SSIJ
+from headrace.joins.ssij import filter as _filter
+from headrace.storage import Table
+from headrace.storage.filter import filter_path
 
 KEYS = 60_000
 

@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from joins import _result_kernels
-from joins.inlj import _pool_kernels
-from joins.meshjoin import _window_kernels
-from joins.ssij import _piece_kernels
-from joins.ssij.probe import sorted_positions
-from joins.ssij.stream_buffer import ascending
-from storage.cache import settle
-from storage.keys import Keys
-from storage.plan import plan_cost, plan_reads
+from headrace.joins import _result_kernels
+from headrace.joins.inlj import _pool_kernels
+from headrace.joins.meshjoin import _window_kernels
+from headrace.joins.ssij import _piece_kernels
+from headrace.joins.ssij.probe import sorted_positions
+from headrace.joins.ssij.stream_buffer import ascending
+from headrace.storage.cache import settle
+from headrace.storage.keys import Keys
+from headrace.storage.plan import plan_cost, plan_reads
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joins import SSIJ
-from joins.memory import MemoryBudget
-from storage.errors import MemoryBudgetError
-from storage.table import Table
+from headrace.joins import SSIJ
+from headrace.joins.memory import MemoryBudget
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.table import Table
 
 MIB = 2**20
 
@@ -73,11 +73,11 @@ def test_the_account_stays_within_the_limit_at_every_step(table, tools, spare, b
 SCRIPT = textwrap.dedent(
     """
     import sys
-    from joins import keep_little_freed_memory
+    from headrace.joins import keep_little_freed_memory
     keep_little_freed_memory()
     import numpy as np, pyarrow as pa
-    from joins import SSIJ
-    from storage.table import Table
+    from headrace.joins import SSIJ
+    from headrace.storage.table import Table
 
     def peak():
         return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) * 1024

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from joins import SSIJ
-from storage.errors import MemoryBudgetError
+from headrace.joins import SSIJ
+from headrace.storage.errors import MemoryBudgetError
 
 HOW = pytest.mark.parametrize("how", ["inner", "left"])
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from joins import IndexNestedLoops, MeshJoin
-from joins.meshjoin.split import split_memory
-from storage.device import DeviceModel
-from storage.errors import MemoryBudgetError
+from headrace.joins import IndexNestedLoops, MeshJoin
+from headrace.joins.meshjoin.split import split_memory
+from headrace.storage.device import DeviceModel
+from headrace.storage.errors import MemoryBudgetError
 
 KEYS = 3000
 

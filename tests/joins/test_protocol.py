@@ -4,12 +4,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from joins import SSIJ, Equality, IndexNestedLoops, MeshJoin, Operator
-from joins.errors import FinishedError, JoinInputError, JoinStateError, StreamSchemaError
-from joins.protocol import Work
-from joins.stats import JoinStats, MemoryUse, SSIJStats
-from storage.errors import CorruptPageError, KeyInputError, SchemaError
-from storage.keys import KeyCodec
+from headrace.joins import SSIJ, Equality, IndexNestedLoops, MeshJoin, Operator
+from headrace.joins.errors import FinishedError, JoinInputError, JoinStateError, StreamSchemaError
+from headrace.joins.protocol import Work
+from headrace.joins.stats import JoinStats, MemoryUse, SSIJStats
+from headrace.storage.errors import CorruptPageError, KeyInputError, SchemaError
+from headrace.storage.keys import KeyCodec
 
 
 def batch(*numbers):

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from joins import SSIJ, AsOf, Band, IndexNestedLoops, MeshJoin, Range
-from joins.errors import JoinInputError, StreamSchemaError
-from joins.offsets import ticks
-from storage.errors import KeyInputError
+from headrace.joins import SSIJ, AsOf, Band, IndexNestedLoops, MeshJoin, Range
+from headrace.joins.errors import JoinInputError, StreamSchemaError
+from headrace.joins.offsets import ticks
+from headrace.storage.errors import KeyInputError
 
 HOW = pytest.mark.parametrize("how", ["inner", "left"])
 OPERATORS = pytest.mark.parametrize("operator", [SSIJ, IndexNestedLoops])

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from joins import SSIJ
-from joins.ssij.records import RecordTier
+from headrace.joins import SSIJ
+from headrace.joins.ssij.records import RecordTier
 
 KEYS = 60_000
 POPULAR = 200

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from joins import SSIJ, Band
-from joins.errors import JoinInputError
-from storage.backend import FileBackend
-from storage.device import DeviceModel
-from storage.errors import MemoryBudgetError
-from storage.read_queue import ReadQueue
-from storage.reader import PageReader
+from headrace.joins import SSIJ, Band
+from headrace.joins.errors import JoinInputError
+from headrace.storage.backend import FileBackend
+from headrace.storage.device import DeviceModel
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.read_queue import ReadQueue
+from headrace.storage.reader import PageReader
 
 KEYS = 3000
 

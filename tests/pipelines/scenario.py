@@ -8,8 +8,8 @@ import pyarrow as pa
 import yaml
 from deltalake import DeltaTable
 
-from pipelines.config import load_pipeline
-from pipelines.dimension_tables import create_dimension
+from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.dimension_tables import create_dimension
 
 SCHEMA = {
     "id": "bigint",

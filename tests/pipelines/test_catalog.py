@@ -7,9 +7,9 @@ import sys
 import pytest
 from sqlalchemy import text, update
 
-from pipelines.catalog import LEASES, BatchRecord, Catalog
-from pipelines.errors import CatalogError, LeaseHeldError
-from pipelines.lease import Leases
+from headrace.pipelines.catalog import LEASES, BatchRecord, Catalog
+from headrace.pipelines.errors import CatalogError, LeaseHeldError
+from headrace.pipelines.lease import Leases
 
 
 class Clock:
@@ -129,8 +129,8 @@ def test_the_lease_of_a_dead_process_of_this_machine_is_taken_over_at_once(tmp_p
     url = f"sqlite:///{tmp_path}/c.db"
     script = (
         "import os, signal, sys\n"
-        "from pipelines.catalog import Catalog\n"
-        "from pipelines.lease import Leases\n"
+        "from headrace.pipelines.catalog import Catalog\n"
+        "from headrace.pipelines.lease import Leases\n"
         f"leases = Leases(Catalog({url!r}), ['d']).__enter__()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )

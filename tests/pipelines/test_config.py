@@ -7,9 +7,9 @@ import jsonschema
 import pytest
 import yaml
 
-import pipelines
-from pipelines.config import json_schema, load_pipeline
-from pipelines.errors import PipelineFileError
+import headrace.pipelines
+from headrace.pipelines.config import json_schema, load_pipeline
+from headrace.pipelines.errors import PipelineFileError
 
 GOOD = """
 name: flights
@@ -140,7 +140,7 @@ def test_yes_and_no_are_names_not_booleans(tmp_path):
 
 
 def test_the_json_schema_in_the_package_is_current():
-    kept = Path(pipelines.__file__).with_name("pipeline.schema.json").read_text()
+    kept = Path(headrace.pipelines.__file__).with_name("pipeline.schema.json").read_text()
     assert kept == json_schema(), "write json_schema() to pipelines/pipeline.schema.json"
 
 

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipelines.data_files import FileSpec, FileTask, FileWriter
-from pipelines.delta_commits import commit_files, takes_files
-from pipelines.delta_tables import DeltaHandle, create_table, open_table
-from pipelines.errors import DeltaTableError
+from headrace.pipelines.data_files import FileSpec, FileTask, FileWriter
+from headrace.pipelines.delta_commits import commit_files, takes_files
+from headrace.pipelines.delta_tables import DeltaHandle, create_table, open_table
+from headrace.pipelines.errors import DeltaTableError
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", "UTC")), ("day", pa.date32())])
 AT = dt.datetime(2024, 5, 1, 12, 0, 0, 1500, tzinfo=dt.UTC)

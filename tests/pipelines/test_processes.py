@@ -13,8 +13,8 @@ import pytest
 from pyspark.find_spark_home import _find_spark_home
 from scenario import World, random_rows
 
-import pipelines
-from pipelines.runner import run
+import headrace.pipelines
+from headrace.pipelines.runner import run
 
 pytestmark = pytest.mark.spark
 
@@ -31,7 +31,7 @@ def world(tmp_path):
 
 
 def start(world):
-    command = [sys.executable, "-m", "pipelines", str(world.pipeline), "--once"]
+    command = [sys.executable, "-m", "headrace.pipelines", str(world.pipeline), "--once"]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
@@ -64,7 +64,7 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(world, rng, spark):  
 @pytest.mark.timeout(900)
 def test_spark_submit_runs_the_same_entry_point_on_two_executors(world, rng):
     world.add_file(random_rows(rng, 60, 1), ["broken"])
-    script = Path(pipelines.__file__).with_name("__main__.py")
+    script = Path(headrace.pipelines.__file__).with_name("__main__.py")
     submit = Path(_find_spark_home()) / "bin" / "spark-submit"
     quick = [f"spark.{who}.extraJavaOptions={JAVA}" for who in ("driver", "executor")]
     options = ["--master", "local-cluster[2,1,1024]", "--conf", quick[0], "--conf", quick[1]]

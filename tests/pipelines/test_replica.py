@@ -8,12 +8,12 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from etl import Dimension, Duplicates, shard_of
-from pipelines.delta_tables import DeltaHandle, create_dimension, create_table
-from pipelines.errors import DeltaTableError
-from pipelines.replica import ReplicaSpec, catch_up, discard, replica_folder
-from pipelines.replica_rows import LoadedKeyRows, MemberRows
-from storage import Table
+from headrace.etl import Dimension, Duplicates, shard_of
+from headrace.pipelines.delta_tables import DeltaHandle, create_dimension, create_table
+from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.replica import ReplicaSpec, catch_up, discard, replica_folder
+from headrace.pipelines.replica_rows import LoadedKeyRows, MemberRows
+from headrace.storage import Table
 
 PLANE = Dimension("plane", ("tail",), "plane_key", pa.schema({"tail": pa.string(), "seats": pa.int32()}))
 NARROW = Dimension("plane", ("tail",), "plane_key", PLANE.schema, inferred_flag=None)
@@ -261,10 +261,10 @@ def test_random_histories_are_followed(path, rng):
 
 BUILDER = """
 import sys, pyarrow as pa
-from etl import Dimension
-from pipelines.delta_tables import DeltaHandle
-from pipelines.replica import ReplicaSpec, catch_up
-from pipelines.replica_rows import MemberRows
+from headrace.etl import Dimension
+from headrace.pipelines.delta_tables import DeltaHandle
+from headrace.pipelines.replica import ReplicaSpec, catch_up
+from headrace.pipelines.replica_rows import MemberRows
 schema = pa.schema({"tail": pa.string(), "seats": pa.int32()})
 rows = MemberRows(Dimension("plane", ("tail",), "plane_key", schema, inferred_flag=None))
 spec = ReplicaSpec(rows, sys.argv[1], DeltaHandle(sys.argv[1]).latest().table_id, 1, None, 1 << 28)

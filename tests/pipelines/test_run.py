@@ -15,11 +15,17 @@ import yaml
 from deltalake import DeltaTable, write_deltalake
 from scenario import World, random_rows
 
-from pipelines.catalog import Catalog
-from pipelines.config import load_pipeline
-from pipelines.errors import BatchError, DeltaTableError, LeaseHeldError, PipelineFileError, PolicyViolationError
-from pipelines.lease import Leases
-from pipelines.runner import run
+from headrace.pipelines.catalog import Catalog
+from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.errors import (
+    BatchError,
+    DeltaTableError,
+    LeaseHeldError,
+    PipelineFileError,
+    PolicyViolationError,
+)
+from headrace.pipelines.lease import Leases
+from headrace.pipelines.runner import run
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -80,7 +86,7 @@ def test_files_become_facts_and_every_row_is_accounted_for(world, rng):
 
 @pytest.mark.slow
 def test_tables_that_take_no_files_are_written_by_spark(world, rng, monkeypatch):
-    monkeypatch.setattr("pipelines.batch_tables.takes_files", lambda _: False)
+    monkeypatch.setattr("headrace.pipelines.batch_tables.takes_files", lambda _: False)
     world.add_file(random_rows(rng, 40, 1), ["broken"])
     result = run(world.pipeline)
     assert result.total("loaded") == len(world.check())

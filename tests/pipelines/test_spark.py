@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from pipelines.errors import JarsUnavailableError, JavaNotFoundError
-from pipelines.failures import cause_of
-from pipelines.jars import _artifact, _cause, cache_folder, delta_jars, require_java
-from pipelines.spark import SparkSettings, _start_conf, _start_error
+from headrace.pipelines.errors import JarsUnavailableError, JavaNotFoundError
+from headrace.pipelines.failures import cause_of
+from headrace.pipelines.jars import _artifact, _cause, cache_folder, delta_jars, require_java
+from headrace.pipelines.spark import SparkSettings, _start_conf, _start_error
 
 
 def test_a_missing_java_is_named_with_the_remedy(monkeypatch):
@@ -54,7 +54,7 @@ def test_jars_that_cannot_be_fetched_are_named_with_the_remedy(monkeypatch, tmp_
         log.write_text(":: resolving\n\tunresolved dependency: io.delta#delta-spark: not found\n")
         return 1
 
-    monkeypatch.setattr("pipelines.jars._run_resolver", no_network)
+    monkeypatch.setattr("headrace.pipelines.jars._run_resolver", no_network)
     with pytest.raises(
         JarsUnavailableError, match=r"unresolved dependency: io.delta.*connect to the network"
     ) as caught:
@@ -75,7 +75,7 @@ def fetches(monkeypatch, tmp_path):
             (folder / "jars" / name).write_bytes(b"jar")
         return 0
 
-    monkeypatch.setattr("pipelines.jars._run_resolver", network)
+    monkeypatch.setattr("headrace.pipelines.jars._run_resolver", network)
     return calls
 
 
@@ -160,7 +160,7 @@ def test_a_missing_java_ends_the_entry_point_with_one_line(tmp_path):
     )
     environment = {**os.environ, "PATH": "/nowhere", "HEADRACE_CACHE": str(tmp_path / "cache")}
     environment.pop("JAVA_HOME", None)
-    command = [sys.executable, "-m", "pipelines", str(tmp_path / "p.yml"), "--once"]
+    command = [sys.executable, "-m", "headrace.pipelines", str(tmp_path / "p.yml"), "--once"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.strip().startswith("JavaNotFoundError: no Java was found")

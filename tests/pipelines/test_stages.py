@@ -7,16 +7,22 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from etl import CAUSES_COLUMN, OUTCOME_COLUMN
-from pipelines import operators
-from pipelines.config import PipelineConfig
-from pipelines.delta_tables import DeltaHandle, create_table
-from pipelines.errors import BatchError, DeltaTableError, PipelineFileError, PolicyViolationError, ReplicaDamagedError
-from pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, State, member_column
-from pipelines.metrics import check_books, first_failure, summarise
-from pipelines.preparation import prepare
-from pipelines.stages import DUPLICATES_ROLE, StageRun, Target
-from storage.errors import HeadraceError
+from headrace.etl import CAUSES_COLUMN, OUTCOME_COLUMN
+from headrace.pipelines import operators
+from headrace.pipelines.config import PipelineConfig
+from headrace.pipelines.delta_tables import DeltaHandle, create_table
+from headrace.pipelines.errors import (
+    BatchError,
+    DeltaTableError,
+    PipelineFileError,
+    PolicyViolationError,
+    ReplicaDamagedError,
+)
+from headrace.pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, State, member_column
+from headrace.pipelines.metrics import check_books, first_failure, summarise
+from headrace.pipelines.preparation import prepare
+from headrace.pipelines.stages import DUPLICATES_ROLE, StageRun, Target
+from headrace.storage.errors import HeadraceError
 
 STREAM = {"id": "bigint", "tail": "string", "origin": "string", "dest": "string"}
 

@@ -4,7 +4,7 @@ import duckdb
 import pyarrow.parquet as pq
 import pytest
 
-from samples import NYCFLIGHTS13, NYCFLIGHTS13_FACTS
+from headrace.samples import NYCFLIGHTS13, NYCFLIGHTS13_FACTS
 
 EIGHT_MEGABYTES = 8 * 2**20
 

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pytest
 from simulated import Model, SimulatedDisk, build, crash_images, rows_at, rows_of, writer_of
 
-from storage import page_writer, superblock_bytes
-from storage.check import check_backend
-from storage.snapshot import open_snapshot, pages_of
+from headrace.storage import page_writer, superblock_bytes
+from headrace.storage.check import check_backend
+from headrace.storage.snapshot import open_snapshot, pages_of
 
 KINDS = {
     "unique integers": (["k"], True),

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from storage.table import Table
+from headrace.storage.table import Table
 
 ROWS = 6000
 KNOWN = 4

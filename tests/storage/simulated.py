@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 import numpy as np
 import pyarrow as pa
 
-from storage.build import BuildOptions, TableWriter
-from storage.check import check_backend
-from storage.columns import stored_schema
-from storage.commit import Writer
-from storage.device import DeviceModel
-from storage.errors import CorruptionError, StorageIOError
-from storage.locks import NoLocks
-from storage.lookup import scan
-from storage.reader import PageReader
-from storage.snapshot import open_snapshot
+from headrace.storage.build import BuildOptions, TableWriter
+from headrace.storage.check import check_backend
+from headrace.storage.columns import stored_schema
+from headrace.storage.commit import Writer
+from headrace.storage.device import DeviceModel
+from headrace.storage.errors import CorruptionError, StorageIOError
+from headrace.storage.locks import NoLocks
+from headrace.storage.lookup import scan
+from headrace.storage.reader import PageReader
+from headrace.storage.snapshot import open_snapshot
 
 SECTOR = 512
 

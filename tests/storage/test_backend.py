@@ -3,9 +3,9 @@ import os
 import numpy as np
 import pytest
 
-from storage import backend as backend_module
-from storage.backend import FileBackend, sync_folder
-from storage.errors import CorruptionError, StorageIOError, TableExistsError, TableNotFoundError
+from headrace.storage import backend as backend_module
+from headrace.storage.backend import FileBackend, sync_folder
+from headrace.storage.errors import CorruptionError, StorageIOError, TableExistsError, TableNotFoundError
 
 
 def aligned(size, alignment=4096):

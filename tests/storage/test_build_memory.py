@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage import Table
-from storage.external_sort import LEAST_MEMORY
+from headrace.storage import Table
+from headrace.storage.external_sort import LEAST_MEMORY
 
 ROWS, PARTS = 600_000, 16
 LOAD = """
 import resource, sys
-from storage import Table
+from headrace.storage import Table
 Table.build(sys.argv[1], sys.argv[2], ["k"], memory=sys.argv[3]).close()
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """

@@ -5,13 +5,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage import Table
-from storage._byte_kernels import xxh64
-from storage.backend import FileBackend
-from storage.check import check_backend
-from storage.errors import CorruptionError, NotATableError
-from storage.slots import write_superblock
-from storage.snapshot import pages_of
+from headrace.storage import Table
+from headrace.storage._byte_kernels import xxh64
+from headrace.storage.backend import FileBackend
+from headrace.storage.check import check_backend
+from headrace.storage.errors import CorruptionError, NotATableError
+from headrace.storage.slots import write_superblock
+from headrace.storage.snapshot import pages_of
 
 PAGE = 4096
 

@@ -3,8 +3,8 @@ import pyarrow as pa
 import pytest
 from simulated import Model, SimulatedDisk, Sync, Write, build, rows_at, rows_of, writer_of
 
-from storage import draft, page_writer, superblock_bytes
-from storage.errors import (
+from headrace.storage import draft, page_writer, superblock_bytes
+from headrace.storage.errors import (
     CorruptPageError,
     InputError,
     KeyInputError,
@@ -13,10 +13,10 @@ from storage.errors import (
     StorageIOError,
     UniqueViolationError,
 )
-from storage.locks import NoLocks
-from storage.slots import read_superblock
-from storage.snapshot import open_snapshot, pages_of
-from storage.superblock_bytes import decode_superblock
+from headrace.storage.locks import NoLocks
+from headrace.storage.slots import read_superblock
+from headrace.storage.snapshot import open_snapshot, pages_of
+from headrace.storage.superblock_bytes import decode_superblock
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 

@@ -3,8 +3,8 @@ import pyarrow as pa
 import pytest
 from simulated import SimulatedDisk, build, crash_images, rows_of, writer_of
 
-from storage.compact import compact
-from storage.table import Table
+from headrace.storage.compact import compact
+from headrace.storage.table import Table
 
 
 def shuffled(path, n=200_000, commits=8):

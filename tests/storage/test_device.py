@@ -4,9 +4,9 @@ import json
 import numpy as np
 import pytest
 
-from storage import device as device_module
-from storage.device import DeviceModel, device_path, fit, load_device, measure, save_device
-from storage.errors import InputError, StorageIOError
+from headrace.storage import device as device_module
+from headrace.storage.device import DeviceModel, device_path, fit, load_device, measure, save_device
+from headrace.storage.errors import InputError, StorageIOError
 
 
 @pytest.fixture

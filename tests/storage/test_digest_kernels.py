@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from storage._digest_kernels import digest_word
-from storage.superblock import digest
+from headrace.storage._digest_kernels import digest_word
+from headrace.storage.superblock import digest
 
 
 @pytest.mark.parametrize("length", [0, 1, 8, 64, 127, 128, 129, 255, 256, 257, 2032])

@@ -2,8 +2,8 @@ import gzip
 
 import pytest
 
-from storage import encodings
-from storage.encodings import not_utf8
+from headrace.storage import encodings
+from headrace.storage.encodings import not_utf8
 
 
 @pytest.mark.parametrize("block", [1, 2, 5, 1 << 20])

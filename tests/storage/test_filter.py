@@ -7,11 +7,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage import Table
-from storage.backend import FileBackend
-from storage.check import check_file
-from storage.errors import InputError, LockedError, StorageIOError
-from storage.filter import FilterFile, filter_path, hash_keys
+from headrace.storage import Table
+from headrace.storage.backend import FileBackend
+from headrace.storage.check import check_file
+from headrace.storage.errors import InputError, LockedError, StorageIOError
+from headrace.storage.filter import FilterFile, filter_path, hash_keys
 
 KEYS = 4000
 TEXT = "key-{:06d}"

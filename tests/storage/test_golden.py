@@ -7,9 +7,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage.errors import FormatVersionError
-from storage.superblock import FORMAT_VERSION, digest
-from storage.table import Table
+from headrace.storage.errors import FormatVersionError
+from headrace.storage.superblock import FORMAT_VERSION, digest
+from headrace.storage.table import Table
 
 GOLDEN = sorted(Path(__file__).parent.glob("golden/*.table"))
 

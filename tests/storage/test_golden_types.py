@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage import Table
+from headrace.storage import Table
 
 GOLDEN = Path(__file__).parent / "golden"
 ROWS = 120

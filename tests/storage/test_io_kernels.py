@@ -6,9 +6,9 @@ import errno
 import numpy as np
 import pytest
 
-from storage._io_kernels import read_bytes, sync_file, write_bytes
-from storage.backend import END_OF_FILE, PREAD, PWRITE, SYNC, FileBackend
-from storage.errors import ClosedTableError, CorruptionError, StorageIOError
+from headrace.storage._io_kernels import read_bytes, sync_file, write_bytes
+from headrace.storage.backend import END_OF_FILE, PREAD, PWRITE, SYNC, FileBackend
+from headrace.storage.errors import ClosedTableError, CorruptionError, StorageIOError
 
 WORD = ctypes.c_ssize_t
 TRANSFER = ctypes.CFUNCTYPE(WORD, ctypes.c_int, ctypes.c_void_p, WORD, WORD, use_errno=True)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from storage.errors import StorageIOError
-from storage.kernel_folder import ensure_kernel_folder
+from headrace.storage.errors import StorageIOError
+from headrace.storage.kernel_folder import ensure_kernel_folder
 
 NOWHERE = Path("/proc/self/nowhere")  # not even root can make a folder there
 SETTING = "NUMBA_CACHE_DIR"
@@ -33,10 +33,10 @@ def test_without_any_folder_the_error_says_what_to_set(monkeypatch):
 
 def test_a_process_without_a_usual_folder_has_its_own_while_it_lives(tmp_path):
     script = (
-        "import os, pathlib, storage.kernel_folder as folder\n"
+        "import os, pathlib, headrace.storage.kernel_folder as folder\n"
         "os.environ.pop('NUMBA_CACHE_DIR', None)\n"
         f"folder.ensure_kernel_folder([pathlib.Path({str(NOWHERE)!r})])\n"
-        "from storage._cache_kernels import count_uses\n"
+        "from headrace.storage._cache_kernels import count_uses\n"
         "import numpy as np\n"
         "score = np.zeros(2, dtype=np.int64)\n"
         "count_uses(score, np.array([1, 1], dtype=np.int32))\n"

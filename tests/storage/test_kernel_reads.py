@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from storage import kernel_reads
-from storage.backend import FileBackend
-from storage.cache import page_buffer
+from headrace.storage import kernel_reads
+from headrace.storage.backend import FileBackend
+from headrace.storage.cache import page_buffer
 
 PAGE, PAGES = 4096, 16
 

@@ -7,8 +7,8 @@ from arrow_strategies import KEY_TYPES, arrays, rows_of, tables, values_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.errors import KeyInputError, SchemaError
-from storage.keys import KeyCodec, Keys
+from headrace.storage.errors import KeyInputError, SchemaError
+from headrace.storage.keys import KeyCodec, Keys
 
 
 def key_bytes(keys):

@@ -6,12 +6,12 @@ from arrow_strategies import rows_of, tables, values_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.columns import conform, stored_schema
-from storage.encode import LeafEncoder
-from storage.errors import InputError, SchemaError
-from storage.layout import LeafLayout
-from storage.leaves import decode_pages, expand_matches, gather, search, search_nearest, search_range, verify
-from storage.tree import seal_pages
+from headrace.storage.columns import conform, stored_schema
+from headrace.storage.encode import LeafEncoder
+from headrace.storage.errors import InputError, SchemaError
+from headrace.storage.layout import LeafLayout
+from headrace.storage.leaves import decode_pages, expand_matches, gather, search, search_nearest, search_range, verify
+from headrace.storage.tree import seal_pages
 
 PAGE_SIZES = st.sampled_from([4096, 8192, 16384, 32768, 65536])
 

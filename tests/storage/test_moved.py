@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import Model, SimulatedDisk, build, rows_of, writer_of
 
-from storage import superblock_bytes
-from storage.check import check_backend
-from storage.errors import CorruptionError, CorruptPageError
-from storage.keys import Keys
-from storage.moved import moved_entries, moved_leaves
-from storage.moving import MovingHead
-from storage.slots import read_superblock, write_superblock
-from storage.snapshot import open_snapshot
-from storage.superblock import FORMAT_VERSION, Proof
-from storage.superblock_bytes import encode_superblock, txid_of
-from storage.table import Table
-from storage.tree import Entries
+from headrace.storage import superblock_bytes
+from headrace.storage.check import check_backend
+from headrace.storage.errors import CorruptionError, CorruptPageError
+from headrace.storage.keys import Keys
+from headrace.storage.moved import moved_entries, moved_leaves
+from headrace.storage.moving import MovingHead
+from headrace.storage.slots import read_superblock, write_superblock
+from headrace.storage.snapshot import open_snapshot
+from headrace.storage.superblock import FORMAT_VERSION, Proof
+from headrace.storage.superblock_bytes import encode_superblock, txid_of
+from headrace.storage.table import Table
+from headrace.storage.tree import Entries
 
 ROWS = [{"k": k, "v": k % 1000} for k in range(0, 30_000, 2)]
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int32())])

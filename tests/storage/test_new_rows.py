@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage.changes import prepare
-from storage.columns import stored_schema
-from storage.layout import LeafLayout
-from storage.new_rows import NewRows, WordColumns
+from headrace.storage.changes import prepare
+from headrace.storage.columns import stored_schema
+from headrace.storage.layout import LeafLayout
+from headrace.storage.new_rows import NewRows, WordColumns
 
 VALUES = {
     "a": pa.array([-3, -3, 0, 7], pa.int16()),

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Model, build, rows_of, writer_of
 
-from storage import _patch_kernels as kernels
-from storage import draft, transaction
-from storage import patch as patch_module
-from storage.errors import UniqueViolationError
-from storage.page_rooms import PageRooms
+from headrace.storage import _patch_kernels as kernels
+from headrace.storage import draft, transaction
+from headrace.storage import patch as patch_module
+from headrace.storage.errors import UniqueViolationError
+from headrace.storage.page_rooms import PageRooms
 
 SCHEMA = pa.schema(
     [

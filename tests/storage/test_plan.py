@@ -5,8 +5,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storage.errors import InputError
-from storage.plan import plan_cost, plan_reads, plan_reads_greedily
+from headrace.storage.errors import InputError
+from headrace.storage.plan import plan_cost, plan_reads, plan_reads_greedily
 
 
 def papers_program(pages, seek, transfer, max_scan):

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pytest
 from nursery import ROWS, Nursery, batch, build_table, matches
 
-from storage.errors import LockedError, StorageIOError, TableNotFoundError
-from storage.lookup import scan
-from storage.table import Table
+from headrace.storage.errors import LockedError, StorageIOError, TableNotFoundError
+from headrace.storage.lookup import scan
+from headrace.storage.table import Table
 
 
 @pytest.fixture(scope="module")

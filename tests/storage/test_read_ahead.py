@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from storage.read_ahead import read_ahead
+from headrace.storage.read_ahead import read_ahead
 
 PATIENCE = 30
 

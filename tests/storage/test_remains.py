@@ -7,12 +7,12 @@ import sys
 import pyarrow as pa
 import pytest
 
-from storage import Table
-from storage.remains import claimed, remove_remains, scratch_folder
+from headrace.storage import Table
+from headrace.storage.remains import claimed, remove_remains, scratch_folder
 
 BUILD = """
 import sys, pyarrow as pa
-from storage import Table
+from headrace.storage import Table
 
 def rows():
     for at in range(3):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from storage.row_hash import SlotForm
+from headrace.storage.row_hash import SlotForm
 
 ROWS = 100
 

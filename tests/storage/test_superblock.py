@@ -5,11 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage._byte_kernels import xxh64
-from storage.backend import FileBackend
-from storage.errors import FormatVersionError, InputError, NotATableError
-from storage.slots import damaged_copies, read_superblock, repeat_superblock, write_first_superblocks, write_superblock
-from storage.superblock import (
+from headrace.storage._byte_kernels import xxh64
+from headrace.storage.backend import FileBackend
+from headrace.storage.errors import FormatVersionError, InputError, NotATableError
+from headrace.storage.slots import (
+    damaged_copies,
+    read_superblock,
+    repeat_superblock,
+    write_first_superblocks,
+    write_superblock,
+)
+from headrace.storage.superblock import (
     COPY_BYTES,
     FORMAT_VERSION,
     MOVED_AT_ONCE,
@@ -20,7 +26,7 @@ from storage.superblock import (
     Superblock,
     check_page_size,
 )
-from storage.superblock_bytes import (
+from headrace.storage.superblock_bytes import (
     MOVED_LEAVES,
     decode_superblock,
     encode_superblock,

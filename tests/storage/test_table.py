@@ -9,10 +9,10 @@ from arrow_strategies import rows_of, tables
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import storage
-from storage import Table
-from storage.backend import FileBackend
-from storage.errors import (
+import headrace.storage
+from headrace.storage import Table
+from headrace.storage.backend import FileBackend
+from headrace.storage.errors import (
     ClosedTableError,
     InputError,
     KeyInputError,
@@ -21,8 +21,8 @@ from storage.errors import (
     TableExistsError,
     UniqueViolationError,
 )
-from storage.locks import FileLocks
-from storage.lookup import scan
+from headrace.storage.locks import FileLocks
+from headrace.storage.lookup import scan
 
 shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 
@@ -34,7 +34,7 @@ def scanned(table, *bounds, **options):
 
 def ordered_keys(table, key):
     """Return the keys of a table in their own order, as comparable bytes."""
-    codec = storage.KeyCodec(table.schema, key)
+    codec = headrace.storage.KeyCodec(table.schema, key)
     keys = codec.encode(table.combine_chunks())
     return [keys.comparable(row) for row in range(len(keys))]
 
@@ -341,13 +341,13 @@ def test_importing_the_package_does_not_import_numba():
     import subprocess  # noqa: PLC0415 - only here
     import sys  # noqa: PLC0415 - only here
 
-    code = "import storage, sys; assert not {'numba', 'duckdb'} & set(sys.modules)"
+    code = "import headrace.storage, sys; assert not {'numba', 'duckdb'} & set(sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_unknown_names_of_the_package_are_attribute_errors():
     with pytest.raises(AttributeError, match="no attribute 'Tables'"):
-        _ = storage.Tables
+        _ = headrace.storage.Tables
 
 
 def test_an_unknown_mode_is_refused(tmp_path):

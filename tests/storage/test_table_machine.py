@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulated import Model
 
-from storage import page_writer, superblock_bytes
-from storage.errors import UniqueViolationError
-from storage.table import Table
+from headrace.storage import page_writer, superblock_bytes
+from headrace.storage.errors import UniqueViolationError
+from headrace.storage.table import Table
 
 SCHEMA = pa.schema(
     [pa.field("a", pa.int16()), pa.field("t", pa.string()), pa.field("v", pa.int64()), pa.field("s", pa.string())]

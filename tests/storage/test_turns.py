@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage import Table, commit, handle
-from storage.errors import ClosedTableError, InputError, LockedError
-from storage.few_rows import FewRows
+from headrace.storage import Table, commit, handle
+from headrace.storage.errors import ClosedTableError, InputError, LockedError
+from headrace.storage.few_rows import FewRows
 
 ROWS = 5_000
 THREADS = 4

@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import InputError
-from storage.units import format_size, parse_duration, parse_memory
+from headrace.storage.errors import InputError
+from headrace.storage.units import format_size, parse_duration, parse_memory
 
 
 @given(st.integers(1, 2**50))

@@ -14,8 +14,8 @@ import pyarrow as pa
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from storage.superblock import FORMAT_VERSION  # noqa: E402 - after the path is set
-from storage.table import Table  # noqa: E402 - as above
+from headrace.storage.superblock import FORMAT_VERSION  # noqa: E402 - after the path is set
+from headrace.storage.table import Table  # noqa: E402 - as above
 
 UTC = dt.UTC
 

@@ -1,6 +1,0 @@
-"""Lets `python -m cli` be the command, where the installed script is not on the path."""
-
-from cli.main import entry_point
-
-if __name__ == "__main__":
-    entry_point()

@@ -1,0 +1,6 @@
+"""Lets `python -m headrace` be the command, where the installed script is not on the path."""
+
+from headrace.cli.main import entry_point
+
+if __name__ == "__main__":
+    entry_point()

@@ -1,0 +1,70 @@
+"""The folders at the top install as one package, `headrace`, whatever folders the user's own project has."""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SAMPLES = ROOT / "samples" / "nycflights13"
+LAYERS = ("storage", "joins", "etl", "pipelines", "cli", "samples")
+
+
+def run(*command, cwd, **options):
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [*map(str, command)], cwd=cwd, env=environment, capture_output=True, text=True, check=False, **options
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """Return the Python of an environment with the wheel, and the dependencies but not the sources of this one."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", folder, ROOT, cwd=folder)
+    venv.create(folder / "env", with_pip=False, symlinks=True)
+    site = next((folder / "env" / "lib").glob("python*")) / "site-packages"
+    (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
+    (wheel,) = folder.glob("*.whl")
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", site, wheel, cwd=folder)
+    return folder / "env" / "bin" / "python"
+
+
+@pytest.fixture
+def project(tmp_path):
+    """Return a user's project whose own packages have the names of our folders."""
+    for name in LAYERS:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(f"raise ImportError('the {name} of the user')\n")
+    return tmp_path
+
+
+def test_every_package_of_the_tree_is_installed():
+    declared = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    there = {"headrace"}
+    for layer in LAYERS:
+        modules = (ROOT / layer).rglob("__init__.py")
+        there |= {"headrace." + ".".join(module.parent.relative_to(ROOT).parts) for module in modules}
+    assert declared == there
+
+
+def test_the_wheel_runs_beside_folders_of_the_same_names(installed, project):
+    assert "Usage: headrace" in run(installed, "-m", "headrace", "--help", cwd=project)
+    planes = SAMPLES / "planes.parquet"
+    run(
+        *(installed, "-m", "headrace", "table", "build", planes, "--key", "tailnum", "--unique", "-o", "planes.tbl"),
+        cwd=project,
+    )
+    where = run(installed, "-c", "import headrace.storage; print(headrace.storage.__file__)", cwd=project)
+    assert ROOT not in Path(where.strip()).parents
+    examples = re.findall(r"And from Python:\n\n((?:    .*\n|\n)+)", (ROOT / "README.md").read_text())
+    code = "\n".join(line[4:] for line in examples[0].splitlines()).replace("samples/nycflights13", str(SAMPLES))
+    run(installed, "-c", code, cwd=project)
