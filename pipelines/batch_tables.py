@@ -181,7 +181,9 @@ class BatchTables:
                 if "staged" in pending:
                     _append_staged(pending["staged"], path, commit)
                 else:
-                    commit_files(path, self._handle(path).table, [DataFile(**file) for file in pending["files"]], commit)
+                    commit_files(
+                        path, self._handle(path).table, [DataFile(**file) for file in pending["files"]], commit
+                    )
             self._hook(f"after {part}")
 
     def _pending(

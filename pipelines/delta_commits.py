@@ -48,7 +48,7 @@ class Commit:
     application, transaction
         Delta's application transaction.
     note
-        Plain values kept in the commit; `DeltaHandle.commit_note` reads them.
+        Plain values kept in the commit; `DeltaHandle.commit_notes` reads them.
     properties
         Table properties that change with the commit.
     """
@@ -118,7 +118,7 @@ def commit_files(path: str, table: DeltaTable, files: Sequence[DataFile], commit
             return True
         time.sleep(min(0.5, 0.001 * 2**attempt))
     raise BatchError(
-        f"other writers won {_ATTEMPTS} attempts to commit to {path}; nothing is lost, the next run does this batch again"
+        f"other writers won {_ATTEMPTS} attempts to commit to {path}; nothing is lost, the next run commits again"
     )
 
 

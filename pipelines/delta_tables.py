@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHANGE_TYPE",
     "COMMIT_VERSION",
+    "GREATEST_KEY",
     "DeltaHandle",
     "TableVersion",
     "create_dimension",
@@ -36,6 +37,7 @@ __all__ = [
 
 CHANGE_TYPE = "_change_type"
 COMMIT_VERSION = "_commit_version"
+GREATEST_KEY = "headrace.greatestKey"
 _COMMITS_SEARCHED = 50
 _PROPERTIES = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "false"}
 
@@ -97,13 +99,20 @@ class DeltaHandle:
         keys = self._table.to_pyarrow_dataset().to_table(columns=[column])
         return greatest_key(keys.column(column))
 
-    def commit_note(self, application: str, transaction: int) -> dict[str, Any]:
-        """Return what `append` noted with a transaction, and Spark's count of rows; empty when it is not found."""
-        for commit in self._table.history(_COMMITS_SEARCHED):
-            note = _note(commit)
-            if note.get("application") == application and note.get("transaction") == transaction:
-                return {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
-        return {}
+    def commit_notes(self, application: str, transaction: int) -> list[dict[str, Any]]:
+        """Return what the commits of a transaction noted, the oldest first, each with Spark's count of rows.
+
+        Empty when there is no such commit, or the log no longer has it.
+        """
+        for limit in (_COMMITS_SEARCHED, None):
+            notes = [
+                {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
+                for commit in self._table.history(limit)
+                if (note := _note(commit)).get("application") == application and note.get("transaction") == transaction
+            ]
+            if notes:
+                return notes[::-1]
+        return []
 
 
 def open_table(path: str, version: int | None = None) -> DeltaTable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime  # noqa: TC003 - fields of a dataclass that is pickled
 from pathlib import Path
 from typing import TYPE_CHECKING
 

@@ -26,9 +26,7 @@ __all__ = ["AUDIT_SCHEMA", "Settlement", "Settling"]
 
 _BATCH: Final = "_batch"
 _LOADED_AT: Final = "_loaded_at"
-AUDIT_SCHEMA: Final = pa.schema(
-    [(FILE, pa.string()), (_BATCH, pa.int64()), (_LOADED_AT, pa.timestamp("us", "UTC"))]
-)
+AUDIT_SCHEMA: Final = pa.schema([(FILE, pa.string()), (_BATCH, pa.int64()), (_LOADED_AT, pa.timestamp("us", "UTC"))])
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class Settling:
         self._routed = self._writer(given.routed)
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stack.__exit__(*error)
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

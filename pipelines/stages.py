@@ -1,10 +1,10 @@
 """The stages of a batch, planned for a pipeline whose dimensions and lookups were checked (`pipelines.preparation`).
 
-The first stage reads the files. Then come lookups that cannot infer members (over whole replicas, no shuffle); the search for duplicates; then
-each lookup that infers, on rows shuffled by its key. Rows that were rejected, or that are duplicates to be left out,
-pass the later stages by, so that they add no members. What has its keys in one part needs no shuffle: one task does it
-together with what is beside it. Lookups that infer members of different dimensions share a round,
-which is computed once; a second role of one dimension waits for the members of the first.
+The first stage reads the files. Then come lookups that cannot infer members (over whole replicas, no shuffle), the
+search for duplicates, and each lookup that infers, on rows shuffled by its key. Rejected rows, and duplicates that are
+left out, pass the later stages by, so that they add no members. Keys that lie in one shard need no shuffle: one task
+does them together with the stage before. Lookups that infer members of different dimensions share a round, which is
+computed once; a second role of one dimension waits for the members of the first.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from headrace.pipelines.operators import Joiner
 from headrace.pipelines.read_step import ReadStep, record_format
 from headrace.pipelines.replica import ReplicaSpec
 from headrace.pipelines.replica_rows import LoadedKeyRows, MemberRows
-from headrace.pipelines.steps import DuplicateStep, LookupStep
 from headrace.pipelines.settlement import AUDIT_SCHEMA, Settlement
+from headrace.pipelines.steps import DuplicateStep, LookupStep
 from headrace.pipelines.worker import Stage
 from headrace.storage.units import parse_duration, parse_memory
 
@@ -146,7 +146,7 @@ class Prepared:
 
     @property
     def fact_schema(self) -> pa.Schema:
-        """The fact table: stream, surrogate keys and carried attributes, outcome, and on request where a row is from."""
+        """The fact table: stream, surrogate keys, carried attributes, outcome, and on request the origin of each row."""
         own = {name for look in self.lookups.values() for name in (look.outcome_column, look.reason_column)}
         added = [field for look in self.lookups.values() for field in look.added_schema() if field.name not in own]
         audit = AUDIT_SCHEMA if self.config.sink.audit else ()
@@ -268,7 +268,10 @@ class Prepared:
     def _settled_fields(self, run: StageRun) -> list[pa.Field]:
         """Return the columns that leave the last stage: what Spark is to write, and notes."""
         facts = [] if self.config.sink.path in run.files else list(self.fact_schema)
-        channels = ((REJECTED, self.config.errors_path, ERROR_SCHEMA), (ROUTED, self.config.duplicates_path, self.duplicate_schema))
+        channels = (
+            (REJECTED, self.config.errors_path, ERROR_SCHEMA),
+            (ROUTED, self.config.duplicates_path, self.duplicate_schema),
+        )
         own = [(name, pa.struct(schema)) for name, path, schema in channels if path not in run.files]
         return [*facts, *(pa.field(*pair) for pair in [*own, (STATE, pa.int8()), (NOTE, pa.string())])]
 
