@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 __all__ = [
     "FILE",
     "MALFORMED",
+    "MALFORMED_TYPE",
     "NOTE",
+    "PIECES",
+    "RECORD_NUMBER",
     "SHARD",
     "STATE",
     "ShardRule",
@@ -40,10 +43,23 @@ __all__ = [
 ]
 
 FILE = "_file"
+RECORD_NUMBER = "_record_number"
 MALFORMED = "_malformed"
 STATE = "_state"
 NOTE = "_note"
 SHARD = "_shard"
+MALFORMED_TYPE = pa.list_(pa.struct({"column": pa.string(), "value": pa.string(), "reason": pa.string()}))
+PIECES = pa.schema(
+    [
+        ("file", pa.string()),
+        ("path", pa.string()),
+        ("start", pa.int64()),
+        ("stop", pa.int64()),
+        ("first_record", pa.int64()),
+        ("size", pa.int64()),
+        ("mtime_ns", pa.int64()),
+    ]
+)
 
 
 class State(IntEnum):
@@ -58,8 +74,9 @@ class State(IntEnum):
 
 
 def source_schema(stream: pa.Schema) -> pa.Schema:
-    """Return the first frame's columns: the stream's, the source file, the text of a malformed record, state, note."""
-    own = [(FILE, pa.string()), (MALFORMED, pa.string()), (STATE, pa.int8()), (NOTE, pa.string())]
+    """Return the columns of rows as they are read: the stream's, where each came from, what is wrong with it, state."""
+    own = [(FILE, pa.string()), (RECORD_NUMBER, pa.int64()), (MALFORMED, MALFORMED_TYPE)]
+    own += [(STATE, pa.int8()), (NOTE, pa.string())]
     return pa.schema([*stream, *(pa.field(name, kind) for name, kind in own)])
 
 

@@ -1,7 +1,7 @@
 """Compiled code that finds records and fields in blocks of CSV. Knows neither files nor types.
 
-A field is bytes ``[start, stop)`` of the block, without its quotes. Both kernels walk the same states, so that the places
-where `count_records` says a record begins are the places where `split_fields` finds one.
+A field is bytes ``[start, stop)`` of the block, without its quotes. Both kernels walk the same states, so that the
+places where `count_records` says a record begins are the places where `split_fields` finds one.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ def _field_end(
             else:
                 break
         position += 1
-    if position > size:
-        position = size
+    position = min(position, size)
     if position == begin:
         kind = NULL
     return begin, position, position, kind, final or position < size, fault
@@ -242,9 +241,7 @@ def count_records(
 
 
 @njit(cache=True, nogil=True)
-def check_utf8(
-    data: NDArray[np.uint8], bounds: NDArray[np.int32], records: int, places: NDArray[np.int32]
-) -> int:
+def check_utf8(data: NDArray[np.uint8], bounds: NDArray[np.int32], records: int, places: NDArray[np.int32]) -> int:
     """Find the first byte of each record that is not UTF-8, or -1; return how many records have one."""
     found = 0
     for record in range(records):

@@ -1,6 +1,6 @@
 """Compiled code that finds the fields of JSON objects, one a line. Knows neither files nor types.
 
-A value is bytes ``[start, stop)`` of the block, without quotes. The grammar is that of RFC 8259, with nothing beyond it.
+A value is bytes ``[start, stop)`` of the block, without quotes. The grammar is that of RFC 8259 and no more.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def _word_end(data: NDArray[np.uint8], position: int, stop: int) -> tuple[int, i
 
 @njit(cache=True, nogil=True)
 def _scalar_end(data: NDArray[np.uint8], position: int, stop: int) -> tuple[int, int, bool]:
-    """Return the position after a value that is not nested (of a string, its last quote), its kind, if it has escapes."""
+    """Return the position after a plain value (of a string, its last quote), its kind, and if it has escapes."""
     if position >= stop:
         return -1, NULL, False
     byte = data[position]
@@ -453,7 +453,7 @@ def split_objects(
 
 @njit(cache=True, nogil=True)
 def count_lines(data: NDArray[np.uint8], position: int, size: int, final: bool) -> tuple[int, int]:
-    """Walk over the lines of a block that `split_objects` takes for records; return how many, and where the next begins."""
+    """Count the lines of a block that `split_objects` takes for records; also return where the next one begins."""
     records = 0
     while position < size:
         first = position

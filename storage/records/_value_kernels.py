@@ -1,7 +1,7 @@
 """Compiled code that turns fields of text into values, exactly or not at all. Knows no types of Arrow.
 
-Fields are bytes ``[start, stop)`` of a block; those that are not wanted are passed over. Each kernel leaves the number of
-the rule that a field breaks, or 0.
+Fields are bytes ``[start, stop)`` of a block; those that are not wanted are passed over. Each kernel leaves the number
+of the rule that a field breaks, or 0.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ __all__ = [
     "FRACTION",
     "NAIVE",
     "RANGE",
+    "check_floats",
     "copy_fields",
     "equal_fields",
     "field_lengths",
@@ -29,7 +30,6 @@ __all__ = [
     "parse_integers",
     "parse_patterns",
     "parse_times",
-    "check_floats",
 ]
 
 FORM, RANGE, FRACTION, DAY, COARSE = 1, 2, 3, 4, 5
@@ -219,7 +219,6 @@ def parse_decimals(
         first, last, power, rule, negative = _number_form(data, starts[row], stops[row], point)
         low = np.uint64(0)
         high = np.uint64(0)
-        wide = False
         taken = 0
         position = first
         final = power + 1

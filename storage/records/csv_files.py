@@ -7,7 +7,6 @@ import difflib
 import functools
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,14 +17,14 @@ from headrace.storage.records import _csv_kernels as kernels
 from headrace.storage.records._value_kernels import equal_fields
 from headrace.storage.records.records import Records, Rejections
 from headrace.storage.records.sources import BlockReader, is_utf8, open_text
-from headrace.storage.records.values import Fields, convert
+from headrace.storage.records.values import Fields, convert, decoded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.storage.records.formats import RecordFormat
+    from headrace.storage.records.formats import RecordFormat, StrPath
     from headrace.storage.records.pieces import Piece
 
 __all__ = ["CsvBlock", "column_places", "csv_blocks", "csv_records", "dialect", "read_heading"]
@@ -41,7 +40,7 @@ def dialect(form: RecordFormat) -> tuple[int, int, int]:
     return ord(form.delimiter), quote, ord(form.escape) if form.escape else quote
 
 
-def read_heading(path: str | Path, form: RecordFormat) -> list[str] | None:
+def read_heading(path: StrPath, form: RecordFormat) -> list[str] | None:
     """Return the names in the first record of a file, or None if it has no record.
 
     Raises
@@ -54,7 +53,7 @@ def read_heading(path: str | Path, form: RecordFormat) -> list[str] | None:
         return None if _heading_end(reader, path, form) is None else _names(reader, path, form)
 
 
-def _heading_end(reader: BlockReader, path: str | Path, form: RecordFormat) -> int | None:
+def _heading_end(reader: BlockReader, path: StrPath, form: RecordFormat) -> int | None:
     """Return where the first record ends in the reader's buffer, which holds all of it then."""
     while True:
         records, end, state = kernels.count_records(
@@ -70,7 +69,7 @@ def _heading_end(reader: BlockReader, path: str | Path, form: RecordFormat) -> i
         reader.fill()
 
 
-def _names(reader: BlockReader, path: str | Path, form: RecordFormat) -> list[str]:
+def _names(reader: BlockReader, path: StrPath, form: RecordFormat) -> list[str]:
     end = _heading_end(reader, path, form)
     raw = bytes(reader.data[reader.position : end]).strip(b"\r\n")
     try:
@@ -80,7 +79,6 @@ def _names(reader: BlockReader, path: str | Path, form: RecordFormat) -> list[st
             f"{path}: the heading is not {form.encoding} (byte 0x{raw[error.start]:02x} at {error.start + 1}); declare the "
             "file's encoding, or convert it, for instance with: iconv -f WINDOWS-1252 -t UTF-8"
         ) from error
-    quoting = csv.QUOTE_MINIMAL if form.quote else csv.QUOTE_NONE
     doubled = form.escape in {None, form.quote}
     escape = None if doubled else form.escape
     lines = csv.reader(
@@ -89,7 +87,7 @@ def _names(reader: BlockReader, path: str | Path, form: RecordFormat) -> list[st
         quotechar=form.quote or None,
         escapechar=escape,
         doublequote=doubled,
-        quoting=quoting,
+        quoting=csv.QUOTE_MINIMAL if form.quote else csv.QUOTE_NONE,
         strict=True,
     )
     try:
@@ -99,7 +97,7 @@ def _names(reader: BlockReader, path: str | Path, form: RecordFormat) -> list[st
 
 
 def column_places(
-    found: Sequence[str], wanted: Sequence[str], form: RecordFormat, path: str | Path, what: str = "heading"
+    found: Sequence[str], wanted: Sequence[str], form: RecordFormat, path: StrPath, what: str = "heading"
 ) -> list[int | None]:
     """Return where each wanted column is among those found, None for one that may be missing and is.
 
@@ -117,9 +115,13 @@ def column_places(
         problems += [f"column {name!r} is not declared" for name in extra]
     if problems:
         raise RecordFileError(
-            f"{path}: {'; '.join(problems)}. Its {what} is {', '.join(found)}; expected: {', '.join(wanted)}"
+            f"{path}: {'; '.join(problems)}. Its {what}: {_listed(found)}; expected: {_listed(wanted)}"
         )
     return [found.index(name) if name in found else None for name in wanted]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(name if name.isprintable() and name else repr(name) for name in names)
 
 
 def _like(name: str, extra: Sequence[str]) -> str:
@@ -143,7 +145,7 @@ class CsvBlock:
 
     def text(self, record: int) -> str:
         """Return a record as it came; bytes that are not UTF-8 as ``\\xNN``."""
-        return bytes(self.data[self.bounds[0, record] : self.bounds[1, record]]).decode("utf-8", "backslashreplace")
+        return decoded(self.data[self.bounds[0, record] : self.bounds[1, record]])
 
 
 def csv_blocks(piece: Piece, form: RecordFormat, columns: int) -> Iterator[CsvBlock]:
@@ -182,8 +184,16 @@ def csv_blocks(piece: Piece, form: RecordFormat, columns: int) -> Iterator[CsvBl
                 counts,
             )
             if records:
-                cut = (array[..., :records] for array in (starts, stops, kinds, bounds, faults, counts))
-                yield CsvBlock(reader.data, records, *cut)
+                yield CsvBlock(
+                    reader.data,
+                    records,
+                    starts[:, :records],
+                    stops[:, :records],
+                    kinds[:, :records],
+                    bounds[:, :records],
+                    faults[:records],
+                    counts[:records],
+                )
             done += records
             if state == kernels.UNCLOSED:
                 raise RecordFileError(_unclosed(piece.path, done + 1, reader))
@@ -193,7 +203,7 @@ def csv_blocks(piece: Piece, form: RecordFormat, columns: int) -> Iterator[CsvBl
                 reader.fill()
 
 
-def _unclosed(path: str | Path, number: int, reader: BlockReader) -> str:
+def _unclosed(path: StrPath, number: int, reader: BlockReader) -> str:
     begin = bytes(reader.data[reader.position : min(reader.position + 60, reader.size)]).decode("utf-8", "replace")
     return (
         f"{path}: record {number} opens a quote that is never closed, so that all that follows belongs to it; close the "
@@ -215,9 +225,7 @@ def csv_records(piece: Piece, form: RecordFormat) -> Iterator[Records]:
         number += block.records
 
 
-def _records(
-    block: CsvBlock, form: RecordFormat, places: list[int | None], heading: list[str], number: int
-) -> Records:
+def _records(block: CsvBlock, form: RecordFormat, places: list[int | None], heading: list[str], number: int) -> Records:
     assert form.columns is not None
     rejected = Rejections()
     _refuse_undecoded(block, form, heading, rejected)
@@ -230,7 +238,7 @@ def _records(
         fields = _fields(block, place, form)
         converted = convert(fields, field.type, form)
         for row in np.flatnonzero(converted.rules):
-            text = fields.text(row)
+            text = fields.text(int(row))
             reason = converted.reasons[int(converted.rules[row])]
             rejected.add(int(row), field.name, text, reason if text else f"{reason}; leave the field empty for null")
         columns.append(converted.values)
@@ -257,8 +265,10 @@ def _refuse_undecoded(block: CsvBlock, form: RecordFormat, heading: list[str], r
     """Reject records with bytes that are not in the encoding, naming the column."""
     for record, place in undecoded(block.data, block.bounds, block.records):
         inside = np.flatnonzero((block.starts[:, record] <= place) & (place < block.stops[:, record]))
-        column = heading[inside[0]] if len(inside) else None
-        value = Fields(block.data, block.starts[inside[0]], block.stops[inside[0]], block.faults).text(record) if len(inside) else None  # noqa: E501
+        column = value = None
+        if len(inside):
+            column = heading[inside[0]]
+            value = decoded(block.data[block.starts[inside[0], record] : block.stops[inside[0], record]])
         rejected.add(record, column, value, encoding_reason(int(block.data[place]), form))
         block.kinds[:, record] = kernels.NULL
         block.faults[record] = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 from zoneinfo import ZoneInfo
 
 from headrace.storage.errors import InputError
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["COMPRESSIONS", "SUFFIXES", "Kind", "RecordFormat", "compression_of", "kind_of"]
+__all__ = ["COMPRESSIONS", "SUFFIXES", "Kind", "RecordFormat", "StrPath", "compression_of", "kind_of"]
 
 Kind = Literal["csv", "json", "parquet"]
+StrPath: TypeAlias = "str | os.PathLike[str]"
 SUFFIXES: dict[str, Kind] = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -105,7 +106,9 @@ class RecordFormat:
             codecs.lookup(self.encoding)
             ZoneInfo(self.time_zone)
         except LookupError as error:
-            raise InputError(f"{str(error).strip(chr(39))}; name an encoding as Python does, such as 'latin-1'") from error
+            raise InputError(
+                f"{str(error).strip(chr(39))}; name an encoding as Python does, such as 'latin-1'"
+            ) from error
         except (ValueError, OSError) as error:
             raise InputError(f"unknown time zone {self.time_zone!r}; write a name such as 'Europe/Paris'") from error
         _ = self.patterns
@@ -124,7 +127,7 @@ class RecordFormat:
         return (self.unknown_fields or ("ignore" if self.kind == "parquet" else "error")) == "ignore"
 
 
-def compression_of(path: str | os.PathLike[str]) -> str | None:
+def compression_of(path: StrPath) -> str | None:
     """Return the suffix that says how a file is compressed, or None.
 
     Examples
@@ -136,7 +139,7 @@ def compression_of(path: str | os.PathLike[str]) -> str | None:
     return suffix if suffix in COMPRESSIONS else None
 
 
-def kind_of(path: str | os.PathLike[str]) -> Kind | None:
+def kind_of(path: StrPath) -> Kind | None:
     """Return the format that a file's name says, or None.
 
     Examples

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ from headrace.storage.records import _json_kernels as kernels
 from headrace.storage.records.csv_files import encoding_reason, undecoded
 from headrace.storage.records.records import Records, Rejections
 from headrace.storage.records.sources import BlockReader, open_text
-from headrace.storage.records.values import Fields, convert, type_name
+from headrace.storage.records.values import Fields, convert, decoded, type_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -119,13 +119,13 @@ class _Block:
         rows = pa.RecordBatch.from_arrays(columns, schema=form.columns)
         return Records(rows, pa.array(np.arange(number, number + self.records)), rejected.table())
 
-    def _text(self, start: int, stop: int) -> str:
-        return bytes(self.data[start:stop]).decode("utf-8", "backslashreplace")
+    def _text(self, start: Any, stop: Any) -> str:
+        return decoded(self.data[start:stop])
 
     def _fault(self, record: int, form: RecordFormat) -> tuple[str | None, str | None, str]:
         """Return the column, the value and the rule of a record that is wrong as a whole."""
         assert form.columns is not None
-        start, stop = (int(place) for place in self.places[:, record])
+        start, stop = int(self.places[0, record]), int(self.places[1, record])
         found = self._text(start, stop)
         fault = self.faults[record]
         if fault == kernels.NOT_OBJECT:
@@ -150,7 +150,9 @@ class _Block:
         wrong, expected = _wrong_kinds(kinds, field.type)
         if form.missing_fields == "error":
             for row in np.flatnonzero(kinds == kernels.MISSING):
-                rejected.add(int(row), field.name, None, "is missing; declare `missing_fields: null` to load it as null")
+                rejected.add(
+                    int(row), field.name, None, "is missing; declare `missing_fields: null` to load it as null"
+                )
         for row in np.flatnonzero(wrong):
             value = self._text(self.starts[place, row], self.stops[place, row])
             rejected.add(int(row), field.name, value, f"is {_KINDS[int(kinds[row])]}, not {expected}")
@@ -177,7 +179,7 @@ class _Block:
 def _converted(fields: Fields, field: pa.Field, form: RecordFormat, rejected: Rejections) -> pa.Array:
     converted = convert(fields, field.type, form)
     for row in np.flatnonzero(converted.rules):
-        rejected.add(int(row), field.name, fields.text(row), converted.reasons[int(converted.rules[row])])
+        rejected.add(int(row), field.name, fields.text(int(row)), converted.reasons[int(converted.rules[row])])
     return converted.values
 
 

@@ -49,7 +49,9 @@ def _opened(path: str) -> pq.ParquetFile:
 def _schema(file: pq.ParquetFile) -> pa.Schema:
     """Return the columns, where a timestamp of 96 bits is an instant, as Spark, which writes them, means it."""
     schema = file.schema_arrow.remove_metadata()
-    physical = {file.schema.column(place).path: file.schema.column(place).physical_type for place in range(len(file.schema))}
+    physical = {
+        file.schema.column(place).path: file.schema.column(place).physical_type for place in range(len(file.schema))
+    }
     return pa.schema(
         [
             field.with_type(pa.timestamp("us", "UTC")) if physical.get(field.name) == "INT96" else field
@@ -212,7 +214,9 @@ def _whole_floats(values: pa.Array, dtype: pa.DataType, _form: RecordFormat) -> 
     outside = (numbers < -greatest) | (numbers > greatest)
     rules = (outside & valid).astype(np.uint8) * np.uint8(_RANGE)
     fitting = numbers.astype(dtype.to_pandas_dtype())
-    return Converted(packed(dtype, fitting, valid & ~outside), rules, {_RANGE: f"has more digits than {type_name(dtype)}"})
+    return Converted(
+        packed(dtype, fitting, valid & ~outside), rules, {_RANGE: f"has more digits than {type_name(dtype)}"}
+    )
 
 
 def _decimals(values: pa.Array, dtype: pa.DataType, _form: RecordFormat) -> Converted:
@@ -233,7 +237,9 @@ def _decimals(values: pa.Array, dtype: pa.DataType, _form: RecordFormat) -> Conv
     negative = pc.less(wide, pa.scalar(0, wide.type))
     outside = pc.greater(units, pc.if_else(negative, lowest, bound))
     rounded = pc.round(wide, ndigits=scale)
-    rules = np.asarray(pc.fill_null(pc.not_equal(rounded, wide), fill_value=False)).astype(np.uint8) * np.uint8(_FRACTION)
+    rules = np.asarray(pc.fill_null(pc.not_equal(rounded, wide), fill_value=False)).astype(np.uint8) * np.uint8(
+        _FRACTION
+    )
     rules[np.asarray(pc.fill_null(outside, fill_value=False))] = _RANGE
     fitting = pc.if_else(pa.array(rules == 0), wide, pa.scalar(None, wide.type)).cast(dtype)
     reasons = {

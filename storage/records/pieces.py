@@ -12,10 +12,9 @@ from headrace.storage.records.formats import compression_of
 from headrace.storage.records.sources import BlockReader, is_utf8, open_text, reading
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
 
-    from headrace.storage.records.formats import RecordFormat
+    from headrace.storage.records.formats import RecordFormat, StrPath
 
 __all__ = ["Piece", "split"]
 
@@ -42,7 +41,7 @@ class Piece:
     first_record: int = 1
 
 
-def split(path: str | os.PathLike[str], form: RecordFormat, bytes_each: int) -> list[Piece]:
+def split(path: StrPath, form: RecordFormat, bytes_each: int) -> list[Piece]:
     """Divide a file into pieces of about so many bytes, which several tasks can read.
 
     Text is cut between records only, which takes a pass over the file. Archives, small files and text that has to be
@@ -71,7 +70,7 @@ def split(path: str | os.PathLike[str], form: RecordFormat, bytes_each: int) -> 
         return list(_texts(path, form, bytes_each)) if is_utf8(form.encoding) else [Piece(str(path))]
 
 
-def _row_groups(path: str | os.PathLike[str], bytes_each: int) -> Iterator[Piece]:
+def _row_groups(path: StrPath, bytes_each: int) -> Iterator[Piece]:
     import pyarrow.parquet as pq  # noqa: PLC0415 - loaded only for Parquet
 
     metadata = pq.read_metadata(path)
@@ -86,7 +85,7 @@ def _row_groups(path: str | os.PathLike[str], bytes_each: int) -> Iterator[Piece
             start, size, number, rows = group + 1, 0, number + rows, 0
 
 
-def _texts(path: str | os.PathLike[str], form: RecordFormat, bytes_each: int) -> Iterator[Piece]:
+def _texts(path: StrPath, form: RecordFormat, bytes_each: int) -> Iterator[Piece]:
     start, number, records = 0, 1, 0
     heading = int(form.kind == "csv" and form.header)
     with open_text(path, form) as source:

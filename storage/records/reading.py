@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import io
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,9 @@ from headrace.storage.records.sources import open_text, reading
 from headrace.storage.records.values import check_types
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator, Sequence
 
-    from headrace.storage.records.formats import RecordFormat
+    from headrace.storage.records.formats import RecordFormat, StrPath
     from headrace.storage.records.records import Records
 
 __all__ = ["raw_records", "read_records"]
@@ -66,7 +66,7 @@ def read_records(piece: Piece, form: RecordFormat) -> Iterator[Records]:
             yield from parquet_records(piece, form)
 
 
-def raw_records(path: str | os.PathLike[str], form: RecordFormat, numbers: Sequence[int]) -> list[str]:
+def raw_records(path: StrPath, form: RecordFormat, numbers: Sequence[int]) -> list[str]:
     """Return records as they came: lines of text, of Parquet the values in it as JSON.
 
     Parameters
@@ -104,9 +104,10 @@ def _texts(path: str, form: RecordFormat, numbers: set[int]) -> Iterator[tuple[i
         return
     columns = len(read_heading(path, form) or ()) if form.header else 1
     first = 1
+    ordered = sorted(numbers)
     for block in csv_blocks(Piece(path), form, columns):
-        inside = (number for number in numbers if first <= number < first + block.records)
-        yield from ((number, block.text(number - first)) for number in sorted(inside))
+        inside = ordered[bisect.bisect_left(ordered, first) : bisect.bisect_left(ordered, first + block.records)]
+        yield from ((number, block.text(number - first)) for number in inside)
         first += block.records
         if first > last:
             return

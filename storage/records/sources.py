@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.storage.records.formats import RecordFormat
+    from headrace.storage.records.formats import RecordFormat, StrPath
 
 __all__ = ["BlockReader", "is_utf8", "open_text", "reading"]
 
@@ -50,7 +50,7 @@ def is_utf8(encoding: str) -> bool:
 
 
 @contextlib.contextmanager
-def reading(path: str | Path, kind: str) -> Iterator[None]:
+def reading(path: StrPath, kind: str) -> Iterator[None]:
     """Name the file in whatever is said of its bytes.
 
     Raises
@@ -119,7 +119,7 @@ class _Translated(io.RawIOBase):
         super().close()
 
 
-def open_text(path: str | Path, form: RecordFormat) -> Any:
+def open_text(path: StrPath, form: RecordFormat) -> Any:
     """Open a file as unpacked UTF-8; what is returned has `readinto`, `read` and `close`."""
     source = _unpacked(Path(path))
     return source if is_utf8(form.encoding) else _Translated(source, form.encoding)
@@ -164,7 +164,7 @@ class BlockReader:
             room = np.empty(2 * len(self.data), dtype=np.uint8)
         room[:held] = self.data[self.position : self.size]
         self.data, self.position, self.size = room, 0, held
-        view = memoryview(room)
+        view = room.data
         while self.size < len(room) and not self.final:
             wanted = len(room) - self.size if self._left is None else min(len(room) - self.size, self._left)
             taken = self._source.readinto(view[self.size : self.size + wanted]) if wanted else 0

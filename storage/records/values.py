@@ -27,7 +27,17 @@ if TYPE_CHECKING:
     from headrace.storage.records.formats import RecordFormat
     from headrace.storage.records.patterns import Pattern
 
-__all__ = ["Converted", "Fields", "check_types", "clock_reasons", "convert", "packed", "timestamps", "type_name"]
+__all__ = [
+    "Converted",
+    "Fields",
+    "check_types",
+    "clock_reasons",
+    "convert",
+    "decoded",
+    "packed",
+    "timestamps",
+    "type_name",
+]
 
 TWICE, NEVER, ZONED, YEARS = 6, 7, 8, 9
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
@@ -59,7 +69,7 @@ class Fields:
 
     def text(self, row: int) -> str:
         """Return one field; bytes that are not UTF-8 as ``\\xNN``."""
-        return bytes(self.data[self.starts[row] : self.stops[row]]).decode("utf-8", "backslashreplace")
+        return decoded(self.data[self.starts[row] : self.stops[row]])
 
 
 @dataclass(frozen=True)
@@ -79,6 +89,11 @@ class Converted:
     values: pa.Array
     rules: NDArray[np.uint8]
     reasons: dict[int, str]
+
+
+def decoded(data: NDArray[np.uint8]) -> str:
+    """Return bytes as text; those that are not UTF-8 as ``\\xNN``."""
+    return bytes(data).decode("utf-8", "backslashreplace")
 
 
 def type_name(dtype: pa.DataType) -> str:
@@ -254,7 +269,10 @@ class _Times:
 def _read_times(fields: Fields, pattern: Pattern | None, *, has_day: bool, has_clock: bool) -> _Times:
     rows = len(fields.wanted)
     times = _Times(
-        np.zeros(rows, dtype=np.int32), np.zeros(rows, dtype=np.int64), np.zeros(rows, dtype=np.int32), _no_rules(fields)
+        np.zeros(rows, dtype=np.int32),
+        np.zeros(rows, dtype=np.int64),
+        np.zeros(rows, dtype=np.int32),
+        _no_rules(fields),
     )
     place = (fields.data, fields.starts, fields.stops, fields.wanted)
     out = (times.days, times.nanos, times.zones, times.rules)
