@@ -269,7 +269,7 @@ def _is_word(data: NDArray[np.uint8], position: int, stop: int, word: tuple[int,
     """Return whether a field is a word, in any case."""
     if stop - position != len(word):
         return False
-    for place in range(len(word)):
+    for place in range(len(word)):  # noqa: SIM110 - numba compiles no generator expressions
         if data[position + place] | 32 != word[place]:
             return False
     return True
@@ -291,8 +291,8 @@ def check_floats(
     Parameters
     ----------
     values, exact
-        Receive those that one multiplication or division of exact numbers gives, correctly rounded (Clinger, "How to read
-        floating point numbers accurately", 1990).
+        Receive those that one multiplication or division of exact numbers gives, correctly rounded (Clinger, "How to
+        read floating point numbers accurately", 1990).
     """
     tens = np.empty(23, dtype=np.float64)
     tens[0] = 1.0
@@ -464,7 +464,7 @@ def parse_times(
     zones: NDArray[np.int32],
     rules: NDArray[np.uint8],
 ) -> None:
-    """Read ISO dates (a day only), times of day (a clock only) and timestamps (a day, and a clock unless it is midnight).
+    """Read ISO dates (a day only), times of day (a clock only) and timestamps (a day, and a clock but at midnight).
 
     Parameters
     ----------
@@ -551,7 +551,8 @@ def parse_patterns(
     Parameters
     ----------
     codes
-        The pattern: the letters of its directives, and literal bytes plus 256; a directive with a digit behind it plus 512.
+        The pattern: the letters of its directives, and literal bytes plus 256. A directive with a digit beside it has
+        512 added.
     months, short_months
         English names in small letters, a zero behind each.
     """

@@ -32,6 +32,7 @@ __all__ = ["CsvBlock", "column_places", "csv_blocks", "csv_records", "dialect", 
 _ROWS = 1 << 16
 _LEAST_ROWS = 1 << 10
 _FIELDS = 1 << 19
+_NOT_ASCII = 0x80
 
 
 def dialect(form: RecordFormat) -> tuple[int, int, int]:
@@ -76,8 +77,8 @@ def _names(reader: BlockReader, path: StrPath, form: RecordFormat) -> list[str]:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RecordFileError(
-            f"{path}: the heading is not {form.encoding} (byte 0x{raw[error.start]:02x} at {error.start + 1}); declare the "
-            "file's encoding, or convert it, for instance with: iconv -f WINDOWS-1252 -t UTF-8"
+            f"{path}: the heading is not {form.encoding} (byte 0x{raw[error.start]:02x} at {error.start + 1}); declare "
+            "the file's encoding, or convert it, for instance with: iconv -f WINDOWS-1252 -t UTF-8"
         ) from error
     doubled = form.escape in {None, form.quote}
     escape = None if doubled else form.escape
@@ -144,7 +145,7 @@ class CsvBlock:
     counts: NDArray[np.int32]
 
     def text(self, record: int) -> str:
-        """Return a record as it came; bytes that are not UTF-8 as ``\\xNN``."""
+        """Return a record as it came; bytes that are not UTF-8 in hexadecimal."""
         return decoded(self.data[self.bounds[0, record] : self.bounds[1, record]])
 
 
@@ -206,8 +207,8 @@ def csv_blocks(piece: Piece, form: RecordFormat, columns: int) -> Iterator[CsvBl
 def _unclosed(path: StrPath, number: int, reader: BlockReader) -> str:
     begin = bytes(reader.data[reader.position : min(reader.position + 60, reader.size)]).decode("utf-8", "replace")
     return (
-        f"{path}: record {number} opens a quote that is never closed, so that all that follows belongs to it; close the "
-        f"quote, or deliver the file again if it was cut. The record begins with {begin.splitlines()[0]!r}"
+        f"{path}: record {number} opens a quote that is never closed, so that all that follows belongs to it; close "
+        f"the quote, or deliver the file again if it was cut. The record begins with {begin.splitlines()[0]!r}"
     )
 
 
@@ -284,7 +285,7 @@ def encoding_reason(byte: int, form: RecordFormat) -> str:
 def undecoded(data: NDArray[np.uint8], bounds: NDArray[np.int32], records: int) -> list[tuple[int, int]]:
     """Return the records with a byte that is not UTF-8, and where it is."""
     first, last = int(bounds[0, 0]), int(bounds[1, records - 1])
-    if last <= first or data[first:last].max() < 0x80:
+    if last <= first or data[first:last].max() < _NOT_ASCII:
         return []
     places = np.empty(records, dtype=np.int32)
     if not kernels.check_utf8(data, bounds, records, places):
@@ -297,8 +298,8 @@ def _refuse_broken(block: CsvBlock, form: RecordFormat, columns: int, rejected: 
     for record in np.flatnonzero(block.faults):
         if block.faults[record] & kernels.BAD_QUOTE:
             reason = (
-                f"a quote ({form.quote}) is inside a field that is not quoted, or text follows a closing quote; quote the "
-                "field, and double each quote within it"
+                f"a quote ({form.quote}) is inside a field that is not quoted, or text follows a closing quote; quote "
+                "the field, and double each quote within it"
             )
         else:
             where = "the heading" if form.header else "the schema"

@@ -63,8 +63,8 @@ class RecordFormat:
         What happens to a local time that occurs twice because clocks are set back: ``"reject"``, ``"earlier"`` or
         ``"later"``.
     unknown_fields
-        ``"error"`` or ``"ignore"``: whether a column or field that is not declared is refused. None refuses it in CSV and
-        JSON, and ignores it in Parquet.
+        ``"error"`` or ``"ignore"``: whether a column or field that is not declared is refused. None refuses it in CSV
+        and JSON, and ignores it in Parquet.
     missing_fields
         ``"error"`` or ``"null"``: whether a declared column or field that is not there is refused, or null.
 

@@ -113,8 +113,8 @@ class _Block:
             value = self._text(self.starts[inside[0], record], self.stops[inside[0], record]) if len(inside) else None
             rejected.add(record, column, value, encoding_reason(int(self.data[place]), form))
             self.kinds[:, record], self.faults[record] = kernels.NULL, 0
-        for record in np.flatnonzero(self.faults):
-            rejected.add(int(record), *self._fault(int(record), form))
+        for broken in np.flatnonzero(self.faults):
+            rejected.add(int(broken), *self._fault(int(broken), form))
         columns = [self._column(place, field, form, rejected) for place, field in enumerate(form.columns)]
         rows = pa.RecordBatch.from_arrays(columns, schema=form.columns)
         return Records(rows, pa.array(np.arange(number, number + self.records)), rejected.table())

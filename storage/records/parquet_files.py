@@ -82,8 +82,8 @@ def _converter_of(path: str, source: pa.Field, target: pa.Field) -> _Converter:
     found = _converter(source.type, target.type)
     if found is None:
         raise RecordFileError(
-            f"{path}: column {target.name!r} is {source.type}, which {type_name(target.type)} does not hold without loss; "
-            "declare a type that does, or write the file again"
+            f"{path}: column {target.name!r} is {source.type}, which {type_name(target.type)} does not hold without "
+            "loss; declare a type that does, or write the file again"
         )
     return found
 
@@ -281,7 +281,7 @@ def _shown(values: pa.Array, row: int) -> str:
     return str(_original(values.slice(row, 1))[0])
 
 
-def _original(values: pa.Array) -> list[Any]:
+def _original(values: pa.Array) -> list[Any]:  # noqa: PLR0911 - one case for each kind of type
     """Return values as JSON has them: times and decimals as text, bytes in hexadecimal."""
     kind = values.type
     if pa.types.is_dictionary(kind):
@@ -294,7 +294,7 @@ def _original(values: pa.Array) -> list[Any]:
         try:
             return values.cast(pa.string()).to_pylist()
         except pa.ArrowException:
-            return values.view(pa.int64() if kind.bit_width == 64 else pa.int32()).to_pylist()
+            return values.view(pa.int32() if kind.bit_width == pa.int32().bit_width else pa.int64()).to_pylist()
     if pa.types.is_decimal(kind):
         return [None if value is None else str(value) for value in values.to_pylist()]
     return values.to_pylist()

@@ -78,13 +78,17 @@ def compile_pattern(field: str, text: str) -> Pattern:
         needs = "the year, the month and the day" + (" and no time of day" if field == "date_format" else "")
         raise InputError(f"{field} is {text!r}; it tells {needs}, each once, as in '%d.%m.%Y'")
     codes: list[int] = []
-    for token, following in zip(tokens, [*tokens[1:], ""], strict=True):
+    for place, token in enumerate(tokens):
         if len(token) == 1:
             codes.extend(_LITERAL + byte for byte in token.encode())
             continue
-        beside = following[:1].isdigit() or (len(following) > 1 and following[1] in _NUMBERS + "f")
+        beside = any(_is_number(other) for other in (*tokens[place - 1 : place], *tokens[place + 1 : place + 2]))
         codes.append(ord(token[1]) + (_FIXED if beside and token[1] in _NUMBERS else 0))
     return Pattern(text, np.array(codes, dtype=np.int32), "z" in letters)
+
+
+def _is_number(token: str) -> bool:
+    return token.isdigit() or (len(token) > 1 and token[1] in _NUMBERS + "f")
 
 
 def _tokens(field: str, text: str) -> list[str]:

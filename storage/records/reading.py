@@ -26,7 +26,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def read_records(piece: Piece, form: RecordFormat) -> Iterator[Records]:
-    """Yield the records of a piece of a file, batch by batch.
+    r"""Yield the records of a piece of a file, batch by batch.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ def read_records(piece: Piece, form: RecordFormat) -> Iterator[Records]:
     Raises
     ------
     RecordFileError
-        If the file cannot be read at all: it is cut, damaged, or does not have the declared columns. The message names it.
+        If the file cannot be read at all: it is cut, damaged, or does not have the declared columns.
     InputError
         If a column has a type that cannot be read from text.
 
@@ -47,7 +47,7 @@ def read_records(piece: Piece, form: RecordFormat) -> Iterator[Records]:
     >>> import pathlib, tempfile
     >>> import pyarrow as pa
     >>> file = pathlib.Path(tempfile.mkdtemp()) / "rows.csv"
-    >>> _ = file.write_text("id,price\\n1,9.50\\n2,9.505\\n")
+    >>> _ = file.write_text("id,price\n1,9.50\n2,9.505\n")
     >>> form = RecordFormat("csv", pa.schema([("id", pa.int64()), ("price", pa.decimal128(8, 2))]))
     >>> [(part.rows.num_rows, part.rejects.to_pylist()[0]["reason"]) for part in read_records(Piece(str(file)), form)]
     [(2, 'has more than 2 digits after the point, and is not rounded')]

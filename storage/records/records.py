@@ -35,8 +35,8 @@ class Records:
     numbers
         Number of each record in its file (int64), from 1; a heading and blank lines are not counted.
     rejects
-        One row for each rule that a record breaks: the row in `rows`, and the column, value and rule. The column and the
-        value are null where the record as a whole is wrong.
+        One row for each rule that a record breaks: the row in `rows`, and the column, value and rule. The column and
+        the value are null where the record as a whole is wrong.
     """
 
     rows: pa.RecordBatch

@@ -1,7 +1,7 @@
 """The bytes of a text file: unpacked, in UTF-8, in blocks that end where the caller stops.
 
-Text in another encoding is translated; a byte that the encoding does not know becomes a byte that is not UTF-8, so that the
-record it is in is refused later. A file that cannot be read is a `RecordFileError` that names it.
+Text in another encoding is translated; a byte that the encoding does not know becomes a byte that is not UTF-8, so that
+the record it is in is refused later. A file that cannot be read is a `RecordFileError` that names it.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ CSV and JSON share these converters, so that the same text is the same value in 
 
 from __future__ import annotations
 
-import datetime
+import datetime as dt
 import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -42,8 +42,8 @@ __all__ = [
 TWICE, NEVER, ZONED, YEARS = 6, 7, 8, 9
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY = 86_400
-_FIRST_SECOND = int((datetime.datetime(1, 1, 1) - datetime.datetime(1970, 1, 1)).total_seconds())  # noqa: DTZ001 - a count
-_LAST_SECOND = int((datetime.datetime(9999, 12, 31, 23, 59, 59) - datetime.datetime(1970, 1, 1)).total_seconds())  # noqa: DTZ001 - a count
+_FIRST_SECOND = int((dt.datetime(1, 1, 1) - dt.datetime(1970, 1, 1)).total_seconds())  # noqa: DTZ001 - a count
+_LAST_SECOND = int((dt.datetime(9999, 12, 31, 23, 59, 59) - dt.datetime(1970, 1, 1)).total_seconds())  # noqa: DTZ001 - a count
 _NAMES = {
     pa.int8(): "tinyint",
     pa.int16(): "smallint",
@@ -68,7 +68,7 @@ class Fields:
     wanted: NDArray[np.bool_]
 
     def text(self, row: int) -> str:
-        """Return one field; bytes that are not UTF-8 as ``\\xNN``."""
+        """Return one field; bytes that are not UTF-8 in hexadecimal."""
         return decoded(self.data[self.starts[row] : self.stops[row]])
 
 
@@ -92,7 +92,7 @@ class Converted:
 
 
 def decoded(data: NDArray[np.uint8]) -> str:
-    """Return bytes as text; those that are not UTF-8 as ``\\xNN``."""
+    """Return bytes as text; those that are not UTF-8 in hexadecimal."""
     return bytes(data).decode("utf-8", "backslashreplace")
 
 
@@ -258,7 +258,7 @@ def _booleans(fields: Fields, _dtype: pa.DataType, _form: RecordFormat) -> Conve
 
 @dataclass
 class _Times:
-    """Dates and times as they are written: days, nanoseconds of the day, seconds east of UTC or `NAIVE`, rules broken."""
+    """Dates and times as they are written: days, nanoseconds of the day, seconds east of UTC or `NAIVE`, rules."""
 
     days: NDArray[np.int32]
     nanos: NDArray[np.int64]
@@ -364,7 +364,7 @@ def clock_reasons(dtype: pa.DataType, form: RecordFormat) -> dict[int, str]:
     return {
         kernels.COARSE: f"has a fraction of a second that {type_name(dtype)} does not hold",
         kernels.RANGE: f"is out of the range of {type_name(dtype)}",
-        TWICE: f"occurs twice in {form.time_zone}, where clocks are set back; declare `ambiguous_time: earlier` or `later`",
+        TWICE: f"occurs twice in {form.time_zone}, where clocks are set back; declare `ambiguous_time`",
         NEVER: f"does not exist in {form.time_zone}, where clocks are set forward",
         YEARS: "is not within the years 1 to 9999 in UTC",
     }

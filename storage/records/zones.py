@@ -35,8 +35,8 @@ def local_offsets(seconds: NDArray[np.int64], zone: str) -> tuple[NDArray[np.int
     Returns
     -------
     tuple
-        Offsets before and after a change of clocks (PEP 495's fold 0 and 1). They differ where the local time occurs twice
-        (the first one is greater) or not at all (the first one is smaller).
+        Offsets before and after a change of clocks (PEP 495's fold 0 and 1). They differ where the local time occurs
+        twice (the first one is greater) or not at all (the first one is smaller).
     """
     before = np.zeros(len(seconds), dtype=np.int64)
     after = np.zeros(len(seconds), dtype=np.int64)
