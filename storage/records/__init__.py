@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headrace.storage.errors import RecordFileError
     from headrace.storage.records.formats import COMPRESSIONS, SUFFIXES, Kind, RecordFormat, compression_of, kind_of
+    from headrace.storage.records.inference import infer_columns, sound_batches, with_delimiter
     from headrace.storage.records.pieces import Piece, split
     from headrace.storage.records.reading import raw_records, read_records
     from headrace.storage.records.records import REJECTS, Records
@@ -27,10 +28,13 @@ __all__ = [
     "RecordFormat",
     "Records",
     "compression_of",
+    "infer_columns",
     "kind_of",
     "raw_records",
     "read_records",
+    "sound_batches",
     "split",
+    "with_delimiter",
 ]
 
 _HOMES = {
@@ -43,10 +47,13 @@ _HOMES = {
     "RecordFormat": "headrace.storage.records.formats",
     "Records": "headrace.storage.records.records",
     "compression_of": "headrace.storage.records.formats",
+    "infer_columns": "headrace.storage.records.inference",
     "kind_of": "headrace.storage.records.formats",
     "raw_records": "headrace.storage.records.reading",
     "read_records": "headrace.storage.records.reading",
+    "sound_batches": "headrace.storage.records.inference",
     "split": "headrace.storage.records.pieces",
+    "with_delimiter": "headrace.storage.records.inference",
 }
 
 

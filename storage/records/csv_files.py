@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.storage.records.formats import RecordFormat, StrPath
     from headrace.storage.records.pieces import Piece
 
-__all__ = ["CsvBlock", "column_places", "csv_blocks", "csv_records", "dialect", "read_heading"]
+__all__ = ["CsvBlock", "block_fields", "column_places", "csv_blocks", "csv_records", "dialect", "read_heading"]
 
 _ROWS = 1 << 16
 _LEAST_ROWS = 1 << 10
@@ -236,7 +236,7 @@ def _records(block: CsvBlock, form: RecordFormat, places: list[int | None], head
         if place is None:
             columns.append(pa.nulls(block.records, field.type))
             continue
-        fields = _fields(block, place, form)
+        fields = block_fields(block, place, form)
         converted = convert(fields, field.type, form)
         for row in np.flatnonzero(converted.rules):
             text = fields.text(int(row))
@@ -247,7 +247,8 @@ def _records(block: CsvBlock, form: RecordFormat, places: list[int | None], head
     return Records(rows, pa.array(np.arange(number, number + block.records)), rejected.table())
 
 
-def _fields(block: CsvBlock, place: int, form: RecordFormat) -> Fields:
+def block_fields(block: CsvBlock, place: int, form: RecordFormat) -> Fields:
+    """Return the fields of one column of a block, quotes unescaped in place and declared nulls left out."""
     starts, stops, kinds = block.starts[place], block.stops[place], block.kinds[place]
     escape = dialect(form)[2]
     if escape >= 0:

@@ -67,6 +67,9 @@ class RecordFormat:
         and JSON, and ignores it in Parquet.
     missing_fields
         ``"error"`` or ``"null"``: whether a declared column or field that is not there is refused, or null.
+    any_year
+        Keep dates and times of Parquet as they are where the type is the declared one, even outside the years 1 to 9999,
+        which Python and Spark cannot show.
 
     Raises
     ------
@@ -89,6 +92,7 @@ class RecordFormat:
     ambiguous_time: Literal["reject", "earlier", "later"] = "reject"
     unknown_fields: Literal["error", "ignore"] | None = None
     missing_fields: Literal["error", "null"] = "error"
+    any_year: bool = False
 
     def __post_init__(self) -> None:
         for name, text, least in (

@@ -33,6 +33,7 @@ _RANGE, _FRACTION, _TEXT, _MIDNIGHT = 20, 21, 22, 23
 _MANTISSA = {pa.float64(): 53, pa.float32(): 24}
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY = 86_400
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01, 9999-12-31
 _WIDE = 76
 
 
@@ -68,7 +69,7 @@ def parquet_records(piece: Piece, form: RecordFormat) -> Iterator[Records]:
         schema = _schema(file)
         places = column_places(schema.names, form.columns.names, form, piece.path, "columns")
         converters = [
-            None if place is None else _converter_of(piece.path, schema.field(place), field)
+            None if place is None else _converter_of(piece.path, schema.field(place), field, form)
             for field, place in zip(form.columns, places, strict=True)
         ]
         there = [schema.names[place] for place in places if place is not None]
@@ -78,7 +79,9 @@ def parquet_records(piece: Piece, form: RecordFormat) -> Iterator[Records]:
             number += batch.num_rows
 
 
-def _converter_of(path: str, source: pa.Field, target: pa.Field) -> _Converter:
+def _converter_of(path: str, source: pa.Field, target: pa.Field, form: RecordFormat) -> _Converter:
+    if source.type == target.type and (form.any_year or pa.types.is_dictionary(source.type)):
+        return _same
     found = _converter(source.type, target.type)
     if found is None:
         raise RecordFileError(
@@ -102,7 +105,8 @@ def _records(
         if converter is None:
             columns.append(pa.nulls(batch.num_rows, field.type))
             continue
-        values = _plain(batch.column(field.name), schema.field(field.name).type)
+        values = batch.column(field.name)
+        values = values if converter is _same else _plain(values, schema.field(field.name).type)
         converted = converter(values, field.type, form)
         for row in np.flatnonzero(converted.rules):
             rejected.add(int(row), field.name, _shown(values, int(row)), converted.reasons[int(converted.rules[row])])
@@ -130,7 +134,7 @@ def _converter(source: pa.DataType, target: pa.DataType) -> _Converter | None:
         return _timestamps if times and not zoned_only else None
     if _is_string(target):
         return _strings if _is_string(source) else None
-    if source == target:
+    if source == target and not pa.types.is_date(source):
         return _same
     kinds: tuple[tuple[bool, bool, _Converter], ...] = (
         (_is_binary(target), _is_binary(source) or pa.types.is_fixed_size_binary(source), _cast),
@@ -251,14 +255,21 @@ def _decimals(values: pa.Array, dtype: pa.DataType, _form: RecordFormat) -> Conv
 
 def _dates(values: pa.Array, dtype: pa.DataType, _form: RecordFormat) -> Converted:
     if pa.types.is_date32(values.type):
-        return Converted(values.cast(dtype), _none(values), {})
-    ticks, valid = _numbers(values.view(pa.int64()))
-    per_day = _DAY * (_PER_SECOND[values.type.unit] if pa.types.is_timestamp(values.type) else 1000)
-    outside = (ticks % per_day != 0) & valid
-    days = (ticks // per_day).astype(np.int32)
-    reasons = {_MIDNIGHT: "has a time of day, which date does not hold"}
-    found = packed(pa.date32(), days, valid & ~outside)
-    return Converted(found.cast(dtype), outside.astype(np.uint8) * np.uint8(_MIDNIGHT), reasons)
+        ticks, valid = _numbers(values.view(pa.int32()))
+        per_day = 1
+    else:
+        ticks, valid = _numbers(values.view(pa.int64()))
+        per_day = _DAY * (_PER_SECOND[values.type.unit] if pa.types.is_timestamp(values.type) else 1000)
+    days = ticks // per_day
+    rules = np.where(ticks % per_day != 0, np.uint8(_MIDNIGHT), np.uint8(0))
+    rules[(days < _FIRST_DAY) | (days > _LAST_DAY)] = _RANGE
+    rules[~valid] = 0
+    reasons = {
+        _MIDNIGHT: "has a time of day, which date does not hold",
+        _RANGE: "is not within the years 1 to 9999",
+    }
+    found = packed(pa.date32(), days.astype(np.int32), valid & (rules == 0))
+    return Converted(found if dtype == pa.date32() else found.cast(dtype), rules, reasons)
 
 
 def _timestamps(values: pa.Array, dtype: pa.DataType, form: RecordFormat) -> Converted:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.storage.records.formats import RecordFormat, StrPath
     from headrace.storage.records.records import Records
 
-__all__ = ["raw_records", "read_records"]
+__all__ = ["lines_of", "raw_records", "read_records"]
 
 _BLANKS = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
@@ -100,7 +100,7 @@ def raw_records(path: StrPath, form: RecordFormat, numbers: Sequence[int]) -> li
 def _texts(path: str, form: RecordFormat, numbers: set[int]) -> Iterator[tuple[int, str]]:
     last = max(numbers)
     if form.kind == "json":
-        yield from (item for item in _lines(path, form, last) if item[0] in numbers)
+        yield from (item for item in lines_of(path, form, last) if item[0] in numbers)
         return
     columns = len(read_heading(path, form) or ()) if form.header else 1
     first = 1
@@ -113,7 +113,7 @@ def _texts(path: str, form: RecordFormat, numbers: set[int]) -> Iterator[tuple[i
             return
 
 
-def _lines(path: str, form: RecordFormat, last: int) -> Iterator[tuple[int, str]]:
+def lines_of(path: str, form: RecordFormat, last: int) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file that are records, up to a number."""
     number = 0
     with open_text(path, form) as source:

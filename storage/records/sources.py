@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["BlockReader", "is_utf8", "open_text", "reading"]
 
 _BOM = b"\xef\xbb\xbf"
+_TITLES = {"csv": "CSV", "json": "JSON lines", "parquet": "Parquet"}
 _UNKNOWN = "headrace-unknown"
 _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = (1 << 31) - (1 << 16)
@@ -69,7 +70,7 @@ def reading(path: StrPath, kind: str) -> Iterator[None]:
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         cause = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise RecordFileError(
-            f"{path} cannot be read as {kind}: {cause}; it is cut or damaged, so deliver it again, whole"
+            f"cannot read {path} as {_TITLES[kind]}: {cause}; it is cut or damaged, so deliver it again, whole"
         ) from error
 
 

@@ -200,7 +200,7 @@ def test_archives(tmp_path, suffix):
     for cut in (-1, -9, 1000, 10, 1, 0):
         short = tmp_path / f"cut.csv{suffix}"
         short.write_bytes(path.read_bytes()[:cut])
-        with pytest.raises(RecordFileError, match=rf"cut\.csv\{suffix} cannot be read as csv: .*deliver it again"):
+        with pytest.raises(RecordFileError, match=rf"cannot read .*cut\.csv\{suffix} as CSV: .*deliver it again"):
             list(read_records(Piece(str(short)), form))
     if suffix == ".zst":
         return  # Arrow writes no checksums into it
@@ -224,7 +224,7 @@ def test_what_cannot_be_opened_is_named(tmp_path):
     form = RecordFormat("csv", pa.schema(BOTH))
     with pytest.raises(RecordFileError, match=r"there is no file .*gone\.csv"):
         list(read_records(Piece(str(tmp_path / "gone.csv")), form))
-    with pytest.raises(RecordFileError, match=r"cannot be read as csv"):
+    with pytest.raises(RecordFileError, match=r"cannot read .* as CSV"):
         list(read_records(Piece(str(tmp_path)), form))
 
 
