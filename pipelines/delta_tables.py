@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CHANGE_TYPE",
     "COMMIT_VERSION",
+    "STREAMS",
     "DeltaHandle",
     "TableVersion",
     "create_dimension",
@@ -32,10 +33,12 @@ __all__ = [
     "open_table",
     "read_changes",
     "read_rows",
+    "stream_registry",
 ]
 
 CHANGE_TYPE = "_change_type"
 COMMIT_VERSION = "_commit_version"
+STREAMS = "headrace.streams"
 _COMMITS_SEARCHED = 50
 _PROPERTIES = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "false"}
 
@@ -104,6 +107,27 @@ class DeltaHandle:
             if note.get("application") == application and note.get("transaction") == transaction:
                 return {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
         return {}
+
+
+def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
+    """Return which streams a fact table received: for each pipeline's name its `stream` and `source`.
+
+    The table's property `headrace.streams` holds them as JSON, as of the version last read; each commit of facts of a
+    stream that it does not hold yet adds it.
+
+    Raises
+    ------
+    DeltaTableError
+        If the property is not such JSON.
+    """
+    text = handle.table.metadata().configuration.get(STREAMS, "{}")
+    try:
+        registry = json.loads(text)
+        return {str(name): {"stream": entry["stream"], "source": entry["source"]} for name, entry in registry.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DeltaTableError(
+            f"the property {STREAMS} of {handle.path} is not what Headrace writes: {text[:200]}; restore it"
+        ) from error
 
 
 def open_table(path: str, version: int | None = None) -> DeltaTable:

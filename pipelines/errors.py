@@ -16,6 +16,7 @@ __all__ = [
     "JarsUnavailableError",
     "JavaNotFoundError",
     "LeaseHeldError",
+    "LedgerError",
     "PipelineError",
     "PipelineFileError",
     "PolicyViolationError",
@@ -52,6 +53,10 @@ class CatalogError(PipelineError):
 
 class LeaseHeldError(PipelineError):
     """Another live run holds what this run needs to write: the pipeline itself or a dimension it infers members of."""
+
+
+class LedgerError(PipelineError):
+    """The ledger of loaded files cannot be read or written, or is not one that this release can continue."""
 
 
 class DeltaTableError(PipelineError, InputError):

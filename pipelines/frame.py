@@ -28,6 +28,7 @@ __all__ = [
     "FILE",
     "MALFORMED",
     "NOTE",
+    "PIECES",
     "SHARD",
     "STATE",
     "ShardRule",
@@ -44,6 +45,17 @@ MALFORMED = "_malformed"
 STATE = "_state"
 NOTE = "_note"
 SHARD = "_shard"
+PIECES = pa.schema(
+    [
+        ("file", pa.string()),
+        ("path", pa.string()),
+        ("start", pa.int64()),
+        ("stop", pa.int64()),
+        ("first_record", pa.int64()),
+        ("size", pa.int64()),
+        ("mtime_ns", pa.int64()),
+    ]
+)
 
 
 class State(IntEnum):
