@@ -96,6 +96,10 @@ class SourceConfig(_Strict):
     path: Location = Field(description="Folder that receives the files; relative to this file")
     columns: dict[str, ColumnType] = Field(alias="schema", min_length=1, description="Name and type of each column")
     files: str | None = Field(default=None, description="Pattern that file names must match, such as '*.csv'")
+    recursive: bool = Field(default=False, description="Whether the files of subfolders are loaded too")
+    changed: Literal["error", "reload", "ignore"] = Field(
+        default="error", description="What happens when a file changes after it was loaded"
+    )
     header: bool = Field(default=True, description="Whether the first record of a CSV names its columns")
     delimiter: Character = Field(default=",", description="Between the fields of a CSV")
     quote: Character | Literal[""] = Field(default='"', description="Around fields of a CSV; empty for none")
@@ -189,6 +193,7 @@ class TriggerConfig(_Strict):
     """When a micro-batch starts and how much it takes."""
 
     max_files: Annotated[int, Field(ge=1)] = Field(default=100, description="Files in a batch")
+    max_bytes: Memory | None = Field(default=None, description="Bytes of files in a batch, which has one file at least")
     interval: Duration = Field(default="1s", description="Least time from the start of one batch to the next")
 
 
@@ -216,7 +221,7 @@ class PipelineConfig(_Strict):
         default=None,
         description="SQLAlchemy URL of the run catalog, secrets as ${VARIABLE}; by default a SQLite file here",
     )
-    checkpoint: Location | None = Field(default=None, description="Spark's checkpoint of the stream")
+    checkpoint: Location | None = Field(default=None, description="Folder of the ledger of loaded files")
     replicas: Location | None = Field(default=None, description="Folder for replicas on each host that joins")
     spark: SparkConfig = Field(default_factory=SparkConfig)
 

@@ -26,6 +26,7 @@ __all__ = [
     "CHANGE_TYPE",
     "COMMIT_VERSION",
     "GREATEST_KEY",
+    "STREAMS",
     "DeltaHandle",
     "TableVersion",
     "create_dimension",
@@ -33,11 +34,13 @@ __all__ = [
     "open_table",
     "read_changes",
     "read_rows",
+    "stream_registry",
 ]
 
 CHANGE_TYPE = "_change_type"
 COMMIT_VERSION = "_commit_version"
 GREATEST_KEY = "headrace.greatestKey"
+STREAMS = "headrace.streams"
 _COMMITS_SEARCHED = 50
 _PROPERTIES = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "false"}
 
@@ -113,6 +116,27 @@ class DeltaHandle:
             if notes:
                 return notes[::-1]
         return []
+
+
+def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
+    """Return which streams a fact table received: for each pipeline's name its `stream` and `source`.
+
+    The table's property `headrace.streams` holds them as JSON, as of the version last read; each commit of facts of a
+    stream that it does not hold yet adds it.
+
+    Raises
+    ------
+    DeltaTableError
+        If the property is not such JSON.
+    """
+    text = handle.table.metadata().configuration.get(STREAMS, "{}")
+    try:
+        registry = json.loads(text)
+        return {str(name): {"stream": entry["stream"], "source": entry["source"]} for name, entry in registry.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DeltaTableError(
+            f"the property {STREAMS} of {handle.path} is not what Headrace writes: {text[:200]}; restore it"
+        ) from error
 
 
 def open_table(path: str, version: int | None = None) -> DeltaTable:

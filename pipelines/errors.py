@@ -16,6 +16,7 @@ __all__ = [
     "JarsUnavailableError",
     "JavaNotFoundError",
     "LeaseHeldError",
+    "LedgerError",
     "PipelineError",
     "PipelineFileError",
     "PolicyViolationError",
@@ -53,6 +54,10 @@ class CatalogError(PipelineError):
 
 class LeaseHeldError(PipelineError):
     """Another live run of the same pipeline holds its lease."""
+
+
+class LedgerError(PipelineError):
+    """The ledger of loaded files cannot be read or written, or is not one that this release can continue."""
 
 
 class DeltaTableError(PipelineError, InputError):
