@@ -65,7 +65,10 @@ _NAMES_IN_A_QUERY: Final = 500
 
 # These two run for each of a million files, where SQLAlchemy's expressions cost more than SQLite does.
 _READ_INDEX: Final = "SELECT name, size, mtime_ns FROM files"
-_RECORD_FILE: Final = "INSERT OR REPLACE INTO files (name, size, mtime_ns, fingerprint, state, batch, recorded) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_RECORD_FILE: Final = (
+    "INSERT OR REPLACE INTO files (name, size, mtime_ns, fingerprint, state, batch, recorded) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
 
 METADATA = MetaData()
 _IDENTITY = Table(
