@@ -6,6 +6,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -104,7 +105,7 @@ def test_one_batch_is_pending_and_numbers_are_not_used_twice(ledger):
     with pytest.raises(LedgerError, match="batch 0 cannot be planned"):
         ledger.plan(0, "x", [FoundFile("b", 1, 1)])
     ledger.plan(1, "x", [FoundFile("b", 1, 1)])
-    with pytest.raises(LedgerError, match="batch 2 cannot be planned: the ledger .* has batch 1 already"):
+    with pytest.raises(LedgerError, match=r"batch 2 cannot be planned: the ledger .* has batch 1 already"):
         ledger.plan(2, "y", [FoundFile("c", 1, 1)])
 
 
@@ -331,7 +332,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self):
-        self.base = __import__("tempfile").TemporaryDirectory()
+        self.base = tempfile.TemporaryDirectory()
         self.ledger = Ledger(self.base.name + "/checkpoint")
         self.now = {}
         self.known = {}

@@ -1,9 +1,10 @@
 """The loop of a run with facts that are a list: crashes between any two steps, files that change, what is left out."""
 
+import json
 import os
 import subprocess
 import sys
-import textwrap
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from headrace.pipelines.catalog import BatchRecord
 from headrace.pipelines.config import SourceConfig, TriggerConfig
-from headrace.pipelines.discovery import fingerprint
+from headrace.pipelines.discovery import examine, fingerprint
 from headrace.pipelines.errors import BatchError, SourceFileError
 from headrace.pipelines.intake import Intake
 from headrace.pipelines.ledger import Ledger
@@ -89,7 +90,7 @@ class Project:
     def __init__(self, base):
         self.base = Path(base)
         self.folder = self.base / "in"
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.facts = Facts()
         self.source = {"format": "csv", "path": str(self.folder), "schema": {"id": "bigint"}}
         self.trigger = {"max_files": 2}
@@ -406,34 +407,28 @@ def test_a_followed_source_is_listed_again_until_the_run_is_told_to_stop(project
     assert project.facts.records == ["1"]
 
 
+KILLED = """
+import json, os, signal, sys
+sys.path.insert(0, {tests!r})
+from test_loop import Project
+project = Project({base!r})
+def hook(name):
+    if name == {step!r}:
+        batches = [[*key, *value] for key, value in project.facts.batches.items()]
+        (project.base / "facts").write_text(json.dumps(batches))
+        os.kill(os.getpid(), signal.SIGKILL)
+project.run(hook)
+"""
+
+
 @pytest.mark.parametrize("step", STEPS[1:-2])
 def test_a_ledger_that_is_killed_at_a_step_is_right_afterwards(tmp_path, step):
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a").write_text("1")
-    script = textwrap.dedent(f"""
-        import os, signal, sys, json
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
-        from test_loop import Project
-        project = Project.__new__(Project)
-        """)
-    script += textwrap.dedent(f"""
-        from pathlib import Path
-        from test_loop import Facts
-        project.base, project.folder, project.facts = Path({str(tmp_path)!r}), Path({str(tmp_path / "in")!r}), Facts()
-        project.source = {{"format": "csv", "path": str(project.folder), "schema": {{"id": "bigint"}}}}
-        project.trigger = {{"max_files": 2}}
-        def hook(name):
-            if name == {step!r}:
-                (project.base / "facts").write_text(json.dumps([[*k, *v] for k, v in project.facts.batches.items()]))
-                os.kill(os.getpid(), signal.SIGKILL)
-        project.run(hook)
-        """)
+    script = KILLED.format(tests=str(Path(__file__).parent), base=str(tmp_path), step=step)
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
-    project = Project.__new__(Project)
-    project.base, project.folder, project.facts, project.date = tmp_path, tmp_path / "in", Facts(), 10**9
-    project.source = {"format": "csv", "path": str(project.folder), "schema": {"id": "bigint"}}
-    project.trigger = {"max_files": 2}
-    for stream, number, attempt, texts in __import__("json").loads((tmp_path / "facts").read_text()):
+    project = Project(tmp_path)
+    for stream, number, attempt, texts in json.loads((tmp_path / "facts").read_text()):
         project.facts.batches[stream, number] = (attempt, texts)
     project.run()
     assert project.facts.records == ["1"]
@@ -444,7 +439,7 @@ class LoopMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self):
-        self.base = __import__("tempfile").TemporaryDirectory()
+        self.base = tempfile.TemporaryDirectory()
         self.project = Project(self.base.name)
         self.count = 0
 
@@ -532,6 +527,4 @@ def test_a_fingerprint_that_fails_does_not_fail_the_batch(project, monkeypatch):
 
 
 def project_file(project):
-    from headrace.pipelines.discovery import examine
-
     return examine(str(project.folder), "a")
