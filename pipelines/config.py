@@ -1,7 +1,7 @@
 """The pipeline file: what it may say, how it is read, and its JSON Schema for editors.
 
 Reading is strict: every unknown or misspelt field is named with its place, the valid names and the nearest one.
-What the fields mean for Spark is in `headrace.pipelines.plan` and `headrace.pipelines.source`.
+Rules that span several fields are in `headrace.pipelines.config_rules`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headrace.pipelines.column_types import canonical
-from headrace.pipelines.config_errors import describe
+from headrace.pipelines.config_errors import InconsistentError, Location, Places, Problem, describe, told
+from headrace.pipelines.config_rules import inconsistencies
 from headrace.pipelines.errors import PipelineFileError
 from headrace.storage.errors import HeadraceError
 from headrace.storage.units import parse_duration, parse_memory
@@ -35,7 +36,8 @@ __all__ = [
     "load_pipeline",
 ]
 
-_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+_COLUMN_PART = r"^[A-Za-z0-9_][A-Za-z0-9_-]*$"
 _ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _PASSWORD = re.compile(r"^[^:/]+://[^:/@]*:([^@]*)@")
 _LINK = re.compile(r"^[a-z][a-z0-9+.-]*://")
@@ -63,11 +65,12 @@ def _zone(name: str) -> str:
 
 
 Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
+ColumnPart = Annotated[str, Field(pattern=_COLUMN_PART, max_length=64)]
 Memory = Annotated[str | int, AfterValidator(_checked(parse_memory))]
 Duration = Annotated[str | float, AfterValidator(_checked(parse_duration))]
 ColumnType = Annotated[str, AfterValidator(_checked(canonical))]
 TimeZone = Annotated[str, AfterValidator(_zone)]
-Location = Annotated[str, Field(min_length=1)]
+FilePath = Annotated[str, Field(min_length=1)]
 Columns = Annotated[list[str], Field(min_length=1)]
 
 
@@ -79,7 +82,7 @@ class SourceConfig(_Strict):
     """Where the stream comes from: a folder that receives files."""
 
     format: Literal["csv", "json", "parquet"]
-    path: Location = Field(description="Folder that receives the files; relative to this file")
+    path: FilePath = Field(description="Folder that receives the files; relative to this file")
     columns: dict[str, ColumnType] = Field(alias="schema", min_length=1, description="Name and type of each column")
     files: str | None = Field(default=None, description="Pattern that file names must match, such as '*.csv'")
     time_zone: TimeZone = Field(default="UTC", description="Zone of times that name none")
@@ -91,7 +94,7 @@ class SourceConfig(_Strict):
 class DimensionConfig(_Strict):
     """A dimension: a Delta table that analysts query."""
 
-    path: Location = Field(description="The Delta table; relative to this file")
+    path: FilePath = Field(description="The Delta table; relative to this file")
     natural_key: Columns = Field(description="Columns that name a member in the source")
     surrogate_key: str | None = Field(default=None, description="The warehouse's own key; <dimension>_key by default")
     columns: dict[str, ColumnType] | None = Field(
@@ -109,7 +112,7 @@ class LookupConfig(_Strict):
     """One role of a dimension in the stream."""
 
     dimension: str
-    role: Name = Field(description="Names the column <role>_key; unique in a pipeline")
+    role: ColumnPart = Field(description="Names the column <role>_key; unique in a pipeline")
     on: dict[str, str] = Field(min_length=1, description="Natural key column for each stream column")
     policy: Literal["infer", "unknown", "reject", "fail"] = Field(
         default="unknown", description="What happens to a key that is not in the dimension"
@@ -129,12 +132,13 @@ class DuplicatesConfig(_Strict):
 class SinkConfig(_Strict):
     """The Delta tables that receive the result."""
 
-    path: Location = Field(description="The fact table; relative to this file")
+    path: FilePath = Field(description="The fact table; relative to this file")
     partition_by: list[str] = Field(default_factory=list)
-    errors: Location | None = Field(default=None, description="The error table; <path>_errors by default")
-    duplicates: Location | None = Field(
+    errors: FilePath | None = Field(default=None, description="The error table; <path>_errors by default")
+    duplicates: FilePath | None = Field(
         default=None, description="The table of routed duplicates; <path>_duplicates by default"
     )
+    audit: bool = Field(default=False, description="Facts say where they came from: _file, _batch and _loaded_at")
 
 
 class TriggerConfig(_Strict):
@@ -156,7 +160,7 @@ class PipelineConfig(_Strict):
 
     name: Name
     source: SourceConfig
-    dimensions: dict[Name, DimensionConfig] = Field(default_factory=dict)
+    dimensions: dict[ColumnPart, DimensionConfig] = Field(default_factory=dict)
     lookups: list[LookupConfig] = Field(default_factory=list)
     duplicates: DuplicatesConfig | None = None
     sink: SinkConfig
@@ -168,17 +172,15 @@ class PipelineConfig(_Strict):
         default=None,
         description="SQLAlchemy URL of the run catalog, secrets as ${VARIABLE}; by default a SQLite file here",
     )
-    checkpoint: Location | None = Field(default=None, description="Spark's checkpoint of the stream")
-    replicas: Location | None = Field(default=None, description="Folder for replicas on each host that joins")
+    checkpoint: FilePath | None = Field(default=None, description="Spark's checkpoint of the stream")
+    replicas: FilePath | None = Field(default=None, description="Folder for replicas on each host that joins")
     spark: SparkConfig = Field(default_factory=SparkConfig)
 
     @model_validator(mode="after")
     def _consistent(self) -> PipelineConfig:
-        problems = [*_role_problems(self), *_column_problems(self)]
-        if not self.lookups and self.duplicates is None:
-            problems.append("a pipeline has at least one lookup, or looks for duplicates")
+        problems = inconsistencies(self)
         if problems:
-            raise ValueError("; ".join(problems))
+            raise InconsistentError(problems)
         return self
 
     def surrogate_key(self, dimension: str) -> str:
@@ -196,37 +198,6 @@ class PipelineConfig(_Strict):
         return self.sink.duplicates or f"{self.sink.path.rstrip('/')}_duplicates"
 
 
-def _role_problems(config: PipelineConfig) -> list[str]:
-    problems = []
-    seen: set[str] = set()
-    for lookup in config.lookups:
-        if lookup.dimension not in config.dimensions:
-            known = ", ".join(config.dimensions) or "none"
-            problems.append(f"lookup {lookup.role!r} names dimension {lookup.dimension!r}; the dimensions are {known}")
-        if lookup.role in seen:
-            problems.append(f"two lookups have the role {lookup.role!r}; give each its own")
-        seen.add(lookup.role)
-    return problems
-
-
-def _column_problems(config: PipelineConfig) -> list[str]:
-    """Return what names a column that the source does not have."""
-    stream = list(config.source.columns)
-    named = {f"lookup {lookup.role!r}": list(lookup.on) for lookup in config.lookups}
-    if config.duplicates is not None:
-        named["duplicates"] = [*config.duplicates.key, *config.duplicates.order_by]
-    problems = [
-        f"{place} names column {column!r}, which the source's schema does not have; it has {', '.join(stream)}"
-        for place, columns in named.items()
-        for column in columns
-        if column not in stream
-    ]
-    problems += [
-        f"source column {name!r} begins with '_', which is kept for Headrace" for name in stream if name[:1] == "_"
-    ]
-    return problems
-
-
 def load_pipeline(path: str | Path) -> PipelineConfig:
     """Read a pipeline file.
 
@@ -240,17 +211,17 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
     PipelineFileError
         If the file cannot be read, is not YAML, or says something that is not valid; the message names every place.
     """
-    file = Path(path).absolute()
+    file = _absolute(path)
     try:
-        parsed = _parsed(file)
-        _refuse_plain_secret(parsed.get("catalog"), file)
-        document = _substituted(parsed, file)
+        parsed, places = _parsed(file)
+        _refuse_plain_secret(parsed.get("catalog"), places)
+        document = _substituted(parsed, places)
     except RecursionError as error:
         raise PipelineFileError(f"{file} is nested too deeply, or a part of it holds itself; write it flat") from error
     try:
         config = PipelineConfig.model_validate(document)
     except ValidationError as error:
-        raise PipelineFileError(describe(error, file, PipelineConfig)) from error
+        raise PipelineFileError(describe(error, places, PipelineConfig)) from error
     return _anchored(config, file.parent)
 
 
@@ -260,7 +231,18 @@ def json_schema() -> str:
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
 
-def _parsed(file: Path) -> Any:
+def _absolute(path: str | Path) -> Path:
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError as error:
+        raise PipelineFileError(
+            f"the current folder has been removed, so {path} names no file; change to another folder, or name the "
+            "pipeline file from the root"
+        ) from error
+
+
+def _parsed(file: Path) -> tuple[dict[Any, Any], Places]:
+    """Return the document of a file, and where its parts stand."""
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -270,12 +252,26 @@ def _parsed(file: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineFileError(f"the pipeline file {file} cannot be read: {error}") from error
     try:
-        document = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader that also refuses repeated keys
+        document, root = _loaded(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        reason = "; ".join(filter(None, (error.problem, error.context)))
+        raise PipelineFileError(f"{file}{where}: the file is not valid YAML: {reason}") from error
     except yaml.YAMLError as error:
         raise PipelineFileError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
         raise PipelineFileError(f"{file} holds no pipeline; it begins with 'name:' and 'source:'")
-    return document
+    return document, Places(file, root)
+
+
+def _loaded(text: str) -> tuple[Any, yaml.Node | None]:
+    loader = _UniqueKeys(text)
+    try:
+        root = loader.get_single_node()
+        return (None if root is None else loader.construct_document(root)), root
+    finally:
+        loader.dispose()
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -299,29 +295,27 @@ _UniqueKeys.yaml_implicit_resolvers = {
 _UniqueKeys.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tTfF"))
 
 
-def _refuse_plain_secret(url: Any, file: Path) -> None:
+def _refuse_plain_secret(url: Any, places: Places) -> None:
     """Raise if the catalog's URL holds a password as text."""
     match = _PASSWORD.match(url) if isinstance(url, str) else None
     if match is not None and _ENVIRONMENT.fullmatch(match[1]) is None:
-        raise PipelineFileError(
-            f"{file}: catalog: the URL holds a password; write ${{VARIABLE}} instead, and set that in the environment"
-        )
+        text = "catalog: the URL holds a password; write ${VARIABLE} instead, and set that in the environment"
+        raise PipelineFileError(told([Problem(("catalog",), text)], places))
 
 
-def _substituted(value: Any, file: Path) -> Any:
+def _substituted(value: Any, places: Places, location: Location = ()) -> Any:
     """Return the document with each ${VARIABLE} replaced by the environment's value."""
     if isinstance(value, dict):
-        return {key: _substituted(item, file) for key, item in value.items()}
+        return {key: _substituted(item, places, (*location, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_substituted(item, file) for item in value]
+        return [_substituted(item, places, (*location, at)) for at, item in enumerate(value)]
     if not isinstance(value, str):
         return value
 
     def replace(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
-            raise PipelineFileError(
-                f"{file} uses ${{{match[1]}}}, but the environment has no variable {match[1]}; set it"
-            )
+            text = f"the file uses ${{{match[1]}}}, but the environment has no variable {match[1]}; set it"
+            raise PipelineFileError(told([Problem(location, text)], places))
         return os.environ[match[1]]
 
     return _ENVIRONMENT.sub(replace, value)
