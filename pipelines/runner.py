@@ -156,7 +156,7 @@ def run(
         with Leases(catalog, _leases(prepared), clock=clock) as leases:
             _ensure_tables(prepared)
             _check_checkpoint(prepared, catalog)
-            number = catalog.start_run(config.name, "follow" if follow else "once")
+            number = catalog.start_run(config.name, "follow" if follow else "once", leases.token)
             options = {"hook": hook} if hook is not None else {}
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, clock=clock, **options)
             sink = _Sink(protocol, config.name, on_batch)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 import time
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkSettings", "session", "stop"]
+__all__ = ["SparkSettings", "session", "spark_log", "stop"]
 
 _LOG = logging.getLogger(__name__)
 _LOGS_KEPT = 20
@@ -206,6 +207,14 @@ def _log_file() -> Path:
     for old in sorted(folder.glob("spark-*.log"))[: -_LOGS_KEPT + 1]:
         old.unlink(missing_ok=True)
     return folder / f"spark-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
+
+
+def spark_log(host: str, pid: int) -> str | None:
+    """Return where Spark's log of a driver lies; None if it ran on another host, or its log has been removed."""
+    if host != socket.gethostname():
+        return None
+    found = sorted((cache_folder() / "logs").glob(f"spark-*-{pid}.log"))
+    return str(found[-1]) if found else None
 
 
 def _start_error(log: Path) -> SparkStartError:
