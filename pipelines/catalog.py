@@ -49,8 +49,8 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from headrace.pipelines.errors import CatalogError
 from headrace.pipelines.process_identity import ProcessIdentity
@@ -65,6 +65,7 @@ __all__ = ["BatchRecord", "Catalog", "RunRecord"]
 
 _BUSY_SECONDS = 30
 _VERSION = 2
+_ATTEMPTS = 3  # several processes may create the tables of a new catalog at the same moment
 METADATA = MetaData()
 
 _META = Table("headrace_meta", METADATA, Column("version", Integer, primary_key=True))
@@ -219,12 +220,28 @@ class Catalog:
             parsed = make_url(url)
             self._shown = parsed.render_as_string(hide_password=True)
             self.engine: Engine = create_engine(parsed, **_options(parsed.get_backend_name(), parsed.database))
-        except (SQLAlchemyError, ImportError, OSError) as error:
-            raise CatalogError(f"the run catalog {self._shown} cannot be opened: {error}") from error
-        try:
-            self._ensure_tables()
-        except CatalogError:
-            self._ensure_tables()  # another process may have made them at the same moment
+        except ImportError as error:
+            raise CatalogError(f"the run catalog {self._shown} needs a driver: {_remedy(parsed, error)}") from error
+        except NoSuchModuleError as error:
+            raise CatalogError(
+                f"the run catalog {self._shown}: SQLAlchemy knows no database {parsed.drivername!r}; write "
+                "sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE, or install the package of its dialect"
+            ) from error
+        except (SQLAlchemyError, OSError) as error:
+            raise CatalogError(
+                f"the run catalog {self._shown} cannot be opened: {error}; write it as sqlite:///FILE or "
+                "postgresql+psycopg://USER@HOST/DATABASE"
+            ) from error
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._ensure_tables()
+            except CatalogError as error:
+                cause = error.__cause__
+                made_by_another = isinstance(cause, IntegrityError) or "already exists" in str(cause)
+                if attempt == _ATTEMPTS - 1 or not made_by_another:
+                    raise
+            else:
+                break
 
     def __enter__(self) -> Self:
         return self
@@ -396,6 +413,15 @@ def _add_columns(connection: Connection, table: Table) -> None:
         if column.name not in there:
             kind = column.type.compile(connection.dialect)
             connection.execute(text(f"ALTER TABLE {quote(table.name)} ADD COLUMN {quote(column.name)} {kind}"))
+
+
+def _remedy(url: URL, error: ImportError) -> str:
+    """Return what to do about a driver that is not installed."""
+    missing = f"there is no module {error.name!r}"
+    if url.get_backend_name() == "postgresql":
+        here = "" if url.get_driver_name() == "psycopg" else " and write the URL as postgresql+psycopg://..."
+        return f"{missing}; run `pip install 'headrace[postgresql]'`{here}"
+    return f"{missing}; install the package that holds it into the environment of headrace (`pip install {error.name}`)"
 
 
 def _options(backend: str, database: str | None) -> dict[str, Any]:

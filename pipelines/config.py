@@ -19,7 +19,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from headrace.pipelines.column_types import canonical
 from headrace.pipelines.config_errors import InconsistentError, Location, Places, Problem, describe, told
 from headrace.pipelines.config_rules import inconsistencies
-from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+from headrace.pipelines.paths import anchored, local_url, sqlite_url, table_location
 from headrace.storage.errors import HeadraceError
 from headrace.storage.units import parse_duration, parse_memory
 
@@ -40,7 +41,6 @@ _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _COLUMN_PART = r"^[A-Za-z0-9_][A-Za-z0-9_-]*$"
 _ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _PASSWORD = re.compile(r"^[^:/]+://[^:/@]*:([^@]*)@")
-_LINK = re.compile(r"^[a-z][a-z0-9+.-]*://")
 
 
 def _checked(parse: Any) -> Any:
@@ -222,7 +222,9 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
         config = PipelineConfig.model_validate(document)
     except ValidationError as error:
         raise PipelineFileError(describe(error, places, PipelineConfig)) from error
-    return _anchored(config, file.parent)
+    anchored_config = _anchored(config, file.parent)
+    _refuse_odd_tables(anchored_config, places)
+    return anchored_config
 
 
 def json_schema() -> str:
@@ -324,11 +326,8 @@ def _substituted(value: Any, places: Places, location: Location = ()) -> Any:
 def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
     """Return the pipeline with absolute paths and with the defaults that depend on where the file lies."""
 
-    def place(path: str) -> str:
-        return path if _LINK.match(path) else str((folder / Path(path).expanduser()).resolve())
-
     def moved(model: _Strict, *names: str) -> Any:
-        given = {name: place(value) for name in names if (value := getattr(model, name)) is not None}
+        given = {name: anchored(value, folder) for name in names if (value := getattr(model, name)) is not None}
         return model.model_copy(update=given)
 
     state = folder / ".headrace"
@@ -337,8 +336,24 @@ def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
             "source": moved(config.source, "path"),
             "sink": moved(config.sink, "path", "errors", "duplicates"),
             "dimensions": {name: moved(dimension, "path") for name, dimension in config.dimensions.items()},
-            "checkpoint": place(config.checkpoint or str(state / config.name / "checkpoint")),
-            "catalog": config.catalog or f"sqlite:///{state / 'catalog.db'}",
-            "replicas": place(config.replicas) if config.replicas is not None else None,
+            "checkpoint": anchored(config.checkpoint or str(state / config.name / "checkpoint"), folder),
+            "catalog": local_url(config.catalog, folder) if config.catalog else sqlite_url(state / "catalog.db"),
+            "replicas": anchored(config.replicas, folder) if config.replicas is not None else None,
         }
     )
+
+
+def _refuse_odd_tables(config: PipelineConfig, places: Places) -> None:
+    """Raise if a table's path means another one to Delta's library, before anything is written."""
+    tables: dict[Location, str] = {("dimensions", name, "path"): item.path for name, item in config.dimensions.items()}
+    tables[("sink", "path")] = config.sink.path
+    tables[("sink", "errors")] = config.errors_path
+    tables[("sink", "duplicates")] = config.duplicates_path
+    problems = []
+    for location, path in tables.items():
+        try:
+            table_location(path)
+        except DeltaTableError as error:
+            problems.append(Problem(location, f"{'.'.join(map(str, location))}: {error}"))
+    if problems:
+        raise PipelineFileError(told(problems[:1], places))

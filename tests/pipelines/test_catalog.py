@@ -162,6 +162,23 @@ def test_a_url_that_is_none_is_refused_without_its_password():
     assert "s3cret" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("url", "module", "remedy"),
+    [
+        ("postgresql+psycopg://u:s3cret@h/d", "psycopg", "pip install 'headrace[postgresql]'"),
+        ("postgresql+psycopg2://h/d", "psycopg2", "write the URL as postgresql+psycopg://"),
+        ("mysql+pymysql://h/d", "pymysql", "pip install pymysql"),
+    ],
+)
+def test_a_driver_that_is_missing_is_named_with_the_remedy(monkeypatch, url, module, remedy):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(CatalogError) as caught:
+        Catalog(url)
+    assert module in str(caught.value)
+    assert remedy in str(caught.value)
+    assert "s3cret" not in str(caught.value)
+
+
 def test_a_file_that_is_no_database_is_refused(tmp_path):
     (tmp_path / "c.db").write_text("not a database, but long enough to look at" * 50)
     with pytest.raises(CatalogError, match="not a database"):
