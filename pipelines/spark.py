@@ -10,15 +10,23 @@ import os
 import socket
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipelines.errors import JavaNotFoundError, SparkStartError
-from headrace.pipelines.jars import JAVA_REMEDY, cache_folder, delta_coordinates, delta_jars, require_java
+from headrace.pipelines.jars import (
+    JAVA_REMEDY,
+    cache_folder,
+    delta_coordinates,
+    delta_jars,
+    require_java,
+    require_user,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -163,15 +171,19 @@ def _start_jvm(conf: dict[str, str]) -> None:
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415 - as above
 
     require_java()
+    require_user()
     conf["spark.jars"] = _joined(conf.get("spark.jars"), delta_jars())
     spark_conf = SparkConf(loadDefaults=False)
     for key, value in conf.items():
         spark_conf.set(key, value)
     log = _log_file()
     with log.open("wb") as sink:
-        options = {"stdout": sink, "stderr": sink, "start_new_session": True}
+        options: dict[str, Any] = {"stdout": sink, "stderr": sink, "start_new_session": True}
+        if not _has_current_folder():
+            options["cwd"] = log.parent  # Java does not start in a folder that has been removed
         try:
-            gateway = launch_gateway(spark_conf, popen_kwargs=options)
+            with _plain_locale():
+                gateway = launch_gateway(spark_conf, popen_kwargs=options)
         except Exception as error:
             raise _start_error(log) from error
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the hook by which a gateway is handed over
@@ -195,6 +207,32 @@ def _join_jvm(conf: dict[str, str]) -> None:
 
 def _joined(given: str | None, jars: list[Path]) -> str:
     return ",".join([*filter(None, [given]), *(jar.as_uri() for jar in jars)])
+
+
+@contextmanager
+def _plain_locale() -> Iterator[None]:
+    """Give the JVM a locale in which paths are UTF-8 and letters are lowered alike everywhere.
+
+    In the locale C Java writes what is not ASCII in a path as question marks; the Turkish one lowers I to a dotless i.
+    """
+    before = os.environ.get("LC_ALL")
+    if sys.platform == "linux":
+        os.environ["LC_ALL"] = "C.UTF-8"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("LC_ALL", None)
+        else:
+            os.environ["LC_ALL"] = before
+
+
+def _has_current_folder() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _log_file() -> Path:
@@ -223,5 +261,12 @@ def _start_error(log: Path) -> SparkStartError:
         return JavaNotFoundError(f"the Java that was found is too old for Spark; {JAVA_REMEDY}; details in {log}")
     if "JAVA_HOME is not set" in text or "java: not found" in text or "java: No such file" in text:
         return JavaNotFoundError(f"no Java was found, and Spark needs one; {JAVA_REMEDY}; details in {log}")
-    tail = " | ".join(text.strip().splitlines()[-_TAIL_LINES:]) or "it said nothing"
-    return SparkStartError(f"Spark's JVM did not start: {tail}; details in {log}")
+    return SparkStartError(f"Spark's JVM did not start: {_telling(text)}; details in {log}")
+
+
+def _telling(text: str) -> str:
+    """Return the lines of a log that say why, without the stack of calls."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    spoken = [line for line in lines if not line.startswith(("at ", "... "))]
+    errors = [line for line in spoken if "Exception" in line or "Error" in line]
+    return " | ".join(errors[:1] or spoken[-_TAIL_LINES:]) or "it said nothing"
