@@ -5,10 +5,14 @@ Started here, the JVM writes to a log file instead of the terminal; a failure to
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import re
+import shutil
 import socket
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,6 +39,7 @@ __all__ = ["SparkSettings", "session", "spark_log", "stop"]
 _LOG = logging.getLogger(__name__)
 _LOGS_KEPT = 20
 _TAIL_LINES = 8
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
@@ -178,9 +183,8 @@ def _start_jvm(conf: dict[str, str]) -> None:
         spark_conf.set(key, value)
     log = _log_file()
     with log.open("wb") as sink:
-        options: dict[str, Any] = {"stdout": sink, "stderr": sink, "start_new_session": True}
-        if not _has_current_folder():
-            options["cwd"] = log.parent  # Java does not start in a folder that has been removed
+        options = {"stdout": sink, "stderr": sink, "start_new_session": True}
+        _leave_removed_folder()
         try:
             with _plain_locale():
                 gateway = launch_gateway(spark_conf, popen_kwargs=options)
@@ -200,13 +204,25 @@ def _join_jvm(conf: dict[str, str]) -> None:
     if loader.getResource(_EXTENSION.replace(".", "/") + ".class") is not None:
         return
     jars = delta_jars()
-    for jar in jars:
+    for jar in _plainly_named(jars):
         loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())
     conf["spark.jars"] = _joined(SparkConf().get("spark.jars", ""), jars)
 
 
 def _joined(given: str | None, jars: list[Path]) -> str:
-    return ",".join([*filter(None, [given]), *(jar.as_uri() for jar in jars)])
+    return ",".join([*filter(None, [given]), *(jar.as_uri() for jar in _plainly_named(jars))])
+
+
+def _plainly_named(jars: list[Path]) -> list[Path]:
+    """Return jars under paths that Spark takes as they are: it decodes percent signs twice, and * is a pattern."""
+    if all(_PLAIN_PATH.fullmatch(str(jar)) for jar in jars):
+        return jars
+    folder = Path(tempfile.mkdtemp(prefix="headrace-jars-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    links = [folder / jar.name for jar in jars]
+    for link, jar in zip(links, jars, strict=True):
+        link.symlink_to(jar)
+    return links
 
 
 @contextmanager
@@ -227,12 +243,12 @@ def _plain_locale() -> Iterator[None]:
             os.environ["LC_ALL"] = before
 
 
-def _has_current_folder() -> bool:
+def _leave_removed_folder() -> None:
+    """Go to the root folder if the current one has been removed: Java and Spark's scripts do not start in it."""
     try:
         Path.cwd()
     except FileNotFoundError:
-        return False
-    return True
+        os.chdir("/")
 
 
 def _log_file() -> Path:
