@@ -17,7 +17,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headrace.pipelines.column_types import canonical
-from headrace.pipelines.config_errors import InconsistentError, Location, Places, Problem, describe, told
+from headrace.pipelines.config_errors import InconsistentError, DocumentPath, Places, Problem, describe, told
 from headrace.pipelines.config_rules import inconsistencies
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.paths import anchored, local_url, sqlite_url, table_location
@@ -70,7 +70,7 @@ Memory = Annotated[str | int, AfterValidator(_checked(parse_memory))]
 Duration = Annotated[str | float, AfterValidator(_checked(parse_duration))]
 ColumnType = Annotated[str, AfterValidator(_checked(canonical))]
 TimeZone = Annotated[str, AfterValidator(_zone)]
-FilePath = Annotated[str, Field(min_length=1)]
+Location = Annotated[str, Field(min_length=1)]
 Columns = Annotated[list[str], Field(min_length=1)]
 
 
@@ -82,7 +82,7 @@ class SourceConfig(_Strict):
     """Where the stream comes from: a folder that receives files."""
 
     format: Literal["csv", "json", "parquet"]
-    path: FilePath = Field(description="Folder that receives the files; relative to this file")
+    path: Location = Field(description="Folder that receives the files; relative to this file")
     columns: dict[str, ColumnType] = Field(alias="schema", min_length=1, description="Name and type of each column")
     files: str | None = Field(default=None, description="Pattern that file names must match, such as '*.csv'")
     time_zone: TimeZone = Field(default="UTC", description="Zone of times that name none")
@@ -94,7 +94,7 @@ class SourceConfig(_Strict):
 class DimensionConfig(_Strict):
     """A dimension: a Delta table that analysts query."""
 
-    path: FilePath = Field(description="The Delta table; relative to this file")
+    path: Location = Field(description="The Delta table; relative to this file")
     natural_key: Columns = Field(description="Columns that name a member in the source")
     surrogate_key: str | None = Field(default=None, description="The warehouse's own key; <dimension>_key by default")
     columns: dict[str, ColumnType] | None = Field(
@@ -132,10 +132,10 @@ class DuplicatesConfig(_Strict):
 class SinkConfig(_Strict):
     """The Delta tables that receive the result."""
 
-    path: FilePath = Field(description="The fact table; relative to this file")
+    path: Location = Field(description="The fact table; relative to this file")
     partition_by: list[str] = Field(default_factory=list)
-    errors: FilePath | None = Field(default=None, description="The error table; <path>_errors by default")
-    duplicates: FilePath | None = Field(
+    errors: Location | None = Field(default=None, description="The error table; <path>_errors by default")
+    duplicates: Location | None = Field(
         default=None, description="The table of routed duplicates; <path>_duplicates by default"
     )
     audit: bool = Field(default=False, description="Facts say where they came from: _file, _batch and _loaded_at")
@@ -172,8 +172,8 @@ class PipelineConfig(_Strict):
         default=None,
         description="SQLAlchemy URL of the run catalog, secrets as ${VARIABLE}; by default a SQLite file here",
     )
-    checkpoint: FilePath | None = Field(default=None, description="Spark's checkpoint of the stream")
-    replicas: FilePath | None = Field(default=None, description="Folder for replicas on each host that joins")
+    checkpoint: Location | None = Field(default=None, description="Spark's checkpoint of the stream")
+    replicas: Location | None = Field(default=None, description="Folder for replicas on each host that joins")
     spark: SparkConfig = Field(default_factory=SparkConfig)
 
     @model_validator(mode="after")
@@ -305,7 +305,7 @@ def _refuse_plain_secret(url: Any, places: Places) -> None:
         raise PipelineFileError(told([Problem(("catalog",), text)], places))
 
 
-def _substituted(value: Any, places: Places, location: Location = ()) -> Any:
+def _substituted(value: Any, places: Places, location: DocumentPath = ()) -> Any:
     """Return the document with each ${VARIABLE} replaced by the environment's value."""
     if isinstance(value, dict):
         return {key: _substituted(item, places, (*location, key)) for key, item in value.items()}
@@ -345,7 +345,9 @@ def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
 
 def _refuse_odd_tables(config: PipelineConfig, places: Places) -> None:
     """Raise if a table's path means another one to Delta's library, before anything is written."""
-    tables: dict[Location, str] = {("dimensions", name, "path"): item.path for name, item in config.dimensions.items()}
+    tables: dict[DocumentPath, str] = {
+        ("dimensions", name, "path"): item.path for name, item in config.dimensions.items()
+    }
     tables[("sink", "path")] = config.sink.path
     tables[("sink", "errors")] = config.errors_path
     tables[("sink", "duplicates")] = config.duplicates_path

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
-__all__ = ["InconsistentError", "Location", "Places", "Problem", "describe", "told"]
+__all__ = ["InconsistentError", "DocumentPath", "Places", "Problem", "describe", "told"]
 
-Location = tuple[str | int, ...]
+DocumentPath = tuple[str | int, ...]
 NAME_RULE = "a name starts with a letter (a to z), a digit or '_', then takes these and"
 
 
@@ -30,7 +30,7 @@ NAME_RULE = "a name starts with a letter (a to z), a digit or '_', then takes th
 class Problem:
     """One thing that is wrong: its place in the document, as keys and positions from the top, and what is wrong."""
 
-    location: Location
+    location: DocumentPath
     text: str
 
 
@@ -57,7 +57,7 @@ class Places:
         self.file = file
         self._root = root
 
-    def mark(self, location: Location) -> tuple[int, int]:
+    def mark(self, location: DocumentPath) -> tuple[int, int]:
         """Return line and column, counted from 1, of the part at a location, or of the nearest part around it."""
         if self._root is None:
             return 1, 1

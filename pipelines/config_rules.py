@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from headrace.pipelines.config import DimensionConfig, LookupConfig, PipelineConfig
-    from headrace.pipelines.config_errors import Location
+    from headrace.pipelines.config_errors import DocumentPath
 
 __all__ = ["AUDIT_COLUMNS", "inconsistencies"]
 
@@ -59,7 +59,7 @@ def _role_problems(config: PipelineConfig) -> list[Problem]:
 def _column_problems(config: PipelineConfig) -> list[Problem]:
     """Return what names a column that the source does not have, and source columns that are not for the source."""
     stream = list(config.source.columns)
-    named: list[tuple[str, Location, Iterable[str]]] = [
+    named: list[tuple[str, DocumentPath, Iterable[str]]] = [
         (f"lookup {lookup.role!r}", ("lookups", place, "on"), lookup.on) for place, lookup in enumerate(config.lookups)
     ]
     if config.duplicates is not None:
@@ -108,7 +108,7 @@ def _name_problems(config: PipelineConfig) -> list[Problem]:
 
 
 def _dimension_problems(config: PipelineConfig, name: str, dimension: DimensionConfig) -> list[Problem]:
-    place: Location = ("dimensions", name)
+    place: DocumentPath = ("dimensions", name)
     surrogate = config.surrogate_key(name)
     columns = list(dimension.columns if dimension.columns is not None else dimension.natural_key)
     own = [surrogate, *(column for column in columns if column not in {surrogate, _INFERRED_FLAG}), _INFERRED_FLAG]
@@ -131,7 +131,7 @@ def _dimension_problems(config: PipelineConfig, name: str, dimension: DimensionC
 
 
 def _declared_problems(name: str, dimension: DimensionConfig, columns: Mapping[str, str]) -> list[Problem]:
-    place: Location = ("dimensions", name, "columns")
+    place: DocumentPath = ("dimensions", name, "columns")
     problems = [
         Problem(
             place, f"dimension {name!r} has no column {column!r}, its natural key; its columns are {', '.join(columns)}"
@@ -176,7 +176,7 @@ def _on_problems(config: PipelineConfig, place: int, lookup: LookupConfig) -> li
 
 def _fact_problems(config: PipelineConfig) -> list[Problem]:
     """Return fact columns that have one name, and partition columns that facts do not have."""
-    facts: list[tuple[str, Location]] = [(name, ("source", "schema", name)) for name in config.source.columns]
+    facts: list[tuple[str, DocumentPath]] = [(name, ("source", "schema", name)) for name in config.source.columns]
     for place, lookup in enumerate(config.lookups):
         facts.append((f"{lookup.role}_key", ("lookups", place, "role")))
         facts += [(f"{lookup.role}_{name}", ("lookups", place, "carry")) for name in lookup.carry]

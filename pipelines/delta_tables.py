@@ -98,7 +98,7 @@ class DeltaHandle:
         keys = self._table.to_pyarrow_dataset().to_table(columns=[column])
         return greatest_key(keys.column(column))
 
-    def _commits(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
+    def commits(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
         """Yield what the latest commits say of themselves, the newest first.
 
         `DeltaTable.history` lists nothing where the table's path holds ``?`` or ``#``, so a local log is read here.
@@ -116,7 +116,7 @@ class DeltaHandle:
 
     def commit_note(self, application: str, transaction: int) -> dict[str, Any]:
         """Return what `append` noted with a transaction, and Spark's count of rows; empty when it is not found."""
-        for commit in self._commits(_COMMITS_SEARCHED):
+        for commit in self.commits(_COMMITS_SEARCHED):
             note = _note(commit)
             if note.get("application") == application and note.get("transaction") == transaction:
                 return {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}

@@ -58,7 +58,7 @@ def test_a_table_is_made_and_read_exactly_where_its_path_says(tmp_path, name):
     assert [file.name for file in tmp_path.iterdir()] == [name]
     assert read_rows(str(path), 0, ["x"]).read_all().column("x").to_pylist() == [1]
     assert read_changes(str(path), 0, 0, ["x"]).column("x").to_pylist() == [1]
-    assert [commit["operation"] for commit in DeltaHandle(str(path))._commits(5)] == ["WRITE"]
+    assert [commit["operation"] for commit in DeltaHandle(str(path)).commits(5)] == ["WRITE"]
 
 
 @pytest.mark.parametrize("name", [*(f"a{mark}b" for mark in REFUSED), "a%41", "a\nb", "a%2Fb"])
