@@ -17,7 +17,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headrace.pipelines.column_types import canonical
-from headrace.pipelines.config_errors import InconsistentError, DocumentPath, Places, Problem, describe, told
+from headrace.pipelines.config_errors import DocumentPath, InconsistentError, Places, Problem, describe, told
 from headrace.pipelines.config_rules import inconsistencies
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.paths import anchored, local_url, sqlite_url, table_location

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
-__all__ = ["InconsistentError", "DocumentPath", "Places", "Problem", "describe", "told"]
+__all__ = ["DocumentPath", "InconsistentError", "Places", "Problem", "describe", "told"]
 
 DocumentPath = tuple[str | int, ...]
 NAME_RULE = "a name starts with a letter (a to z), a digit or '_', then takes these and"
