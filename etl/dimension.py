@@ -84,10 +84,10 @@ class Dimension:
                 raise DeclarationError(f"dimension {self.name!r} has no column {column!r}; it has {', '.join(names)}")
         inexact = [name for name in self.natural_key if pa.types.is_floating(self.schema.field(name).type)]
         if inexact:
+            kind = self.schema.field(inexact[0]).type
             raise DeclarationError(
-                f"dimension {self.name!r}: the natural key column {inexact[0]!r} is {self.schema.field(inexact[0]).type}, "
-                "which cannot be a key, since equal numbers may differ in their last bit; use a decimal, an integer or "
-                "text"
+                f"dimension {self.name!r}: the natural key column {inexact[0]!r} is {kind}, which cannot be a key, "
+                "since equal numbers may differ in their last bit; use a decimal, an integer or text"
             )
         apart = [*self.natural_key, self.surrogate_key, self.inferred_flag]
         twice = next((column for column in apart if apart.count(column) > 1), None)
