@@ -85,7 +85,7 @@ def _show_runs(pipeline: str, runs: list[RunRecord], console: Console) -> None:
 def _show_run(run: RunRecord, batches: list[BatchRecord], console: Console) -> None:
     times = {name: moment and _moment(moment) for name, moment in asdict(run).items() if name in _TIMES}
     seconds = run.ended - run.started if run.ended else None
-    told = {**asdict(run), **times, "seconds": seconds, "spark_log": spark_log(run.host, run.pid)}
+    told = {**asdict(run), **times, "pid": str(run.pid), "seconds": seconds, "spark_log": spark_log(run.host, run.pid)}
     summary = {_LABELS.get(name, name.replace("_", " ")): value for name, value in told.items()}
     columns = (
         "batch",
