@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 
 from headrace.etl import Dimension, greatest_key, number_members
 from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.paths import is_link, table_location
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
 
@@ -102,6 +103,22 @@ class DeltaHandle:
         keys = self._table.to_pyarrow_dataset().to_table(columns=[column])
         return greatest_key(keys.column(column))
 
+    def commits(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
+        """Yield what the latest commits say of themselves, the newest first.
+
+        `DeltaTable.history` lists nothing where the table's path holds ``?`` or ``#``, so a local log is read here.
+        """
+        if is_link(self.path):
+            yield from self._table.history(limit)
+            return
+        log, newest = Path(self.path) / "_delta_log", self._table.version()
+        for version in range(newest, -1 if limit is None else max(-1, newest - limit), -1):
+            try:
+                lines = (log / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
+            except FileNotFoundError:
+                return  # older ones have been cleaned up too
+            yield from (action["commitInfo"] for line in lines if "commitInfo" in (action := json.loads(line)))
+
     def commit_notes(self, application: str, transaction: int) -> list[dict[str, Any]]:
         """Return what the commits of a transaction noted, the oldest first, each with Spark's count of rows.
 
@@ -110,7 +127,7 @@ class DeltaHandle:
         for limit in (_COMMITS_SEARCHED, None):
             notes = [
                 {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
-                for commit in self._table.history(limit)
+                for commit in self.commits(limit)
                 if (note := _note(commit)).get("application") == application and note.get("transaction") == transaction
             ]
             if notes:
@@ -151,7 +168,7 @@ def open_table(path: str, version: int | None = None) -> DeltaTable:
     from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError  # noqa: PLC0415 - as above
 
     try:
-        return DeltaTable(path, version=version)
+        return DeltaTable(table_location(path), version=version)
     except TableNotFoundError as error:
         raise DeltaTableError(f"there is no Delta table at {path}; create it, or correct the path") from error
     except DeltaProtocolError as error:
@@ -218,7 +235,11 @@ def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (),
     table = rows if rows is not None else schema.empty_table()
     try:
         write_deltalake(
-            path, table, mode="error", partition_by=list(partition_by) or None, configuration=dict(_PROPERTIES)
+            table_location(path),
+            table,
+            mode="error",
+            partition_by=list(partition_by) or None,
+            configuration=dict(_PROPERTIES),
         )
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise DeltaTableError(f"the Delta table at {path} cannot be created: {_first(error)}") from error
@@ -258,12 +279,12 @@ def has_table(path: str) -> bool:
     """Return whether there is a Delta table at a path."""
     from deltalake import DeltaTable  # noqa: PLC0415 - heavy
 
-    return bool(DeltaTable.is_deltatable(path))
+    return bool(DeltaTable.is_deltatable(table_location(path)))
 
 
 def folder_exists(path: str) -> bool:
     """Return whether a local folder exists; for other file systems always true."""
-    return "://" in path or Path(path).is_dir()
+    return is_link(path) or Path(path).is_dir()
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:

@@ -166,7 +166,7 @@ def run(
             _ensure_tables(prepared)
             facts = DeltaHandle(config.sink.path)
             check_identity(config, ledger, facts, ran_before=catalog.has_batches(config.name))
-            number = catalog.start_run(config.name, "follow" if follow else "once")
+            number = catalog.start_run(config.name, "follow" if follow else "once", leases.token)
             step = hook or _no_hook
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)
             _finish_replaced(protocol, replaced_stream(config, ledger, facts))
