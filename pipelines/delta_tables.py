@@ -34,6 +34,7 @@ __all__ = [
     "open_table",
     "read_changes",
     "read_rows",
+    "remember_greatest_key",
 ]
 
 CHANGE_TYPE = "_change_type"
@@ -199,23 +200,8 @@ def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa
     return changes.cast(plain_schema(changes.schema))
 
 
-def create_table(
-    path: str,
-    schema: pa.Schema,
-    partition_by: Sequence[str] = (),
-    rows: pa.Table | None = None,
-    properties: Mapping[str, str] | None = None,
-) -> None:
+def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (), rows: pa.Table | None = None) -> None:
     """Create a Delta table with the change feed on and deletion vectors off.
-
-    Parameters
-    ----------
-    path, schema, partition_by
-        Where it is created, its columns, and those that it is partitioned by.
-    rows
-        Its first rows, if any.
-    properties
-        More table properties.
 
     Raises
     ------
@@ -228,11 +214,7 @@ def create_table(
     table = rows if rows is not None else schema.empty_table()
     try:
         write_deltalake(
-            path,
-            table,
-            mode="error",
-            partition_by=list(partition_by) or None,
-            configuration={**_PROPERTIES, **(properties or {})},
+            path, table, mode="error", partition_by=list(partition_by) or None, configuration=dict(_PROPERTIES)
         )
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise DeltaTableError(f"the Delta table at {path} cannot be created: {_first(error)}") from error
@@ -264,9 +246,24 @@ def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = No
     """
     members = dimension.table_schema.empty_table() if rows is None else number_members(dimension, rows)
     whole = pa.concat_tables([dimension.unknown_member(), members])
-    greatest = {GREATEST_KEY: str(members.num_rows)}
-    create_table(path, dimension.table_schema, rows=whole, properties=greatest)
+    create_table(path, dimension.table_schema, rows=whole)
     return int(members.num_rows)
+
+
+def remember_greatest_key(path: str, key: int) -> None:
+    """Set the property that remembers the greatest surrogate key ever given, in a commit of its own.
+
+    Raises
+    ------
+    DeltaTableError
+        If the property cannot be set.
+    """
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415 - heavy
+
+    try:
+        open_table(path).alter.set_table_properties({GREATEST_KEY: str(key)}, raise_if_not_exists=False)
+    except (DeltaError, OSError) as error:
+        raise DeltaTableError(f"the property {GREATEST_KEY} of {path} cannot be set: {_first(error)}") from error
 
 
 def has_table(path: str) -> bool:

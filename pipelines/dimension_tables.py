@@ -10,7 +10,7 @@ import pyarrow as pa
 from headrace.etl import UNKNOWN_KEY, Dimension, KeyRule
 from headrace.pipelines.column_types import arrow_schema
 from headrace.pipelines.delta_tables import create_dimension as write_dimension
-from headrace.pipelines.delta_tables import has_table, open_table
+from headrace.pipelines.delta_tables import has_table, open_table, remember_greatest_key
 from headrace.pipelines.errors import DeltaTableError
 
 if TYPE_CHECKING:
@@ -114,7 +114,8 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
             f"dimension {name!r} is already at {path}, perhaps made by a run; to make it anew, remove the table "
             "and the facts that carry its keys"
         )
-    write_dimension(path, declared_dimension(config, name, rows.schema), rows)
+    members = write_dimension(path, declared_dimension(config, name, rows.schema), rows)
+    remember_greatest_key(path, members)
     return describe_dimension(config, name)
 
 
