@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.config import PipelineConfig
     from headrace.pipelines.replica_rows import ReplicaRows
+    from headrace.pipelines.storable import StorableRule
 
 __all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "StageRun", "Target"]
 
@@ -119,6 +120,10 @@ class Prepared:
         The declared key, or None.
     shards
         For each role that needs a shuffle, its number of shards.
+    early_rules, late_rules
+        What the tables ask of columns of the stream, and of columns that lookups add: rows that break one are rejected.
+    notices
+        What was changed to make the pipeline ready.
     """
 
     config: PipelineConfig
@@ -126,6 +131,9 @@ class Prepared:
     lookups: Mapping[str, Lookup]
     duplicates: Duplicates | None
     shards: Mapping[str, int]
+    early_rules: tuple[StorableRule, ...] = ()
+    late_rules: tuple[StorableRule, ...] = ()
+    notices: tuple[str, ...] = ()
 
     @property
     def fact_schema(self) -> pa.Schema:
