@@ -20,14 +20,22 @@ from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.frame import FILE
 from headrace.pipelines.stages import DUPLICATES_ROLE, Prepared
 from headrace.pipelines.storable import ColumnRule, ConstraintRule, KeyLimit
-from headrace.pipelines.table_support import Described, Role, Use, describe, require_support
+from headrace.pipelines.table_support import (
+    Described,
+    Role,
+    Use,
+    describe,
+    refuse_float_keys,
+    refuse_twins,
+    require_support,
+)
 from headrace.pipelines.unknown_member import add_unknown_member
 from headrace.storage.columns import stored_type
 from headrace.storage.superblock import PAGE_SIZES
 from headrace.storage.tree import key_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from headrace.pipelines.config import DimensionConfig, PipelineConfig
     from headrace.pipelines.storable import StorableRule
@@ -104,7 +112,7 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
     declared = config.dimensions[name]
     surrogate = config.surrogate_key(name)
     rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
-    _refuse_twins([*(declared.columns or ()), surrogate], f"dimension {name!r}")
+    refuse_twins([*(declared.columns or ()), surrogate], f"dimension {name!r}")
     table = described_table(declared.path)
     if table is None:
         return _Found(_declared_dimension(declared, name, surrogate, rules), None)
@@ -143,12 +151,7 @@ def _declared_dimension(
         )
     columns = pa.schema([pa.field(column, arrow_type(kind)) for column, kind in declared.columns.items()])
     dimension = Dimension(name, tuple(declared.natural_key), surrogate, columns, rules)
-    floats = [column for column in declared.natural_key if pa.types.is_floating(columns.field(column).type)]
-    if floats:
-        raise DeltaTableError(
-            f"dimension {name!r}: natural key column {floats[0]!r} is declared as {declared.columns[floats[0]]}, and "
-            "floats have no exact equality; declare it as a decimal, bigint or string"
-        )
+    refuse_float_keys(dimension.key_schema, f"dimension {name!r}")
     return dimension
 
 
@@ -282,25 +285,11 @@ def _duplicates(config: PipelineConfig, stream: pa.Schema) -> Duplicates | None:
 def _check_names(prepared: Prepared) -> None:
     """Refuse two columns of one name in a table that is written, and partition columns that facts do not have."""
     names = prepared.fact_schema.names
-    _refuse_twins(names, "the facts")
+    refuse_twins(names, "the facts")
     for name in prepared.config.sink.partition_by:
         if name not in names:
             raise PipelineFileError(
                 f"sink.partition_by names {name!r}, which the facts do not have; they have {', '.join(names)}"
-            )
-
-
-def _refuse_twins(names: Sequence[str], where: str) -> None:
-    """Raise if two names are one to Delta, which does not tell upper from lower case."""
-    seen: dict[str, str] = {}
-    for name in names:
-        twin = seen.setdefault(name.lower(), name)
-        if twin == name and names.count(name) > 1:
-            raise PipelineFileError(f"{where} would have two columns {name!r}; give the lookup another role")
-        if twin != name:
-            raise PipelineFileError(
-                f"{where} would have the columns {twin!r} and {name!r}, which differ by case only and are one name to "
-                "Delta; rename one of them"
             )
 
 

@@ -15,16 +15,29 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from headrace.pipelines.column_types import type_name
 from headrace.pipelines.constraints import unsupported_part
 from headrace.pipelines.delta_reads import SCANNED_FEATURES, plain_schema
-from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from deltalake import DeltaTable
 
-__all__ = ["FEATURES", "Described", "Feature", "Role", "Use", "Way", "describe", "require_support", "takes_files"]
+__all__ = [
+    "FEATURES",
+    "Described",
+    "Feature",
+    "Role",
+    "Use",
+    "Way",
+    "describe",
+    "refuse_float_keys",
+    "refuse_twins",
+    "require_support",
+    "takes_files",
+]
 
 _PLAIN_PARTITIONS: Final = {"byte", "short", "integer", "long", "string", "date", "boolean"}
 _PLAIN_FEATURES: Final = {
@@ -200,6 +213,30 @@ def describe(table: DeltaTable, path: str) -> Described:
         partition_columns=tuple(metadata.partition_columns),
         local=table.table_uri.startswith("file://"),
     )
+
+
+def refuse_twins(names: Sequence[str], where: str) -> None:
+    """Raise if two names are one to Delta, which does not tell upper from lower case."""
+    seen: dict[str, str] = {}
+    for name in names:
+        twin = seen.setdefault(name.lower(), name)
+        if twin == name and names.count(name) > 1:
+            raise PipelineFileError(f"{where} would have two columns {name!r}; give the lookup another role")
+        if twin != name:
+            raise PipelineFileError(
+                f"{where} would have the columns {twin!r} and {name!r}, which differ by case only and are one name to "
+                "Delta; rename one of them"
+            )
+
+
+def refuse_float_keys(key: pa.Schema, label: str) -> None:
+    """Raise if a column of a natural key is a float."""
+    for column in key:
+        if pa.types.is_floating(column.type):
+            raise DeltaTableError(
+                f"{label}: natural key column {column.name!r} is {type_name(column.type)}, and floats have no exact "
+                "equality; make it a decimal, bigint or string"
+            )
 
 
 def takes_files(table: DeltaTable) -> bool:
