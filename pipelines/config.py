@@ -185,7 +185,6 @@ class SinkConfig(_Strict):
 
     path: Location = Field(description="The fact table; relative to this file")
     partition_by: list[str] = Field(default_factory=list)
-    audit: bool = Field(default=False, description="Facts say where they came from: _file, _batch and _loaded_at")
     errors: Location | None = Field(default=None, description="The error table; <path>_errors by default")
     duplicates: Location | None = Field(
         default=None, description="The table of routed duplicates; <path>_duplicates by default"

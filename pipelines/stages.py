@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.config import PipelineConfig
     from headrace.pipelines.replica_rows import ReplicaRows
+    from headrace.pipelines.storable import StorableRule
 
 __all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "StageRun", "Target"]
 
@@ -136,6 +137,10 @@ class Prepared:
         The declared key, or None.
     shards
         For each role that needs a shuffle, its number of shards.
+    early_rules, late_rules
+        What the tables ask of columns of the stream, and of columns that lookups add: rows that break one are rejected.
+    notices
+        What was changed to make the pipeline ready.
     """
 
     config: PipelineConfig
@@ -143,10 +148,13 @@ class Prepared:
     lookups: Mapping[str, Lookup]
     duplicates: Duplicates | None
     shards: Mapping[str, int]
+    early_rules: tuple[StorableRule, ...] = ()
+    late_rules: tuple[StorableRule, ...] = ()
+    notices: tuple[str, ...] = ()
 
     @property
     def fact_schema(self) -> pa.Schema:
-        """The fact table: stream, surrogate keys, carried attributes, outcome, and on request the origin of each row."""
+        """The fact table: stream, surrogate keys, carried attributes, outcome, on request the origin."""
         own = {name for look in self.lookups.values() for name in (look.outcome_column, look.reason_column)}
         added = [field for look in self.lookups.values() for field in look.added_schema() if field.name not in own]
         audit = AUDIT_SCHEMA if self.config.sink.audit else ()
