@@ -30,7 +30,7 @@ from headrace.storage.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from headrace.storage.records import Kind
 
@@ -103,7 +103,7 @@ class FileStream:
         with closing(read_ahead([self._read], lambda batch: int(batch.nbytes))) as batches:
             yield from batches
 
-    def _read(self) -> Iterator[pa.RecordBatch]:
+    def _read(self) -> Generator[pa.RecordBatch]:
         for file in self.files:
             with _reading(file):
                 yield from self._open(file)

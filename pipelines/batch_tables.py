@@ -22,7 +22,6 @@ from headrace.pipelines.delta_commits import (
     append_exactly,
     commit_exactly,
     commit_files,
-    takes_files,
 )
 from headrace.pipelines.delta_tables import GREATEST_KEY, DeltaHandle, has_table
 from headrace.pipelines.failures import explained
@@ -30,6 +29,7 @@ from headrace.pipelines.frame import REJECTED, ROUTED, STATE, State, member_colu
 from headrace.pipelines.metrics import check_books
 from headrace.pipelines.spark_columns import quoted
 from headrace.pipelines.stages import DUPLICATES_ROLE
+from headrace.pipelines.table_support import takes_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
+from headrace.pipelines.table_support import takes_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -28,15 +29,11 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.data_files import DataFile
 
-__all__ = ["Commit", "append", "append_exactly", "commit_exactly", "commit_files", "set_properties", "takes_files"]
+__all__ = ["Commit", "append", "append_exactly", "commit_exactly", "commit_files", "set_properties"]
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 100
 _CHECKPOINT_COMMITS: Final = "100"
-_PLAIN_FEATURES: Final = {
-    "appendOnly", "changeDataFeed", "timestampNtz", "invariants", "checkConstraints", "generatedColumns",
-}  # fmt: skip
-_PLAIN_PARTITIONS: Final = {"byte", "short", "integer", "long", "string", "date", "boolean"}
 
 
 @dataclass(frozen=True)
@@ -62,26 +59,6 @@ class Commit:
     def user_metadata(self) -> str:
         """The note as Delta keeps it."""
         return json.dumps({"application": self.application, "transaction": self.transaction, **self.note})
-
-
-def takes_files(table: DeltaTable) -> bool:
-    """Return whether plain Parquet files with the right columns are all that a table asks for."""
-    protocol, metadata, fields = table.protocol(), table.metadata(), table.schema().fields
-    settings = metadata.configuration
-    asked = (
-        not table.table_uri.startswith("file://"),
-        not set(protocol.writer_features or ()) <= _PLAIN_FEATURES,
-        settings.get("delta.columnMapping.mode", "none") != "none",
-        any(name.startswith("delta.constraints.") for name in settings),
-        any(not field.nullable for field in fields),
-        any(name.startswith("delta.") for field in fields for name in field.metadata),
-        any(
-            getattr(field.type, "type", None) not in _PLAIN_PARTITIONS
-            for field in fields
-            if field.name in metadata.partition_columns
-        ),
-    )
-    return not any(asked)
 
 
 def commit_files(path: str, table: DeltaTable, files: Sequence[DataFile], commit: Commit) -> bool:

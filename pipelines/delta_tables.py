@@ -36,8 +36,8 @@ __all__ = [
     "open_table",
     "read_changes",
     "read_rows",
-    "stream_registry",
     "remember_greatest_key",
+    "stream_registry",
 ]
 
 CHANGE_TYPE = "_change_type"

@@ -19,6 +19,8 @@ from headrace.storage.records import RecordFormat, raw_records
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
 __all__ = ["ERROR_SCHEMA", "Origin", "error_rows"]
 
 ERROR_SCHEMA = pa.schema(
@@ -131,6 +133,6 @@ def _records(rejected: pa.RecordBatch, origin: Origin) -> pa.Array:
     return pa.array(texts, pa.string())
 
 
-def _place(texts: list[str | None], rows: Sequence[int], records: Sequence[str]) -> None:
+def _place(texts: list[str | None], rows: NDArray[np.int64], records: Sequence[str]) -> None:
     for row, record in zip(rows, records, strict=True):
         texts[row] = record

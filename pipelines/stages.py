@@ -41,6 +41,7 @@ from headrace.pipelines.replica import ReplicaSpec
 from headrace.pipelines.replica_rows import LoadedKeyRows, MemberRows
 from headrace.pipelines.settlement import AUDIT_SCHEMA, Settlement
 from headrace.pipelines.steps import DuplicateStep, LookupStep
+from headrace.pipelines.storable import StorableStep
 from headrace.pipelines.worker import Stage
 from headrace.storage.units import parse_duration, parse_memory
 
@@ -243,7 +244,11 @@ class Prepared:
             number=number,
             owner=run.owner,
             reader=ReadStep(record_format(self.config.source), self.stream) if number == 0 else None,
-            steps=tuple(self._step(role, targets[role], run) for role in groups[number].roles),
+            steps=(
+                *_storable(self.early_rules if number == 0 else ()),
+                *(self._step(role, targets[role], run) for role in groups[number].roles),
+                *_storable(self.late_rules if last else ()),
+            ),
             next_shard=self.shard_rule(following.roles[0], run.shards[following.roles[0]])
             if following is not None and following.shuffled
             else None,
@@ -335,6 +340,10 @@ class Prepared:
 
     def _duplicate_roles(self) -> tuple[str, ...]:
         return () if self.duplicates is None else (DUPLICATES_ROLE,)
+
+
+def _storable(rules: tuple[StorableRule, ...]) -> tuple[StorableStep, ...]:
+    return (StorableStep(rules),) if rules else ()
 
 
 def _file_spec(path: str, schema: pa.Schema, run: StageRun) -> FileSpec | None:

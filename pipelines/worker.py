@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from headrace.pipelines.read_step import ReadStep
+    from headrace.pipelines.storable import StorableStep
 
 __all__ = ["Stage"]
 
@@ -57,7 +58,7 @@ class Stage:
     number: int
     owner: str
     reader: ReadStep | None
-    steps: tuple[LookupStep | DuplicateStep, ...]
+    steps: tuple[LookupStep | DuplicateStep | StorableStep, ...]
     next_shard: ShardRule | None
     settles: Settlement | None
     schema: pa.Schema

@@ -15,10 +15,10 @@ from headrace.pipelines.delta_commits import (
     commit_exactly,
     commit_files,
     set_properties,
-    takes_files,
 )
 from headrace.pipelines.delta_tables import GREATEST_KEY, DeltaHandle, create_table, read_changes
 from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
+from headrace.pipelines.table_support import takes_files
 
 SCHEMA = pa.schema([("k", pa.int64()), ("c", pa.string())])
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pydantic import ValidationError
 
 from headrace.etl import OUTCOME_COLUMN
 from headrace.pipelines import operators
@@ -18,7 +19,6 @@ from headrace.pipelines.error_rows import Origin
 from headrace.pipelines.errors import (
     BatchError,
     DeltaTableError,
-    PipelineFileError,
     PolicyViolationError,
     ReplicaDamagedError,
 )
@@ -482,5 +482,5 @@ def test_two_columns_of_one_name_in_the_facts_are_refused(tmp_path):
 
 
 def test_an_unknown_partition_column_is_refused(tmp_path):
-    with pytest.raises(PipelineFileError, match="'day'"):
-        prepare(config_of(tmp_path, [lookup("plane")], sink={"path": str(tmp_path / "f"), "partition_by": ["day"]}), 1)
+    with pytest.raises(ValidationError, match="'day'"):
+        config_of(tmp_path, [lookup("plane")], sink={"path": str(tmp_path / "f"), "partition_by": ["day"]})
