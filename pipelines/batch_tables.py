@@ -259,5 +259,5 @@ def _exists(spark: SparkSession, folder: str) -> bool:
 
 def _hadoop_path(spark: SparkSession, folder: str) -> tuple[Any, Any]:
     """Return a folder as Hadoop names it, and the file system that has it."""
-    place = spark._jvm.org.apache.hadoop.fs.Path(folder)  # type: ignore[union-attr] # noqa: SLF001 - Hadoop has no Python API
+    place = spark._jvm.org.apache.hadoop.fs.Path(folder)  # noqa: SLF001 - Hadoop has no Python API
     return place, place.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001 - as above
