@@ -37,6 +37,7 @@ __all__ = [
     "read_changes",
     "read_rows",
     "remember_greatest_key",
+    "registered_streams",
     "stream_registry",
 ]
 
@@ -178,6 +179,27 @@ def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
         raise DeltaTableError(
             f"the property {STREAMS} of {handle.path} is not what Headrace writes: {text[:200]}; restore it"
         ) from error
+
+
+def registered_streams(handle: DeltaHandle, pipeline: str, stream: str, source: str) -> dict[str, str]:
+    """Return the table property that registers a stream, in place of the pipeline's former one; none if it is there.
+
+    Parameters
+    ----------
+    handle
+        The fact table, as of the version last read.
+    pipeline
+        The pipeline's name.
+    stream
+        The stream's identity.
+    source
+        The source's name in the fact table (`headrace.pipelines.stream_identity.source_of`).
+    """
+    registry = stream_registry(handle)
+    entry = {"stream": stream, "source": source}
+    if registry.get(pipeline) == entry:
+        return {}
+    return {STREAMS: json.dumps({**registry, pipeline: entry}, sort_keys=True)}
 
 
 def open_table(path: str, version: int | None = None) -> DeltaTable:

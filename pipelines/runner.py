@@ -221,7 +221,6 @@ class _Run:
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def note(number: int, _frame: Any) -> None:
-            _LOG.info("stopping after the batch that is being loaded")
             self._stop.by(number)
             signal.signal(number, before[signal.Signals(number)])
 

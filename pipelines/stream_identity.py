@@ -70,13 +70,17 @@ def check_identity(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle, *
 
 
 def _check_registry(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle, *, ran_before: bool) -> None:
-    registry = stream_registry(facts)
+    registry = {
+        name: entry
+        for name, entry in stream_registry(facts).items()
+        if facts.transaction(application(entry["stream"], "facts")) is not None  # a stream that loaded nothing is none
+    }
     entry = registry.get(config.name)
-    if not ledger.is_new:
-        if entry is not None and entry["stream"] not in {ledger.stream, ledger.replaces}:
-            raise LedgerError(_foreign(config, ledger, entry["stream"]))
+    if entry is not None and entry["stream"] not in {ledger.stream, ledger.replaces}:
+        raise LedgerError(_lost(config) if ledger.is_new else _foreign(config, ledger, entry["stream"]))
+    if entry is not None or not ledger.is_new:
         return
-    if entry is not None or (ran_before and facts.latest().version > 0):
+    if ran_before and not registry and facts.latest().version > 0:
         raise LedgerError(_lost(config))
     renamed = _same_source(registry, source_of(config))
     if renamed is not None:
