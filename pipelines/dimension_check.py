@@ -341,10 +341,10 @@ class Audit:
         return _Rule(
             f"facts of role {item.role} carry the number of the member with their natural key",
             f"FROM wrong SELECT key, {self._key}, n WHERE {role}",
-            "{n} facts of {natural} carry number {key}",
+            "{natural}: {n} with number {key}",
             "give the facts the number of the member with their natural key, or -1 where there is none",
             f"FROM changed SELECT key, {self._key}, n, number WHERE {role}",
-            "{n} facts of {natural} with number {key} get number {number}",
+            "{natural}: {n} with number {key} get number {number}",
             of_facts=True,
         )
 
