@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 from headrace.etl import Dimension, greatest_key, number_members
 from headrace.pipelines.delta_reads import feed_is_exact, physical_name, plain_schema, scan_table
 from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.paths import is_link, table_location
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
 
@@ -27,6 +28,7 @@ __all__ = [
     "CHANGE_TYPE",
     "COMMIT_VERSION",
     "GREATEST_KEY",
+    "STREAMS",
     "DeltaHandle",
     "TableVersion",
     "create_dimension",
@@ -35,11 +37,13 @@ __all__ = [
     "read_changes",
     "read_rows",
     "remember_greatest_key",
+    "stream_registry",
 ]
 
 CHANGE_TYPE = "_change_type"
 COMMIT_VERSION = "_commit_version"
 GREATEST_KEY = "headrace.greatestKey"
+STREAMS = "headrace.streams"
 _COMMITS_SEARCHED = 50
 _PROPERTIES = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "false"}
 
@@ -123,13 +127,57 @@ class DeltaHandle:
                 return greatest_key(actions.column(name))
         return max((greatest_key(batch.column(0)) for batch in scan_table(self._table, [column])), default=0)
 
-    def commit_note(self, application: str, transaction: int) -> dict[str, Any]:
-        """Return what `append` noted with a transaction, and Spark's count of rows; empty when it is not found."""
-        for commit in self._table.history(_COMMITS_SEARCHED):
-            note = _note(commit)
-            if note.get("application") == application and note.get("transaction") == transaction:
-                return {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
-        return {}
+    def commits(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
+        """Yield what the latest commits say of themselves, the newest first.
+
+        `DeltaTable.history` lists nothing where the table's path holds ``?`` or ``#``, so a local log is read here.
+        """
+        if is_link(self.path):
+            yield from self._table.history(limit)
+            return
+        log, newest = Path(self.path) / "_delta_log", self._table.version()
+        for version in range(newest, -1 if limit is None else max(-1, newest - limit), -1):
+            try:
+                lines = (log / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
+            except FileNotFoundError:
+                return  # older ones have been cleaned up too
+            yield from (action["commitInfo"] for line in lines if "commitInfo" in (action := json.loads(line)))
+
+    def commit_notes(self, application: str, transaction: int) -> list[dict[str, Any]]:
+        """Return what the commits of a transaction noted, the oldest first, each with Spark's count of rows.
+
+        Empty when there is no such commit, or the log no longer has it.
+        """
+        for limit in (_COMMITS_SEARCHED, None):
+            notes = [
+                {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
+                for commit in self.commits(limit)
+                if (note := _note(commit)).get("application") == application and note.get("transaction") == transaction
+            ]
+            if notes:
+                return notes[::-1]
+        return []
+
+
+def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
+    """Return which streams a fact table received: for each pipeline's name its `stream` and `source`.
+
+    The table's property `headrace.streams` holds them as JSON, as of the version last read; each commit of facts of a
+    stream that it does not hold yet adds it.
+
+    Raises
+    ------
+    DeltaTableError
+        If the property is not such JSON.
+    """
+    text = handle.table.metadata().configuration.get(STREAMS, "{}")
+    try:
+        registry = json.loads(text)
+        return {str(name): {"stream": entry["stream"], "source": entry["source"]} for name, entry in registry.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DeltaTableError(
+            f"the property {STREAMS} of {handle.path} is not what Headrace writes: {text[:200]}; restore it"
+        ) from error
 
 
 def open_table(path: str, version: int | None = None) -> DeltaTable:
@@ -144,7 +192,7 @@ def open_table(path: str, version: int | None = None) -> DeltaTable:
     from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError  # noqa: PLC0415 - as above
 
     try:
-        return DeltaTable(path, version=version)
+        return DeltaTable(table_location(path), version=version)
     except TableNotFoundError as error:
         raise DeltaTableError(f"there is no Delta table at {path}; create it, or correct the path") from error
     except DeltaProtocolError as error:
@@ -214,7 +262,11 @@ def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (),
     table = rows if rows is not None else schema.empty_table()
     try:
         write_deltalake(
-            path, table, mode="error", partition_by=list(partition_by) or None, configuration=dict(_PROPERTIES)
+            table_location(path),
+            table,
+            mode="error",
+            partition_by=list(partition_by) or None,
+            configuration=dict(_PROPERTIES),
         )
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise DeltaTableError(f"the Delta table at {path} cannot be created: {_first(error)}") from error
@@ -270,12 +322,12 @@ def has_table(path: str) -> bool:
     """Return whether there is a Delta table at a path."""
     from deltalake import DeltaTable  # noqa: PLC0415 - heavy
 
-    return bool(DeltaTable.is_deltatable(path))
+    return bool(DeltaTable.is_deltatable(table_location(path)))
 
 
 def folder_exists(path: str) -> bool:
     """Return whether a local folder exists; for other file systems always true."""
-    return "://" in path or Path(path).is_dir()
+    return is_link(path) or Path(path).is_dir()
 
 
 def _note(commit: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.etl import Dimension, DuplicateAction, Duplicates, KeyRule, Lookup
-from headrace.pipelines.batch_tables import ERROR_SCHEMA
 from headrace.pipelines.column_types import arrow_schema, arrow_type, type_name
 from headrace.pipelines.constraints import constraint_columns
 from headrace.pipelines.delta_tables import create_dimension, has_table, open_table
+from headrace.pipelines.error_rows import ERROR_SCHEMA
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.frame import FILE
 from headrace.pipelines.stages import DUPLICATES_ROLE, Prepared

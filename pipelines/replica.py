@@ -26,7 +26,6 @@ import shutil
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
@@ -34,6 +33,7 @@ import pyarrow as pa
 from headrace.pipelines.delta_tables import open_table, read_changes, read_rows
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.jars import cache_folder
+from headrace.pipelines.paths import home_expanded
 from headrace.pipelines.replica_rows import of_shard, repeated_members
 from headrace.pipelines.row_sizes import DEFAULT_PAGE_SIZE, LONGEST_ROW, RowSizes, long_row
 from headrace.storage.errors import (
@@ -47,6 +47,7 @@ from headrace.storage.superblock import PAGE_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from headrace.pipelines.replica_rows import Changes, ReplicaRows
     from headrace.storage import Table
@@ -122,7 +123,7 @@ class Reached:
 def replica_folder(chosen: str | None = None) -> Path:
     """Return where replicas lie on this host: the given folder, HEADRACE_REPLICAS, or the user's cache."""
     named = chosen or os.environ.get("HEADRACE_REPLICAS")
-    return Path(named).expanduser() if named else cache_folder() / "replicas"
+    return home_expanded(named) if named else cache_folder() / "replicas"
 
 
 def catch_up(spec: ReplicaSpec, shard: int, version: int, base: int, use: Callable[[Reached], _T]) -> _T:
