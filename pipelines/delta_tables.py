@@ -36,8 +36,8 @@ __all__ = [
     "open_table",
     "read_changes",
     "read_rows",
-    "remember_greatest_key",
     "registered_streams",
+    "remember_greatest_key",
     "stream_registry",
 ]
 
