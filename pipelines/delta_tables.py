@@ -142,7 +142,8 @@ class DeltaHandle:
                 lines = (log / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
             except FileNotFoundError:
                 return  # older ones have been cleaned up too
-            yield from (action["commitInfo"] for line in lines if "commitInfo" in (action := json.loads(line)))
+            actions = (json.loads(line) for line in lines if "commitInfo" in line)
+            yield from ({**action["commitInfo"], "version": version} for action in actions if "commitInfo" in action)
 
     def commit_notes(self, application: str, transaction: int) -> list[dict[str, Any]]:
         """Return what the commits of a transaction noted, the oldest first, each with Spark's count of rows.
