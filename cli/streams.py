@@ -23,6 +23,7 @@ from headrace.storage.records import (
     SUFFIXES,
     RecordFileError,
     RecordFormat,
+    compression_of,
     infer_columns,
     kind_of,
     sound_batches,
@@ -30,7 +31,7 @@ from headrace.storage.records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
     from headrace.storage.records import Kind
 
@@ -103,7 +104,7 @@ class FileStream:
         with closing(read_ahead([self._read], lambda batch: int(batch.nbytes))) as batches:
             yield from batches
 
-    def _read(self) -> Iterator[pa.RecordBatch]:
+    def _read(self) -> Generator[pa.RecordBatch]:
         for file in self.files:
             with _reading(file):
                 yield from self._open(file)
@@ -199,7 +200,9 @@ def _kind_by_content(file: Path) -> Kind:
     return "parquet"
 
 
-def _parquet_rows(files: Sequence[Path]) -> int:
+def _parquet_rows(files: Sequence[Path]) -> int | None:
+    if any(compression_of(file) for file in files):
+        return None
     rows = 0
     for file in files:
         with _reading(file):

@@ -90,7 +90,7 @@ def test_without_a_heading_columns_come_by_position(read):
         ("2", "1 field where the heading has 2; quote a field that holds ','"),
         ("2,x,y", "3 fields where the heading has 2"),
         ("2,785,69", "3 fields where the heading has 2"),
-        ('2,5" pipe', "a quote (\") is inside a field that is not quoted"),
+        ('2,5" pipe', 'a quote (") is inside a field that is not quoted'),
         ('2,"a"b', "text follows a closing quote"),
         ('2,"a" ', "text follows a closing quote"),
         ('2, "a"', "is inside a field that is not quoted"),
@@ -126,7 +126,9 @@ def test_a_long_value_is_told_by_its_beginning(read):
 @pytest.mark.parametrize("block", [1 << 20, 7])
 def test_a_quote_that_is_never_closed_is_told_with_its_record(read, monkeypatch, block):
     monkeypatch.setattr(byte_sources, "_BLOCK_BYTES", block)
-    with pytest.raises(RecordFileError, match=r"f\.csv: record 2 opens a quote that is never closed.*begins with '2,\"b'"):
+    with pytest.raises(
+        RecordFileError, match=r"f\.csv: record 2 opens a quote that is never closed.*begins with '2,\"b'"
+    ):
         read('id,c\n1,a\n2,"b\n3,c\n4,d\n', BOTH)
 
 
@@ -149,7 +151,9 @@ def test_other_dialects(read, options, content, expected):
     assert (texts(found), found.causes) == (expected, {})
 
 
-@pytest.mark.parametrize("encoding", ["latin-1", "windows-1252", "utf-16", "utf-16-le", "utf-8-sig", "shift_jis", "gb18030"])
+@pytest.mark.parametrize(
+    "encoding", ["latin-1", "windows-1252", "utf-16", "utf-16-le", "utf-8-sig", "shift_jis", "gb18030"]
+)
 @pytest.mark.parametrize("block", [1 << 20, 5])
 def test_text_in_a_declared_encoding(read, encoding, block, monkeypatch):
     monkeypatch.setattr(byte_sources, "_BLOCK_BYTES", block)
@@ -230,7 +234,7 @@ def test_what_cannot_be_opened_is_named(tmp_path):
 
 fields = st.one_of(
     st.none(),
-    st.text(st.sampled_from('ab",;\n\r \'\\é\U0001f600x'), max_size=8),
+    st.text(st.sampled_from("ab\",;\n\r '\\é\U0001f600x"), max_size=8),
     st.text(max_size=5).filter(lambda text: text.isprintable() or not text),
 )
 
@@ -251,7 +255,8 @@ def test_what_python_writes_comes_back(tmp_path, rows, line, delimiter, everythi
     path = tmp_path / "f.csv"
     path.write_bytes(text.encode())
     assert [
-        [field or None for field in row] for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+        [field or None for field in row]
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     ][1:] == [[field or None for field in row] for row in rows]
     form = RecordFormat("csv", pa.schema([(name, pa.string()) for name in "abc"]), delimiter=delimiter)
     with pytest.MonkeyPatch.context() as patch:
@@ -274,7 +279,10 @@ def written(field, delimiter, everything):
 
 
 @many
-@given(raw=st.lists(st.sampled_from([b"a", b'"', b",", b"\n", b"\r", b"1", b"\xff", "é".encode()]), max_size=40), block=st.integers(8, 30))
+@given(
+    raw=st.lists(st.sampled_from([b"a", b'"', b",", b"\n", b"\r", b"1", b"\xff", "é".encode()]), max_size=40),
+    block=st.integers(8, 30),
+)
 def test_any_bytes_give_rows_or_reasons_in_any_blocks_and_pieces(tmp_path, raw, block):
     """What is read does not depend on how the file is cut into blocks; every record is a row once."""
     path = tmp_path / "f.csv"

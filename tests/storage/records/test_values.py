@@ -195,9 +195,7 @@ def test_decimals_are_those_of_python(tmp_path, texts, shape):
 def round_down(number, scale):
     if number.adjusted() < -scale - 40 and number:
         return None
-    return number.quantize(
-        decimal.Decimal(1).scaleb(-scale), decimal.ROUND_DOWN, decimal.Context(prec=2000)
-    )
+    return number.quantize(decimal.Decimal(1).scaleb(-scale), decimal.ROUND_DOWN, decimal.Context(prec=2000))
 
 
 @many
@@ -256,7 +254,9 @@ def expected_instant(local, zone, choice):
     return both[choice == "later"], False
 
 
-@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Gaza"])
+@pytest.mark.parametrize(
+    "zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "Africa/Casablanca", "Asia/Gaza"]
+)
 def test_each_minute_around_the_changes_of_clocks(zone):
     start = dt.datetime(2023, 1, 1)  # noqa: DTZ001 - a local time
     seconds = np.arange(0, 366 * 86_400, 600) + int((start - dt.datetime(1970, 1, 1)).total_seconds())  # noqa: DTZ001
@@ -313,9 +313,7 @@ def test_dates_of_a_declared_pattern(value, pattern, text, expected):
 )
 def test_timestamps_of_a_declared_pattern_are_those_of_python(value, pattern, text):
     wanted = dt.datetime.strptime(text, pattern)  # noqa: DTZ007 - with a zone where the pattern has one
-    assert value(text, INSTANT, timestamp_format=pattern) == (
-        wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC)
-    )
+    assert value(text, INSTANT, timestamp_format=pattern) == (wanted if wanted.tzinfo else wanted.replace(tzinfo=UTC))
 
 
 @pytest.mark.parametrize(
