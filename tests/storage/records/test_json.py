@@ -117,7 +117,9 @@ values = st.one_of(
 )
 objects = st.dictionaries(
     st.sampled_from(["a", "é", "c d", "n"]),
-    st.recursive(values, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)),
+    st.recursive(
+        values, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2)
+    ),
 )  # fmt: skip
 
 
@@ -158,5 +160,5 @@ def fits(row):
         isinstance(a, str) and a.isascii() and a.lstrip("+-").isdigit() and len(a.lstrip("+-")) > len(a) - 2
     )
     good &= text is None or isinstance(text, str)
-    good &= real is None or number(real) and json.dumps(real) not in {"Infinity", "-Infinity"}
+    good &= real is None or (number(real) and json.dumps(real) not in {"Infinity", "-Infinity"})
     return good and (flag is None or isinstance(flag, bool))

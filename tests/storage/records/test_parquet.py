@@ -1,4 +1,4 @@
-"""Parquet's values are converted without loss, or their row is rejected; what no value can be is refused for the file."""
+"""Parquet's values are converted without loss or their row is rejected; types that lose something are refused."""
 
 import datetime as dt
 import decimal
@@ -50,9 +50,9 @@ def column(tmp_path):
         (pa.array([decimal.Decimal(5), decimal.Decimal(2**63)], pa.decimal128(38, 0)), pa.int64(), [5, "is out of"]),
         (pa.array([1, 10**9]), pa.decimal128(10, 2), [decimal.Decimal("1.00"), "is out of the range of decimal(10,2)"]),
         (
-            pa.array([decimal.Decimal(text) for text in ("1.500", "1.505", "-99999999.990", "100000000.000", "-1.001")]),
+            pa.array([decimal.Decimal(text) for text in ("1.500", "1.505", "-99999999.990", "1e8", "-1.001")]),
             pa.decimal128(10, 2),
-            [decimal.Decimal("1.50"), "has more than 2 digits", decimal.Decimal("-99999999.99"), "is out of", "has more than 2"],
+            [decimal.Decimal("1.50"), "has more than 2 digits", decimal.Decimal("-99999999.99"), "is out of", "has more"],
         ),
         (pa.array([decimal.Decimal("1.5")], pa.decimal128(38, 37)), pa.decimal128(38, 1), [decimal.Decimal("1.5")]),
         (pa.array([1.5, None], pa.float32()), pa.float64(), [1.5, None]),
@@ -63,10 +63,11 @@ def column(tmp_path):
         (pa.array([b"abc"], pa.binary(3)), pa.binary(), [b"abc"]),
         (pa.array([True, None]), pa.bool_(), [True, None]),
         (pa.nulls(2), pa.int64(), [None, None]),
-        (pa.array([0, -(10**7), 10**7, None], pa.date32()), pa.date32(), [dt.date(1970, 1, 1), "is not within", "is not within", None]),
+        (pa.array([0, -(10**7), None], pa.date32()), pa.date32(), [dt.date(1970, 1, 1), "is not within", None]),
+        (pa.array([10**7], pa.date32()), pa.date32(), ["is not within the years 1 to 9999"]),
         (pa.array([local(2024, 5, 1), local(2024, 5, 1, 1)]), pa.date32(), [dt.date(2024, 5, 1), "has a time of day"]),
         (pa.array([0, 86_400_000], pa.date64()), pa.date32(), [dt.date(1970, 1, 1), dt.date(1970, 1, 2)]),
-        (pa.array([1_000, 1_001, None], pa.timestamp("ns")), LOCAL, [local(1970, 1, 1, 0, 0, 0, 1), "has a fraction", None]),
+        (pa.array([1_000, 1_001], pa.timestamp("ns")), LOCAL, [local(1970, 1, 1, 0, 0, 0, 1), "has a fraction"]),
         (pa.array([1_000], pa.timestamp("ms", "Asia/Tokyo")), INSTANT, [dt.datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)]),
         (pa.array([2**60], INSTANT), INSTANT, ["is not within the years 1 to 9999"]),
         (pa.array([dt.date(2024, 5, 1)]), INSTANT, [dt.datetime(2024, 5, 1, tzinfo=UTC)]),
