@@ -47,7 +47,7 @@ codecs.register_error(_UNKNOWN, _mark)
 
 def is_utf8(encoding: str) -> bool:
     """Return whether text in an encoding need not be translated."""
-    return codecs.lookup(encoding).name in {"utf-8", "utf-8-sig", "ascii"}
+    return codecs.lookup(encoding).name in {"utf-8", "utf-8-sig"}
 
 
 @contextlib.contextmanager
@@ -67,6 +67,8 @@ def reading(path: StrPath, kind: str) -> Iterator[None]:
         raise RecordFileError(f"there is no file {path}; it was moved or removed") from error
     except PermissionError as error:
         raise RecordFileError(f"{path} may not be read; change its permissions") from error
+    except OverflowError as error:
+        raise RecordFileError(f"cannot read {path} as {_TITLES[kind]}: {error}") from error
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         cause = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise RecordFileError(
@@ -168,14 +170,14 @@ class BlockReader:
 
         Raises
         ------
-        RecordFileError
-            If a single record is larger than 2 GiB.
+        OverflowError
+            If a single record is larger than 1 GiB.
         """
         held = self.size - self.position
         room = self.data
         if 2 * held > len(self.data):
             if 2 * len(self.data) > _MOST_BYTES:
-                raise RecordFileError("a record is larger than 1 GiB; a quote or the end of a line may be missing")
+                raise OverflowError("a record is larger than 1 GiB; a quote or the end of a line may be missing")
             room = np.empty(2 * len(self.data), dtype=np.uint8)
         room[:held] = self.data[self.position : self.size]
         self.data, self.position, self.size = room, 0, held

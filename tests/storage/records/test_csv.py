@@ -58,7 +58,7 @@ def test_columns_are_read_by_name_in_any_order(read):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("ID,c\n1,x\n", "column 'id' is missing (there is 'ID'); column 'ID' is not declared. Its heading: ID, c; expected"),
+        ("ID,c\n1,x\n", "column 'id' is missing (there is 'ID'); column 'ID' is not declared. Its heading: ID, c"),
         ("id\n1\n", "column 'c' is missing. Its heading: id; expected: id, c"),
         ("id,c,d\n1,x,y\n", "column 'd' is not declared. Its heading: id, c, d"),
         ("id,c,c\n1,x,y\n", "column 'c' is there 2 times"),
@@ -223,6 +223,13 @@ def test_archives_of_several_parts(tmp_path, suffix):
     path.write_bytes(first + second)
     parts = list(read_records(Piece(str(path)), RecordFormat("csv", pa.schema(BOTH))))
     assert sum(part.rows.num_rows for part in parts) == 2
+
+
+def test_a_record_of_more_bytes_than_fit_is_told_with_its_file(read, monkeypatch):
+    monkeypatch.setattr(byte_sources, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(byte_sources, "_MOST_BYTES", 1000)
+    with pytest.raises(RecordFileError, match=r"cannot read .*f\.csv as CSV: a record is larger than"):
+        read("id,c\n1," + "x" * 2000 + "\n", BOTH)
 
 
 def test_what_cannot_be_opened_is_named(tmp_path):
