@@ -7,6 +7,7 @@ stream switch off even the bold titles.
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import sys
@@ -95,10 +96,15 @@ class Console:
     ----------
     clock
         Returns seconds, for rates and for how often progress is shown.
+    now
+        Returns the time of day, which notes and lines of progress carry.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, now: Callable[[], dt.datetime] = dt.datetime.now
+    ) -> None:
         self.clock = clock
+        self._now = now
         self.json_mode = False
         self.quiet = False
         self.failed_step: Step | None = None
@@ -138,7 +144,7 @@ class Console:
         """Tell something in passing, on standard error, unless `--quiet`."""
         if not self.quiet:
             self._close_line()
-            click.echo(text, err=True)
+            click.echo(f"{self._time()} {text}", err=True)
 
     @contextmanager
     def step(self, doing: str, *, left: str, repair: str = "") -> Iterator[None]:
@@ -177,10 +183,10 @@ class Console:
         if self.quiet:
             return
         if self.interactive:
-            click.echo(f"\r\x1b[2K{line}", err=True, nl=False)
+            click.echo(f"\r\x1b[2K{self._time()} {line}", err=True, nl=False)
             self._line_open = True
         else:
-            click.echo(line, err=True)
+            click.echo(f"{self._time()} {line}", err=True)
 
     def failure(self, failure: Failure) -> None:
         """Say what failed, why, what is left, and how to go on."""
@@ -193,6 +199,10 @@ class Console:
         click.echo(f"headrace: {failure.kind} while {failure.step}", err=True)
         for name, text in (("cause", failure.cause), ("left", failure.left), ("go on", failure.again)):
             click.echo(f"  {name:<6} {text}", err=True)
+
+    def _time(self) -> str:
+        """Return the local time of day; with the date where the line may be read another day."""
+        return self._now().strftime("%H:%M:%S" if self.interactive else "%Y-%m-%d %H:%M:%S")
 
     def _bold(self, text: str) -> str:
         return text if "NO_COLOR" in os.environ else click.style(text, bold=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -87,10 +87,11 @@ def _parts(key: str, config: PipelineConfig, name: str) -> list[str]:
 
 
 def _typed(form: CsvFormat, config: PipelineConfig, name: str) -> CsvFormat:
-    """Give the columns of a CSV the types that the pipeline file declares."""
+    """Give columns the types that the pipeline file declares, and times the zone of its source."""
     declared = config.dimensions[name].columns if name in config.dimensions else None
     types = {column.name: column.type for column in arrow_schema(declared or {})}
-    return CsvFormat(form.delimiter, form.nulls, {**form.types, **types})
+    source = config.source
+    return replace(form, declared=types, time_zone=source.time_zone, ambiguous_time=source.ambiguous_time)
 
 
 def _show(summary: DimensionSummary, console: Console) -> None:

@@ -103,7 +103,7 @@ def _way_on(error: BaseException, code: ExitCode, step: Step, command: str) -> s
         return command
     if code is ExitCode.DAMAGED and step.repair:
         return step.repair
-    return f"mend the cause, then run: {command}"
+    return f"fix the cause, then run: {command}"
 
 
 def _cause(error: BaseException) -> str:

@@ -10,6 +10,7 @@ from headrace.cli.blocks import Grid, Pairs, Text
 from headrace.cli.errors import CliError
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.spark import spark_log
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["run_runs"]
 
 SEARCHED = 10_000
+_TIMES = {"started", "ended", "alive"}
+_LABELS = {"alive": "last alive", "spark_log": "Spark's log"}
 
 
 def run_runs(pipeline: Path, wanted: str | None, limit: int, console: Console) -> None:
@@ -47,13 +50,26 @@ def _show_runs(pipeline: str, runs: list[RunRecord], console: Console) -> None:
     if not runs:
         console.result([], Text(f"{pipeline} has not run yet"))
         return
-    columns = ("run", "mode", "state", "started", "seconds", "batches", "rows in", "loaded", "rejected", "new members")
+    columns = (
+        "run",
+        "mode",
+        "state",
+        "started",
+        "last alive",
+        "seconds",
+        "batches",
+        "rows in",
+        "loaded",
+        "rejected",
+        "new members",
+    )
     rows = [
         (
             run.id[:8],
             run.mode,
             run.state,
             _moment(run.started),
+            _moment(run.alive or run.ended or run.started),
             run.ended - run.started if run.ended else None,
             run.batches,
             run.rows_in,
@@ -67,8 +83,10 @@ def _show_runs(pipeline: str, runs: list[RunRecord], console: Console) -> None:
 
 
 def _show_run(run: RunRecord, batches: list[BatchRecord], console: Console) -> None:
-    told = {**asdict(run), "started": _moment(run.started), "ended": run.ended and _moment(run.ended)}
-    summary = {name.replace("_", " "): value for name, value in told.items()}
+    times = {name: moment and _moment(moment) for name, moment in asdict(run).items() if name in _TIMES}
+    seconds = run.ended - run.started if run.ended else None
+    told = {**asdict(run), **times, "pid": str(run.pid), "seconds": seconds, "spark_log": spark_log(run.host, run.pid)}
+    summary = {_LABELS.get(name, name.replace("_", " ")): value for name, value in told.items()}
     columns = (
         "batch",
         "seconds",
@@ -96,7 +114,7 @@ def _show_run(run: RunRecord, batches: list[BatchRecord], console: Console) -> N
         )
         for batch in batches
     ]
-    document = {**asdict(run), "batch_records": [asdict(batch) for batch in batches]}
+    document = {**asdict(run), "spark_log": told["spark_log"], "batch_records": [asdict(batch) for batch in batches]}
     console.result(document, Pairs(f"Run {run.id}", summary), Grid("Batches", columns, rows))
 
 

@@ -16,7 +16,7 @@ from headrace.cli.exits import guarded
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LazyGroup", "RootGroup", "heed_termination"]
+__all__ = ["LazyGroup", "RootGroup", "heed_termination", "time_log_lines"]
 
 
 class LazyGroup(click.Group):
@@ -81,6 +81,11 @@ def heed_termination() -> None:
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # unless told by `nohup` to go on
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     logging.getLogger().addFilter(_is_no_interrupt)
+
+
+def time_log_lines() -> None:
+    """Let warnings that the layers log go to standard error with their time, as notes do."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
 
 
 def _is_no_interrupt(record: logging.LogRecord) -> bool:

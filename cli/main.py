@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from headrace.cli.lazy import RootGroup, heed_termination
+from headrace.cli.lazy import RootGroup, heed_termination, time_log_lines
 from headrace.joins import keep_little_freed_memory
 
 __all__ = ["entry_point", "headrace"]
@@ -37,5 +37,6 @@ def headrace() -> None:
 def entry_point() -> None:
     """Run the command line; what the installed script calls."""
     keep_little_freed_memory()
+    time_log_lines()
     heed_termination()
     headrace()

@@ -68,6 +68,7 @@ duplicates:                      # a record whose key was loaded before, or occu
 
 sink:
   path: warehouse/fact_orders    # rejected rows go to warehouse/fact_orders_errors
+  audit: true                    # facts say where they came from: _file, _batch, _loaded_at
 
 trigger:
   max_files: 100                 # files in a batch

@@ -55,7 +55,8 @@ class Dimension:
     Raises
     ------
     DeclarationError
-        If a column is named that the schema does not have, or one is named for two purposes.
+        If a column is named that the schema does not have, one is named for two purposes, or a natural key column is a
+        floating-point number.
 
     Examples
     --------
@@ -81,6 +82,13 @@ class Dimension:
         for column in (*self.natural_key, *self.rules):
             if column not in names:
                 raise DeclarationError(f"dimension {self.name!r} has no column {column!r}; it has {', '.join(names)}")
+        inexact = [name for name in self.natural_key if pa.types.is_floating(self.schema.field(name).type)]
+        if inexact:
+            kind = self.schema.field(inexact[0]).type
+            raise DeclarationError(
+                f"dimension {self.name!r}: the natural key column {inexact[0]!r} is {kind}, which cannot be a key, "
+                "since equal numbers may differ in their last bit; use a decimal, an integer or text"
+            )
         apart = [*self.natural_key, self.surrogate_key, self.inferred_flag]
         twice = next((column for column in apart if apart.count(column) > 1), None)
         if twice is not None:

@@ -2,16 +2,28 @@
 
 Any database that SQLAlchemy reaches; a SQLite file by default. Leases, which live in the same database, are in
 `pipelines.lease`. What the warehouse holds never depends on the catalog: Delta's transactions decide what is loaded.
+
+A run is in one of these states:
+
+| state     | meaning                                                                                     |
+|-----------|---------------------------------------------------------------------------------------------|
+| `running` | its process holds its lease                                                                 |
+| `done`    | everything that was there is loaded                                                         |
+| `stopped` | a signal ended it after a whole batch                                                       |
+| `failed`  | `error` says why                                                                            |
+| `lost`    | its process ended without a word (killed, power cut), or another run took over its lease    |
+
+A run that was taken for lost and comes back, as after the sleep of a laptop, is `running` again.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import time
 import uuid
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -29,25 +41,31 @@ from sqlalchemy import (
     Text,
     create_engine,
     delete,
+    func,
     insert,
+    inspect,
+    or_,
     select,
+    text,
     update,
 )
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from headrace.pipelines.errors import CatalogError
+from headrace.pipelines.process_identity import ProcessIdentity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from sqlalchemy import Connection
+    from sqlalchemy import Connection, RowMapping
 
 __all__ = ["BatchRecord", "Catalog", "RunRecord"]
 
 _BUSY_SECONDS = 30
-_VERSION = 1
+_VERSION = 2
+_ATTEMPTS = 3  # several processes may create the tables of a new catalog at the same moment
 METADATA = MetaData()
 
 _META = Table("headrace_meta", METADATA, Column("version", Integer, primary_key=True))
@@ -63,6 +81,10 @@ _RUNS = Table(
     Column("host", String(255), nullable=False),
     Column("pid", Integer, nullable=False),
     Column("error", Text),
+    Column("machine", String(255)),
+    Column("process", String(64)),
+    Column("lease", String(36)),
+    Column("alive", Float),
 )
 _BATCHES = Table(
     "headrace_batches",
@@ -116,13 +138,15 @@ class RunRecord:
     id, pipeline, mode
         The run, its pipeline's name, and `once` or `follow`.
     state
-        `running`, `done`, `stopped` or `failed`.
+        `running`, `done`, `stopped`, `failed` or `lost`; see the module.
     started, ended
-        Seconds since 1970; `ended` is None while it runs, or when it was killed.
+        Seconds since 1970; `ended` is None while it runs, and when it was last alive for a lost run.
     host, pid
         Where the driver ran.
     error
-        Why it failed.
+        Why it failed, or what is known of a lost run.
+    alive
+        When the run last gave a sign of life, in seconds since 1970.
     batches, rows_in, loaded, dropped, routed, rejected, new_members
         Sums over the run's batches.
     """
@@ -136,6 +160,7 @@ class RunRecord:
     host: str
     pid: int
     error: str | None
+    alive: float | None = None
     batches: int = 0
     rows_in: int = 0
     loaded: int = 0
@@ -168,6 +193,7 @@ class BatchRecord:
     detail: Mapping[str, Any]
 
 
+_RUN_FIELDS = ("id", "pipeline", "mode", "state", "started", "ended", "host", "pid", "error", "alive")
 _SUMS = ("rows_in", "loaded", "dropped", "routed", "rejected", "new_members")
 
 
@@ -194,11 +220,28 @@ class Catalog:
             parsed = make_url(url)
             self._shown = parsed.render_as_string(hide_password=True)
             self.engine: Engine = create_engine(parsed, **_options(parsed.get_backend_name(), parsed.database))
-        except (SQLAlchemyError, ImportError, OSError) as error:
-            raise CatalogError(f"the run catalog {self._shown} cannot be opened: {error}") from error
-        with self.transaction() as connection:
-            METADATA.create_all(connection)
-            self._check_version(connection)
+        except ImportError as error:
+            raise CatalogError(f"the run catalog {self._shown} needs a driver: {_remedy(parsed, error)}") from error
+        except NoSuchModuleError as error:
+            raise CatalogError(
+                f"the run catalog {self._shown}: SQLAlchemy knows no database {parsed.drivername!r}; write "
+                "sqlite:///FILE or postgresql+psycopg://USER@HOST/DATABASE, or install the package of its dialect"
+            ) from error
+        except (SQLAlchemyError, OSError) as error:
+            raise CatalogError(
+                f"the run catalog {self._shown} cannot be opened: {error}; write it as sqlite:///FILE or "
+                "postgresql+psycopg://USER@HOST/DATABASE"
+            ) from error
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._ensure_tables()
+            except CatalogError as error:
+                cause = error.__cause__
+                made_by_another = isinstance(cause, IntegrityError) or "already exists" in str(cause)
+                if attempt == _ATTEMPTS - 1 or not made_by_another:
+                    raise
+            else:
+                break
 
     def __enter__(self) -> Self:
         return self
@@ -224,19 +267,36 @@ class Catalog:
                 f"the run catalog {self._shown} failed: {cause}; check that it can be reached and written"
             ) from error
 
-    def start_run(self, pipeline: str, mode: str) -> str:
-        """Record that a run begins, and return its id."""
-        run = str(uuid.uuid4())
-        values = {"host": socket.gethostname(), "pid": os.getpid(), "started": self._clock(), "state": "running"}
+    def start_run(self, pipeline: str, mode: str, lease: str | None = None) -> str:
+        """Record that a run begins, and return its id.
+
+        Parameters
+        ----------
+        pipeline, mode
+            The pipeline's name, and `once` or `follow`.
+        lease
+            Token of the leases that the run holds. The run counts as lost as soon as they are gone or dead.
+        """
+        run, now, own = str(uuid.uuid4()), self._clock(), ProcessIdentity.own()
+        values = {"host": socket.gethostname(), "started": now, "alive": now, "state": "running", "lease": lease}
         with self.transaction() as connection:
-            connection.execute(insert(_RUNS).values(id=run, pipeline=pipeline, mode=mode, **values))
+            self._note_lost(connection)
+            connection.execute(insert(_RUNS).values(id=run, pipeline=pipeline, mode=mode, **values, **asdict(own)))
         return run
 
     def finish_run(self, run: str, state: str, error: str | None = None) -> None:
         """Record how a run ended: `done`, `stopped` or `failed`."""
         with self.transaction() as connection:
+            now = self._clock()
             change = update(_RUNS).where(_RUNS.c.id == run)
-            connection.execute(change.values(state=state, ended=self._clock(), error=error))
+            connection.execute(change.values(state=state, ended=now, alive=now, error=error))
+
+    def note_alive(self, connection: Connection, lease: str) -> None:
+        """Record a sign of life of the run with a lease; a run that was taken for lost is running again."""
+        mine = _RUNS.c.lease == lease
+        connection.execute(update(_RUNS).where(mine, _RUNS.c.state == "running").values(alive=self._clock()))
+        back = {"state": "running", "alive": self._clock(), "ended": None, "error": None}
+        connection.execute(update(_RUNS).where(mine, _RUNS.c.state == "lost").values(**back))
 
     def plan(self, stream: str, batch: int) -> dict[str, Any] | None:
         """Return the plan of a batch that has begun, or None."""
@@ -257,15 +317,17 @@ class Catalog:
             same = (_BATCHES.c.stream == record.stream, _BATCHES.c.batch == record.batch)
             connection.execute(delete(_BATCHES).where(*same))
             connection.execute(insert(_BATCHES).values(**values))
+            connection.execute(update(_RUNS).where(_RUNS.c.id == record.run).values(alive=self._clock()))
 
     def runs(self, pipeline: str | None = None, limit: int = 20) -> list[RunRecord]:
-        """Return the latest runs, the newest first."""
-        wanted = select(_RUNS).order_by(_RUNS.c.started.desc()).limit(limit)
+        """Return the latest runs, the newest first; those whose process has ended are marked as lost before."""
+        wanted = select(*(_RUNS.c[name] for name in _RUN_FIELDS)).order_by(_RUNS.c.started.desc()).limit(limit)
         if pipeline is not None:
             wanted = wanted.where(_RUNS.c.pipeline == pipeline)
         with self.transaction() as connection:
+            self._note_lost(connection)
             rows = connection.execute(wanted).mappings().all()
-        return [self._with_sums(RunRecord(**row)) for row in rows]
+            return [RunRecord(**row, **_sums(connection, row["id"])) for row in rows]
 
     def batches(self, run: str) -> list[BatchRecord]:
         """Return the batches of a run in order."""
@@ -280,20 +342,86 @@ class Catalog:
             found = connection.execute(wanted.where(_RUNS.c.pipeline == pipeline).limit(1)).first()
         return found is not None
 
-    def _with_sums(self, run: RunRecord) -> RunRecord:
-        batches = self.batches(run.id)
-        sums = {name: sum(getattr(batch, name) for batch in batches) for name in _SUMS}
-        return RunRecord(**{**run.__dict__, "batches": len(batches), **sums})
+    def _note_lost(self, connection: Connection) -> None:
+        """Mark runs whose process has ended, or whose lease another run has taken over."""
+        running = connection.execute(select(_RUNS).where(_RUNS.c.state == "running")).mappings().all()
+        tokens = [run["lease"] for run in running if run["lease"] is not None]
+        held = connection.execute(select(LEASES).where(LEASES.c.token.in_(tokens))).mappings().all() if tokens else []
+        for run in running:
+            if _is_lost(run, [lease for lease in held if lease["token"] == run["lease"]], self._clock()):
+                alive = run["alive"] or run["started"]
+                known = (_RUNS.c.id == run["id"], _RUNS.c.state == "running")
+                change = update(_RUNS).where(*known, or_(_RUNS.c.alive.is_(None), _RUNS.c.alive <= alive))
+                connection.execute(change.values(state="lost", ended=alive, alive=alive, error=_epitaph(run, alive)))
 
-    def _check_version(self, connection: Connection) -> None:
-        found = connection.execute(select(_META.c.version)).scalars().all()
-        if not found:
-            connection.execute(insert(_META).values(version=_VERSION))
-        elif max(found) > _VERSION:
-            raise CatalogError(
-                f"the run catalog {self._shown} was made by a newer release (its version is {max(found)}, this release "
-                f"knows {_VERSION}); upgrade headrace or name another catalog"
-            )
+    def _ensure_tables(self) -> None:
+        """Create the tables that are missing, and bring those of an older release up to date."""
+        with self.transaction() as connection:
+            METADATA.create_all(connection)
+            found = connection.execute(select(_META.c.version)).scalars().all()
+            if not found:
+                connection.execute(insert(_META).values(version=_VERSION))
+            elif max(found) > _VERSION:
+                raise CatalogError(
+                    f"the run catalog {self._shown} was made by a newer release (its version is {max(found)}, this "
+                    f"release knows {_VERSION}); upgrade headrace or name another catalog"
+                )
+            elif max(found) < _VERSION:
+                _add_columns(connection, _RUNS)
+                connection.execute(update(_META).values(version=_VERSION))
+
+
+def _sums(connection: Connection, run: str) -> dict[str, Any]:
+    """Return the number of a run's batches, and the sums of what they counted."""
+    sums = [func.coalesce(func.sum(_BATCHES.c[name]), 0).label(name) for name in _SUMS]
+    found = connection.execute(select(func.count().label("batches"), *sums).where(_BATCHES.c.run == run))
+    return {name: int(value) for name, value in found.mappings().one().items()}
+
+
+def holder(lease: RowMapping) -> ProcessIdentity:
+    """Return the process that holds a lease."""
+    return ProcessIdentity(lease["machine"], lease["pid"], lease["process"])
+
+
+def lease_is_live(lease: RowMapping, now: float) -> bool:
+    """Return whether the holder of a lease may still write under it."""
+    return bool(lease["expires"] > now and not holder(lease).has_ended())
+
+
+def _is_lost(run: RowMapping, leases: Sequence[RowMapping], now: float) -> bool:
+    """Return whether a run that is recorded as running has ended."""
+    if run["lease"] is not None:
+        return not leases or not all(lease_is_live(lease, now) for lease in leases)
+    if run["machine"] is not None:
+        return ProcessIdentity(run["machine"], run["pid"], run["process"] or "").has_ended()
+    return bool(run["host"] == socket.gethostname() and not Path(f"/proc/{run['pid']}").exists())
+
+
+def _epitaph(run: RowMapping, alive: float) -> str:
+    moment = datetime.fromtimestamp(alive, UTC).isoformat(sep=" ", timespec="seconds")
+    return (
+        f"process {run['pid']} on {run['host']} ended without finishing the run, or lost its lease to another one; it "
+        f"was last alive at {moment}; nothing is lost, the next run goes on"
+    )
+
+
+def _add_columns(connection: Connection, table: Table) -> None:
+    """Add the columns that a table of an older release lacks."""
+    there = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    quote = connection.dialect.identifier_preparer.quote
+    for column in table.columns:
+        if column.name not in there:
+            kind = column.type.compile(connection.dialect)
+            connection.execute(text(f"ALTER TABLE {quote(table.name)} ADD COLUMN {quote(column.name)} {kind}"))
+
+
+def _remedy(url: URL, error: ImportError) -> str:
+    """Return what to do about a driver that is not installed."""
+    missing = f"there is no module {error.name!r}"
+    if url.get_backend_name() == "postgresql":
+        here = "" if url.get_driver_name() == "psycopg" else " and write the URL as postgresql+psycopg://..."
+        return f"{missing}; run `pip install 'headrace[postgresql]'`{here}"
+    return f"{missing}; install the package that holds it into the environment of headrace (`pip install {error.name}`)"
 
 
 def _options(backend: str, database: str | None) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """The pipeline file: what it may say, how it is read, and its JSON Schema for editors.
 
 Reading is strict: every unknown or misspelt field is named with its place, the valid names and the nearest one.
-What the fields mean for Spark is in `headrace.pipelines.plan` and `headrace.pipelines.source`.
+Rules that span several fields are in `headrace.pipelines.config_rules`.
 """
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -17,8 +18,11 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headrace.pipelines.column_types import canonical
-from headrace.pipelines.config_errors import describe
-from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.config_errors import DocumentPath, InconsistentError, Places, Problem, describe, told
+from headrace.pipelines.config_rules import inconsistencies
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+from headrace.pipelines.paths import anchored, local_url, sqlite_url, table_location
+from headrace.pipelines.source_format import fields_for_options, record_format
 from headrace.storage.errors import HeadraceError
 from headrace.storage.units import parse_duration, parse_memory
 
@@ -35,10 +39,10 @@ __all__ = [
     "load_pipeline",
 ]
 
-_NAME = r"^[A-Za-z_][A-Za-z0-9_]*$"
+_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+_COLUMN_PART = r"^[A-Za-z0-9_][A-Za-z0-9_-]*$"
 _ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _PASSWORD = re.compile(r"^[^:/]+://[^:/@]*:([^@]*)@")
-_LINK = re.compile(r"^[a-z][a-z0-9+.-]*://")
 
 
 def _checked(parse: Any) -> Any:
@@ -62,10 +66,23 @@ def _zone(name: str) -> str:
     return name
 
 
+def _encoding(name: str) -> str:
+    try:
+        codecs.lookup(name)
+    except LookupError as error:
+        raise ValueError(
+            f"unknown encoding {name!r}; write a name such as 'utf-8', 'windows-1252' or 'utf-16'"
+        ) from error
+    return name
+
+
 Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
+ColumnPart = Annotated[str, Field(pattern=_COLUMN_PART, max_length=64)]
 Memory = Annotated[str | int, AfterValidator(_checked(parse_memory))]
 Duration = Annotated[str | float, AfterValidator(_checked(parse_duration))]
 ColumnType = Annotated[str, AfterValidator(_checked(canonical))]
+Encoding = Annotated[str, AfterValidator(_encoding)]
+Character = Annotated[str, Field(min_length=1, max_length=1)]
 TimeZone = Annotated[str, AfterValidator(_zone)]
 Location = Annotated[str, Field(min_length=1)]
 Columns = Annotated[list[str], Field(min_length=1)]
@@ -86,10 +103,43 @@ class SourceConfig(_Strict):
     changed: Literal["error", "reload", "ignore"] = Field(
         default="error", description="What happens when a file changes after it was loaded"
     )
-    time_zone: TimeZone = Field(default="UTC", description="Zone of times that name none")
-    options: dict[str, str | int | float | bool] = Field(
-        default_factory=dict, description="More options of Spark's reader"
+    header: bool = Field(default=True, description="Whether the first record of a CSV names its columns")
+    delimiter: Character = Field(default=",", description="Between the fields of a CSV")
+    quote: Character | Literal[""] = Field(default='"', description="Around fields of a CSV; empty for none")
+    escape: Character | None = Field(
+        default=None, description="Before a quote within a quoted field; by default a quote is doubled"
     )
+    nulls: list[str] = Field(default_factory=list, description="Spellings of null in a CSV, beside an empty field")
+    encoding: Encoding = Field(default="utf-8", description="Of text, as Python names it: 'utf-8', 'windows-1252'")
+    decimal: Literal[".", ","] = Field(default=".", description="Between the whole and the fraction of a number")
+    date_format: str | None = Field(default=None, description="Pattern of dates, such as '%d.%m.%Y'; ISO by default")
+    timestamp_format: str | None = Field(
+        default=None, description="Pattern of timestamps, such as '%d.%m.%Y %H:%M:%S'; ISO by default"
+    )
+    time_zone: TimeZone = Field(default="UTC", description="Zone of times that name none")
+    ambiguous_time: Literal["reject", "earlier", "later"] = Field(
+        default="reject", description="What happens to a local time that occurs twice when clocks are set back"
+    )
+    unknown_fields: Literal["error", "ignore"] | None = Field(
+        default=None,
+        description="Columns and fields that the schema does not have; by default an error, but ignored in Parquet",
+    )
+    missing_fields: Literal["error", "null"] = Field(
+        default="error", description="Columns and fields of the schema that are not there"
+    )
+    options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="Options of Spark's reader that earlier releases took; use the fields instead"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_options(cls, document: Any) -> Any:
+        return fields_for_options(document)
+
+    @model_validator(mode="after")
+    def _readable(self) -> SourceConfig:
+        record_format(self)
+        return self
 
 
 class DimensionConfig(_Strict):
@@ -113,7 +163,7 @@ class LookupConfig(_Strict):
     """One role of a dimension in the stream."""
 
     dimension: str
-    role: Name = Field(description="Names the column <role>_key; unique in a pipeline")
+    role: ColumnPart = Field(description="Names the column <role>_key; unique in a pipeline")
     on: dict[str, str] = Field(min_length=1, description="Natural key column for each stream column")
     policy: Literal["infer", "unknown", "reject", "fail"] = Field(
         default="unknown", description="What happens to a key that is not in the dimension"
@@ -139,6 +189,7 @@ class SinkConfig(_Strict):
     duplicates: Location | None = Field(
         default=None, description="The table of routed duplicates; <path>_duplicates by default"
     )
+    audit: bool = Field(default=False, description="Facts say where they came from: _file, _batch and _loaded_at")
 
 
 class TriggerConfig(_Strict):
@@ -161,7 +212,7 @@ class PipelineConfig(_Strict):
 
     name: Name
     source: SourceConfig
-    dimensions: dict[Name, DimensionConfig] = Field(default_factory=dict)
+    dimensions: dict[ColumnPart, DimensionConfig] = Field(default_factory=dict)
     lookups: list[LookupConfig] = Field(default_factory=list)
     duplicates: DuplicatesConfig | None = None
     sink: SinkConfig
@@ -179,11 +230,9 @@ class PipelineConfig(_Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> PipelineConfig:
-        problems = [*_role_problems(self), *_column_problems(self)]
-        if not self.lookups and self.duplicates is None:
-            problems.append("a pipeline has at least one lookup, or looks for duplicates")
+        problems = inconsistencies(self)
         if problems:
-            raise ValueError("; ".join(problems))
+            raise InconsistentError(problems)
         return self
 
     def surrogate_key(self, dimension: str) -> str:
@@ -201,37 +250,6 @@ class PipelineConfig(_Strict):
         return self.sink.duplicates or f"{self.sink.path.rstrip('/')}_duplicates"
 
 
-def _role_problems(config: PipelineConfig) -> list[str]:
-    problems = []
-    seen: set[str] = set()
-    for lookup in config.lookups:
-        if lookup.dimension not in config.dimensions:
-            known = ", ".join(config.dimensions) or "none"
-            problems.append(f"lookup {lookup.role!r} names dimension {lookup.dimension!r}; the dimensions are {known}")
-        if lookup.role in seen:
-            problems.append(f"two lookups have the role {lookup.role!r}; give each its own")
-        seen.add(lookup.role)
-    return problems
-
-
-def _column_problems(config: PipelineConfig) -> list[str]:
-    """Return what names a column that the source does not have."""
-    stream = list(config.source.columns)
-    named = {f"lookup {lookup.role!r}": list(lookup.on) for lookup in config.lookups}
-    if config.duplicates is not None:
-        named["duplicates"] = [*config.duplicates.key, *config.duplicates.order_by]
-    problems = [
-        f"{place} names column {column!r}, which the source's schema does not have; it has {', '.join(stream)}"
-        for place, columns in named.items()
-        for column in columns
-        if column not in stream
-    ]
-    problems += [
-        f"source column {name!r} begins with '_', which is kept for Headrace" for name in stream if name[:1] == "_"
-    ]
-    return problems
-
-
 def load_pipeline(path: str | Path) -> PipelineConfig:
     """Read a pipeline file.
 
@@ -245,18 +263,20 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
     PipelineFileError
         If the file cannot be read, is not YAML, or says something that is not valid; the message names every place.
     """
-    file = Path(path).absolute()
+    file = _absolute(path)
     try:
-        parsed = _parsed(file)
-        _refuse_plain_secret(parsed.get("catalog"), file)
-        document = _substituted(parsed, file)
+        parsed, places = _parsed(file)
+        _refuse_plain_secret(parsed.get("catalog"), places)
+        document = _substituted(parsed, places)
     except RecursionError as error:
         raise PipelineFileError(f"{file} is nested too deeply, or a part of it holds itself; write it flat") from error
     try:
         config = PipelineConfig.model_validate(document)
     except ValidationError as error:
-        raise PipelineFileError(describe(error, file, PipelineConfig)) from error
-    return _anchored(config, file.parent)
+        raise PipelineFileError(describe(error, places, PipelineConfig)) from error
+    anchored_config = _anchored(config, file.parent)
+    _refuse_odd_tables(anchored_config, places)
+    return anchored_config
 
 
 def json_schema() -> str:
@@ -265,7 +285,18 @@ def json_schema() -> str:
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
 
-def _parsed(file: Path) -> Any:
+def _absolute(path: str | Path) -> Path:
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError as error:
+        raise PipelineFileError(
+            f"the current folder has been removed, so {path} names no file; change to another folder, or name the "
+            "pipeline file from the root"
+        ) from error
+
+
+def _parsed(file: Path) -> tuple[dict[Any, Any], Places]:
+    """Return the document of a file, and where its parts stand."""
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -275,12 +306,26 @@ def _parsed(file: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise PipelineFileError(f"the pipeline file {file} cannot be read: {error}") from error
     try:
-        document = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader that also refuses repeated keys
+        document, root = _loaded(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        reason = "; ".join(filter(None, (error.problem, error.context)))
+        raise PipelineFileError(f"{file}{where}: the file is not valid YAML: {reason}") from error
     except yaml.YAMLError as error:
         raise PipelineFileError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
         raise PipelineFileError(f"{file} holds no pipeline; it begins with 'name:' and 'source:'")
-    return document
+    return document, Places(file, root)
+
+
+def _loaded(text: str) -> tuple[Any, yaml.Node | None]:
+    loader = _UniqueKeys(text)
+    try:
+        root = loader.get_single_node()
+        return (None if root is None else loader.construct_document(root)), root
+    finally:
+        loader.dispose()
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -304,29 +349,27 @@ _UniqueKeys.yaml_implicit_resolvers = {
 _UniqueKeys.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tTfF"))
 
 
-def _refuse_plain_secret(url: Any, file: Path) -> None:
+def _refuse_plain_secret(url: Any, places: Places) -> None:
     """Raise if the catalog's URL holds a password as text."""
     match = _PASSWORD.match(url) if isinstance(url, str) else None
     if match is not None and _ENVIRONMENT.fullmatch(match[1]) is None:
-        raise PipelineFileError(
-            f"{file}: catalog: the URL holds a password; write ${{VARIABLE}} instead, and set that in the environment"
-        )
+        text = "catalog: the URL holds a password; write ${VARIABLE} instead, and set that in the environment"
+        raise PipelineFileError(told([Problem(("catalog",), text)], places))
 
 
-def _substituted(value: Any, file: Path) -> Any:
+def _substituted(value: Any, places: Places, location: DocumentPath = ()) -> Any:
     """Return the document with each ${VARIABLE} replaced by the environment's value."""
     if isinstance(value, dict):
-        return {key: _substituted(item, file) for key, item in value.items()}
+        return {key: _substituted(item, places, (*location, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_substituted(item, file) for item in value]
+        return [_substituted(item, places, (*location, at)) for at, item in enumerate(value)]
     if not isinstance(value, str):
         return value
 
     def replace(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
-            raise PipelineFileError(
-                f"{file} uses ${{{match[1]}}}, but the environment has no variable {match[1]}; set it"
-            )
+            text = f"the file uses ${{{match[1]}}}, but the environment has no variable {match[1]}; set it"
+            raise PipelineFileError(told([Problem(location, text)], places))
         return os.environ[match[1]]
 
     return _ENVIRONMENT.sub(replace, value)
@@ -335,11 +378,8 @@ def _substituted(value: Any, file: Path) -> Any:
 def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
     """Return the pipeline with absolute paths and with the defaults that depend on where the file lies."""
 
-    def place(path: str) -> str:
-        return path if _LINK.match(path) else str((folder / Path(path).expanduser()).resolve())
-
     def moved(model: _Strict, *names: str) -> Any:
-        given = {name: place(value) for name in names if (value := getattr(model, name)) is not None}
+        given = {name: anchored(value, folder) for name in names if (value := getattr(model, name)) is not None}
         return model.model_copy(update=given)
 
     state = folder / ".headrace"
@@ -348,8 +388,26 @@ def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
             "source": moved(config.source, "path"),
             "sink": moved(config.sink, "path", "errors", "duplicates"),
             "dimensions": {name: moved(dimension, "path") for name, dimension in config.dimensions.items()},
-            "checkpoint": place(config.checkpoint or str(state / config.name / "checkpoint")),
-            "catalog": config.catalog or f"sqlite:///{state / 'catalog.db'}",
-            "replicas": place(config.replicas) if config.replicas is not None else None,
+            "checkpoint": anchored(config.checkpoint or str(state / config.name / "checkpoint"), folder),
+            "catalog": local_url(config.catalog, folder) if config.catalog else sqlite_url(state / "catalog.db"),
+            "replicas": anchored(config.replicas, folder) if config.replicas is not None else None,
         }
     )
+
+
+def _refuse_odd_tables(config: PipelineConfig, places: Places) -> None:
+    """Raise if a table's path means another one to Delta's library, before anything is written."""
+    tables: dict[DocumentPath, str] = {
+        ("dimensions", name, "path"): item.path for name, item in config.dimensions.items()
+    }
+    tables[("sink", "path")] = config.sink.path
+    tables[("sink", "errors")] = config.errors_path
+    tables[("sink", "duplicates")] = config.duplicates_path
+    problems = []
+    for location, path in tables.items():
+        try:
+            table_location(path)
+        except DeltaTableError as error:
+            problems.append(Problem(location, f"{'.'.join(map(str, location))}: {error}"))
+    if problems:
+        raise PipelineFileError(told(problems[:1], places))

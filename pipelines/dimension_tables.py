@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.etl import UNKNOWN_KEY, Dimension, KeyRule
 from headrace.pipelines.column_types import arrow_schema
 from headrace.pipelines.delta_tables import create_dimension as write_dimension
-from headrace.pipelines.delta_tables import has_table, open_table
+from headrace.pipelines.delta_tables import has_table, open_table, remember_greatest_key
 from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.row_sizes import LONGEST_ROW, RowSizes, long_row
+from headrace.pipelines.table_support import refuse_float_keys, refuse_twins
+from headrace.storage.columns import is_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -114,7 +118,13 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
             f"dimension {name!r} is already at {path}, perhaps made by a run; to make it anew, remove the table "
             "and the facts that carry its keys"
         )
-    write_dimension(path, declared_dimension(config, name, rows.schema), rows)
+    dimension = declared_dimension(config, name, rows.schema)
+    label = f"dimension {name!r}"
+    refuse_twins(dimension.table_schema.names, label)
+    refuse_float_keys(dimension.key_schema, label)
+    _refuse_long_members(config, dimension, rows)
+    members = write_dimension(path, dimension, rows)
+    remember_greatest_key(path, members)
     return describe_dimension(config, name)
 
 
@@ -187,6 +197,36 @@ def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]
         {column: key.values for column, key in zip(dimension.natural_key, dimension.conform_key(values), strict=True)}
     )
     return _semi_join(table, wanted)
+
+
+def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
+    """Return a dimension with what a replica holds of it: its keys, and the attributes that some fact carries."""
+    carried = {name for item in config.lookups if item.dimension == dimension.name for name in item.carry}
+    kept = [field for field in dimension.schema if field.name in carried or field.name in dimension.natural_key]
+    return replace(dimension, schema=pa.schema(kept), inferred_flag=None)
+
+
+def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:
+    """Raise if a source row makes a member that fits in no page of a replica."""
+    kept = replicated(config, dimension)
+    if not rows.num_rows or any(name not in rows.column_names for name in kept.natural_key):
+        return  # the numbering of members names what is missing
+    keys = [key.values for key in kept.conform_key([rows.column(name) for name in kept.natural_key])]
+    given = dict(zip(kept.natural_key, keys, strict=True))
+    given |= {
+        field.name: rows.column(field.name).cast(field.type)
+        for field in kept.attributes
+        if field.name in rows.column_names and is_bytes(field.type)
+    }
+    columns = [given.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in kept.table_schema]
+    usable = np.logical_and.reduce([np.asarray(key.is_valid()) for key in keys])
+    measured = pa.table(columns, schema=kept.table_schema).filter(pa.array(usable))
+    sizes = RowSizes(kept.table_schema, kept.key_schema)
+    if sizes.needs(measured, LONGEST_ROW) > LONGEST_ROW:
+        needs = sizes.of_each(measured)
+        longest = measured.slice(int(needs.argmax()), 1)
+        path = _declared(config, dimension.name).path
+        raise long_row(f"dimension {dimension.name!r}", path, longest, dimension.natural_key, int(needs.max()))
 
 
 def _semi_join(table: DeltaTable, wanted: pa.Table) -> pa.Table:

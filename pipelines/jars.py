@@ -7,20 +7,23 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pwd
 import re
 import shutil
+import stat
 import subprocess
 import tempfile
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.pipelines.errors import JarsUnavailableError, JavaNotFoundError
+from headrace.pipelines.errors import JarsUnavailableError, JavaNotFoundError, SparkStartError
+from headrace.pipelines.paths import home_expanded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["cache_folder", "delta_coordinates", "delta_jars", "require_java"]
+__all__ = ["cache_folder", "delta_coordinates", "delta_jars", "require_java", "require_user"]
 
 _ARTIFACT = re.compile(r"(?:[^_]+_)?(.+?)-\d[^-]*(?:-\d+)?\.jar")
 _RESOLVE_SECONDS = 900
@@ -28,17 +31,50 @@ JAVA_REMEDY = "install a Java runtime, version 17 or 21, and put it on PATH or n
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be fetched or built again: HEADRACE_CACHE, else headrace in the user's cache."""
+    """Return the folder for what can be fetched or built again.
+
+    HEADRACE_CACHE, else headrace in the user's cache; where there is no home folder, or it cannot be written to, a
+    folder of this user among the temporary files.
+
+    Raises
+    ------
+    PipelineFileError
+        If HEADRACE_CACHE begins with ``~`` and there is no home folder.
+    JarsUnavailableError
+        If the folder among the temporary files belongs to somebody else.
+    """
     chosen = os.environ.get("HEADRACE_CACHE")
     if chosen:
-        return Path(chosen).expanduser()
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = Path(base).expanduser() / "headrace"
+        return home_expanded(chosen).absolute()
+    folder = _usual_cache()
+    return folder if folder is not None else _temporary_cache()
+
+
+def _usual_cache() -> Path | None:
+    """Return headrace's folder in the user's cache; None if there is no home folder, or it cannot be written to."""
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headrace"
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
-    return folder if os.access(folder, os.W_OK) else Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
+    except (OSError, RuntimeError):
+        return None
+    return folder if folder.is_absolute() and os.access(folder, os.W_OK) else None
+
+
+def _temporary_cache() -> Path:
+    """Return this user's folder among the temporary files; code is loaded from it, so nobody else may write there."""
+    folder = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        seen = folder.lstat()
+    except OSError as error:
+        raise JarsUnavailableError(
+            f"there is no folder for Delta's jars and replicas: {error}; name one in HEADRACE_CACHE"
+        ) from error
+    if seen.st_uid != os.getuid() or not stat.S_ISDIR(seen.st_mode) or seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise JarsUnavailableError(
+            f"{folder} is not a folder that this user alone can write to; remove it, or name a folder in HEADRACE_CACHE"
+        )
+    return folder
 
 
 def require_java() -> None:
@@ -48,6 +84,18 @@ def require_java() -> None:
         raise JavaNotFoundError(f"JAVA_HOME is {home}, but there is no bin/java in it; {JAVA_REMEDY}")
     if not home and shutil.which("java") is None:
         raise JavaNotFoundError(f"no Java was found, and Spark needs one; {JAVA_REMEDY}")
+
+
+def require_user() -> None:
+    """Raise `SparkStartError` when the user has no name, as in a container that runs under some number."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError as error:
+        raise SparkStartError(
+            f"user id {os.getuid()} has no entry in the system's list of users, and Hadoop, which Spark needs, refuses "
+            "to start without one; run as a user that has an entry, or add one in the image: "
+            f"echo 'headrace:x:{os.getuid()}:{os.getgid()}::/tmp:/bin/sh' >> /etc/passwd"
+        ) from error
 
 
 def delta_coordinates() -> str:
@@ -74,6 +122,7 @@ def delta_jars() -> list[Path]:
     found = _listed(folder)
     if found is None:
         require_java()
+        require_user()
         with _locked(folder):
             found = _listed(folder) or _fetch(coordinates, folder)
     return found

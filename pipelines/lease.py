@@ -8,19 +8,18 @@ by `check`, which is called before each write.
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 import uuid
-from pathlib import Path
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Self
 
 from sqlalchemy import RowMapping, delete, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
-from headrace.pipelines.catalog import LEASES
+from headrace.pipelines.catalog import LEASES, holder, lease_is_live
 from headrace.pipelines.errors import CatalogError, LeaseHeldError
+from headrace.pipelines.process_identity import ProcessIdentity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -61,7 +60,8 @@ class Leases:
         self._names = sorted(set(names))
         self._seconds = seconds
         self._clock = clock
-        self._token = str(uuid.uuid4())
+        self.token = str(uuid.uuid4())
+        self._own = ProcessIdentity.own()
         self._stop = threading.Event()
         self._renewer = threading.Thread(target=self._renew_until_stopped, name="headrace-lease", daemon=True)
 
@@ -93,8 +93,9 @@ class Leases:
             If one of them was taken over in the meantime. Nothing may be written any more.
         """
         with self._catalog.transaction() as connection:
+            self._catalog.note_alive(connection, self.token)
             for name in self._names:
-                mine = (LEASES.c.name == name, LEASES.c.token == self._token)
+                mine = (LEASES.c.name == name, LEASES.c.token == self.token)
                 done = connection.execute(update(LEASES).where(*mine).values(expires=self._clock() + self._seconds))
                 if done.rowcount != 1:
                     raise LeaseHeldError(
@@ -110,7 +111,7 @@ class Leases:
             if seen is None:
                 if self._insert(name):
                     return
-            elif self._is_live(seen):
+            elif lease_is_live(seen, self._clock()):
                 raise LeaseHeldError(_held(name, seen, self._clock()))
             elif self._exchange(name, str(seen["token"])):
                 _LOG.warning("took over the lease of %s from process %s, which has ended", name, seen["pid"])
@@ -136,23 +137,10 @@ class Leases:
     def _release(self, names: Iterable[str]) -> None:
         with self._catalog.transaction() as connection:
             for name in names:
-                connection.execute(delete(LEASES).where(LEASES.c.name == name, LEASES.c.token == self._token))
+                connection.execute(delete(LEASES).where(LEASES.c.name == name, LEASES.c.token == self.token))
 
     def _identity(self) -> dict[str, Any]:
-        return {
-            "token": self._token,
-            "machine": _machine(),
-            "pid": os.getpid(),
-            "process": _process(os.getpid()) or "",
-            "expires": self._clock() + self._seconds,
-        }
-
-    def _is_live(self, seen: RowMapping) -> bool:
-        if seen["expires"] <= self._clock():
-            return False
-        if seen["machine"] != _machine() or not seen["process"]:
-            return True
-        return _process(seen["pid"]) == seen["process"]
+        return {"token": self.token, **asdict(self._own), "expires": self._clock() + self._seconds}
 
     def _renew_until_stopped(self) -> None:
         while not self._stop.wait(self._seconds / 3):
@@ -165,35 +153,9 @@ class Leases:
                 return
 
 
-def _machine() -> str:
-    """Return what two processes share exactly if they see each other's process ids: machine, boot, namespace."""
-    boot = _text(Path("/proc/sys/kernel/random/boot_id")) or ""
-    try:
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        namespace = ""
-    return f"{socket.gethostname()} {boot} {namespace}"
-
-
-def _process(pid: int) -> str | None:
-    """Return when a process started, in the kernel's ticks, so that a reused id is told apart; None if it has ended."""
-    stat = _text(Path(f"/proc/{pid}/stat"))
-    if stat is None:
-        return None
-    state, *fields = stat.rpartition(")")[2].split()
-    return None if state in {"Z", "X"} else fields[18]
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None
-
-
 def _held(name: str, seen: RowMapping, now: float) -> str:
-    host = str(seen["machine"]).split(" ", 1)[0]
+    left = max(0.0, seen["expires"] - now)
     return (
-        f"{name} is in use by process {seen['pid']} on {host}; wait for it or stop it (its lease ends by itself "
-        f"{max(0.0, seen['expires'] - now):.0f} s after it dies)"
+        f"{name} is in use by process {seen['pid']} on {holder(seen).host}; wait for it or stop it (its lease ends by "
+        f"itself {left:.0f} s after it dies)"
     )

@@ -19,10 +19,10 @@ import pyarrow as pa
 
 from headrace.etl import DuplicateAction
 from headrace.pipelines.batch import BatchProtocol
-from headrace.pipelines.batch_tables import ERROR_SCHEMA
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config import PipelineConfig, load_pipeline
 from headrace.pipelines.delta_tables import DeltaHandle, create_table, has_table
+from headrace.pipelines.error_rows import ERROR_SCHEMA
 from headrace.pipelines.errors import BatchError, DeltaTableError
 from headrace.pipelines.failures import cause_of
 from headrace.pipelines.intake import Intake
@@ -166,7 +166,7 @@ def run(
             _ensure_tables(prepared)
             facts = DeltaHandle(config.sink.path)
             check_identity(config, ledger, facts, ran_before=catalog.has_batches(config.name))
-            number = catalog.start_run(config.name, "follow" if follow else "once")
+            number = catalog.start_run(config.name, "follow" if follow else "once", leases.token)
             step = hook or _no_hook
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)
             _finish_replaced(protocol, replaced_stream(config, ledger, facts))

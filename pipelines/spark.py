@@ -5,27 +5,41 @@ Started here, the JVM writes to a log file instead of the terminal; a failure to
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import re
+import shutil
+import socket
 import sys
+import tempfile
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipelines.errors import JavaNotFoundError, SparkStartError
-from headrace.pipelines.jars import JAVA_REMEDY, cache_folder, delta_coordinates, delta_jars, require_java
+from headrace.pipelines.jars import (
+    JAVA_REMEDY,
+    cache_folder,
+    delta_coordinates,
+    delta_jars,
+    require_java,
+    require_user,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkSettings", "session", "stop"]
+__all__ = ["SparkSettings", "session", "spark_log", "stop"]
 
 _LOG = logging.getLogger(__name__)
 _LOGS_KEPT = 20
 _TAIL_LINES = 8
+_PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
@@ -162,6 +176,7 @@ def _start_jvm(conf: dict[str, str]) -> None:
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415 - as above
 
     require_java()
+    require_user()
     conf["spark.jars"] = _joined(conf.get("spark.jars"), delta_jars())
     spark_conf = SparkConf(loadDefaults=False)
     for key, value in conf.items():
@@ -169,8 +184,10 @@ def _start_jvm(conf: dict[str, str]) -> None:
     log = _log_file()
     with log.open("wb") as sink:
         options = {"stdout": sink, "stderr": sink, "start_new_session": True}
+        _leave_removed_folder()
         try:
-            gateway = launch_gateway(spark_conf, popen_kwargs=options)
+            with _plain_locale():
+                gateway = launch_gateway(spark_conf, popen_kwargs=options)
         except Exception as error:
             raise _start_error(log) from error
     SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the hook by which a gateway is handed over
@@ -187,13 +204,51 @@ def _join_jvm(conf: dict[str, str]) -> None:
     if loader.getResource(_EXTENSION.replace(".", "/") + ".class") is not None:
         return
     jars = delta_jars()
-    for jar in jars:
+    for jar in _plainly_named(jars):
         loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())
     conf["spark.jars"] = _joined(SparkConf().get("spark.jars", ""), jars)
 
 
 def _joined(given: str | None, jars: list[Path]) -> str:
-    return ",".join([*filter(None, [given]), *(jar.as_uri() for jar in jars)])
+    return ",".join([*filter(None, [given]), *(jar.as_uri() for jar in _plainly_named(jars))])
+
+
+def _plainly_named(jars: list[Path]) -> list[Path]:
+    """Return jars under paths that Spark takes as they are: it decodes percent signs twice, and * is a pattern."""
+    if all(_PLAIN_PATH.fullmatch(str(jar)) for jar in jars):
+        return jars
+    folder = Path(tempfile.mkdtemp(prefix="headrace-jars-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    links = [folder / jar.name for jar in jars]
+    for link, jar in zip(links, jars, strict=True):
+        link.symlink_to(jar)
+    return links
+
+
+@contextmanager
+def _plain_locale() -> Iterator[None]:
+    """Give the JVM a locale in which paths are UTF-8 and letters are lowered alike everywhere.
+
+    In the locale C Java writes what is not ASCII in a path as question marks; the Turkish one lowers I to a dotless i.
+    """
+    before = os.environ.get("LC_ALL")
+    if sys.platform == "linux":
+        os.environ["LC_ALL"] = "C.UTF-8"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("LC_ALL", None)
+        else:
+            os.environ["LC_ALL"] = before
+
+
+def _leave_removed_folder() -> None:
+    """Go to the root folder if the current one has been removed: Java and Spark's scripts do not start in it."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        os.chdir("/")
 
 
 def _log_file() -> Path:
@@ -208,11 +263,26 @@ def _log_file() -> Path:
     return folder / f"spark-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.log"
 
 
+def spark_log(host: str, pid: int) -> str | None:
+    """Return where Spark's log of a driver lies; None if it ran on another host, or its log has been removed."""
+    if host != socket.gethostname():
+        return None
+    found = sorted((cache_folder() / "logs").glob(f"spark-*-{pid}.log"))
+    return str(found[-1]) if found else None
+
+
 def _start_error(log: Path) -> SparkStartError:
     text = log.read_text(errors="replace") if log.exists() else ""
     if "UnsupportedClassVersionError" in text or "Unrecognized option: --" in text:
         return JavaNotFoundError(f"the Java that was found is too old for Spark; {JAVA_REMEDY}; details in {log}")
     if "JAVA_HOME is not set" in text or "java: not found" in text or "java: No such file" in text:
         return JavaNotFoundError(f"no Java was found, and Spark needs one; {JAVA_REMEDY}; details in {log}")
-    tail = " | ".join(text.strip().splitlines()[-_TAIL_LINES:]) or "it said nothing"
-    return SparkStartError(f"Spark's JVM did not start: {tail}; details in {log}")
+    return SparkStartError(f"Spark's JVM did not start: {_telling(text)}; details in {log}")
+
+
+def _telling(text: str) -> str:
+    """Return the lines of a log that say why, without the stack of calls."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    spoken = [line for line in lines if not line.startswith(("at ", "... "))]
+    errors = [line for line in spoken if "Exception" in line or "Error" in line]
+    return " | ".join(errors[:1] or spoken[-_TAIL_LINES:]) or "it said nothing"

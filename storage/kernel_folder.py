@@ -45,9 +45,13 @@ def ensure_kernel_folder(usual: Iterable[Path]) -> None:
 
 
 def usual_folders() -> tuple[Path, ...]:
-    """Return where numba would look: beside the sources, and the user's cache folder."""
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")  # noqa: PTH111, PTH118 - Path refuses to work without a home
-    return Path(__file__).parent / "__pycache__", Path(cache) / "numba"
+    """Return where numba would look: beside the sources, and the user's cache folder if there is a home."""
+    beside = Path(__file__).parent / "__pycache__"
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        return (beside,)
+    return beside, cache / "numba"
 
 
 def _writable(folder: Path) -> bool:

@@ -84,7 +84,9 @@ def test_results_go_to_standard_output_and_notes_to_standard_error(capsys):
     console = Console()
     console.note("reading")
     console.result({"rows": 1}, Text("one row"))
-    assert capsys.readouterr() == ("one row\n", "reading\n")
+    shown = capsys.readouterr()
+    assert shown.out == "one row\n"
+    assert shown.err.endswith(" reading\n")
 
 
 def test_json_is_the_only_thing_on_standard_output(capsys):
@@ -107,11 +109,17 @@ def test_quiet_shows_no_notes(capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_a_note_carries_the_time_of_day(capsys):
+    console = Console(now=lambda: dt.datetime(2013, 1, 31, 10, 30))  # noqa: DTZ001 - local time
+    console.note("batch 1: done")
+    assert capsys.readouterr().err == "2013-01-31 10:30:00 batch 1: done\n"
+
+
 def test_progress_off_a_terminal_is_a_line_every_half_minute(capsys):
     now = [0.0]
-    console = Console(clock=lambda: now[0])
+    console = Console(clock=lambda: now[0], now=lambda: dt.datetime(2013, 1, 31, 10, 30))  # noqa: DTZ001 - local time
     with console.progress("joined", total=300) as progress:
         for second in (10, 31, 40):
             now[0] = second
             progress.advance(100)
-    assert capsys.readouterr().err == "joined: 200 of 300 rows, 6/s\n"
+    assert capsys.readouterr().err == "2013-01-31 10:30:00 joined: 200 of 300 rows, 6/s\n"

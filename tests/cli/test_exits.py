@@ -67,7 +67,7 @@ def test_a_failure_names_step_cause_state_and_the_way_on(capsys):
         "headrace: failed while joining a with b",
         "  cause  no column x",
         "  left   nothing; out is as it was",
-        "  go on  mend the cause, then run: headrace join 'a b.tbl'",
+        "  go on  fix the cause, then run: headrace join 'a b.tbl'",
     ]
 
 

@@ -22,6 +22,12 @@ def test_a_mode_must_be_chosen(invoke, shop):
     assert "--follow" in outcome.err
 
 
+def test_two_modes_exclude_each_other(invoke, shop):
+    outcome = invoke("run", shop / "pipeline.yml", "--once", "--follow")
+    assert outcome.code == 2
+    assert "exclude each other" in outcome.err
+
+
 def test_a_missing_pipeline_file(invoke, tmp_path):
     outcome = invoke("run", tmp_path / "none.yml", "--once")
     assert outcome.code == 1

@@ -1,5 +1,7 @@
 """The run catalog is shown as runs, and as the batches of one run."""
 
+import os
+
 import pytest
 
 from headrace.cli.scaffold import PIPELINE
@@ -45,6 +47,22 @@ def test_a_run_is_shown_with_its_batches(invoke, pipeline, run):
     document = invoke("runs", pipeline, "--run", run[:6], "--json").document
     assert [batch["loaded"] for batch in document["batch_records"]] == [8]
     assert "Batches" in invoke("runs", pipeline, "--run", run[:6]).out
+
+
+def test_a_run_of_a_process_that_has_ended_is_shown_as_lost(invoke, pipeline):
+    with Catalog(load_pipeline(pipeline).catalog, clock=lambda: 1.7e9) as catalog:
+        catalog.start_run("orders", "follow", "a lease that is gone")
+    (found,) = invoke("runs", pipeline, "--json").document
+    assert (found["state"], found["alive"]) == ("lost", 1.7e9)
+    assert "last alive at 2023-11-14 22:13:20" in invoke("runs", pipeline, "--run", found["id"]).out
+
+
+def test_the_log_of_spark_is_found(invoke, pipeline, run, monkeypatch, tmp_path):
+    monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path))
+    log = tmp_path / "logs" / f"spark-20230101T000000-{os.getpid()}.log"
+    log.parent.mkdir()
+    log.touch()
+    assert invoke("runs", pipeline, "--run", run, "--json").document["spark_log"] == str(log)
 
 
 @pytest.mark.usefixtures("run")

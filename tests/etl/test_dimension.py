@@ -115,3 +115,8 @@ def test_large_text_is_declared_as_plain_text():
     assert (
         Dimension("d", ("k",), "d_key", pa.schema({"k": pa.large_string()})).key_schema.field("k").type == pa.string()
     )
+
+
+def test_a_floating_point_number_is_no_natural_key():
+    with pytest.raises(DeclarationError, match=r"'weight' is double, which cannot be a key.*decimal"):
+        Dimension("parcel", ("weight",), "parcel_key", pa.schema({"weight": pa.float64()}))

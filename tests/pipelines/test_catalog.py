@@ -1,8 +1,11 @@
 """The run catalog and its leases, over SQLite."""
 
 import os
+import socket
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 from sqlalchemy import text, update
@@ -77,9 +80,102 @@ def test_runs_are_listed_newest_first(catalog, clock):
     assert [run.id for run in catalog.runs("a", limit=1)] == [names[2]]
 
 
+def state_of(catalog, run):
+    return {found.id: (found.state, found.alive) for found in catalog.runs()}[run]
+
+
+def test_a_run_is_running_while_its_lease_lives_and_lost_once_its_time_is_up(catalog, clock):
+    with Leases(catalog, ["d"], seconds=60, clock=clock) as leases:
+        run = catalog.start_run("flights", "follow", leases.token)
+        clock.now += 50
+        leases.check()
+        assert state_of(catalog, run) == ("running", 1050.0)
+        clock.now += 61
+        assert state_of(catalog, run) == ("lost", 1050.0)
+        (found,) = catalog.runs()
+        assert found.ended == 1050.0
+        assert f"process {os.getpid()}" in found.error
+        assert "last alive at 1970-01-01 00:17:30+00:00" in found.error
+
+
+def test_a_run_whose_lease_is_taken_over_is_lost(catalog, clock):
+    with Leases(catalog, ["d"], seconds=60, clock=clock) as first:
+        run = catalog.start_run("flights", "once", first.token)
+        clock.now += 61
+        with Leases(catalog, ["d"], seconds=60, clock=clock) as second:
+            catalog.start_run("flights", "once", second.token)
+            with catalog.transaction() as connection:
+                states = connection.execute(text("SELECT state FROM headrace_runs ORDER BY started")).scalars().all()
+            assert states == ["lost", "running"]  # stored as soon as the next run begins
+            assert state_of(catalog, run) == ("lost", 1000.0)
+
+
+def test_a_run_that_wakes_up_under_its_own_lease_is_running_again(catalog, clock):
+    with Leases(catalog, ["d"], seconds=60, clock=clock) as leases:
+        run = catalog.start_run("flights", "follow", leases.token)
+        clock.now += 61
+        assert state_of(catalog, run)[0] == "lost"
+        leases.check()
+        assert state_of(catalog, run) == ("running", 1061.0)
+        catalog.finish_run(run, "stopped")
+    (found,) = catalog.runs()
+    assert (found.state, found.error) == ("stopped", None)
+
+
+def test_a_run_of_a_killed_process_is_lost_at_once(tmp_path):
+    url = f"sqlite:///{tmp_path}/c.db"
+    script = (
+        "import os, signal\n"
+        "from headrace.pipelines.catalog import Catalog\n"
+        "from headrace.pipelines.lease import Leases\n"
+        f"catalog = Catalog({url!r})\n"
+        "catalog.start_run('flights', 'once', Leases(catalog, ['d']).__enter__().token)\n"
+        "catalog.start_run('flights', 'once')\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == -9
+    with Catalog(url) as catalog:
+        assert [run.state for run in catalog.runs()] == ["lost", "lost"]
+
+
+def test_the_catalog_of_an_older_release_is_brought_up_to_date(tmp_path):
+    url = f"sqlite:///{tmp_path}/c.db"
+    with closing(sqlite3.connect(tmp_path / "c.db")) as old:
+        old.executescript(
+            "CREATE TABLE headrace_meta (version INTEGER PRIMARY KEY); INSERT INTO headrace_meta VALUES (1);"
+            "CREATE TABLE headrace_runs (id VARCHAR(36) PRIMARY KEY, pipeline VARCHAR(64) NOT NULL, mode VARCHAR(16), "
+            "state VARCHAR(16), started FLOAT, ended FLOAT, host VARCHAR(255), pid INTEGER, error TEXT);"
+            "INSERT INTO headrace_runs VALUES "
+            f"('a', 'p', 'once', 'running', 1, NULL, '{socket.gethostname()}', {1 << 30}, NULL),"
+            "('b', 'p', 'once', 'done', 2, 3, 'h', 1, NULL);"
+        )
+    with Catalog(url) as catalog:
+        assert [(run.id, run.state) for run in catalog.runs()] == [("b", "done"), ("a", "lost")]
+        catalog.start_run("p", "once")
+    with Catalog(url) as catalog:
+        assert len(catalog.runs()) == 3
+
+
 def test_a_url_that_is_none_is_refused_without_its_password():
     with pytest.raises(CatalogError) as caught:
         Catalog("nosuch://user:s3cret@host/db")
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "remedy"),
+    [
+        ("postgresql+psycopg://u:s3cret@h/d", "psycopg", "pip install 'headrace[postgresql]'"),
+        ("postgresql+psycopg2://h/d", "psycopg2", "write the URL as postgresql+psycopg://"),
+        ("mysql+pymysql://h/d", "pymysql", "pip install pymysql"),
+    ],
+)
+def test_a_driver_that_is_missing_is_named_with_the_remedy(monkeypatch, url, module, remedy):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(CatalogError) as caught:
+        Catalog(url)
+    assert module in str(caught.value)
+    assert remedy in str(caught.value)
     assert "s3cret" not in str(caught.value)
 
 

@@ -76,7 +76,36 @@ def test_a_link_to_another_file_system_stays(tmp_path):
         (lambda d: d["lookups"].append(d["lookups"][0]), ("two lookups", "'plane'")),
         (lambda d: d.update(lookups=[]), ("at least one lookup",)),
         (lambda d: d["source"]["schema"].update(_state="int"), ("'_state'", "begins with '_'")),
-        (lambda d: d.update(name="a b"), ("name",)),
+        (lambda d: d.update(name="a b"), ("name: a name starts with", "'.' and '-'; 'a b' does not")),
+        (lambda d: d.update(name="../up"), ("name: a name starts with", "'../up' does not")),
+        (lambda d: d["lookups"][0].update(role="a.b"), ("lookups.0.role", "and '-'; 'a.b' does not")),
+        (lambda d: d["source"]["schema"].update(ID="int"), ("'id' and 'ID'", "differ by case only")),
+        (
+            lambda d: d["lookups"].append({**d["lookups"][0], "role": "Plane"}),
+            ("'plane' and 'Plane'", "differ by case only"),
+        ),
+        (lambda d: d["source"]["schema"].update(Plane_Key="int"), ("'Plane_Key' and 'plane_key'", "another role")),
+        (lambda d: d["source"]["schema"].update(plane_key="int"), ("two columns 'plane_key'", "another role")),
+        (
+            lambda d: d["dimensions"]["plane"].update(columns={"tailnum": "string", "TAILNUM": "int"}),
+            ("'tailnum' and 'TAILNUM'", "differ by case only"),
+        ),
+        (
+            lambda d: d["dimensions"]["plane"].update(columns={"tailnum": "string", "Plane_Key": "int"}),
+            ("'plane_key' and 'Plane_Key'", "differ by case only"),
+        ),
+        (
+            lambda d: d["dimensions"]["plane"].update(columns={"tailnum": "double"}),
+            ("natural key column 'tailnum' is double", "decimal(p,s)"),
+        ),
+        (lambda d: d["dimensions"]["plane"].update(columns={"seats": "int"}), ("no column 'tailnum'", "seats")),
+        (lambda d: d["dimensions"]["plane"].update(rules={"seats": ["trim"]}), ("rules for 'seats'",)),
+        (lambda d: d["lookups"][0].update(on={"tail": "tail"}), ("compares tail", "is tailnum")),
+        (
+            lambda d: (d["source"]["schema"].update(w="float"), d.update(duplicates={"key": ["w"]})),
+            ("duplicates: column 'w' is float", "decimal(p,s)"),
+        ),
+        (lambda d: d["sink"].update(partition_by=["day"]), ("'day'", "plane_key")),
     ],
 )
 def test_what_is_wrong_is_named_with_its_place(tmp_path, change, words):
@@ -84,6 +113,34 @@ def test_what_is_wrong_is_named_with_its_place(tmp_path, change, words):
     assert str(tmp_path / "pipeline.yml") in message
     for word in words:
         assert word in message
+
+
+@pytest.mark.parametrize("name", ["web-shop", "web.shop", "2024", "Web_Shop-2"])
+def test_a_name_may_hold_hyphens_and_dots(tmp_path, name):
+    assert load_pipeline(changed(tmp_path, lambda d: d.update(name=name))).name == name
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place"),
+    [
+        ("  format: csv", "  fromat: csv", "line 4, column 3: source.fromat: unknown field"),
+        ("  path: in\n", "", "line 3, column 1: source.path: is missing"),
+        ("policy: infer", "policy: guess", "line 10, column 58: lookups.0.policy: 'guess'"),
+        ("{tail: tailnum}", "{tale: tailnum}", "line 10, column 42: lookup 'plane' names column 'tale'"),
+        ("at: timestamp", "at: timestmp", "line 6, column 38: source.schema.at: unknown type"),
+        ("sink: {path: w/facts}", "sink: {path: '${NOT_SET}'}", "line 11, column 8: the file uses ${NOT_SET}"),
+        ("sink: {path: w/facts}", "sink: {path: w/facts", "line 12, column 1: the file is not valid YAML: expected"),
+        ("sink:", "name: b\nsink:", "line 11, column 1: the file is not valid YAML: 'name' is given twice"),
+        ("sink:", "catalog: 'x://u:pw@h/d'\nsink:", "line 11, column 1: catalog: the URL holds a password"),
+    ],
+)
+def test_an_error_names_line_and_column(tmp_path, old, new, place):
+    assert old in GOOD
+    file = write(tmp_path, GOOD.replace(old, new))
+    with pytest.raises(PipelineFileError) as caught:
+        load_pipeline(file)
+    assert str(caught.value).startswith(f"{file}, line ")
+    assert place in str(caught.value)
 
 
 def test_every_problem_is_named_at_once(tmp_path):

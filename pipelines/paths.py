@@ -1,0 +1,116 @@
+"""Paths that mean one place, whatever they hold: every URI and URL that Headrace makes of a path is made here.
+
+A path of a pipeline file is literal: no character of it is a pattern, an escape or the end of anything. Libraries see
+that differently: `deltalake` decodes percent signs, SQLAlchemy ends the name of a database at a question mark. What
+they take literally is passed as it is; what they need encoded is encoded; what they cannot take at all is refused with
+the reason, before anything is written.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+
+__all__ = ["anchored", "home_expanded", "is_link", "local_url", "sqlite_url", "table_location"]
+
+_LINK = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
+_FILE_LINK = re.compile(r"^file:/", re.IGNORECASE)
+# `deltalake` makes a URL of a path, and does not encode these; the last one it decodes.
+_REFUSED_IN_TABLES = re.compile(r"[\x00-\x1f\x7f\[\]^|\\]|%[0-9A-Fa-f]{2}")
+
+
+def is_link(path: str) -> bool:
+    """Return whether a path names something in another file system, such as ``s3a://bucket/facts``."""
+    return _LINK.match(path) is not None
+
+
+def anchored(path: str, folder: Path) -> str:
+    """Return a path of a pipeline file as an absolute one, without symbolic links; links to other file systems as is.
+
+    Parameters
+    ----------
+    path
+        The path as written: relative to `folder`, absolute, below the home folder (``~/``), or a URI ``file:///...``.
+    folder
+        The folder of the pipeline file.
+
+    Raises
+    ------
+    PipelineFileError
+        If there is no home folder, or symbolic links lead in a circle.
+    """
+    if _FILE_LINK.match(path):
+        path = unquote(urlsplit(path).path)
+    elif is_link(path):
+        return path
+    try:
+        return str((folder / home_expanded(path)).resolve())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise PipelineFileError(f"the path {path!r} leads nowhere: {error}; correct it") from error
+
+
+def home_expanded(path: str) -> Path:
+    """Return a path with a leading ``~`` replaced by the home folder.
+
+    Raises
+    ------
+    PipelineFileError
+        If there is no home folder: HOME is not set, and the user has no entry in the system's list.
+    """
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise PipelineFileError(
+            f"the path {path!r} begins with '~', but there is no home folder; set HOME, or write the path from the root"
+        ) from error
+
+
+def table_location(path: str) -> str:
+    """Return what names a Delta table to `deltalake`.
+
+    Raises
+    ------
+    DeltaTableError
+        If the path holds characters that `deltalake` would take for something else, so that it would read or write
+        elsewhere.
+    """
+    refused = None if is_link(path) else _REFUSED_IN_TABLES.search(path)
+    if refused is not None:
+        raise DeltaTableError(
+            f"the path {path!r} holds {refused[0]!r}, which Delta's library does not take literally in a table's path; "
+            "rename that folder, or keep the tables in another one (`path` in the pipeline file)"
+        )
+    return path
+
+
+def sqlite_url(file: Path) -> str:
+    """Return SQLAlchemy's URL of a SQLite file."""
+    from sqlalchemy.engine import URL  # noqa: PLC0415 - heavy, and not needed to look at paths
+
+    return URL.create("sqlite", database=str(file)).render_as_string(hide_password=False)
+
+
+def local_url(url: str, folder: Path) -> str:
+    """Return the URL of a run catalog; that of a SQLite file with a path that does not depend on the current folder.
+
+    Parameters
+    ----------
+    url
+        The URL as written in the pipeline file.
+    folder
+        The folder of the pipeline file, which relative paths start from.
+    """
+    from sqlalchemy.engine import make_url  # noqa: PLC0415 - as above
+    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415 - as above
+
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        return url  # the catalog refuses it with its own message
+    name = parsed.database
+    if parsed.get_backend_name() != "sqlite" or not name or name == ":memory:" or name.startswith("file:"):
+        return url
+    return parsed.set(database=anchored(name, folder)).render_as_string(hide_password=False)
