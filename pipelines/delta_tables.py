@@ -161,10 +161,10 @@ class DeltaHandle:
 
 
 def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
-    """Return which streams a fact table received: for each pipeline's name its `stream` and `source`.
+    """Return which streams a fact table receives: for each pipeline's name its `stream` and `source`.
 
-    The table's property `headrace.streams` holds them as JSON, as of the version last read; each commit of facts of a
-    stream that it does not hold yet adds it.
+    The table's property `headrace.streams` holds them as JSON. The
+    first facts of a stream are committed together with its entry.
 
     Raises
     ------
