@@ -128,7 +128,7 @@ def _restore_and_last_batch(
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
     """Return the last RESTORE after the last commit of an application, and that commit, as far as they were found."""
     restore = None
-    for commit in facts.table.history(limit):
+    for commit in facts.commits(limit):
         if name in str(commit.get("userMetadata", "")):
             return restore, commit
         if restore is None and commit.get("operation") == "RESTORE":
