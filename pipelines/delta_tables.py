@@ -129,7 +129,7 @@ class DeltaHandle:
         return max((greatest_key(batch.column(0)) for batch in scan_table(self._table, [column])), default=0)
 
     def commits(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
-        """Yield what the latest commits say of themselves, the newest first.
+        """Yield what the latest commits say of themselves, and their `version`, the newest first.
 
         `DeltaTable.history` lists nothing where the table's path holds ``?`` or ``#``, so a local log is read here.
         """
@@ -142,7 +142,8 @@ class DeltaHandle:
                 lines = (log / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
             except FileNotFoundError:
                 return  # older ones have been cleaned up too
-            yield from (action["commitInfo"] for line in lines if "commitInfo" in (action := json.loads(line)))
+            told = (action["commitInfo"] for line in lines if "commitInfo" in (action := json.loads(line)))
+            yield from ({**commit, "version": version} for commit in told)
 
     def commit_notes(self, application: str, transaction: int) -> list[dict[str, Any]]:
         """Return what the commits of a transaction noted, the oldest first, each with Spark's count of rows.
@@ -163,8 +164,8 @@ class DeltaHandle:
 def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
     """Return which streams a fact table receives: for each pipeline's name its `stream` and `source`.
 
-    The table's property `headrace.streams` holds them as JSON. The
-    first facts of a stream are committed together with its entry.
+    The table's property `headrace.streams` holds them as JSON. The first facts of a stream are committed together with
+    its entry.
 
     Raises
     ------

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_source", "option_text", "piece_frame", "spread"]
 
-_LEAST_BYTES: Final = 4 << 20
+_LEAST_BYTES: Final = 16 << 20  # dividing a file takes a pass over it, which pays for large files only
+_PIECES_OF_A_CORE: Final = 2
 
 
 def check_source(source: SourceConfig) -> None:
@@ -56,7 +57,7 @@ def piece_frame(spark: SparkSession, source: SourceConfig, files: Sequence[Found
         If a file cannot be divided, since it cannot be read.
     """
     cores = spark.sparkContext.defaultParallelism
-    each = max(_LEAST_BYTES, sum(file.size for file in files) // cores)
+    each = max(_LEAST_BYTES, sum(file.size for file in files) // (cores * _PIECES_OF_A_CORE))
     form = record_format(source)
     rows = [row for file in files for row in _pieces(source.path, file, form, each)]
     parts = spread([row["bytes"] for row in rows], cores)

@@ -86,9 +86,9 @@ def test_odd_names_are_loaded_once_and_what_is_left_out_is_told(project):
 
 
 def test_a_large_file_is_read_in_pieces_and_each_record_once(project, spark, monkeypatch):
-    monkeypatch.setattr("headrace.pipelines.source._LEAST_BYTES", 1000)
-    project.write("large.csv", *range(5000))
-    project.write("small.csv", 5000)
+    monkeypatch.setattr("headrace.pipelines.source._LEAST_BYTES", 1 << 20)
+    project.write("large.csv", *range(400_000))
+    project.write("small.csv", 400_000)
     found = list_files(project.config).files
     with Ledger(project.config.checkpoint) as ledger:
         assert ledger.is_new
@@ -98,7 +98,7 @@ def test_a_large_file_is_read_in_pieces_and_each_record_once(project, spark, mon
     assert frame.count() > 2
     assert frame.rdd.getNumPartitions() == 2
     project.run()
-    assert project.facts == list(range(5001))
+    assert project.facts == list(range(400_001))
 
 
 @pytest.mark.parametrize("step", ["after plan", "after facts", "after batch"])
