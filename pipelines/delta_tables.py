@@ -142,8 +142,8 @@ class DeltaHandle:
                 lines = (log / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
             except FileNotFoundError:
                 return  # older ones have been cleaned up too
-            told = (action["commitInfo"] for line in lines if "commitInfo" in (action := json.loads(line)))
-            yield from ({**commit, "version": version} for commit in told)
+            actions = (json.loads(line) for line in lines if "commitInfo" in line)
+            yield from ({**action["commitInfo"], "version": version} for action in actions if "commitInfo" in action)
 
     def commit_notes(self, application: str, transaction: int) -> list[dict[str, Any]]:
         """Return what the commits of a transaction noted, the oldest first, each with Spark's count of rows.
@@ -162,7 +162,7 @@ class DeltaHandle:
 
 
 def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
-    """Return which streams a fact table receives: for each pipeline's name its `stream` and `source`.
+    """Return which streams a fact table received: for each pipeline's name its `stream` and `source`.
 
     The table's property `headrace.streams` holds them as JSON. The first facts of a stream are committed together with
     its entry.
