@@ -112,7 +112,8 @@ class DeltaHandle:
                 lines = (log / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
             except FileNotFoundError:
                 return  # older ones have been cleaned up too
-            yield from (action["commitInfo"] for line in lines if "commitInfo" in (action := json.loads(line)))
+            actions = (json.loads(line) for line in lines)
+            yield from ({**each["commitInfo"], "version": version} for each in actions if "commitInfo" in each)
 
     def commit_note(self, application: str, transaction: int) -> dict[str, Any]:
         """Return what `append` noted with a transaction, and Spark's count of rows; empty when it is not found."""
