@@ -59,7 +59,8 @@ def test_another_failure_shows_the_end_of_the_log(tmp_path):
 def test_a_stack_of_calls_is_left_out_of_the_reason(tmp_path):
     log = tmp_path / "spark.log"
     log.write_text(
-        'Using the default profile\nException in thread "main" java.lang.Oops: basedir must be absolute\n\tat a.b(C.scala:1)\n'
+        'Using the default profile\nException in thread "main" java.lang.Oops: basedir must be absolute\n'
+        "\tat a.b(C.scala:1)\n"
     )
     assert 'start: Exception in thread "main" java.lang.Oops: basedir must be absolute;' in str(_start_error(log))
 
