@@ -307,12 +307,12 @@ def _spark_settings(config: PipelineConfig) -> SparkSettings:
 
 
 def _leases(prepared: Prepared) -> list[str]:
-    """Return what this run must be alone at: its pipeline, dimensions it adds members to, keys it compares facts by."""
+    """Return what this run must be alone at: its pipeline, and the facts whose keys it compares.
+
+    Dimensions are not among it: members are committed only at the version that their numbers were planned at.
+    """
     config = prepared.config
     names = [f"pipeline:{config.checkpoint}"]
-    names += [
-        f"dimension:{config.dimensions[item.dimension].path}" for item in config.lookups if item.policy == "infer"
-    ]
     if prepared.duplicates is not None:
         names.append(f"facts:{config.sink.path}")
     return names
