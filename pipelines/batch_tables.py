@@ -23,12 +23,13 @@ from headrace.pipelines.delta_commits import (
     commit_exactly,
     commit_files,
 )
-from headrace.pipelines.delta_tables import GREATEST_KEY, DeltaHandle, has_table
+from headrace.pipelines.delta_tables import GREATEST_KEY, DeltaHandle, has_table, registered_streams
 from headrace.pipelines.failures import explained
 from headrace.pipelines.frame import REJECTED, ROUTED, STATE, State, member_column
 from headrace.pipelines.metrics import check_books
 from headrace.pipelines.spark_columns import quoted
 from headrace.pipelines.stages import DUPLICATES_ROLE
+from headrace.pipelines.stream_identity import source_of
 from headrace.pipelines.table_support import takes_files
 
 if TYPE_CHECKING:
@@ -153,7 +154,8 @@ class BatchTables:
         pending = self._pending(frame, notes, counts, batch)
         plain = {name: value for name, value in asdict(record).items() if name != "detail"}
         note = {"attempt": batch.attempt, "record": plain, "pending": pending}
-        commit = Commit(batch.application("facts"), batch.number, note)
+        properties = registered_streams(self.facts, self._config.name, batch.stream, source_of(self._config))
+        commit = Commit(batch.application("facts"), batch.number, note, properties)
         path, version = self._config.sink.path, batch.versions.get(DUPLICATES_ROLE)
         files = _noted_files(notes, "facts")
         if path in batch.files:
@@ -213,10 +215,11 @@ class BatchTables:
 
     def _append_facts(self, frame: DataFrame, version: int | None, commit: Commit) -> None:
         rows = frame.where(frame[STATE] == int(State.OPEN)).select(*map(quoted, self._prepared.fact_schema.names))
-        if version is None:
+        if version is None and not commit.properties:
             append(rows, self._config.sink.path, commit)
         else:
-            append_exactly(rows, self._config.sink.path, version, commit)
+            at = self.facts.latest().version if version is None else version
+            append_exactly(rows, self._config.sink.path, at, commit)
 
     def _rows_written(self, commit: Commit) -> int | None:
         self.facts.latest()
@@ -259,5 +262,5 @@ def _exists(spark: SparkSession, folder: str) -> bool:
 
 def _hadoop_path(spark: SparkSession, folder: str) -> tuple[Any, Any]:
     """Return a folder as Hadoop names it, and the file system that has it."""
-    place = spark._jvm.org.apache.hadoop.fs.Path(folder)  # type: ignore[union-attr] # noqa: SLF001 - Hadoop has no Python API
+    place = spark._jvm.org.apache.hadoop.fs.Path(folder)  # noqa: SLF001 - Hadoop has no Python API
     return place, place.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001 - as above

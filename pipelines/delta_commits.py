@@ -186,7 +186,7 @@ def append_exactly(frame: DataFrame, path: str, version: int, commit: Commit) ->
     transaction.readWholeTable()
     _change_metadata(jvm, transaction, commit.properties)
     done = delta.actions.SetTransaction(commit.application, commit.transaction, none)
-    actions = getattr(transaction.writeFiles(frame._jdf), "$plus$colon")(done)  # type: ignore[operator] # noqa: SLF001 - as above
+    actions = getattr(transaction.writeFiles(frame._jdf), "$plus$colon")(done)  # noqa: SLF001 - as above
     note = jvm.scala.Option.apply(commit.user_metadata)
     operation = getattr(delta, "DeltaOperations$Write")(
         jvm.org.apache.spark.sql.SaveMode.Append, none, none, note, none, none, none, none, none

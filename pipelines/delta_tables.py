@@ -36,6 +36,7 @@ __all__ = [
     "open_table",
     "read_changes",
     "read_rows",
+    "registered_streams",
     "remember_greatest_key",
     "stream_registry",
 ]
@@ -141,7 +142,8 @@ class DeltaHandle:
                 lines = (log / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
             except FileNotFoundError:
                 return  # older ones have been cleaned up too
-            yield from (action["commitInfo"] for line in lines if "commitInfo" in (action := json.loads(line)))
+            actions = (json.loads(line) for line in lines if "commitInfo" in line)
+            yield from ({**action["commitInfo"], "version": version} for action in actions if "commitInfo" in action)
 
     def commit_notes(self, application: str, transaction: int) -> list[dict[str, Any]]:
         """Return what the commits of a transaction noted, the oldest first, each with Spark's count of rows.
@@ -178,6 +180,27 @@ def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
         raise DeltaTableError(
             f"the property {STREAMS} of {handle.path} is not what Headrace writes: {text[:200]}; restore it"
         ) from error
+
+
+def registered_streams(handle: DeltaHandle, pipeline: str, stream: str, source: str) -> dict[str, str]:
+    """Return the table property that registers a stream, in place of the pipeline's former one; none if it is there.
+
+    Parameters
+    ----------
+    handle
+        The fact table, as of the version last read.
+    pipeline
+        The pipeline's name.
+    stream
+        The stream's identity.
+    source
+        The source's name in the fact table (`headrace.pipelines.stream_identity.source_of`).
+    """
+    registry = stream_registry(handle)
+    entry = {"stream": stream, "source": source}
+    if registry.get(pipeline) == entry:
+        return {}
+    return {STREAMS: json.dumps({**registry, pipeline: entry}, sort_keys=True)}
 
 
 def open_table(path: str, version: int | None = None) -> DeltaTable:

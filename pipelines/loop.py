@@ -11,7 +11,8 @@ import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.pipelines.discovery import FoundFile, examine, fingerprint
@@ -41,25 +42,34 @@ class Loader(Protocol):
 
 
 class StopRequest:
-    """Whether the loop is to end, and by which signal; a signal's handler may set it at any moment."""
+    """Whether the loop is to end, and by which signal.
+
+    A signal's handler may set it at any moment: unlike `threading.Event`, a `SimpleQueue` can be put to while the same
+    thread waits for it or is about to.
+
+    Attributes
+    ----------
+    asked
+        Whether the loop is to end.
+    signal
+        The signal that asked for it, or None.
+    """
 
     def __init__(self) -> None:
-        self._set = threading.Event()
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self.asked = False
         self.signal: int | None = None
-
-    @property
-    def asked(self) -> bool:
-        """Whether the loop is to end."""
-        return self._set.is_set()
 
     def by(self, number: int | None = None) -> None:
         """Ask the loop to end after the batch that is being loaded."""
         self.signal = number
-        self._set.set()
+        self.asked = True
+        self._wake.put(None)
 
     def wait(self, seconds: float) -> None:
         """Wait, at most until the loop is to end."""
-        self._set.wait(seconds)
+        with suppress(Empty):
+            self._wake.get(timeout=max(0.0, seconds))
 
 
 class BatchLoop:
@@ -136,6 +146,7 @@ class BatchLoop:
             if interval is not None:
                 rest = began + interval - self._clock()
                 stop.wait(max(rest, 0.0 if files else self._intake.listing_seconds))
+        _LOG.info("stopped between two batches, as asked")
 
     def _resume(self) -> None:
         """Complete the pending batch if the facts hold it, else forget its plan."""

@@ -34,7 +34,7 @@ from headrace.pipelines.delta_tables import open_table, read_changes, read_rows
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.jars import cache_folder
 from headrace.pipelines.paths import home_expanded
-from headrace.pipelines.replica_rows import of_shard, repeated_members
+from headrace.pipelines.replica_rows import of_shard
 from headrace.pipelines.row_sizes import DEFAULT_PAGE_SIZE, LONGEST_ROW, RowSizes, long_row
 from headrace.storage.errors import (
     CorruptionError,
@@ -241,7 +241,7 @@ class _CatchUp:
         )
         there = table.lookup(fresh) if self._spec.rows.unique and fresh.num_rows else fresh.slice(0, 0)
         if there.num_rows:
-            raise repeated_members(self._spec.rows.label, there, key.names)
+            raise _UnusableError("a natural key was inserted again")
         self._require_room(table, upserts)
         table.apply(upserts=upserts, deletes=deletes, app=(_APPLICATION, self._version))
         return int(upserts.num_rows + deletes.num_rows)

@@ -162,7 +162,10 @@ def run(
         started = session(spark or _spark_settings(config))
         kernels.join()
         prepared = prepare(config, started.sparkContext.defaultParallelism)
-        with Leases(catalog, _leases(prepared), clock=clock) as leases, Ledger(str(config.checkpoint), clock) as ledger:
+        with (
+            Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock) as leases,
+            Ledger(str(config.checkpoint), clock) as ledger,
+        ):
             _ensure_tables(prepared)
             facts = DeltaHandle(config.sink.path)
             check_identity(config, ledger, facts, ran_before=catalog.has_batches(config.name))
@@ -221,7 +224,6 @@ class _Run:
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def note(number: int, _frame: Any) -> None:
-            _LOG.info("stopping after the batch that is being loaded")
             self._stop.by(number)
             signal.signal(number, before[signal.Signals(number)])
 
@@ -254,18 +256,6 @@ def _wrapped() -> Iterator[None]:
 def _spark_settings(config: PipelineConfig) -> SparkSettings:
     conf = {name: option_text(value) for name, value in config.spark.conf.items()}
     return SparkSettings(master=config.spark.master, app_name=f"headrace {config.name}", conf=conf)
-
-
-def _leases(prepared: Prepared) -> list[str]:
-    """Return what this run must be alone at: its pipeline, dimensions it adds members to, keys it compares facts by."""
-    config = prepared.config
-    names = [f"pipeline:{config.checkpoint}"]
-    names += [
-        f"dimension:{config.dimensions[item.dimension].path}" for item in config.lookups if item.policy == "infer"
-    ]
-    if prepared.duplicates is not None:
-        names.append(f"facts:{config.sink.path}")
-    return names
 
 
 def _finish_replaced(protocol: BatchProtocol, stream: str | None) -> None:

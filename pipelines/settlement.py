@@ -19,6 +19,7 @@ from headrace.pipelines.frame import FILE, REJECTED, ROUTED, STATE, State, confo
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import TracebackType
 
     from numpy.typing import NDArray
 
@@ -72,8 +73,10 @@ class Settling:
         self._routed = self._writer(given.routed)
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.__exit__(*error)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.__exit__(kind, error, trace)
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Settle rows of the stream; yield what Spark is to write, and the notes and members of earlier stages."""

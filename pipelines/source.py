@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -46,7 +46,7 @@ def check_source(source: SourceConfig) -> None:
 
 def piece_frame(spark: SparkSession, folder: str, files: Sequence[FoundFile]) -> DataFrame:
     """Return the pieces of files as a frame with the columns `PIECES`, spread over the cores by their size."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "file": file.name, "path": f"{folder}/{file.name}", "start": 0, "stop": file.size,
             "first_record": 1, "size": file.size, "mtime_ns": file.mtime_ns,

@@ -70,13 +70,17 @@ def check_identity(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle, *
 
 
 def _check_registry(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle, *, ran_before: bool) -> None:
-    registry = stream_registry(facts)
+    registry = {
+        name: entry
+        for name, entry in stream_registry(facts).items()
+        if facts.transaction(application(entry["stream"], "facts")) is not None  # a stream that loaded nothing is none
+    }
     entry = registry.get(config.name)
-    if not ledger.is_new:
-        if entry is not None and entry["stream"] not in {ledger.stream, ledger.replaces}:
-            raise LedgerError(_foreign(config, ledger, entry["stream"]))
+    if entry is not None and entry["stream"] not in {ledger.stream, ledger.replaces}:
+        raise LedgerError(_lost(config) if ledger.is_new else _foreign(config, ledger, entry["stream"]))
+    if entry is not None or not ledger.is_new:
         return
-    if entry is not None or (ran_before and facts.latest().version > 0):
+    if ran_before and not registry and facts.latest().version > 0:
         raise LedgerError(_lost(config))
     renamed = _same_source(registry, source_of(config))
     if renamed is not None:
@@ -124,7 +128,7 @@ def _restore_and_last_batch(
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
     """Return the last RESTORE after the last commit of an application, and that commit, as far as they were found."""
     restore = None
-    for commit in facts.table.history(limit):
+    for commit in facts.commits(limit):
         if name in str(commit.get("userMetadata", "")):
             return restore, commit
         if restore is None and commit.get("operation") == "RESTORE":

@@ -2,9 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -501,6 +504,21 @@ class LoopMachine(RuleBasedStateMachine):
 
 TestLoopMachine = LoopMachine.TestCase
 TestLoopMachine.settings = settings(deadline=None, max_examples=25, stateful_step_count=15)
+
+
+def test_a_signal_ends_the_wait_at_once():
+    stop = StopRequest()
+    before = signal.signal(signal.SIGUSR1, lambda number, _frame: stop.by(number))
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGUSR1))
+    try:
+        timer.start()
+        began = time.monotonic()
+        stop.wait(60)
+        assert time.monotonic() - began < 30
+    finally:
+        timer.join()
+        signal.signal(signal.SIGUSR1, before)
+    assert (stop.asked, stop.signal) == (True, signal.SIGUSR1)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7])
