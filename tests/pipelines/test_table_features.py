@@ -286,7 +286,7 @@ READ = {
 }
 
 
-QUICK_READ = ("column mapping by id", "deletion vectors", "deletion vectors without feed")
+QUICK_READ = ("column mapping by id", "deletion vectors without feed")
 
 
 @pytest.mark.parametrize(
@@ -392,7 +392,12 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+SLOWLY_REFUSED = ("dimension with vacuum protocol check", "facts with type widening and duplicates")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(name, marks=pytest.mark.slow) if name in SLOWLY_REFUSED else name for name in REFUSED]
+)
 def test_a_table_that_is_not_supported_is_refused_before_anything_is_written(world, spark, case):
     refused = REFUSED[case]
     world.make(refused.table, refused.shape)
@@ -431,9 +436,9 @@ def test_a_missing_column_is_told_with_the_statement_that_adds_it(world, spark, 
 
 
 def test_names_that_differ_by_case_only_are_refused_before_a_dimension_is_made(world):
-    world.options["source"] = {"format": "csv", "path": "in", "schema": {**SOURCE, "ID": "bigint"}}
+    world.options["source"] = {"format": "csv", "path": "in", "schema": {**SOURCE, "A_key": "bigint"}}
     config, before = load_pipeline(world.pipeline), world.listing()
-    with pytest.raises(PipelineFileError, match="'id' and 'ID', which differ by case only"):
+    with pytest.raises(PipelineFileError, match="'A_key' and 'a_key', which differ by case only"):
         prepare(config, 1)
     assert world.listing() == before == {}
 
