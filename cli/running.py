@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from headrace.cli.blocks import Pairs
+from headrace.cli.blocks import Pairs, Text
 from headrace.cli.exits import ExitCode
 from headrace.cli.sources import left_out_block
 from headrace.pipelines.config import load_pipeline
@@ -66,7 +66,7 @@ def outcome_pairs(result: RunResult) -> dict[str, Any]:
 def _blocks(result: RunResult) -> list[Block]:
     places = {"facts": result.facts, "rejected rows": result.errors, "run": result.run}
     summary = Pairs(f"{result.pipeline}: {result.state}", {**outcome_pairs(result), **places})
-    return [summary, *left_out_block(result.left_out)]
+    return [summary, *map(Text, result.notices), *left_out_block(result.left_out)]
 
 
 def _hit_ratio(result: RunResult) -> str:

@@ -24,7 +24,7 @@ from headrace.pipelines.delta_commits import (
     commit_files,
 )
 from headrace.pipelines.delta_tables import GREATEST_KEY, DeltaHandle, has_table, registered_streams
-from headrace.pipelines.errors import TableMovedError
+from headrace.pipelines.errors import BatchError, TableMovedError
 from headrace.pipelines.failures import explained
 from headrace.pipelines.frame import REJECTED, ROUTED, STATE, State, member_column
 from headrace.pipelines.metrics import check_books
@@ -217,14 +217,14 @@ class BatchTables:
         """
         while True:
             newest = self.facts.latest().version
+            self._refuse_loaded(commit)
             streams = registered_streams(self.facts, self._config.name, stream, source_of(self._config))
             if version is None and not streams:
                 self._append_facts(frame, files, None, commit)
                 return
+            at = newest if version is None else version
             try:
-                self._append_facts(
-                    frame, files, newest if version is None else version, replace(commit, properties=streams)
-                )
+                self._append_facts(frame, files, at, replace(commit, properties=streams))
             except TableMovedError:
                 if version is not None:
                     raise
@@ -236,16 +236,25 @@ class BatchTables:
     ) -> None:
         path = self._config.sink.path
         if files is not None:
-            if version is None:
-                commit_files(path, self.facts.table, files, commit)
-            else:
+            if version is not None:
                 commit_exactly(path, self.facts.table, version, files, commit)
+            elif not commit_files(path, self.facts.table, files, commit):
+                self._refuse_loaded(commit)
             return
         rows = frame.where(frame[STATE] == int(State.OPEN)).select(*map(quoted, self._prepared.fact_schema.names))
         if version is None:
             append(rows, path, commit)
         else:
             append_exactly(rows, path, version, commit)
+
+    def _refuse_loaded(self, commit: Commit) -> None:
+        """Raise if the facts hold the batch: another run loads the same stream at the same time."""
+        done = self.facts.transaction(commit.application)
+        if done is not None and done >= commit.transaction:
+            raise BatchError(
+                f"another run has just loaded batch {commit.transaction} of this stream into {self.facts.path}; it uses "
+                "the same checkpoint or a copy of it. Nothing was loaded here; stop one of the two and run again"
+            )
 
     def _rows_written(self, commit: Commit) -> int | None:
         self.facts.latest()

@@ -36,6 +36,7 @@ __all__ = ["Audit", "Finding", "Repair"]
 _EXAMPLES: Final = 10
 _MEMORY: Final = "512MB"
 _SHOWN: Final = 60
+_PROPERTY_RULE: Final = f"the property {GREATEST_KEY} is not less than the greatest key"
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,11 @@ class Audit:
             rows = self._count(changes, of_facts=rule.of_facts)
             if self._count(rule.broken) or (rule.of_facts and rows):
                 plans.append(Repair(rule.rule, rule.action, rows, self._examples(changes, change)))
-        return plans + [repair for _, repair in self._property_findings()]
+        plans += [repair for _, repair in self._property_findings()]
+        renumbered = self._run("SELECT count(*) FROM targets WHERE key IS DISTINCT FROM number")[0][0]
+        if renumbered and all(plan.rule != _PROPERTY_RULE for plan in plans):
+            plans.append(self._property_repair())
+        return plans
 
     # Rows
 
@@ -274,7 +279,7 @@ class Audit:
     def _rules(self) -> list[_Rule]:
         known = f"FROM known SELECT key, {self._key}"
         renumbered = f"FROM targets SELECT {self._key}, key, number WHERE key IS DISTINCT FROM number"
-        gets = "member {natural} with number {key} gets number {number}"
+        gets = "{natural}: number {key} becomes {number}"
         by_number = f"{renumbered} AND key IN (FROM known SELECT key GROUP BY key HAVING count(*) > 1)"
         removed = (
             f"SELECT m.key AS key, {self._columns('m')}, k.key AS number FROM known AS m JOIN kept AS k ON "
@@ -325,7 +330,7 @@ class Audit:
                 "{natural}, also with number {key}",
                 "keep the member with the lowest number, and remove the others",
                 removed,
-                "member {natural} with number {key} is removed in favor of number {number}",
+                "{natural}: number {key} is removed, number {number} stays",
             ),
             _Rule(
                 f"replicas hold the members, which need at most {LONGEST_ROW} bytes, and {LONGEST_KEY} for their keys",
@@ -341,28 +346,32 @@ class Audit:
         return _Rule(
             f"facts of role {item.role} carry the number of the member with their natural key",
             f"FROM wrong SELECT key, {self._key}, n WHERE {role}",
-            "{natural}: {n} with number {key}",
+            "{natural}: number {key} (facts: {n})",
             "give the facts the number of the member with their natural key, or -1 where there is none",
             f"FROM changed SELECT key, {self._key}, n, number WHERE {role}",
-            "{natural}: {n} with number {key} get number {number}",
+            "{natural}: number {key} becomes {number} (facts: {n})",
             of_facts=True,
         )
 
     def _property_findings(self) -> list[tuple[Finding, Repair]]:
         found = []
-        if self._table.metadata().configuration.get("delta.enableChangeDataFeed") != "true":
+        configuration = self._table.metadata().configuration
+        if configuration.get("delta.enableChangeDataFeed") != "true":
             rule = "the change data feed is on, so that replicas can follow"
             action = f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')"
             found.append((Finding(rule, 1), Repair(rule, action, 0)))
-        remembered, greatest = self._remembered(), self._greatest()
-        if GREATEST_KEY in self._table.metadata().configuration and (
-            not remembered.isdecimal() or int(remembered) < greatest
-        ):
-            rule = f"the property {GREATEST_KEY} is not less than the greatest key"
-            action = f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('{GREATEST_KEY}' = '{greatest}')"
+        known, remembered, greatest = GREATEST_KEY in configuration, self._remembered(), self._greatest()
+        if known and (not remembered.isdecimal() or int(remembered) < greatest):
             shown = (f"it is {remembered}, and the greatest key is {greatest}",)
-            found.append((Finding(rule, 1, shown), Repair(rule, action, 0)))
+            found.append((Finding(_PROPERTY_RULE, 1, shown), self._property_repair()))
         return found
+
+    def _property_repair(self) -> Repair:
+        """Return the statement that remembers the greatest key, those that the repair gives included."""
+        given = self._run("SELECT coalesce(max(number), 0) FROM targets")[0][0]
+        value = max(self._greatest(), int(given))
+        action = f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('{GREATEST_KEY}' = '{value}')"
+        return Repair(_PROPERTY_RULE, action, 0)
 
     # Answers
 

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from headrace.etl import DuplicateAction
 from headrace.pipelines.batch import BatchProtocol
 from headrace.pipelines.catalog import Catalog
@@ -40,6 +38,8 @@ from headrace.storage.units import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+    import pyarrow as pa
 
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.discovery import LeftOut
@@ -73,6 +73,8 @@ class RunResult:
     left_out
         Files and folders of the source that were not loaded, and why: subfolders that `source.recursive` leaves out,
         empty files, changes that `source.changed` ignores.
+    notices
+        What was changed in the tables to make the pipeline ready, such as an unknown member that was added.
     """
 
     run: str
@@ -85,6 +87,7 @@ class RunResult:
     errors: str
     duplicates: str
     left_out: tuple[LeftOut, ...] = ()
+    notices: tuple[str, ...] = ()
 
     def total(self, name: str) -> int:
         """Return the sum of a count over all batches, such as `rows_in`, `loaded`, `rejected` or `new_members`."""
@@ -184,6 +187,7 @@ class _Run:
 
     def __init__(self, prepared: Prepared, catalog: Catalog, number: str, loop: BatchLoop, intake: Intake) -> None:
         self._config = prepared.config
+        self._notices = prepared.notices
         self._catalog = catalog
         self._number = number
         self._loop = loop
@@ -213,6 +217,7 @@ class _Run:
             errors=self._config.errors_path,
             duplicates=self._config.duplicates_path,
             left_out=self._intake.left_out,
+            notices=self._notices,
         )
 
     @contextmanager
@@ -272,7 +277,7 @@ def _finish_replaced(protocol: BatchProtocol, stream: str | None) -> None:
 
 
 def _ensure_tables(prepared: Prepared) -> None:
-    """Create the tables that receive rows where there are none, and compare the others with what they will receive."""
+    """Create the tables that receive rows where there are none; `prepare` has checked the others."""
     config = prepared.config
     _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
     _ensure_table(config.errors_path, ERROR_SCHEMA)
@@ -283,17 +288,3 @@ def _ensure_tables(prepared: Prepared) -> None:
 def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()) -> None:
     if not has_table(path):
         create_table(path, schema, partition_by)
-        return
-    there = DeltaHandle(path).schema()
-    for field in schema:
-        if field.name not in there.names:
-            raise DeltaTableError(
-                f"the Delta table {path} has no column {field.name!r}; it has {', '.join(there.names)}; name another "
-                "table or add the column"
-            )
-        found = there.field(field.name).type
-        if not pa.types.is_nested(field.type) and found != field.type:
-            raise DeltaTableError(
-                f"the Delta table {path} has column {field.name!r} as {found}, but the pipeline writes {field.type}; "
-                "name another table or change the source's schema"
-            )
