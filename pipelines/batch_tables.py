@@ -252,8 +252,8 @@ class BatchTables:
         done = self.facts.transaction(commit.application)
         if done is not None and done >= commit.transaction:
             raise BatchError(
-                f"another run has just loaded batch {commit.transaction} of this stream into {self.facts.path}; it uses "
-                "the same checkpoint or a copy of it. Nothing was loaded here; stop one of the two and run again"
+                f"another run has just loaded batch {commit.transaction} of this stream into {self.facts.path}; it "
+                "uses the same checkpoint or a copy of it. Nothing was loaded here; stop one of the two and run again"
             )
 
     def _rows_written(self, commit: Commit) -> int | None:
