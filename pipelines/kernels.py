@@ -37,7 +37,7 @@ def compile_kernels() -> None:
 
 def _exercise_files(folder: Path) -> None:
     """Read a value of each kind of type from CSV and JSON lines."""
-    from headrace.storage.records import Piece, RecordFormat, read_records  # noqa: PLC0415 - numba comes in here
+    from headrace.storage.records import Piece, RecordFormat, kind_of, read_records  # noqa: PLC0415 - numba comes in here
 
     types = [
         pa.int64(),
@@ -49,13 +49,12 @@ def _exercise_files(folder: Path) -> None:
         pa.string(),
     ]
     columns = pa.schema([(str(place), dtype) for place, dtype in enumerate(types)])
-    for kind, text in (
-        ("csv", ",".join(columns.names) + '\n1,1,1,true,2024-01-01,2024-01-01,"é"""\n'),
-        ("json", "{}\n"),
-    ):
-        path = folder / f"rows.{kind}"
+    texts = {"csv": ",".join(columns.names) + '\n1,1,1,true,2024-01-01,2024-01-01,"é"""\n', "jsonl": "{}\n"}
+    for suffix, text in texts.items():
+        path = folder / f"rows.{suffix}"
         path.write_text(text, encoding="utf-8")
-        for _ in read_records(Piece(str(path)), RecordFormat(kind, columns, nulls=("NA",), missing_fields="null")):
+        form = RecordFormat(kind_of(path) or "csv", columns, nulls=("NA",), missing_fields="null")
+        for _ in read_records(Piece(str(path)), form):
             pass
 
 
