@@ -32,6 +32,30 @@ def compile_kernels() -> None:
     with tempfile.TemporaryDirectory(prefix="headrace-compile-") as folder:
         for key in (_INDEX, _INDEX.cast(pa.string())):
             _exercise(Path(folder) / f"{key.type}.headrace", key)
+        _exercise_files(Path(folder))
+
+
+def _exercise_files(folder: Path) -> None:
+    """Read a value of each kind of type from CSV and JSON lines."""
+    from headrace.storage.records import Piece, RecordFormat, kind_of, read_records  # noqa: PLC0415 - numba comes in here
+
+    types = [
+        pa.int64(),
+        pa.decimal128(9, 2),
+        pa.float64(),
+        pa.bool_(),
+        pa.date32(),
+        pa.timestamp("us", "UTC"),
+        pa.string(),
+    ]
+    columns = pa.schema([(str(place), dtype) for place, dtype in enumerate(types)])
+    texts = {"csv": ",".join(columns.names) + '\n1,1,1,true,2024-01-01,2024-01-01,"é"""\n', "jsonl": "{}\n"}
+    for suffix, text in texts.items():
+        path = folder / f"rows.{suffix}"
+        path.write_text(text, encoding="utf-8")
+        form = RecordFormat(kind_of(path) or "csv", columns, nulls=("NA",), missing_fields="null")
+        for _ in read_records(Piece(str(path)), form):
+            pass
 
 
 def _exercise(path: Path, key: pa.Array) -> None:
