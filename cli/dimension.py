@@ -78,10 +78,28 @@ def info(console: Console, /, name: str, pipeline: Path) -> None:
 @pass_console
 @click.pass_context
 def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
-    """Verify the keys of dimension NAME; exit code 0 when it is sound, 3 when a rule is broken."""
+    """Verify the keys of dimension NAME and of the facts that carry them.
+
+    Exit code 0 when all is sound, 3 when a rule is broken.
+    """
     from headrace.cli.dimensions import run_check
 
     ctx.exit(run_check(name, pipeline, console))
+
+
+@dimension.command("repair", cls=ReportingCommand)
+@click.argument("name")
+@pipeline_option
+@pass_console
+@click.pass_context
+def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
+    """Show what would repair dimension NAME and the facts that carry its keys. Nothing is changed.
+
+    Exit code 0 when there is nothing to repair, 3 otherwise.
+    """
+    from headrace.cli.dimensions import run_repair
+
+    ctx.exit(run_repair(name, pipeline, console))
 
 
 @dimension.command("lookup", cls=ReportingCommand)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -13,16 +13,22 @@ from headrace.cli.exits import ExitCode
 from headrace.cli.streams import CsvFormat, open_stream
 from headrace.pipelines.column_types import arrow_schema
 from headrace.pipelines.config import PipelineConfig, load_pipeline
-from headrace.pipelines.dimension_tables import check_dimension, create_dimension, describe_dimension, find_members
+from headrace.pipelines.dimension_tables import (
+    check_dimension,
+    create_dimension,
+    describe_dimension,
+    find_members,
+    plan_repair,
+)
 from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace.cli.console import Console
-    from headrace.pipelines.dimension_tables import DimensionSummary
+    from headrace.pipelines.dimension_tables import DimensionSummary, Finding, Repair
 
-__all__ = ["run_check", "run_create", "run_info", "run_list", "run_lookup"]
+__all__ = ["run_check", "run_create", "run_info", "run_list", "run_lookup", "run_repair"]
 
 UNCHANGED = "the dimension as it was"
 
@@ -64,8 +70,28 @@ def run_check(name: str, pipeline: Path, console: Console) -> ExitCode:
         console.result(document, Text(f"dimension {name} is sound"))
         return ExitCode.OK
     rows = [(finding.rule, finding.rows) for finding in findings]
-    console.result(document, Grid(f"Dimension {name} breaks these rules", ("rule", "rows that break it"), rows))
+    grid = Grid(f"Dimension {name} breaks these rules", ("rule", "rows that break it"), rows)
+    console.result(document, grid, *_examples("example", findings))
     return ExitCode.DAMAGED
+
+
+def run_repair(name: str, pipeline: Path, console: Console) -> ExitCode:
+    """Print what would repair a dimension, and return the exit code."""
+    with console.step(f"checking dimension {name}", left=UNCHANGED):
+        repairs = plan_repair(load_pipeline(pipeline), name)
+    document = {"dimension": name, "ok": not repairs, "changed": False, "repairs": [asdict(each) for each in repairs]}
+    if not repairs:
+        console.result(document, Text(f"dimension {name} is sound; there is nothing to repair"))
+        return ExitCode.OK
+    title = f"What would repair dimension {name}; nothing has been changed"
+    grid = Grid(title, ("rule", "repair", "rows"), [(each.rule, each.action, each.rows) for each in repairs])
+    console.result(document, grid, *_examples("change", repairs))
+    return ExitCode.DAMAGED
+
+
+def _examples(title: str, found: list[Finding] | list[Repair]) -> list[Grid]:
+    """Return a grid of examples for each rule that has some."""
+    return [Grid(each.rule, (title,), [(text,) for text in each.examples]) for each in found if each.examples]
 
 
 def run_lookup(name: str, keys: tuple[str, ...], pipeline: Path, console: Console) -> None:
@@ -87,10 +113,11 @@ def _parts(key: str, config: PipelineConfig, name: str) -> list[str]:
 
 
 def _typed(form: CsvFormat, config: PipelineConfig, name: str) -> CsvFormat:
-    """Give the columns of a CSV the types that the pipeline file declares."""
+    """Give columns the types that the pipeline file declares, and times the zone of its source."""
     declared = config.dimensions[name].columns if name in config.dimensions else None
     types = {column.name: column.type for column in arrow_schema(declared or {})}
-    return CsvFormat(form.delimiter, form.nulls, {**form.types, **types})
+    source = config.source
+    return replace(form, declared=types, time_zone=source.time_zone, ambiguous_time=source.ambiguous_time)
 
 
 def _show(summary: DimensionSummary, console: Console) -> None:

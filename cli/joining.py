@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.blocks import Pairs
 from headrace.cli.errors import CliError
 from headrace.cli.sink import ParquetSink, check_place
-from headrace.cli.streams import SUFFIXES, CsvFormat, FileStream, open_stream
+from headrace.cli.streams import CsvFormat, FileStream, kind_of, open_stream
 from headrace.joins import SSIJ, IndexNestedLoops, MeshJoin
 from headrace.storage import Table
 from headrace.storage.errors import InputError
@@ -104,7 +104,7 @@ def _refuse_own_tail(request: JoinRequest) -> None:
 
 
 def _refuse_name_of_csv(out: Path) -> None:
-    if SUFFIXES.get(out.suffix.lower()) == "csv":
+    if kind_of(out) == "csv":
         raise CliError(f"{out} is named as a CSV, but the result is Parquet; write to {out.with_suffix('.parquet')}")
 
 
@@ -114,7 +114,7 @@ def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
     if unknown:
         raise InputError(f"the table has no column {unknown[0]!r}; its columns are {', '.join(table.names)}")
     keys = {stream: table.field(key).type for stream, key in request.match.pairs}
-    return CsvFormat(request.csv.delimiter, request.csv.nulls, {**request.csv.types, **keys})
+    return replace(request.csv, types={**request.csv.types, **keys})
 
 
 def _operator(request: JoinRequest, table: Table) -> Operator:

@@ -17,6 +17,7 @@ __all__ = ["entry_point", "headrace"]
         "init": "headrace.cli.init:init",
         "run": "headrace.cli.run:run",
         "runs": "headrace.cli.runs:runs",
+        "source": "headrace.cli.source:source",
         "dimension": "headrace.cli.dimension:dimension",
         "table": "headrace.cli.table:table",
         "join": "headrace.cli.join:join",

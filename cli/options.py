@@ -139,15 +139,15 @@ def csv_options(function: Function) -> Function:
     """Add the options that say how a CSV is read; the function receives them as one `csv`."""
 
     @functools.wraps(function)
-    def gather(*args: Any, delimiter: str, nulls: tuple[str, ...], text: tuple[str, ...], **kwargs: Any) -> Any:
+    def gather(*args: Any, delimiter: str | None, nulls: tuple[str, ...], text: tuple[str, ...], **kwargs: Any) -> Any:
         from headrace.cli.streams import CsvFormat, text_columns
 
-        return function(*args, csv=CsvFormat(delimiter, nulls or ("",), text_columns(text)), **kwargs)
+        return function(*args, csv=CsvFormat(delimiter, nulls, text_columns(text)), **kwargs)
 
     for option in (
         click.option("--text", type=COLUMNS, default=(), help="Columns of a CSV to keep as text."),
-        click.option("--null", "nulls", multiple=True, help="How a CSV spells a missing value; by default, empty."),
-        click.option("--delimiter", type=DELIMITER, default=",", show_default=True, help="Between fields of a CSV."),
+        click.option("--null", "nulls", multiple=True, help="How a CSV spells a missing value, beside an empty field."),
+        click.option("--delimiter", type=DELIMITER, help="Between fields of a CSV; by default, as in its heading."),
     ):
         gather = option(gather)
     return cast("Function", gather)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.cli.blocks import Pairs
 from headrace.cli.exits import ExitCode
+from headrace.cli.sources import left_out_block
 from headrace.pipelines.config import load_pipeline
 from headrace.pipelines.runner import run
 
@@ -63,7 +64,8 @@ def outcome_pairs(result: RunResult) -> dict[str, Any]:
 
 def _blocks(result: RunResult) -> list[Block]:
     places = {"facts": result.facts, "rejected rows": result.errors, "run": result.run}
-    return [Pairs(f"{result.pipeline}: {result.state}", {**outcome_pairs(result), **places})]
+    summary = Pairs(f"{result.pipeline}: {result.state}", {**outcome_pairs(result), **places})
+    return [summary, *left_out_block(result.left_out)]
 
 
 def _hit_ratio(result: RunResult) -> str:
@@ -76,6 +78,7 @@ def _hit_ratio(result: RunResult) -> str:
 
 def _batch_line(batch: BatchRecord) -> str:
     return (
-        f"batch {batch.batch}: {batch.rows_in:,} rows in, {batch.loaded:,} loaded, {batch.rejected:,} rejected, "
+        f"batch {batch.batch}: {batch.rows_in:,} rows in, {batch.loaded:,} loaded, "
+        f"{batch.rejected:,} rejected, "
         f"{batch.new_members:,} new members, {batch.seconds:.1f} s"
     )

@@ -36,7 +36,7 @@ from headrace.etl.ranking import key_text, rank_rows, sort_rows
 from headrace.storage.columns import is_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -107,6 +107,7 @@ def resolve(
     allocator: KeyAllocator | None = None,
     *,
     visible_to: int | None = None,
+    own: Sequence[tuple[int, int]] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Replace natural keys by surrogate keys.
 
@@ -124,6 +125,9 @@ def resolve(
     visible_to
         The greatest surrogate key that counts as being in the dimension. Given when the table may be ahead of the
         version the input is joined at; later members are then as if absent.
+    own
+        Ranges (above, up to) of surrogate keys that an earlier attempt at this input gave to its new members. A row
+        that meets one of these members is inferred, as it was then, not matched.
 
     Yields
     ------
@@ -141,19 +145,25 @@ def resolve(
     """
     if lookup.policy is Policy.INFER and allocator is None:
         raise DeclarationError(f"lookup {lookup.role!r} infers members, so it needs a KeyAllocator")
-    return _Resolution(lookup, operator, allocator, visible_to).run(batches)
+    return _Resolution(lookup, operator, allocator, visible_to, own).run(batches)
 
 
 class _Resolution:
     """One input on its way through one lookup."""
 
     def __init__(
-        self, lookup: Lookup, operator: JoinOperator, allocator: KeyAllocator | None, visible_to: int | None
+        self,
+        lookup: Lookup,
+        operator: JoinOperator,
+        allocator: KeyAllocator | None,
+        visible_to: int | None,
+        own: Sequence[tuple[int, int]],
     ) -> None:
         self._lookup = lookup
         self._operator = operator
         self._allocator = allocator
         self._visible_to = visible_to
+        self._own = own
         self._keys = len(lookup.dimension.natural_key)
         self._waiting: list[pa.RecordBatch] = []
         self._missing = _MissingKeys(lookup)
@@ -208,11 +218,20 @@ class _Resolution:
             if self._visible_to is not None:
                 absent = absent | np.asarray(pc.fill_null(pc.greater(surrogate, self._visible_to), fill_value=False))
             if not absent.all():
-                found = _rows(output, ~absent)
-                added = found.columns[width + self._keys :]
-                yield self._added(found.select(list(range(width))), Outcome.MATCHED, added)
+                yield from self._found(_rows(output, ~absent), width)
             if absent.any():
                 yield from self._absent(_rows(output, absent).select(list(range(width + self._keys))), width)
+
+    def _found(self, output: pa.RecordBatch, width: int) -> Iterator[pa.RecordBatch]:
+        """Yield rows that met a member; those that met one of the input's own are inferred."""
+        surrogate = np.asarray(output.column(width + self._keys))
+        inferred = np.zeros(len(surrogate), dtype=bool)
+        for above, up_to in self._own:
+            inferred |= (surrogate > above) & (surrogate <= up_to)
+        for outcome, wanted in ((Outcome.MATCHED, ~inferred), (Outcome.INFERRED, inferred)):
+            if wanted.any():
+                rows = _rows(output, wanted)
+                yield self._added(rows.select(list(range(width))), outcome, rows.columns[width + self._keys :])
 
     def _absent(self, keyed: pa.RecordBatch, width: int) -> Iterator[pa.RecordBatch]:
         """Treat rows whose key no member has; their key columns follow the `width` columns of the stream."""
@@ -302,8 +321,8 @@ class _MissingKeys:
         )
 
 
-def new_members(lookup: Lookup, batches: Iterable[pa.RecordBatch]) -> pa.Table:
-    """Return the members that `resolve` inferred, as rows of the dimension's table in the order of their keys.
+def new_members(lookup: Lookup, batches: Iterable[pa.RecordBatch], base: int = 0) -> pa.Table:
+    """Return the members that `resolve` numbered, as rows of the dimension's table in the order of their keys.
 
     Parameters
     ----------
@@ -311,6 +330,8 @@ def new_members(lookup: Lookup, batches: Iterable[pa.RecordBatch]) -> pa.Table:
         The lookup that was resolved.
     batches
         Its output, whole or in part; other columns may have been dropped or added since.
+    base
+        The allocator's base: members with keys up to it are in the dimension already.
     """
     natural = lookup.dimension.natural_key
     columns = [lookup.key_column, *lookup.stream_columns]
@@ -321,6 +342,7 @@ def new_members(lookup: Lookup, batches: Iterable[pa.RecordBatch]) -> pa.Table:
     if not inferred:
         return lookup.dimension.table_schema.empty_table()
     table = pa.Table.from_batches(inferred)
+    table = table.filter(pc.greater(table.column(0), base))
     surrogate, first = np.unique(np.asarray(table.column(0)), return_index=True)
     members = table.take(pa.array(first))
     keys = lookup.dimension.conform_key([members.column(name) for name in lookup.stream_columns])

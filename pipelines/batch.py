@@ -1,46 +1,51 @@
 """The protocol of a micro-batch: what is done in which order, so that a crash anywhere, replayed, changes nothing.
 
-1. If the facts hold the batch, it is done; only its record may be missing.
-2. For each round: the versions to join at are planned, and kept in the catalog before anything is written. A replay
-   takes the kept plan, so it computes the same rows whatever else happened to the dimensions.
-3. The round's frame is computed and persisted; its tasks write new members and facts into files of the tables, and
-   their notes come back. The new members' files are committed.
-4. After the last round: rejected rows, routed duplicates and, last of all, the facts are committed.
+1. The versions to join at are the newest ones. Nothing of an earlier attempt is kept but the members that it added,
+   which this attempt finds in the dimension; so its facts get the same keys, even if the rows of the batch differ now.
+2. The frame of each round is computed: its tasks write new members, facts and rejected rows into files, which no commit
+   names yet, and their notes come back. New members are committed exactly at the version that they were numbered at.
+   If another writer was first, the batch is planned again.
+3. The facts are committed; this decides that the batch is loaded. Then follow rejected rows and routed duplicates, from
+   the note of the facts (`headrace.pipelines.batch_tables`). A run that ends in between is completed by `finish`.
 
-Every commit carries a transaction of Delta, so that one that is repeated is skipped (`pipelines.batch_tables`). The
-books are checked before the facts are committed, and after it if Spark writes them, for only then they are counted.
+The counts of the tasks are reconciled before the facts are committed; where Spark writes them, after it as well.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import random
 import time
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
-
-import pyarrow as pa  # noqa: TC002 - Spark looks up the annotations of its functions
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.pipelines.batch_state import Batch, application
 from headrace.pipelines.batch_tables import BatchTables
+from headrace.pipelines.catalog import BatchRecord
+from headrace.pipelines.error_rows import Origin
+from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
 from headrace.pipelines.failures import explained
 from headrace.pipelines.frame import NOTE, SHARD, STATE, State, member_column
 from headrace.pipelines.metrics import BatchCounts, check_books, first_failure, record_of, summarise
-from headrace.pipelines.spark_columns import quoted, spark_schema
+from headrace.pipelines.read_step import record_format
+from headrace.pipelines.spark_columns import spark_schema
 from headrace.pipelines.stages import DUPLICATES_ROLE, Group, Prepared, StageRun, Target
+from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame
 
-    from headrace.pipelines.catalog import BatchRecord, Catalog
-    from headrace.pipelines.frame import ShardRule
+    from headrace.pipelines.catalog import Catalog
     from headrace.pipelines.worker import Stage
 
 __all__ = ["BatchProtocol"]
 
 _LOG = logging.getLogger(__name__)
+_ATTEMPTS: Final = 50
+_LONGEST_PAUSE: Final = 2.0
 
 
 def _no_hook(step: str) -> None:
@@ -48,14 +53,14 @@ def _no_hook(step: str) -> None:
 
 
 class BatchProtocol:
-    """Runs micro-batches; called by Spark's `foreachBatch`.
+    """Runs micro-batches.
 
     Parameters
     ----------
     prepared
         The pipeline.
     catalog, run
-        Where plans and records go, and this run's identity.
+        Where records go, and this run's identity.
     holds
         Called before each write; raises when this run may not write any more.
     hook
@@ -82,53 +87,117 @@ class BatchProtocol:
         self._clock = clock
         self._tables = BatchTables(prepared, holds, hook)
 
-    def run_batch(self, frame: DataFrame, number: int, stream: str) -> BatchRecord:
-        """Do a batch, or find that it has been done.
+    def loaded(self, stream: str) -> int | None:
+        """Return the last batch of a stream that the facts hold, or None."""
+        self._tables.facts.latest()
+        return self._tables.facts.transaction(application(stream, "facts"))
+
+    def finish(self, number: int, stream: str, attempt: str | None = None) -> BatchRecord | None:
+        """Complete a batch whose facts are loaded, for a run that ended before it could.
 
         Parameters
         ----------
-        frame
-            Its rows, with the columns of `headrace.pipelines.frame.source_schema`.
-        number
-            Its number in the stream.
-        stream
-            The stream's identity, which Delta's transactions carry.
+        number, stream
+            The batch.
+        attempt
+            The attempt that must have loaded it; None for any.
+
+        Returns
+        -------
+        BatchRecord or None
+            What was loaded; None if the facts do not hold the batch, which may then be run.
 
         Raises
         ------
         BatchError
-            If Spark failed; the batch can be done again.
-        QualityError
-            If the data broke a promise; nothing was committed that a repetition would not find again.
+            If another attempt loaded the batch.
+        DeltaTableError
+            If the log of the facts does not say any more what is to follow.
         """
+        loaded = self.loaded(stream)
+        if loaded is None or loaded < number:
+            return None
         facts = self._tables.facts
-        facts.latest()
-        done = facts.transaction(application(stream, "facts"))
-        if done is not None and done >= number:
-            return self._recover(facts.commit_note(application(stream, "facts"), number), number, stream)
-        plan, files = self._catalog.plan(stream, number) or {}, self._tables.that_take_files()
-        batch = Batch(number, stream, plan, files, self._clock)
-        try:
-            return self._do(frame, batch)
-        finally:
-            for persisted in batch.persisted:
-                persisted.unpersist()
+        notes = facts.commit_notes(application(stream, "facts"), number)
+        if not notes:
+            raise DeltaTableError(
+                f"{facts.path} holds batch {number} of stream {stream}, but its log no longer has the commit that "
+                "names the rejected rows of the batch; restore the log from a backup, or begin a new stream with "
+                "`headrace source adopt`"
+            )
+        note = notes[-1]
+        if attempt is not None and note["attempt"] != attempt:
+            raise BatchError(
+                f"{facts.path} holds batch {number} of stream {stream} from another run, which used a copy of this "
+                "checkpoint; restore the newer checkpoint, or begin a new stream with `headrace source adopt`"
+            )
+        batch = self._batch(number, stream, note["attempt"])
+        self._tables.follow_up(note, batch)
+        record = BatchRecord(**{**note["record"], "run": self._run, "detail": {"recovered": True}})
+        self._catalog.record_batch(record)
+        return record
 
-    def _do(self, frame: DataFrame, batch: Batch) -> BatchRecord:
+    def run_batch(self, pieces: DataFrame, number: int, stream: str, attempt: str = "") -> BatchRecord:
+        """Load a batch that the facts do not hold.
+
+        Parameters
+        ----------
+        pieces
+            Its files, with the columns of `headrace.pipelines.frame.PIECES`.
+        number
+            Its number in the stream.
+        stream
+            The stream's identity, which Delta's transactions carry.
+        attempt
+            The attempt, kept in the note of the facts.
+
+        Raises
+        ------
+        BatchError
+            If Spark failed, or other writers were first again and again; the batch can be run again.
+        QualityError
+            If the data broke a promise; no fact was committed.
+        """
+        batch = self._batch(number, stream, attempt)
+        batch.own = {role: self._tables.keys_given(role, batch) for role in self._inferring()}
+        for retry in range(_ATTEMPTS):
+            try:
+                return self._load(pieces, batch)
+            except TableMovedError as moved:
+                _LOG.info("batch %d is planned again: %s", number, moved)
+                time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**retry)))  # noqa: S311 - spreads writers
+            finally:
+                while batch.persisted:
+                    batch.persisted.pop().unpersist()
+        raise BatchError(
+            f"batch {number}: other writers changed its tables during each of {_ATTEMPTS} attempts; nothing is lost, "
+            "run again when they are done"
+        )
+
+    def _batch(self, number: int, stream: str, attempt: str) -> Batch:
+        for role in self._prepared.lookups:
+            self._tables.joined_by(role).latest()
+        self._tables.facts.latest()
+        return Batch(number, stream, attempt, self._tables.that_take_files(), self._clock)
+
+    def _inferring(self) -> list[str]:
+        return [role for role in self._prepared.lookups if self._prepared.infers(role)]
+
+    def _load(self, frame: DataFrame, batch: Batch) -> BatchRecord:
         notes: list[dict[str, Any]] = []
-        rounds = self._prepared.rounds(self._shards(batch))
+        rounds = self._prepared.rounds()
         for number, groups in enumerate(rounds):
-            stages = self._planned(rounds, number, batch)
+            targets = self._targets(groups, batch)
+            stages = self._prepared.stages(rounds, number, targets, self._stage_run(batch))
             frame = self._joined(frame if number == 0 else _rows_of_the_stream(frame), stages, groups, batch)
             notes += self._notes(frame, batch)
             first_failure(notes)
             for role in (role for group in groups for role in group.roles if self._prepared.infers(role)):
-                self._tables.append_members(frame, role, notes, batch)
+                self._tables.add_members(frame, role, notes, targets[role], batch)
         counts = summarise(notes)
         check_books(counts, {})
-        record = self._record(counts, batch)
-        self._tables.append_rest(frame, counts, batch)
-        self._tables.append_facts(frame, notes, counts, record, batch)
+        note = self._tables.commit_facts(frame, notes, counts, self._record(counts, batch), batch)
+        self._tables.follow_up(note, batch)
         record = self._record(counts, batch)
         self._hook("before record")
         self._catalog.record_batch(record)
@@ -137,32 +206,28 @@ class BatchProtocol:
 
     # Plan
 
-    def _planned(self, rounds: list[list[Group]], number: int, batch: Batch) -> list[Stage]:
-        """Return the stages of a round at versions that are kept before anything is written."""
+    def _targets(self, groups: Sequence[Group], batch: Batch) -> dict[str, Target]:
+        """Plan each role of a round at the newest version of its table."""
         with batch.phase("plan"):
-            roles = [role for group in rounds[number] for role in group.roles]
-            targets = {role: self._target(role, batch) for role in roles}
-            kept = {role: asdict(target) for role, target in targets.items()}
-            if any(batch.plan.get(role) != target for role, target in kept.items()):
-                batch.plan |= kept
-                self._catalog.save_plan(batch.stream, batch.number, batch.plan)
-            return self._prepared.stages(rounds, number, targets, StageRun(self._run, self._shards(batch), batch.files))
+            return {role: self._target(role, batch) for group in groups for role in group.roles}
 
     def _target(self, role: str, batch: Batch) -> Target:
-        """Return the kept plan of a role, or plan it at the table's latest version."""
         handle = self._tables.joined_by(role)
         latest = handle.latest()
-        kept = batch.plan.get(role)
-        if kept is not None and kept["table_id"] == latest.table_id and kept["version"] <= latest.version:
-            return Target(**kept)
+        batch.versions[role] = latest.version
         base = 0
         if role != DUPLICATES_ROLE:
             base = handle.greatest_key(self._prepared.lookups[role].dimension.surrogate_key)
-        return Target(latest.version, base, self._shards(batch).get(role, 1), latest.table_id)
+        shards = self._prepared.shards.get(role, 1)
+        return Target(latest.version, base, shards, latest.table_id, tuple(batch.own.get(role, ())))
 
-    def _shards(self, batch: Batch) -> dict[str, int]:
-        """Return the number of shards for each role: as the batch began, even if the pipeline says otherwise now."""
-        return {role: batch.plan.get(role, {}).get("shards", count) for role, count in self._prepared.shards.items()}
+    def _stage_run(self, batch: Batch) -> StageRun:
+        config = self._config
+        began = datetime.fromtimestamp(batch.began, UTC)
+        origin = Origin(
+            config.name, batch.stream, batch.number, began, config.source.path, record_format(config.source)
+        )
+        return StageRun(self._run, self._prepared.shards, batch.files, origin)
 
     # Join
 
@@ -172,8 +237,7 @@ class BatchProtocol:
 
         for number, (stage, group) in enumerate(zip(stages, groups, strict=True)):
             if group.shuffled:
-                role = group.roles[0]
-                frame = _shuffled(frame, self._prepared.shard_rule(role, self._shards(batch)[role]))
+                frame = frame.repartitionById(self._prepared.shards[group.roles[0]], SHARD)
             elif group.alone:
                 frame = frame.coalesce(1) if number == 0 else frame.repartition(1)
             frame = frame.mapInArrow(stage, spark_schema(stage.schema))
@@ -193,6 +257,7 @@ class BatchProtocol:
 
     def _record(self, counts: BatchCounts, batch: Batch) -> BatchRecord:
         seconds = self._clock() - batch.began
+        deadline = self._config.deadline
         return record_of(
             counts,
             run=self._run,
@@ -200,49 +265,19 @@ class BatchProtocol:
             batch=batch.number,
             started=batch.began,
             seconds=seconds,
-            late=self._late(seconds),
+            late=deadline is not None and seconds > parse_duration(deadline),
             detail={
                 "outcomes": counts.books.as_dict(),
                 "joins": counts.joins,
                 "stages": counts.slowest,
                 "workers": counts.workers,
                 "phases": dict(batch.phases),
-                "plan": dict(batch.plan),
+                "versions": dict(batch.versions),
             },
         )
-
-    def _recover(self, note: Mapping[str, Any], number: int, stream: str) -> BatchRecord:
-        """Record a batch whose facts are in, by what their commit says, for a run that ended before it could."""
-        _LOG.info("batch %d of %s was loaded before; it is skipped", number, stream)
-        blank = record_of(
-            summarise([]), run=self._run, stream=stream, batch=number, started=self._clock(), seconds=0.0, late=False,
-            detail={"recovered": True},
-        )  # fmt: skip
-        record = type(blank)(**{**asdict(blank), **note.get("record", {}), "run": self._run})
-        self._catalog.record_batch(record)
-        return record
-
-    def _late(self, seconds: float) -> bool:
-        from headrace.storage.units import parse_duration  # noqa: PLC0415 - beside its only use
-
-        return self._config.deadline is not None and seconds > parse_duration(self._config.deadline)
 
 
 def _rows_of_the_stream(frame: DataFrame) -> DataFrame:
     """Return a round's frame for the next one: without its notes and members."""
     rows = frame.where(frame[STATE] < int(State.MEMBER))
     return rows.drop(*(name for name in frame.columns if name.startswith(member_column(""))))
-
-
-def _shuffled(frame: DataFrame, rule: ShardRule) -> DataFrame:
-    """Return the frame with each row in the partition of its shard."""
-    from pyspark.sql.functions import arrow_udf  # noqa: PLC0415 - pyspark is heavy
-
-    if SHARD not in frame.columns:
-
-        @arrow_udf(returnType="int")
-        def shard(*columns: pa.Array) -> pa.Array:
-            return rule.of(list(columns))
-
-        frame = frame.withColumn(SHARD, shard(*map(quoted, rule.columns)))
-    return frame.repartitionById(rule.shards, SHARD)

@@ -1,14 +1,14 @@
-"""One micro-batch on its way: what it is, the versions it joins at, and how long its phases took."""
+"""One micro-batch on its way: what it is, which keys its attempts gave, and how long its phases took."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -25,10 +25,10 @@ class Batch:
         Its number in the stream.
     stream
         The stream's identity.
-    plan
-        For each role the target that the catalog keeps.
+    attempt
+        The attempt at it that the ledger knows.
     files
-        Tables that take files from tasks.
+        Tables that take files from tasks, with the columns that each is partitioned by.
     clock
         Seconds since 1970.
 
@@ -36,18 +36,24 @@ class Batch:
     ----------
     began
         When, by the clock.
+    own
+        For each role, the ranges (above, up to) of surrogate keys that attempts at this batch gave to new members.
+    versions
+        For each role, the Delta version that it joined at.
     phases
         Seconds of each phase so far.
     persisted
-        Frames to give back.
+        Frames to unpersist.
     """
 
     number: int
     stream: str
-    plan: dict[str, Any]
-    files: frozenset[str]
+    attempt: str
+    files: Mapping[str, tuple[str, ...]]
     clock: Callable[[], float] = time.time
     began: float = field(init=False)
+    own: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     persisted: list[DataFrame] = field(default_factory=list)
 

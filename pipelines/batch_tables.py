@@ -1,55 +1,51 @@
-"""The Delta tables that a batch goes to: members, rejected rows, routed duplicates and facts, each in one commit.
+"""The Delta tables that a batch goes to, and in which order.
+
+1. New members: exactly at the version that their keys were planned at, else the batch is planned again.
+2. Facts: the one commit that decides that the batch is loaded. Its note names the files of rejected rows and routed
+   duplicates, which tasks have written but which are not yet part of their tables.
+3. Rejected rows and routed duplicates, from the note. A run that ended before this step is completed by the next one.
 
 Every commit carries a transaction of Delta: the application is the stream and the table's part, the version the batch.
-A commit that is repeated is skipped, and files that no commit names are not part of a table. Tables that ask for more
-than plain files are written by Spark, from the same frame.
+Tables that ask for more than plain files are written by Spark, from the same frame; what is to follow the facts is then
+staged as Parquet in the folder of its table.
 """
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-import pyarrow as pa
-
-from headrace.etl import CAUSES_COLUMN
-from headrace.etl.settlement import CAUSES_TYPE
-from headrace.pipelines.data_files import FILE_SCHEMA, DataFile, FileSpec, FileTask
-from headrace.pipelines.delta_commits import append, commit_files, takes_files
-from headrace.pipelines.delta_tables import DeltaHandle, has_table
+from headrace.pipelines.data_files import DataFile
+from headrace.pipelines.delta_commits import (
+    Commit,
+    append,
+    append_exactly,
+    commit_exactly,
+    commit_files,
+)
+from headrace.pipelines.delta_tables import GREATEST_KEY, DeltaHandle, has_table, registered_streams
 from headrace.pipelines.failures import explained
-from headrace.pipelines.frame import FILE, MALFORMED, STATE, State, member_column
+from headrace.pipelines.frame import REJECTED, ROUTED, STATE, State, member_column
 from headrace.pipelines.metrics import check_books
-from headrace.pipelines.spark_columns import quoted, spark_schema
+from headrace.pipelines.spark_columns import quoted
 from headrace.pipelines.stages import DUPLICATES_ROLE
+from headrace.pipelines.stream_identity import source_of
+from headrace.pipelines.table_support import takes_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
     from headrace.pipelines.batch_state import Batch
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.metrics import BatchCounts
-    from headrace.pipelines.stages import Prepared
+    from headrace.pipelines.stages import Prepared, Target
 
-__all__ = ["ERROR_SCHEMA", "BatchTables"]
+__all__ = ["BatchTables"]
 
-_MALFORMED_REASON = "the record does not fit the schema: too many or too few fields, or a value of another type"
-_CAUSES_AS_TEXT = (
-    f"transform({CAUSES_COLUMN}, c -> concat(c.role, ': ', c.column, ' = ', coalesce(c.value, 'null'), ': ', c.reason))"
-)
-ERROR_SCHEMA = pa.schema(
-    [
-        ("stream", pa.string()),
-        ("batch", pa.int64()),
-        (FILE, pa.string()),
-        ("reason", pa.string()),
-        ("causes", CAUSES_TYPE),
-        ("record", pa.string()),
-    ]
-)
+_STAGED: Final = "_headrace_staged"
+_CHANNELS: Final = {"errors": (State.REJECTED, REJECTED), "duplicates": (State.DUPLICATE, ROUTED)}
 
 
 class BatchTables:
@@ -75,6 +71,7 @@ class BatchTables:
         if has_table(self._config.duplicates_path):
             paths.append(self._config.duplicates_path)
         self._handles = {path: DeltaHandle(path) for path in dict.fromkeys(paths)}
+        self._paths = {"errors": self._config.errors_path, "duplicates": self._config.duplicates_path}
 
     @property
     def facts(self) -> DeltaHandle:
@@ -85,108 +82,185 @@ class BatchTables:
         """Return the table that a role joins with."""
         return self._handles[self._prepared.path(role)]
 
-    def that_take_files(self) -> frozenset[str]:
-        """Return the tables that take files from tasks."""
-        return frozenset(path for path, handle in self._handles.items() if takes_files(handle.table))
+    def that_take_files(self) -> dict[str, tuple[str, ...]]:
+        """Return the tables that take files from tasks, with the columns that each is partitioned by."""
+        return {
+            path: tuple(handle.table.metadata().partition_columns)
+            for path, handle in self._handles.items()
+            if takes_files(handle.table)
+        }
 
-    def append_members(self, frame: DataFrame, role: str, notes: Sequence[Mapping[str, Any]], batch: Batch) -> None:
-        """Append the new members of a role's dimension, if there are any."""
+    # Members
+
+    def keys_given(self, role: str, batch: Batch) -> list[tuple[int, int]]:
+        """Return the ranges of keys that earlier attempts at a batch gave to new members, as the table's log says."""
+        handle = self.joined_by(role)
+        application = batch.application(_members(role))
+        done = handle.transaction(application)
+        if done is None or done < batch.number:
+            return []
+        notes = handle.commit_notes(application, batch.number)
+        return [(note["base"], note["greatest_key"]) for note in notes]
+
+    def add_members(
+        self, frame: DataFrame, role: str, notes: Sequence[Mapping[str, Any]], target: Target, batch: Batch
+    ) -> None:
+        """Add the new members of a role's dimension, if there are any, to the version that they were numbered at.
+
+        Raises
+        ------
+        TableMovedError
+            If another writer changed the dimension since.
+        """
         joins = [join for note in notes for join in note["joins"] if join["role"] == role]
-        if not sum(join.get("new_members", 0) for join in joins):
+        greatest = max((join["greatest_key"] for join in joins if join.get("new_members")), default=None)
+        if greatest is None:
             return
-        path, part = self._prepared.path(role), f"members:{role}"
-        if path in batch.files:
-            self._commit(_noted_files(joins), path, part, batch)
-            return
-        members = frame.where(frame[STATE] == int(State.MEMBER)).where(frame[member_column(role)].isNotNull())
-        self._append_by_spark(members.select(f"{member_column(role)}.*").coalesce(1), path, part, batch)
-
-    def append_rest(self, frame: DataFrame, counts: BatchCounts, batch: Batch) -> None:
-        """Append what does not become a fact."""
-        written: dict[str, int | None] = {}
-        if counts.books.rejected:
-            spec = FileSpec(self._config.errors_path, ERROR_SCHEMA)
-            written["errors"] = self._append(self._rejected(frame, batch), spec, "errors", batch)
-        if counts.books.routed:
-            spec = FileSpec(self._config.duplicates_path, self._prepared.duplicate_schema)
-            rows = frame.where(frame[STATE] == int(State.DUPLICATE)).select(*map(quoted, spec.schema.names))
-            written["duplicates"] = self._append(rows, spec, "duplicates", batch)
-        check_books(counts, written)
-
-    def _rejected(self, frame: DataFrame, batch: Batch) -> DataFrame:
-        """Return the rows of the error table: reason, causes and the record as it came."""
-        from pyspark.sql import functions as sf  # noqa: PLC0415 - pyspark is heavy
-
-        original = sf.to_json(
-            sf.struct(*(sf.col(quoted(name)) for name in self._prepared.stream.names)), {"ignoreNullFields": "false"}
+        path, part = self._prepared.path(role), _members(role)
+        commit = Commit(
+            batch.application(part),
+            batch.number,
+            {"base": target.base, "greatest_key": greatest},
+            {GREATEST_KEY: str(greatest)},
         )
-        rejected = frame.where(frame[STATE].isin(int(State.REJECTED), int(State.MALFORMED)))
-        return rejected.select(
-            sf.lit(batch.stream).alias("stream"),
-            sf.lit(batch.number).cast("bigint").alias("batch"),
-            sf.col(FILE),
-            sf.when(sf.col(MALFORMED).isNotNull(), _MALFORMED_REASON)
-            .otherwise(sf.concat_ws("; ", sf.expr(_CAUSES_AS_TEXT)))
-            .alias("reason"),
-            sf.col(CAUSES_COLUMN).alias("causes"),
-            sf.coalesce(sf.col(MALFORMED), original).alias("record"),
-        )
+        self._begin(part)
+        with batch.phase(part), explained(f"the commit of new members to {path}"):
+            if path in batch.files:
+                files = [DataFile(**file) for join in joins for file in join.get("files", ())]
+                commit_exactly(path, self._handles[path].table, target.version, files, commit)
+            else:
+                members = frame.where(frame[STATE] == int(State.MEMBER)).where(frame[member_column(role)].isNotNull())
+                append_exactly(members.select(f"{member_column(role)}.*").coalesce(1), path, target.version, commit)
+        batch.own.setdefault(role, []).append((target.base, greatest))
+        self._hook(f"after {part}")
 
-    def append_facts(
+    # Facts, and what follows them
+
+    def commit_facts(
         self,
         frame: DataFrame,
         notes: Sequence[Mapping[str, Any]],
         counts: BatchCounts,
         record: BatchRecord,
         batch: Batch,
-    ) -> None:
-        """Append the facts, with the batch's record in their commit."""
-        path = self._config.sink.path
-        note = {"record": {name: value for name, value in asdict(record).items() if name != "detail"}}
+    ) -> dict[str, Any]:
+        """Commit the facts, and return their note: the batch's record, and what is to follow.
+
+        Raises
+        ------
+        TableMovedError
+            If duplicates were looked for, and another writer changed the facts since.
+        """
+        pending = self._pending(frame, notes, counts, batch)
+        plain = {name: value for name, value in asdict(record).items() if name != "detail"}
+        note = {"attempt": batch.attempt, "record": plain, "pending": pending}
+        properties = registered_streams(self.facts, self._config.name, batch.stream, source_of(self._config))
+        commit = Commit(batch.application("facts"), batch.number, note, properties)
+        path, version = self._config.sink.path, batch.versions.get(DUPLICATES_ROLE)
+        files = _noted_files(notes, "facts")
         if path in batch.files:
-            files = _noted_files(notes)
             check_books(counts, {"facts": sum(file.rows for file in files)})
-            self._commit(files, path, "facts", batch, note)
-            return
-        names = self._prepared.fact_schema.names
-        rows = frame.where(frame[STATE] == int(State.OPEN)).select(*map(quoted, names))
-        check_books(counts, {"facts": self._append_by_spark(rows, path, "facts", batch, note)})
+        self._begin("facts")
+        with batch.phase("facts"), explained(f"the commit to {path}"):
+            if path not in batch.files:
+                self._append_facts(frame, version, commit)
+            elif version is None:
+                commit_files(path, self.facts.table, files, commit)
+            else:
+                commit_exactly(path, self.facts.table, version, files, commit)
+        self._hook("after facts")
+        if path not in batch.files:
+            check_books(counts, {"facts": self._rows_written(commit)})
+        return note
 
-    def _append(self, rows: DataFrame, spec: FileSpec, part: str, batch: Batch) -> int | None:
-        """Append rows of the batch's frame to a table, and return how many were written."""
-        if spec.path not in batch.files:
-            return self._append_by_spark(rows, spec.path, part, batch)
-        with batch.phase(part), explained(f"writing to {spec.path}"):
-            written = rows.mapInArrow(FileTask(spec), spark_schema(FILE_SCHEMA)).collect()
-        files = [DataFile(**json.loads(row[0])) for row in written]
-        self._commit(files, spec.path, part, batch)
-        return sum(file.rows for file in files)
+    def follow_up(self, note: Mapping[str, Any], batch: Batch) -> None:
+        """Commit the rejected rows and routed duplicates that the note of the facts names, if that is still to do."""
+        for part, pending in note["pending"].items():
+            path = self._paths[part]
+            commit = Commit(batch.application(part), batch.number)
+            self._begin(part)
+            with batch.phase(part), explained(f"the commit to {path}"):
+                if "staged" in pending:
+                    _append_staged(pending["staged"], path, commit)
+                else:
+                    commit_files(
+                        path, self._handle(path).table, [DataFile(**file) for file in pending["files"]], commit
+                    )
+            self._hook(f"after {part}")
 
-    def _commit(
-        self, files: Sequence[DataFile], path: str, part: str, batch: Batch, note: Mapping[str, Any] | None = None
-    ) -> None:
-        """Commit files that tasks wrote."""
+    def _pending(
+        self, frame: DataFrame, notes: Sequence[Mapping[str, Any]], counts: BatchCounts, batch: Batch
+    ) -> dict[str, Any]:
+        """Return what is to be committed after the facts: files that tasks wrote, or rows that Spark stages here."""
+        pending: dict[str, Any] = {}
+        for part, rows in (("errors", counts.books.rejected), ("duplicates", counts.books.routed)):
+            if not rows:
+                continue
+            if self._paths[part] in batch.files:
+                files = _noted_files(notes, part)
+                check_books(counts, {part: sum(file.rows for file in files)})
+                pending[part] = {"files": [asdict(file) for file in files]}
+            else:
+                pending[part] = {"staged": self._staged(frame, part, batch)}
+        return pending
+
+    def _staged(self, frame: DataFrame, part: str, batch: Batch) -> str:
+        """Write rows beside the table that is to receive them, and return where."""
+        state, channel = _CHANNELS[part]
+        folder = f"{self._paths[part]}/{_STAGED}/{batch.stream}-{batch.number}-{batch.attempt}-{part}"
+        rows = frame.where(frame[STATE] == int(state)).where(frame[channel].isNotNull()).select(f"{channel}.*")
+        with batch.phase(part), explained(f"writing to {folder}"):
+            rows.coalesce(1).write.mode("overwrite").parquet(folder)
+        return folder
+
+    def _append_facts(self, frame: DataFrame, version: int | None, commit: Commit) -> None:
+        rows = frame.where(frame[STATE] == int(State.OPEN)).select(*map(quoted, self._prepared.fact_schema.names))
+        if version is None and not commit.properties:
+            append(rows, self._config.sink.path, commit)
+        else:
+            at = self.facts.latest().version if version is None else version
+            append_exactly(rows, self._config.sink.path, at, commit)
+
+    def _rows_written(self, commit: Commit) -> int | None:
+        self.facts.latest()
+        notes = self.facts.commit_notes(commit.application, commit.transaction)
+        return notes[-1].get("rows_written") if notes else None
+
+    def _handle(self, path: str) -> DeltaHandle:
+        if path not in self._handles:
+            self._handles[path] = DeltaHandle(path)
+        return self._handles[path]
+
+    def _begin(self, part: str) -> None:
         self._hook(f"before {part}")
         self._holds()
-        with batch.phase(part), explained(f"the commit to {path}"):
-            commit_files(self._handles[path].table, files, batch.application(part), batch.number, note)
-        self._hook(f"after {part}")
-
-    def _append_by_spark(
-        self, rows: DataFrame, path: str, part: str, batch: Batch, note: Mapping[str, Any] | None = None
-    ) -> int | None:
-        """Append rows by Spark's writer, and return how many its commit says were written."""
-        self._hook(f"before {part}")
-        self._holds()
-        application = batch.application(part)
-        with batch.phase(part), explained(f"the append to {path}"):
-            append(rows, path, application, batch.number, note)
-        self._hook(f"after {part}")
-        handle = self._handles[path]
-        handle.latest()
-        return handle.commit_note(application, batch.number).get("rows_written")
 
 
-def _noted_files(notes: Sequence[Mapping[str, Any]]) -> list[DataFile]:
-    """Return the files that tasks noted."""
-    return [DataFile(**file) for note in notes for file in note.get("files", ())]
+def _members(role: str) -> str:
+    return f"members:{role}"
+
+
+def _noted_files(notes: Sequence[Mapping[str, Any]], part: str) -> list[DataFile]:
+    """Return the files of a table that tasks noted."""
+    return [DataFile(**file) for note in notes for file in note.get("files", {}).get(part, ())]
+
+
+def _append_staged(folder: str, path: str, commit: Commit) -> None:
+    """Append staged rows to their table by Spark, once, and remove them."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is heavy
+
+    spark = SparkSession.active()
+    if _exists(spark, folder):
+        append(spark.read.parquet(folder), path, commit)
+        _hadoop_path(spark, folder)[1].delete(_hadoop_path(spark, folder)[0], True)  # noqa: FBT003 - Hadoop's parameter
+
+
+def _exists(spark: SparkSession, folder: str) -> bool:
+    place, files = _hadoop_path(spark, folder)
+    return bool(files.exists(place))
+
+
+def _hadoop_path(spark: SparkSession, folder: str) -> tuple[Any, Any]:
+    """Return a folder as Hadoop names it, and the file system that has it."""
+    place = spark._jvm.org.apache.hadoop.fs.Path(folder)  # noqa: SLF001 - Hadoop has no Python API
+    return place, place.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001 - as above

@@ -13,7 +13,7 @@ from headrace.pipelines.errors import PipelineFileError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TYPE_NAMES", "arrow_schema", "arrow_type", "nearest", "spark_ddl"]
+__all__ = ["TYPE_NAMES", "arrow_schema", "arrow_type", "nearest", "spark_ddl", "type_name"]
 
 _PLAIN = {
     "boolean": pa.bool_(),
@@ -72,6 +72,19 @@ def arrow_type(text: str) -> pa.DataType:
     name = canonical(text)
     match = _DECIMAL.fullmatch(name)
     return pa.decimal128(int(match[1]), int(match[2])) if match else _PLAIN[name]
+
+
+def type_name(kind: pa.DataType) -> str:
+    """Return the name of an Arrow type as pipeline files and Spark's SQL write it, or Arrow's own name.
+
+    Examples
+    --------
+    >>> type_name(pa.int32()), type_name(pa.decimal128(10, 2))
+    ('int', 'decimal(10,2)')
+    """
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    return next((name for name, plain in _PLAIN.items() if plain == kind), str(kind))
 
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:

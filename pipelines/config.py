@@ -6,6 +6,7 @@ Rules that span several fields are in `headrace.pipelines.config_rules`.
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from headrace.pipelines.config_errors import DocumentPath, InconsistentError, Pl
 from headrace.pipelines.config_rules import inconsistencies
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.paths import anchored, local_url, sqlite_url, table_location
+from headrace.pipelines.source_format import fields_for_options, record_format
 from headrace.storage.errors import HeadraceError
 from headrace.storage.units import parse_duration, parse_memory
 
@@ -64,11 +66,23 @@ def _zone(name: str) -> str:
     return name
 
 
+def _encoding(name: str) -> str:
+    try:
+        codecs.lookup(name)
+    except LookupError as error:
+        raise ValueError(
+            f"unknown encoding {name!r}; write a name such as 'utf-8', 'windows-1252' or 'utf-16'"
+        ) from error
+    return name
+
+
 Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
 ColumnPart = Annotated[str, Field(pattern=_COLUMN_PART, max_length=64)]
 Memory = Annotated[str | int, AfterValidator(_checked(parse_memory))]
 Duration = Annotated[str | float, AfterValidator(_checked(parse_duration))]
 ColumnType = Annotated[str, AfterValidator(_checked(canonical))]
+Encoding = Annotated[str, AfterValidator(_encoding)]
+Character = Annotated[str, Field(min_length=1, max_length=1)]
 TimeZone = Annotated[str, AfterValidator(_zone)]
 Location = Annotated[str, Field(min_length=1)]
 Columns = Annotated[list[str], Field(min_length=1)]
@@ -85,10 +99,47 @@ class SourceConfig(_Strict):
     path: Location = Field(description="Folder that receives the files; relative to this file")
     columns: dict[str, ColumnType] = Field(alias="schema", min_length=1, description="Name and type of each column")
     files: str | None = Field(default=None, description="Pattern that file names must match, such as '*.csv'")
-    time_zone: TimeZone = Field(default="UTC", description="Zone of times that name none")
-    options: dict[str, str | int | float | bool] = Field(
-        default_factory=dict, description="More options of Spark's reader"
+    recursive: bool = Field(default=False, description="Whether the files of subfolders are loaded too")
+    changed: Literal["error", "reload", "ignore"] = Field(
+        default="error", description="What happens when a file changes after it was loaded"
     )
+    header: bool = Field(default=True, description="Whether the first record of a CSV names its columns")
+    delimiter: Character = Field(default=",", description="Between the fields of a CSV")
+    quote: Character | Literal[""] = Field(default='"', description="Around fields of a CSV; empty for none")
+    escape: Character | None = Field(
+        default=None, description="Before a quote within a quoted field; by default a quote is doubled"
+    )
+    nulls: list[str] = Field(default_factory=list, description="Spellings of null in a CSV, beside an empty field")
+    encoding: Encoding = Field(default="utf-8", description="Of text, as Python names it: 'utf-8', 'windows-1252'")
+    decimal: Literal[".", ","] = Field(default=".", description="Between the whole and the fraction of a number")
+    date_format: str | None = Field(default=None, description="Pattern of dates, such as '%d.%m.%Y'; ISO by default")
+    timestamp_format: str | None = Field(
+        default=None, description="Pattern of timestamps, such as '%d.%m.%Y %H:%M:%S'; ISO by default"
+    )
+    time_zone: TimeZone = Field(default="UTC", description="Zone of times that name none")
+    ambiguous_time: Literal["reject", "earlier", "later"] = Field(
+        default="reject", description="What happens to a local time that occurs twice when clocks are set back"
+    )
+    unknown_fields: Literal["error", "ignore"] | None = Field(
+        default=None,
+        description="Columns and fields that the schema does not have; by default an error, but ignored in Parquet",
+    )
+    missing_fields: Literal["error", "null"] = Field(
+        default="error", description="Columns and fields of the schema that are not there"
+    )
+    options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="Options of Spark's reader that earlier releases took; use the fields instead"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_options(cls, document: Any) -> Any:
+        return fields_for_options(document)
+
+    @model_validator(mode="after")
+    def _readable(self) -> SourceConfig:
+        record_format(self)
+        return self
 
 
 class DimensionConfig(_Strict):
@@ -145,6 +196,7 @@ class TriggerConfig(_Strict):
     """When a micro-batch starts and how much it takes."""
 
     max_files: Annotated[int, Field(ge=1)] = Field(default=100, description="Files in a batch")
+    max_bytes: Memory | None = Field(default=None, description="Bytes of files in a batch, which has one file at least")
     interval: Duration = Field(default="1s", description="Least time from the start of one batch to the next")
 
 
@@ -172,7 +224,7 @@ class PipelineConfig(_Strict):
         default=None,
         description="SQLAlchemy URL of the run catalog, secrets as ${VARIABLE}; by default a SQLite file here",
     )
-    checkpoint: Location | None = Field(default=None, description="Spark's checkpoint of the stream")
+    checkpoint: Location | None = Field(default=None, description="Folder of the ledger of loaded files")
     replicas: Location | None = Field(default=None, description="Folder for replicas on each host that joins")
     spark: SparkConfig = Field(default_factory=SparkConfig)
 

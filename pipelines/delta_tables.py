@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.etl import Dimension, greatest_key, number_members
+from headrace.pipelines.delta_reads import feed_is_exact, physical_name, plain_schema, scan_table
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.paths import is_link, table_location
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = [
     "CHANGE_TYPE",
     "COMMIT_VERSION",
+    "GREATEST_KEY",
+    "STREAMS",
     "DeltaHandle",
     "TableVersion",
     "create_dimension",
@@ -33,10 +36,15 @@ __all__ = [
     "open_table",
     "read_changes",
     "read_rows",
+    "registered_streams",
+    "remember_greatest_key",
+    "stream_registry",
 ]
 
 CHANGE_TYPE = "_change_type"
 COMMIT_VERSION = "_commit_version"
+GREATEST_KEY = "headrace.greatestKey"
+STREAMS = "headrace.streams"
 _COMMITS_SEARCHED = 50
 _PROPERTIES = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "false"}
 
@@ -80,7 +88,7 @@ class DeltaHandle:
 
     def schema(self) -> pa.Schema:
         """Return the columns at the version last read."""
-        return _plain_schema(pa.schema(self._table.schema().to_arrow()))
+        return plain_schema(pa.schema(self._table.schema().to_arrow()))
 
     def transaction(self, application: str) -> int | None:
         """Return the greatest transaction that an application has committed, as of the version last read."""
@@ -88,15 +96,37 @@ class DeltaHandle:
         return None if version is None else int(version)
 
     def greatest_key(self, column: str) -> int:
-        """Return the greatest surrogate key at the version last read, 0 if there is none."""
+        """Return the greatest surrogate key ever given, as of the version last read; 0 if there is none.
+
+        That is the greatest one that the table holds or that its property `headrace.greatestKey` remembers: a number
+        whose member was deleted is not given again.
+
+        Raises
+        ------
+        DeltaTableError
+            If the property is not a whole number.
+        """
+        return max(self._remembered_key(), self._stored_key(column))
+
+    def _remembered_key(self) -> int:
+        text = self._table.metadata().configuration.get(GREATEST_KEY, "0")
+        if not text.isdecimal():
+            raise DeltaTableError(
+                f"the Delta table {self.path} at version {self._table.version()} has the property {GREATEST_KEY} = "
+                f"{text!r}, which is not a whole number; set it to the greatest surrogate key ever given: ALTER TABLE "
+                f"delta.`{self.path}` SET TBLPROPERTIES ('{GREATEST_KEY}' = '...')"
+            )
+        return int(text)
+
+    def _stored_key(self, column: str) -> int:
+        """Return the greatest key in the table: by the statistics of its files if each has them, else by its rows."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
-        name = f"max.{column}"
+        name = f"max.{physical_name(self._table, column)}"
         if name in actions.column_names:
             counted = pc.fill_null(actions.column("num_records"), 1)
             if not pc.any(pc.and_(pc.is_null(actions.column(name)), pc.greater(counted, 0))).as_py():
                 return greatest_key(actions.column(name))
-        keys = self._table.to_pyarrow_dataset().to_table(columns=[column])
-        return greatest_key(keys.column(column))
+        return max((greatest_key(batch.column(0)) for batch in scan_table(self._table, [column])), default=0)
 
     def commits(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
         """Yield what the latest commits say of themselves, the newest first.
@@ -112,16 +142,65 @@ class DeltaHandle:
                 lines = (log / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
             except FileNotFoundError:
                 return  # older ones have been cleaned up too
-            actions = (json.loads(line) for line in lines)
-            yield from ({**each["commitInfo"], "version": version} for each in actions if "commitInfo" in each)
+            actions = (json.loads(line) for line in lines if "commitInfo" in line)
+            yield from ({**action["commitInfo"], "version": version} for action in actions if "commitInfo" in action)
 
-    def commit_note(self, application: str, transaction: int) -> dict[str, Any]:
-        """Return what `append` noted with a transaction, and Spark's count of rows; empty when it is not found."""
-        for commit in self.commits(_COMMITS_SEARCHED):
-            note = _note(commit)
-            if note.get("application") == application and note.get("transaction") == transaction:
-                return {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
+    def commit_notes(self, application: str, transaction: int) -> list[dict[str, Any]]:
+        """Return what the commits of a transaction noted, the oldest first, each with Spark's count of rows.
+
+        Empty when there is no such commit, or the log no longer has it.
+        """
+        for limit in (_COMMITS_SEARCHED, None):
+            notes = [
+                {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
+                for commit in self.commits(limit)
+                if (note := _note(commit)).get("application") == application and note.get("transaction") == transaction
+            ]
+            if notes:
+                return notes[::-1]
+        return []
+
+
+def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
+    """Return which streams a fact table received: for each pipeline's name its `stream` and `source`.
+
+    The table's property `headrace.streams` holds them as JSON, as of the version last read; each commit of facts of a
+    stream that it does not hold yet adds it.
+
+    Raises
+    ------
+    DeltaTableError
+        If the property is not such JSON.
+    """
+    text = handle.table.metadata().configuration.get(STREAMS, "{}")
+    try:
+        registry = json.loads(text)
+        return {str(name): {"stream": entry["stream"], "source": entry["source"]} for name, entry in registry.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DeltaTableError(
+            f"the property {STREAMS} of {handle.path} is not what Headrace writes: {text[:200]}; restore it"
+        ) from error
+
+
+def registered_streams(handle: DeltaHandle, pipeline: str, stream: str, source: str) -> dict[str, str]:
+    """Return the table property that registers a stream, in place of the pipeline's former one; none if it is there.
+
+    Parameters
+    ----------
+    handle
+        The fact table, as of the version last read.
+    pipeline
+        The pipeline's name.
+    stream
+        The stream's identity.
+    source
+        The source's name in the fact table (`headrace.pipelines.stream_identity.source_of`).
+    """
+    registry = stream_registry(handle)
+    entry = {"stream": stream, "source": source}
+    if registry.get(pipeline) == entry:
         return {}
+    return {STREAMS: json.dumps({**registry, pipeline: entry}, sort_keys=True)}
 
 
 def open_table(path: str, version: int | None = None) -> DeltaTable:
@@ -141,8 +220,8 @@ def open_table(path: str, version: int | None = None) -> DeltaTable:
         raise DeltaTableError(f"there is no Delta table at {path}; create it, or correct the path") from error
     except DeltaProtocolError as error:
         raise DeltaTableError(
-            f"the Delta table at {path} uses a feature that replicas cannot follow ({_first(error)}); rewrite it "
-            "with delta.enableDeletionVectors = false and without column mapping"
+            f"the Delta table at {path} uses a feature that cannot be read ({_first(error)}); drop the feature: ALTER "
+            f"TABLE delta.`{path}` DROP FEATURE name"
         ) from error
     except DeltaError as error:
         at = "" if version is None else f" at version {version}"
@@ -151,13 +230,14 @@ def open_table(path: str, version: int | None = None) -> DeltaTable:
 
 def read_rows(path: str, version: int, columns: Sequence[str]) -> pa.RecordBatchReader:
     """Return columns of all rows at a version, as a stream of batches in no particular order."""
-    dataset = open_table(path, version).to_pyarrow_dataset()
-    missing = [name for name in columns if name not in dataset.schema.names]
+    table = open_table(path, version)
+    names = [field.name for field in table.schema().fields]
+    missing = [name for name in columns if name not in names]
     if missing:
         raise DeltaTableError(
-            f"the Delta table at {path} has no column {missing[0]!r}; it has {', '.join(dataset.schema.names)}"
+            f"the Delta table {path} at version {version} has no column {missing[0]!r}; it has {', '.join(names)}"
         )
-    return dataset.scanner(columns=list(columns)).to_reader()
+    return scan_table(table, columns)
 
 
 def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa.Table | None:
@@ -182,11 +262,13 @@ def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa
 
     table = open_table(path, last)
     try:
+        if not feed_is_exact(table, first, last, columns):
+            return None
         reader = table.load_cdf(first, last, columns=[*columns, CHANGE_TYPE, COMMIT_VERSION])
         changes = pa.table(reader)
     except (DeltaError, OSError, pa.ArrowException):
         return None
-    return changes.cast(_plain_schema(changes.schema))
+    return changes.cast(plain_schema(changes.schema))
 
 
 def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (), rows: pa.Table | None = None) -> None:
@@ -243,6 +325,22 @@ def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = No
     return int(members.num_rows)
 
 
+def remember_greatest_key(path: str, key: int) -> None:
+    """Set the property that remembers the greatest surrogate key ever given, in a commit of its own.
+
+    Raises
+    ------
+    DeltaTableError
+        If the property cannot be set.
+    """
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415 - heavy
+
+    try:
+        open_table(path).alter.set_table_properties({GREATEST_KEY: str(key)}, raise_if_not_exists=False)
+    except (DeltaError, OSError) as error:
+        raise DeltaTableError(f"the property {GREATEST_KEY} of {path} cannot be set: {_first(error)}") from error
+
+
 def has_table(path: str) -> bool:
     """Return whether there is a Delta table at a path."""
     from deltalake import DeltaTable  # noqa: PLC0415 - heavy
@@ -253,19 +351,6 @@ def has_table(path: str) -> bool:
 def folder_exists(path: str) -> bool:
     """Return whether a local folder exists; for other file systems always true."""
     return is_link(path) or Path(path).is_dir()
-
-
-def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema in which texts and binaries are plain ones, not views or large ones."""
-    return pa.schema([field.with_type(_plain_type(field.type)) for field in schema])
-
-
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
-        return pa.string()
-    if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
-        return pa.binary()
-    return kind
 
 
 def _note(commit: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from headrace.etl import UNKNOWN_KEY, Dimension, KeyRule
 from headrace.pipelines.column_types import arrow_schema
+from headrace.pipelines.delta_reads import plain_schema, scan_table
 from headrace.pipelines.delta_tables import create_dimension as write_dimension
-from headrace.pipelines.delta_tables import has_table, open_table
+from headrace.pipelines.delta_tables import has_table, open_table, remember_greatest_key
+from headrace.pipelines.dimension_check import Audit, Finding, Repair
 from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.row_sizes import LONGEST_ROW, RowSizes, long_row
+from headrace.pipelines.table_support import refuse_float_keys, refuse_twins
+from headrace.storage.columns import is_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,11 +30,14 @@ if TYPE_CHECKING:
 __all__ = [
     "DimensionSummary",
     "Finding",
+    "Repair",
     "check_dimension",
     "create_dimension",
     "declared_dimension",
     "describe_dimension",
     "find_members",
+    "plan_repair",
+    "replicated",
 ]
 
 
@@ -59,14 +68,6 @@ class DimensionSummary:
     inferred: int | None = None
     greatest_key: int | None = None
     columns: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A rule that a dimension breaks, and how often."""
-
-    rule: str
-    rows: int
 
 
 def declared_dimension(config: PipelineConfig, name: str, schema: pa.Schema | None = None) -> Dimension:
@@ -114,7 +115,13 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
             f"dimension {name!r} is already at {path}, perhaps made by a run; to make it anew, remove the table "
             "and the facts that carry its keys"
         )
-    write_dimension(path, declared_dimension(config, name, rows.schema), rows)
+    dimension = declared_dimension(config, name, rows.schema)
+    label = f"dimension {name!r}"
+    refuse_twins(dimension.table_schema.names, label)
+    refuse_float_keys(dimension.key_schema, label)
+    _refuse_long_members(config, dimension, rows)
+    members = write_dimension(path, dimension, rows)
+    remember_greatest_key(path, members)
     return describe_dimension(config, name)
 
 
@@ -129,6 +136,7 @@ def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
     flag = "is_inferred" if "is_inferred" in _types_of(table).names else "false"
     members, inferred, greatest = _query(
         table,
+        [key] if flag == "false" else [key, flag],
         f"SELECT count(*), count(*) FILTER ({flag}), coalesce(max({_quoted(key)}), 0) FROM members "  # noqa: S608 - quoted
         f"WHERE {_quoted(key)} <> {UNKNOWN_KEY}",
     )[0]
@@ -145,26 +153,32 @@ def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
 
 
 def check_dimension(config: PipelineConfig, name: str) -> list[Finding]:
-    """Return the rules that a dimension breaks; none for a sound one."""
+    """Return the rules that a dimension, or facts of the pipeline with its keys, break; none if all is sound."""
+    with _audit(config, name) as audit:
+        return audit.findings()
+
+
+def plan_repair(config: PipelineConfig, name: str) -> list[Repair]:
+    """Return what would repair the findings of `check_dimension`. Nothing is changed."""
+    with _audit(config, name) as audit:
+        return audit.repairs()
+
+
+def _audit(config: PipelineConfig, name: str) -> Audit:
     declared = _declared(config, name)
-    table = _open(name, declared)
-    key, natural = _quoted(config.surrogate_key(name)), [_quoted(column) for column in declared.natural_key]
-    together = ", ".join(natural)
-    some_null = " OR ".join(f"{column} IS NULL" for column in natural)
-    known = f"{key} <> {UNKNOWN_KEY}"
-    rules = {
-        "every member has a surrogate key": f"count(*) FILTER ({key} IS NULL)",
-        "surrogate keys are unique": f"count({key}) - count(DISTINCT {key})",
-        "surrogate keys are positive, or -1 for the unknown member": f"count(*) FILTER ({key} < 1 AND {known})",
-        "there is one unknown member": f"abs(count(*) FILTER ({key} = {UNKNOWN_KEY}) - 1)",
-        "natural keys are not null": f"count(*) FILTER ({known} AND ({some_null}))",
-        "natural keys are unique": f"count(*) FILTER ({known}) - count(DISTINCT ({together})) FILTER ({known})",
-    }
-    counts = _query(table, f"SELECT {', '.join(rules.values())} FROM members")[0]  # noqa: S608 - columns are quoted
-    findings = [Finding(rule, rows) for rule, rows in zip(rules, counts, strict=True) if rows]
-    if table.metadata().configuration.get("delta.enableChangeDataFeed") != "true":
-        findings.append(Finding("the change data feed is on, so that replicas can follow", 1))
-    return findings
+    schema = _types_of(_open(name, declared))
+    missing = [each for each in (*declared.natural_key, config.surrogate_key(name)) if each not in schema.names]
+    if missing:
+        raise DeltaTableError(
+            f"dimension {name!r}: the Delta table {declared.path} has no column {missing[0]!r}; it has "
+            f"{', '.join(schema.names)}"
+        )
+    carried = {column for item in config.lookups if item.dimension == name for column in item.carry}
+    kept = [each for each in schema if each.name in declared.natural_key or each.name in carried]
+    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
+    key = config.surrogate_key(name)
+    dimension = Dimension(name, tuple(declared.natural_key), key, pa.schema(kept), rules, inferred_flag=None)
+    return Audit(config, dimension, declared.path, replicated(config, dimension))
 
 
 def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]]) -> pa.Table:
@@ -189,10 +203,40 @@ def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]
     return _semi_join(table, wanted)
 
 
+def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
+    """Return a dimension with what a replica holds of it: its keys, and the attributes that some fact carries."""
+    carried = {name for item in config.lookups if item.dimension == dimension.name for name in item.carry}
+    kept = [field for field in dimension.schema if field.name in carried or field.name in dimension.natural_key]
+    return replace(dimension, schema=pa.schema(kept), inferred_flag=None)
+
+
+def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:
+    """Raise if a source row makes a member that fits in no page of a replica."""
+    kept = replicated(config, dimension)
+    if not rows.num_rows or any(name not in rows.column_names for name in kept.natural_key):
+        return  # the numbering of members names what is missing
+    keys = [key.values for key in kept.conform_key([rows.column(name) for name in kept.natural_key])]
+    given = dict(zip(kept.natural_key, keys, strict=True))
+    given |= {
+        field.name: rows.column(field.name).cast(field.type)
+        for field in kept.attributes
+        if field.name in rows.column_names and is_bytes(field.type)
+    }
+    columns = [given.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in kept.table_schema]
+    usable = np.logical_and.reduce([np.asarray(key.is_valid()) for key in keys])
+    measured = pa.table(columns, schema=kept.table_schema).filter(pa.array(usable))
+    sizes = RowSizes(kept.table_schema, kept.key_schema)
+    if sizes.needs(measured, LONGEST_ROW) > LONGEST_ROW:
+        needs = sizes.of_each(measured)
+        longest = measured.slice(int(needs.argmax()), 1)
+        path = _declared(config, dimension.name).path
+        raise long_row(f"dimension {dimension.name!r}", path, longest, dimension.natural_key, int(needs.max()))
+
+
 def _semi_join(table: DeltaTable, wanted: pa.Table) -> pa.Table:
     using = ", ".join(_quoted(column) for column in wanted.column_names)
     with _duckdb() as connection:
-        connection.register("members", table.to_pyarrow_dataset())
+        connection.register("members", scan_table(table, _types_of(table).names))
         connection.register("wanted", wanted)
         return connection.sql(f"FROM members SEMI JOIN wanted USING ({using}) ORDER BY ALL").to_arrow_table()
 
@@ -214,12 +258,12 @@ def _open(name: str, declared: DimensionConfig) -> DeltaTable:
 
 
 def _types_of(table: DeltaTable) -> pa.Schema:
-    return pa.schema(table.schema().to_arrow())
+    return plain_schema(pa.schema(table.schema().to_arrow()))
 
 
-def _query(table: DeltaTable, sql: str) -> list[tuple[Any, ...]]:
+def _query(table: DeltaTable, columns: list[str], sql: str) -> list[tuple[Any, ...]]:
     with _duckdb() as connection:
-        connection.register("members", table.to_pyarrow_dataset())
+        connection.register("members", scan_table(table, columns))
         return connection.execute(sql).fetchall()
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "JarsUnavailableError",
     "JavaNotFoundError",
     "LeaseHeldError",
+    "LedgerError",
     "PipelineError",
     "PipelineFileError",
     "PolicyViolationError",
@@ -23,6 +24,7 @@ __all__ = [
     "ReplicaDamagedError",
     "SourceFileError",
     "SparkStartError",
+    "TableMovedError",
 ]
 
 
@@ -51,11 +53,19 @@ class CatalogError(PipelineError):
 
 
 class LeaseHeldError(PipelineError):
-    """Another live run holds what this run needs to write: the pipeline itself or a dimension it infers members of."""
+    """Another live run of the same pipeline holds its lease."""
+
+
+class LedgerError(PipelineError):
+    """The ledger of loaded files cannot be read or written, or is not one that this release can continue."""
 
 
 class DeltaTableError(PipelineError, InputError):
     """A Delta table is missing, or not of the form that the pipeline needs."""
+
+
+class TableMovedError(PipelineError):
+    """Another writer changed a Delta table after the version that a commit was planned at. The batch plans again."""
 
 
 class BatchError(PipelineError):

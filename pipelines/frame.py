@@ -1,8 +1,9 @@
 """The rows that travel between the stages of a batch: which columns they have, and what state a row is in.
 
-Beside rows of the stream, a frame carries rows of its own: new members of dimensions, and notes of what a task counted.
-They come from the same persisted frame as the data, hence they can neither be counted twice nor get lost, and no extra
-pass is needed for them.
+A batch begins as a frame of pieces of files, which the first stage reads. Beside rows of the stream, later frames carry
+rows of their own: notes of what a task counted and, where Spark is to write them, new members, rejected rows and routed
+duplicates. They come from the same frame as the data, so they are neither counted twice nor lost, and need no pass of
+their own.
 """
 
 from __future__ import annotations
@@ -27,7 +28,12 @@ if TYPE_CHECKING:
 __all__ = [
     "FILE",
     "MALFORMED",
+    "MALFORMED_TYPE",
     "NOTE",
+    "PIECES",
+    "RECORD_NUMBER",
+    "REJECTED",
+    "ROUTED",
     "SHARD",
     "STATE",
     "ShardRule",
@@ -40,10 +46,25 @@ __all__ = [
 ]
 
 FILE = "_file"
+RECORD_NUMBER = "_record_number"
 MALFORMED = "_malformed"
 STATE = "_state"
 NOTE = "_note"
 SHARD = "_shard"
+REJECTED = "_rejected"
+ROUTED = "_routed"
+MALFORMED_TYPE = pa.list_(pa.struct({"column": pa.string(), "value": pa.string(), "reason": pa.string()}))
+PIECES = pa.schema(
+    [
+        ("file", pa.string()),
+        ("path", pa.string()),
+        ("start", pa.int64()),
+        ("stop", pa.int64()),
+        ("first_record", pa.int64()),
+        ("size", pa.int64()),
+        ("mtime_ns", pa.int64()),
+    ]
+)
 
 
 class State(IntEnum):
@@ -58,8 +79,9 @@ class State(IntEnum):
 
 
 def source_schema(stream: pa.Schema) -> pa.Schema:
-    """Return the first frame's columns: the stream's, the source file, the text of a malformed record, state, note."""
-    own = [(FILE, pa.string()), (MALFORMED, pa.string()), (STATE, pa.int8()), (NOTE, pa.string())]
+    """Return the columns of rows as they are read: the stream's, where each came from, what is wrong with it, state."""
+    own = [(FILE, pa.string()), (RECORD_NUMBER, pa.int64()), (MALFORMED, MALFORMED_TYPE)]
+    own += [(STATE, pa.int8()), (NOTE, pa.string())]
     return pa.schema([*stream, *(pa.field(name, kind) for name, kind in own)])
 
 

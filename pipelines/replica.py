@@ -10,6 +10,7 @@ holds the Delta version it has reached, so data and version move in one commit.
 | behind V, and the change feed reaches back   | the changes are applied in one commit                            |
 | behind V, and files of the feed were removed | it is built from the Delta table at V                            |
 | ahead of V by members above the base only    | it is joined as it is, and later members are left out by the base|
+| of pages too small for a new row             | it is built from the Delta table at V, with larger pages         |
 | ahead of V otherwise, missing or damaged     | it is built from the Delta table at V                            |
 
 A lock file lets one process of the host do this at a time; it dies with its holder.
@@ -33,8 +34,16 @@ from headrace.pipelines.delta_tables import open_table, read_changes, read_rows
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.jars import cache_folder
 from headrace.pipelines.paths import home_expanded
-from headrace.pipelines.replica_rows import of_shard, repeated_members
-from headrace.storage.errors import CorruptionError, StorageIOError, TableNotFoundError, UniqueViolationError
+from headrace.pipelines.replica_rows import of_shard
+from headrace.pipelines.row_sizes import DEFAULT_PAGE_SIZE, LONGEST_ROW, RowSizes, long_row
+from headrace.storage.errors import (
+    CorruptionError,
+    InputError,
+    StorageIOError,
+    TableNotFoundError,
+    UniqueViolationError,
+)
+from headrace.storage.superblock import PAGE_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -189,6 +198,7 @@ class _CatchUp:
         self._version = version
         self._base = base
         self._file = file
+        self._longest = 0
 
     def run(self) -> tuple[bool, str, int]:
         """Return whether the replica is exactly at V, what was done, and how many rows changed."""
@@ -231,7 +241,8 @@ class _CatchUp:
         )
         there = table.lookup(fresh) if self._spec.rows.unique and fresh.num_rows else fresh.slice(0, 0)
         if there.num_rows:
-            raise repeated_members(self._spec.rows.label, there, key.names)
+            raise _UnusableError("a natural key was inserted again")
+        self._require_room(table, upserts)
         table.apply(upserts=upserts, deletes=deletes, app=(_APPLICATION, self._version))
         return int(upserts.num_rows + deletes.num_rows)
 
@@ -246,19 +257,38 @@ class _CatchUp:
                 return
         raise _UnusableError("ahead")
 
+    def _require_room(self, table: Table, upserts: pa.Table) -> None:
+        """Raise unless the replica's pages hold the longest new row."""
+        sizes = RowSizes(self._spec.rows.schema, self._spec.rows.key)
+        if sizes.needs(upserts, DEFAULT_PAGE_SIZE) > max(table.stats.page_size, DEFAULT_PAGE_SIZE):
+            raise _UnusableError("longer rows")
+
     def _build(self) -> int:
+        """Build the replica with pages that its longest row fits in: read again if that is not the usual size."""
+        self._clear()
+        self._longest = 0
+        page_size = DEFAULT_PAGE_SIZE
+        while True:
+            try:
+                return self._built_with(page_size)
+            except DeltaTableError:
+                raise
+            except InputError:
+                if self._longest <= page_size:
+                    raise
+                page_size = next(size for size in PAGE_SIZES if size >= self._longest)
+
+    def _built_with(self, page_size: int) -> int:
         from headrace.storage import Table  # noqa: PLC0415 - numba comes in only when a replica is needed
 
-        self._clear()
         spec = self._spec
-        reader = read_rows(spec.path, self._version, spec.rows.columns)
-        batches = (batch for piece in reader for batch in self._shard_of(piece).to_batches())
         try:
             with Table.build(
                 self._file,
-                pa.RecordBatchReader.from_batches(spec.rows.schema, batches),
+                pa.RecordBatchReader.from_batches(spec.rows.schema, self._shard_rows()),
                 key=spec.rows.key.names,
                 unique=spec.rows.unique,
+                page_size=page_size,
                 memory=spec.memory,
                 app=(_APPLICATION, self._version),
                 overwrite=True,
@@ -267,6 +297,22 @@ class _CatchUp:
                 return int(table.stats.rows)
         except UniqueViolationError as error:
             raise DeltaTableError(f"dimension {spec.rows.label!r} has a natural key more than once: {error}") from error
+
+    def _shard_rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the shard's rows, and note the longest; one that fits no page is named."""
+        reader = read_rows(self._spec.path, self._version, self._spec.rows.columns)
+        sizes = RowSizes(self._spec.rows.schema, self._spec.rows.key)
+        for piece in reader:
+            rows = self._shard_of(piece)
+            self._longest = max(self._longest, sizes.needs(rows, max(self._longest, DEFAULT_PAGE_SIZE)))
+            if self._longest > LONGEST_ROW:
+                raise self._too_long(rows, sizes)
+            yield from rows.to_batches()
+
+    def _too_long(self, rows: pa.Table, sizes: RowSizes) -> DeltaTableError:
+        needs = sizes.of_each(rows)
+        longest = rows.slice(int(needs.argmax()), 1)
+        return long_row(self._spec.rows.label, self._spec.path, longest, self._spec.rows.key.names, int(needs.max()))
 
     def _shard_of(self, piece: pa.RecordBatch) -> pa.Table:
         rows = self._spec.rows.rows(pa.Table.from_batches([piece]), self._version)

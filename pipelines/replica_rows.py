@@ -14,9 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.etl import UNKNOWN_KEY, Dimension, Duplicates, member_rows, shard_of
-from headrace.etl.ranking import key_text, rank_rows
+from headrace.etl.ranking import rank_rows
 from headrace.pipelines.delta_tables import CHANGE_TYPE, COMMIT_VERSION
-from headrace.pipelines.errors import DeltaTableError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -127,7 +126,8 @@ class MemberRows:
         feed = self._members(table)
         rows = member_rows(self.dimension, feed)
         order = _feed_order(feed, rows.select(self.key.names))
-        self._refuse_repeated(rows, order)
+        if len(order.repeated):
+            return None
         last = rows.take(pa.array(order.last))
         arrives = pa.array(order.inserts[order.last])
         keys = last.select(self.key.names)
@@ -144,10 +144,6 @@ class MemberRows:
         """Return the changes of members other than the unknown one."""
         known = pc.not_equal(table.column(self.dimension.surrogate_key), UNKNOWN_KEY)
         return table.filter(pc.fill_null(known, fill_value=True))
-
-    def _refuse_repeated(self, rows: pa.Table, order: _FeedOrder) -> None:
-        if len(order.repeated):
-            raise repeated_members(self.dimension.name, rows.take(pa.array(order.repeated[:_NAMED])), self.key.names)
 
 
 @dataclass(frozen=True)
@@ -228,11 +224,3 @@ def of_shard(rows: pa.Table, key: pa.Schema, shards: int, shard: int) -> pa.Tabl
     if shards == 1 or not rows.num_rows:
         return rows
     return rows.filter(pa.array(shard_of([rows.column(name) for name in key.names], key, shards) == shard))
-
-
-def repeated_members(name: str, rows: pa.Table, key: list[str]) -> DeltaTableError:
-    """Return the error for natural keys that a dimension has more than once."""
-    shown = "; ".join(key_text(rows.select(key).columns).to_pylist())
-    return DeltaTableError(
-        f"dimension {name!r} has more than one member with the natural key {shown}; keep one in the Delta table"
-    )

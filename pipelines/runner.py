@@ -1,7 +1,7 @@
 """Runs a pipeline: once over what is there, or following what arrives, until it is told to stop.
 
-Holds what surrounds the batches: Spark, leases, tables that must be there, signals, the run's record. What a batch does
-is in `headrace.pipelines.batch`.
+Holds what surrounds the batches: Spark, leases, tables that must be there, signals, the run's record. Which files make
+a batch is in `headrace.pipelines.loop`, what a batch does in `headrace.pipelines.batch`.
 """
 
 from __future__ import annotations
@@ -10,44 +10,44 @@ import logging
 import signal
 import threading
 import time
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from headrace.etl import DuplicateAction
 from headrace.pipelines.batch import BatchProtocol
-from headrace.pipelines.batch_tables import ERROR_SCHEMA
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config import PipelineConfig, load_pipeline
 from headrace.pipelines.delta_tables import DeltaHandle, create_table, has_table
-from headrace.pipelines.errors import BatchError, DeltaTableError, PipelineFileError
+from headrace.pipelines.error_rows import ERROR_SCHEMA
+from headrace.pipelines.errors import BatchError, DeltaTableError
 from headrace.pipelines.failures import cause_of
+from headrace.pipelines.intake import Intake
 from headrace.pipelines.kernels import compiling
 from headrace.pipelines.lease import Leases
+from headrace.pipelines.ledger import Ledger
+from headrace.pipelines.loop import BatchLoop, StopRequest
 from headrace.pipelines.preparation import prepare
-from headrace.pipelines.source import check_source, open_stream, option_text
+from headrace.pipelines.source import check_source, option_text, piece_frame
 from headrace.pipelines.spark import SparkSettings, session
+from headrace.pipelines.stream_identity import check_identity, replaced_stream
 from headrace.storage.errors import HeadraceError
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pathlib import Path
 
     from headrace.pipelines.catalog import BatchRecord
+    from headrace.pipelines.discovery import LeftOut
     from headrace.pipelines.stages import Prepared
 
 __all__ = ["RunResult", "run"]
 
 _LOG = logging.getLogger(__name__)
-_POLL_SECONDS = 0.2
-_START_SECONDS = 120
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,9 @@ class RunResult:
         The records of its batches.
     facts, errors, duplicates
         Where facts, rejected rows and routed duplicates lie.
+    left_out
+        Files and folders of the source that were not loaded, and why: subfolders that `source.recursive` leaves out,
+        empty files, changes that `source.changed` ignores.
     """
 
     run: str
@@ -81,6 +84,7 @@ class RunResult:
     facts: str
     errors: str
     duplicates: str
+    left_out: tuple[LeftOut, ...] = ()
 
     def total(self, name: str) -> int:
         """Return the sum of a count over all batches, such as `rows_in`, `loaded`, `rejected` or `new_members`."""
@@ -94,10 +98,11 @@ class RunResult:
             for name, count in batch.detail.get("outcomes", {}).get("rows", {}).items():
                 outcomes[name] = outcomes.get(name, 0) + count
         return {
-            **{name: value for name, value in asdict(self).items() if name != "batches"},
+            **{name: value for name, value in asdict(self).items() if name not in {"batches", "left_out"}},
             **{name: self.total(name) for name in counts},
             "outcomes": outcomes,
             "batches": [asdict(batch) for batch in self.batches],
+            "left_out": [item._asdict() for item in self.left_out],
         }
 
 
@@ -121,7 +126,7 @@ def run(
     spark
         How to start Spark; by default as the pipeline file says.
     on_batch
-        Called with the record of each batch, in another thread.
+        Called with the record of each batch after it was loaded.
     hook
         Called with the name of each step of a batch; an error that it raises ends the run, as a crash there would.
     clock
@@ -136,6 +141,10 @@ def run(
     ------
     PipelineFileError, DeltaTableError
         If the pipeline cannot work as it stands. Nothing has been written.
+    LedgerError
+        If the ledger of loaded files cannot be used, or does not belong to the fact table.
+    SourceFileError
+        If a file changed after it was loaded, or one of a batch that was not loaded is gone.
     LeaseHeldError
         If another run is at it.
     SparkStartError
@@ -153,132 +162,58 @@ def run(
         started = session(spark or _spark_settings(config))
         kernels.join()
         prepared = prepare(config, started.sparkContext.defaultParallelism)
-        with Leases(catalog, _leases(prepared), clock=clock) as leases:
+        with (
+            Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock) as leases,
+            Ledger(str(config.checkpoint), clock) as ledger,
+        ):
             _ensure_tables(prepared)
-            _check_checkpoint(prepared, catalog)
+            facts = DeltaHandle(config.sink.path)
+            check_identity(config, ledger, facts, ran_before=catalog.has_batches(config.name))
             number = catalog.start_run(config.name, "follow" if follow else "once", leases.token)
-            options = {"hook": hook} if hook is not None else {}
-            protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, clock=clock, **options)
-            sink = _Sink(protocol, config.name, on_batch)
-            return _Run(started, prepared, catalog, number, sink).to_the_end(follow=follow)
-
-
-class _Sink:
-    """What Spark calls for each batch. One batch at a time; none begins once the run is to stop."""
-
-    def __init__(self, protocol: BatchProtocol, name: str, on_batch: Callable[[BatchRecord], None] | None) -> None:
-        self._protocol = protocol
-        self._name = name
-        self._on_batch = on_batch
-        self.query_id: Future[str] = Future()
-        self.records: list[BatchRecord] = []
-        self.failure: BaseException | None = None
-        self.busy = threading.Lock()
-
-    def __call__(self, frame: DataFrame, number: int) -> None:
-        """Do a batch."""
-        with self.busy:
-            try:
-                stream = f"{self._name}-{self.query_id.result(_START_SECONDS)}"
-                record = self._protocol.run_batch(frame, number, stream)
-            except BaseException as error:
-                self.failure = error
-                raise
-            self.records.append(record)
-        _LOG.info(
-            "batch %d: %d rows in, %d loaded, %d dropped, %d routed, %d rejected, %d new members, %.2f s",
-            *(number, record.rows_in, record.loaded, record.dropped, record.routed, record.rejected),
-            *(record.new_members, record.seconds),
-        )
-        if self._on_batch is not None:
-            self._on_batch(record)
+            step = hook or _no_hook
+            protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)
+            _finish_replaced(protocol, replaced_stream(config, ledger, facts))
+            intake = Intake(config.source, config.trigger, ledger)
+            frame_of = partial(piece_frame, started, config.source.path)
+            loop = BatchLoop(config.source.path, ledger, intake, protocol, frame_of, on_batch=on_batch, hook=step)
+            return _Run(prepared, catalog, number, loop, intake).to_the_end(follow=follow)
 
 
 class _Run:
     """A run under its leases."""
 
-    def __init__(self, spark: SparkSession, prepared: Prepared, catalog: Catalog, number: str, sink: _Sink) -> None:
-        self._spark = spark
-        self._prepared = prepared
+    def __init__(self, prepared: Prepared, catalog: Catalog, number: str, loop: BatchLoop, intake: Intake) -> None:
         self._config = prepared.config
         self._catalog = catalog
         self._number = number
-        self._sink = sink
-        self._signal: int | None = None
+        self._loop = loop
+        self._intake = intake
+        self._stop = StopRequest()
 
     def to_the_end(self, *, follow: bool) -> RunResult:
         """Run until there is nothing left or a signal comes; record how it ended."""
         began = time.monotonic()
+        interval = parse_duration(self._config.trigger.interval) if follow else None
         try:
-            with self._signals(), self._quiet_py4j():
-                self._stream(follow=follow)
+            with self._signals(), _wrapped():
+                self._loop.run(self._stop, interval)
         except BaseException as error:
             self._catalog.finish_run(self._number, "failed", str(error) or type(error).__name__)
             raise
-        state = "done" if self._signal is None else "stopped"
+        state = "done" if self._stop.signal is None else "stopped"
         self._catalog.finish_run(self._number, state)
         return RunResult(
             run=self._number,
             pipeline=self._config.name,
             state=state,
-            signal=self._signal,
+            signal=self._stop.signal,
             seconds=time.monotonic() - began,
-            batches=tuple(self._sink.records),
+            batches=tuple(self._loop.records),
             facts=self._config.sink.path,
             errors=self._config.errors_path,
             duplicates=self._config.duplicates_path,
+            left_out=self._intake.left_out,
         )
-
-    def _stream(self, *, follow: bool) -> None:
-        query = self._start(follow=follow)
-        self._sink.query_id.set_result(str(query.id))
-        try:
-            while not query.awaitTermination(_POLL_SECONDS):
-                if self._signal is not None:
-                    self._stop(query)
-                    break
-        except Exception as error:
-            raise self._failure(error) from error
-        finally:
-            if query.isActive:
-                query.stop()
-        if self._sink.failure is not None:
-            raise self._failure(self._sink.failure)
-
-    def _start(self, *, follow: bool) -> StreamingQuery:
-        config = self._config
-        writer = open_stream(self._spark, config.source, config.trigger).writeStream.foreachBatch(self._sink)
-        writer = writer.option("checkpointLocation", config.checkpoint).queryName(f"{config.name}-{self._number}")
-        if follow:
-            milliseconds = int(parse_duration(config.trigger.interval) * 1000)
-            return writer.trigger(processingTime=f"{milliseconds} milliseconds").start()
-        return writer.trigger(availableNow=True).start()
-
-    def _stop(self, query: StreamingQuery) -> None:
-        """End the stream between two batches."""
-        _LOG.info("stopping after the batch that is being done")
-        with self._sink.busy:
-            query.stop()
-
-    def _failure(self, error: BaseException) -> BaseException:
-        """Return the error that ended the stream: the batch's own where there is one."""
-        cause = self._sink.failure
-        if isinstance(cause, HeadraceError):
-            return cause
-        if cause is not None:
-            return BatchError(f"a batch failed: {cause_of(cause)}; nothing is lost, the next run does this batch again")
-        return BatchError(f"the stream failed: {cause_of(error)}; correct the cause and run again")
-
-    @contextmanager
-    def _quiet_py4j(self) -> Iterator[None]:
-        """Keep py4j from logging the errors of a batch with their stack: they are raised to the caller."""
-        logger = logging.getLogger("py4j.clientserver")
-        before = logger.level
-        logger.setLevel(logging.CRITICAL)
-        try:
-            yield
-        finally:
-            logger.setLevel(before)
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
@@ -289,7 +224,7 @@ class _Run:
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def note(number: int, _frame: Any) -> None:
-            self._signal = number
+            self._stop.by(number)
             signal.signal(number, before[signal.Signals(number)])
 
         for number in before:
@@ -301,21 +236,39 @@ class _Run:
                 signal.signal(number, handler)
 
 
+def _no_hook(_step: str) -> None:
+    """Take note of nothing."""
+
+
+@contextmanager
+def _wrapped() -> Iterator[None]:
+    """Turn an error that is not Headrace's into one that says what it means for the data."""
+    try:
+        yield
+    except HeadraceError:
+        raise
+    except Exception as error:
+        raise BatchError(
+            f"a batch failed: {cause_of(error)}; nothing is lost, the next run does this batch again"
+        ) from error
+
+
 def _spark_settings(config: PipelineConfig) -> SparkSettings:
     conf = {name: option_text(value) for name, value in config.spark.conf.items()}
     return SparkSettings(master=config.spark.master, app_name=f"headrace {config.name}", conf=conf)
 
 
-def _leases(prepared: Prepared) -> list[str]:
-    """Return what this run must be alone at: its pipeline, and the facts whose keys it compares.
-
-    Dimensions are not among it: members are committed only at the version that their numbers were planned at.
-    """
-    config = prepared.config
-    names = [f"pipeline:{config.checkpoint}"]
-    if prepared.duplicates is not None:
-        names.append(f"facts:{config.sink.path}")
-    return names
+def _finish_replaced(protocol: BatchProtocol, stream: str | None) -> None:
+    """Complete the last batch of the stream whose place this run's one takes; its ledger is gone."""
+    if stream is None:
+        return
+    last = protocol.loaded(stream)
+    if last is None:
+        return
+    try:
+        protocol.finish(last, stream)
+    except DeltaTableError as error:
+        _LOG.warning("the stream %s is replaced although its last batch cannot be completed: %s", stream, error)
 
 
 def _ensure_tables(prepared: Prepared) -> None:
@@ -344,16 +297,3 @@ def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = 
                 f"the Delta table {path} has column {field.name!r} as {found}, but the pipeline writes {field.type}; "
                 "name another table or change the source's schema"
             )
-
-
-def _check_checkpoint(prepared: Prepared, catalog: Catalog) -> None:
-    """Refuse to load every file again because the checkpoint has gone while the facts have not."""
-    config = prepared.config
-    checkpoint = str(config.checkpoint)
-    if "://" in checkpoint or (Path(checkpoint) / "metadata").exists() or prepared.duplicates is not None:
-        return
-    if DeltaHandle(config.sink.path).latest().version > 0 and catalog.has_batches(config.name):
-        raise PipelineFileError(
-            f"the checkpoint {checkpoint} is gone, but {config.sink.path} holds facts of this pipeline: a run would "
-            "load every file again; restore the checkpoint, or remove the fact table too, or declare `duplicates`"
-        )

@@ -1,52 +1,28 @@
-"""The stream of a pipeline: files that arrive in a folder, as the first frame of a batch.
-
-Every record arrives: one that does not fit the schema keeps its text in `_malformed` and is rejected later.
-"""
+"""The source of a pipeline as Spark meets it: a folder that was checked, and the frame of pieces of a batch's files."""
 
 from __future__ import annotations
 
+import heapq
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
-from headrace.pipelines.column_types import nearest, spark_ddl
-from headrace.pipelines.delta_tables import folder_exists
+import pyarrow as pa
+
 from headrace.pipelines.errors import PipelineFileError
-from headrace.pipelines.frame import FILE, MALFORMED, NOTE, STATE, State
-from headrace.pipelines.spark_columns import quoted
+from headrace.pipelines.frame import PIECES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pyspark.sql import DataFrame, SparkSession
 
-    from headrace.pipelines.config import SourceConfig, TriggerConfig
+    from headrace.pipelines.config import SourceConfig
+    from headrace.pipelines.discovery import FoundFile
 
-__all__ = ["check_source", "open_stream", "option_text"]
+__all__ = ["check_source", "option_text", "piece_frame", "spread"]
 
-_TEXT_FORMATS = ("csv", "json")
-_OWN_OPTIONS = (
-    "mode",
-    "columnNameOfCorruptRecord",
-    "enforceSchema",
-    "maxFilesPerTrigger",
-    "pathGlobFilter",
-    "timeZone",
-)
-
-
-def open_stream(spark: SparkSession, source: SourceConfig, trigger: TriggerConfig) -> DataFrame:
-    """Return a source that was checked, as a streaming frame with the columns of `pipelines.frame.source_schema`."""
-    from pyspark.sql import functions as sf  # noqa: PLC0415 - pyspark is heavy
-
-    broken = source.format in _TEXT_FORMATS
-    ddl = spark_ddl(source.columns) + (f", `{MALFORMED}` string" if broken else "")
-    reader = spark.readStream.format(source.format).schema(ddl)
-    for name, value in _options(source, trigger).items():
-        reader = reader.option(name, value)
-    malformed = sf.col(MALFORMED) if broken else sf.lit(None).cast("string").alias(MALFORMED)
-    state = sf.when(sf.col(MALFORMED).isNotNull(), int(State.MALFORMED)).otherwise(int(State.OPEN))
-    stream = reader.load(source.path)
-    columns = [sf.col(quoted(name)) for name in source.columns]
-    framed = stream.select(*columns, sf.col("_metadata.file_path").alias(FILE), malformed)
-    return framed.select("*", state.cast("byte").alias(STATE), sf.lit(None).cast("string").alias(NOTE))
+_LEAST_BYTES: Final = 4 << 20
 
 
 def check_source(source: SourceConfig) -> None:
@@ -55,30 +31,67 @@ def check_source(source: SourceConfig) -> None:
     Raises
     ------
     PipelineFileError
-        If the folder is not there or cannot be read, or an option belongs to Headrace.
+        If the folder is not there, cannot be read, or is not on a file system of this host.
     """
-    taken = [name for name in source.options if name.lower() in {own.lower() for own in _OWN_OPTIONS}]
-    if taken:
+    if "://" in source.path:
         raise PipelineFileError(
-            f"source.options.{taken[0]}: Headrace sets this option itself{nearest(taken[0], ['files', 'time_zone'])}; "
-            "leave it out (`files`, `time_zone` and `trigger.max_files` are fields of their own)"
+            f"source.path: {source.path} is not a folder of this host's file systems; mount it, or copy its files to "
+            "a folder"
         )
-    if not folder_exists(source.path):
+    if not Path(source.path).is_dir():
         raise PipelineFileError(f"source.path: there is no folder {source.path}; create it, or correct the path")
-    if "://" not in source.path and not os.access(source.path, os.R_OK | os.X_OK):
+    if not os.access(source.path, os.R_OK | os.X_OK):
         raise PipelineFileError(f"source.path: the folder {source.path} may not be read; change its permissions")
 
 
-def _options(source: SourceConfig, trigger: TriggerConfig) -> dict[str, str]:
-    options = {name: option_text(value) for name, value in source.options.items()}
-    options["maxFilesPerTrigger"] = str(trigger.max_files)
-    if source.files is not None:
-        options["pathGlobFilter"] = source.files
-    if source.format in _TEXT_FORMATS:
-        options |= {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": MALFORMED, "timeZone": source.time_zone}
-    if source.format == "csv":
-        options = {"header": "true", **options, "enforceSchema": "false"}
-    return options
+def piece_frame(spark: SparkSession, folder: str, files: Sequence[FoundFile]) -> DataFrame:
+    """Return the pieces of files as a frame with the columns `PIECES`, spread over the cores by their size."""
+    rows: list[dict[str, Any]] = [
+        {
+            "file": file.name, "path": f"{folder}/{file.name}", "start": 0, "stop": file.size,
+            "first_record": 1, "size": file.size, "mtime_ns": file.mtime_ns,
+        }
+        for file in files
+    ]  # fmt: skip
+    parts = spread([row["stop"] - row["start"] for row in rows], spark.sparkContext.defaultParallelism)
+    batches = [pa.RecordBatch.from_pylist([rows[index] for index in part], PIECES) for part in parts]
+    return spark.createDataFrame(pa.Table.from_batches(batches, PIECES))
+
+
+def spread(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Return which items go to which part, so that parts are alike in size.
+
+    Spark cuts a local table into partitions of equally many rows, the one at `i` from ``i * n // parts``. So each part
+    has the number of items that its partition has, and the largest item goes to the part that holds least.
+
+    Parameters
+    ----------
+    sizes
+        Size of each item.
+    parts
+        The number of parts; with fewer items there are as many parts as items.
+
+    Returns
+    -------
+    list of lists
+        Positions of the items of each part.
+
+    Examples
+    --------
+    >>> spread([5, 1, 4, 2], 2)
+    [[0, 1], [2, 3]]
+    """
+    count = len(sizes)
+    parts = min(parts, count)
+    room = [(part + 1) * count // parts - part * count // parts for part in range(parts)]
+    chosen: list[list[int]] = [[] for _ in range(parts)]
+    least = [(0, part) for part in range(parts)]
+    for index in sorted(range(count), key=lambda index: (-sizes[index], index)):
+        size, part = heapq.heappop(least)
+        chosen[part].append(index)
+        if len(chosen[part]) < room[part]:
+            heapq.heappush(least, (size + sizes[index], part))
+    return chosen
 
 
 def option_text(value: str | float) -> str:

@@ -1,10 +1,10 @@
 """The stages of a batch, planned for a pipeline whose dimensions and lookups were checked (`pipelines.preparation`).
 
-Order of a batch: lookups that cannot infer members (over whole replicas, no shuffle); the search for duplicates; then
-each lookup that infers, on rows shuffled by its key. Rows that were rejected, or that are duplicates to be left out,
-pass the later stages by, so that they add no members. What has its keys in one part needs no shuffle: one task does it
-together with what is beside it. Lookups that infer members of different dimensions share a round,
-which is computed once; a second role of one dimension waits for the members of the first.
+The first stage reads the files. Then come lookups that cannot infer members (over whole replicas, no shuffle), the
+search for duplicates, and each lookup that infers, on rows shuffled by its key. Rejected rows, and duplicates that are
+left out, pass the later stages by, so that they add no members. Keys that lie in one shard need no shuffle: one task
+does them together with the stage before. Lookups that infer members of different dimensions share a round, which is
+computed once; a second role of one dimension waits for the members of the first.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.etl import (
-    CAUSES_COLUMN,
     DUPLICATE_COLUMN,
     OUTCOME_COLUMN,
     Dimension,
@@ -23,15 +22,27 @@ from headrace.etl import (
     Lookup,
 )
 from headrace.etl.lookup import Policy
-from headrace.etl.settlement import CAUSES_TYPE
 from headrace.pipelines.data_files import FileSpec
-from headrace.pipelines.file_check import FileCheckStep
-from headrace.pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, ShardRule, member_column, source_schema
+from headrace.pipelines.error_rows import ERROR_SCHEMA, Origin
+from headrace.pipelines.frame import (
+    FILE,
+    NOTE,
+    REJECTED,
+    ROUTED,
+    SHARD,
+    STATE,
+    ShardRule,
+    member_column,
+    source_schema,
+)
 from headrace.pipelines.operators import Joiner
+from headrace.pipelines.read_step import ReadStep, record_format
 from headrace.pipelines.replica import ReplicaSpec
 from headrace.pipelines.replica_rows import LoadedKeyRows, MemberRows
+from headrace.pipelines.settlement import AUDIT_SCHEMA, Settlement
 from headrace.pipelines.steps import DuplicateStep, LookupStep
-from headrace.pipelines.worker import Settlement, Stage
+from headrace.pipelines.storable import StorableStep
+from headrace.pipelines.worker import Stage
 from headrace.storage.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
@@ -39,6 +50,7 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.config import PipelineConfig
     from headrace.pipelines.replica_rows import ReplicaRows
+    from headrace.pipelines.storable import StorableRule
 
 __all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "StageRun", "Target"]
 
@@ -47,7 +59,7 @@ DUPLICATES_ROLE = "(duplicates)"
 
 @dataclass(frozen=True)
 class Target:
-    """The Delta version that a join is planned at, kept in the catalog until the batch is done.
+    """The Delta version that a join is planned at.
 
     Parameters
     ----------
@@ -57,12 +69,15 @@ class Target:
         Into how many parts the keys are divided.
     table_id
         The table's identity.
+    own
+        Ranges (above, up to) of surrogate keys that earlier attempts at the batch gave to new members for this role.
     """
 
     version: int
     base: int
     shards: int
     table_id: str
+    own: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,12 +110,16 @@ class StageRun:
     shards
         For each role of any round that needs a shuffle, the number of shards.
     files
-        Tables into which tasks write files themselves; what others receive travels with the rows, for Spark to write.
+        Tables into which tasks write files themselves, with the columns that each is partitioned by. What others
+        receive travels with the rows, for Spark to write.
+    origin
+        The batch, for the rows that name it.
     """
 
     owner: str
     shards: Mapping[str, int]
-    files: frozenset[str] = frozenset()
+    files: Mapping[str, tuple[str, ...]]
+    origin: Origin
 
 
 @dataclass(frozen=True)
@@ -119,6 +138,10 @@ class Prepared:
         The declared key, or None.
     shards
         For each role that needs a shuffle, its number of shards.
+    early_rules, late_rules
+        What the tables ask of columns of the stream, and of columns that lookups add: rows that break one are rejected.
+    notices
+        What was changed to make the pipeline ready.
     """
 
     config: PipelineConfig
@@ -126,13 +149,17 @@ class Prepared:
     lookups: Mapping[str, Lookup]
     duplicates: Duplicates | None
     shards: Mapping[str, int]
+    early_rules: tuple[StorableRule, ...] = ()
+    late_rules: tuple[StorableRule, ...] = ()
+    notices: tuple[str, ...] = ()
 
     @property
     def fact_schema(self) -> pa.Schema:
-        """The fact table: stream, surrogate keys and carried attributes, outcome."""
+        """The fact table: stream, surrogate keys, carried attributes, outcome, on request the origin."""
         own = {name for look in self.lookups.values() for name in (look.outcome_column, look.reason_column)}
         added = [field for look in self.lookups.values() for field in look.added_schema() if field.name not in own]
-        return pa.schema([*self.stream, *added, pa.field(OUTCOME_COLUMN, pa.string())])
+        audit = AUDIT_SCHEMA if self.config.sink.audit else ()
+        return pa.schema([*self.stream, *added, pa.field(OUTCOME_COLUMN, pa.string()), *audit])
 
     @property
     def duplicate_schema(self) -> pa.Schema:
@@ -141,8 +168,8 @@ class Prepared:
 
     def rounds(self, shards: Mapping[str, int] | None = None) -> list[list[Group]]:
         """Return the stages of a batch, in rounds that are each computed once; `shards` if a batch has its own."""
-        calm = tuple(role for role, look in self.lookups.items() if look.policy is not Policy.INFER)
-        current = [Group(calm, shuffled=False)] if calm else []
+        non_inferring = tuple(role for role, look in self.lookups.items() if look.policy is not Policy.INFER)
+        current = [Group(non_inferring, shuffled=False)]
         if self.duplicates is not None:
             current.append(Group((DUPLICATES_ROLE,), shuffled=True))
         rounds = [current]
@@ -213,23 +240,32 @@ class Prepared:
         last = number == len(groups) - 1
         members = self._member_fields(groups[first : number + 1])
         following = None if last else groups[number + 1]
-        parquet = number == 0 and self.config.source.format == "parquet"
-        checks = (FileCheckStep(tuple(self.stream.names)),) if parquet else ()
         return Stage(
             number=number,
             owner=run.owner,
-            steps=(*checks, *(self._step(role, targets[role], run) for role in groups[number].roles)),
+            reader=ReadStep(record_format(self.config.source), self.stream) if number == 0 else None,
+            steps=(
+                *_storable(self.early_rules if number == 0 else ()),
+                *(self._step(role, targets[role], run) for role in groups[number].roles),
+                *_storable(self.late_rules if last else ()),
+            ),
             next_shard=self.shard_rule(following.roles[0], run.shards[following.roles[0]])
             if following is not None and following.shuffled
             else None,
             settles=self._settlement(run) if last else None,
-            schema=pa.schema([*(self._settled_fields() if last else self._fields(groups[: number + 2])), *members]),
+            schema=pa.schema([*(self._settled_fields(run) if last else self._fields(groups[: number + 2])), *members]),
         )
 
     def _settlement(self, run: StageRun) -> Settlement:
-        sink = self.config.sink
-        files = FileSpec(sink.path, self.fact_schema, tuple(sink.partition_by)) if sink.path in run.files else None
-        return Settlement(tuple(self.lookups.values()), self.duplicates, files)
+        return Settlement(
+            lookups=tuple(self.lookups.values()),
+            duplicates=self.duplicates,
+            duplicate_schema=self.duplicate_schema,
+            facts=_file_spec(self.config.sink.path, self.fact_schema, run),
+            rejected=_file_spec(self.config.errors_path, ERROR_SCHEMA, run),
+            routed=_file_spec(self.config.duplicates_path, self.duplicate_schema, run),
+            origin=run.origin,
+        )
 
     def _fields(self, groups: list[Group]) -> list[pa.Field]:
         """Return the columns with which rows go to the last of some stages."""
@@ -242,10 +278,15 @@ class Prepared:
                 fields.extend(self.lookups[role].added_schema())
         return [*fields, pa.field(SHARD, pa.int32())] if groups[-1].shuffled else fields
 
-    def _settled_fields(self) -> list[pa.Field]:
-        own = [(FILE, pa.string()), (MALFORMED, pa.string()), (DUPLICATE_COLUMN, pa.string())]
-        own += [(CAUSES_COLUMN, CAUSES_TYPE), (STATE, pa.int8()), (NOTE, pa.string())]
-        return [*self.fact_schema, *(pa.field(*pair) for pair in own)]
+    def _settled_fields(self, run: StageRun) -> list[pa.Field]:
+        """Return the columns that leave the last stage: what Spark is to write, and notes."""
+        facts = [] if self.config.sink.path in run.files else list(self.fact_schema)
+        channels = (
+            (REJECTED, self.config.errors_path, ERROR_SCHEMA),
+            (ROUTED, self.config.duplicates_path, self.duplicate_schema),
+        )
+        own = [(name, pa.struct(schema)) for name, path, schema in channels if path not in run.files]
+        return [*facts, *(pa.field(*pair) for pair in [*own, (STATE, pa.int8()), (NOTE, pa.string())])]
 
     def _member_fields(self, groups: list[Group]) -> list[pa.Field]:
         inferring = [self.lookups[role] for group in groups for role in group.roles if self.infers(role)]
@@ -260,9 +301,8 @@ class Prepared:
         lookup = self.lookups[role]
         rows = MemberRows(self._narrow(lookup.dimension))
         joiner = self._joiner(role, target, rows, lookup.operator_on, lookup.operator_columns)
-        path = self.path(role)
-        files = FileSpec(path, lookup.dimension.table_schema) if path in run.files else None
-        return LookupStep(lookup, joiner, files)
+        files = _file_spec(self.path(role), lookup.dimension.table_schema, run)
+        return LookupStep(lookup, joiner, files, target.own)
 
     def _narrow(self, dimension: Dimension) -> Dimension:
         """Return the dimension with the attributes that some fact carries, which is all that a replica holds."""
@@ -300,6 +340,15 @@ class Prepared:
 
     def _duplicate_roles(self) -> tuple[str, ...]:
         return () if self.duplicates is None else (DUPLICATES_ROLE,)
+
+
+def _storable(rules: tuple[StorableRule, ...]) -> tuple[StorableStep, ...]:
+    return (StorableStep(rules),) if rules else ()
+
+
+def _file_spec(path: str, schema: pa.Schema, run: StageRun) -> FileSpec | None:
+    """Return where tasks write the rows of a table; None when Spark is to write them."""
+    return FileSpec(path, schema, run.files[path]) if path in run.files else None
 
 
 def _joined(groups: list[Group], shards: Mapping[str, int]) -> list[Group]:

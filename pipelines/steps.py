@@ -81,11 +81,14 @@ class LookupStep:
         What is looked up, and in what.
     files
         Where new members are written; None when they travel with the rows.
+    own
+        Ranges of surrogate keys that earlier attempts at the batch gave, see `headrace.etl.resolve`.
     """
 
     lookup: Lookup
     joiner: Joiner
     files: FileSpec | None = None
+    own: tuple[tuple[int, int], ...] = ()
 
     def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
         """Yield all rows with the lookup's columns; rows that are not open pass by."""
@@ -110,14 +113,17 @@ class LookupStep:
         starts = np.cumsum([0, *(batch.num_rows for batch in held)])
         names = self.lookup.stream_columns
         keyed = (_keyed(batch, names, start) for batch, start in zip(held, starts[:-1], strict=True))
+        visible_to = join.serving.visible_to
         outputs = list(
-            resolve(self.lookup, join.serving.operator, keyed, allocator, visible_to=join.serving.visible_to)
+            resolve(self.lookup, join.serving.operator, keyed, allocator, visible_to=visible_to, own=self.own)
         )
         found = pa.Table.from_batches(outputs).combine_chunks()
         outcomes = found.column(self.lookup.outcome_column)
         join.tally(outcomes)
         if pc.any(pc.equal(outcomes, str(Outcome.INFERRED)), min_count=0).as_py():
-            self._keep_members(new_members(self.lookup, outputs), join, task)
+            members = new_members(self.lookup, outputs, self.joiner.base)
+            if members.num_rows:
+                self._keep_members(members, join, task)
         added = found.select(self.lookup.added_schema().names).take(pa.array(np.argsort(found.column(_ROW))))
         for batch, start in zip(held, starts[:-1], strict=True):
             columns = [column.combine_chunks() for column in added.slice(start, batch.num_rows).columns]
@@ -130,6 +136,7 @@ class LookupStep:
     def _keep_members(self, members: pa.Table, join: _Join, task: Task) -> None:
         """Write new members into a file, or let them travel with the rows."""
         join.note["new_members"] = members.num_rows
+        join.note["greatest_key"] = pc.max(members.column(self.lookup.dimension.surrogate_key)).as_py()
         (batch,) = members.combine_chunks().to_batches()
         if self.files is None:
             column = pa.chunked_array(members.to_struct_array()).combine_chunks()

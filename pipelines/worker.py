@@ -11,46 +11,26 @@ import json
 import os
 import socket
 import time
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.etl import Duplicates, Lookup, MissingMembersError, OutcomeCounts, settle
-from headrace.pipelines.data_files import FileSpec, FileWriter
+from headrace.etl import MissingMembersError
 from headrace.pipelines.errors import BatchError
-from headrace.pipelines.frame import NOTE, SHARD, STATE, ShardRule, State, channel_row, conform, with_state
+from headrace.pipelines.frame import NOTE, SHARD, STATE, ShardRule, State, channel_row, conform
+from headrace.pipelines.settlement import Settlement, Settling
 from headrace.pipelines.steps import DuplicateStep, LookupStep, Task
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from numpy.typing import NDArray
+    from headrace.pipelines.read_step import ReadStep
+    from headrace.pipelines.storable import StorableStep
 
-    from headrace.pipelines.file_check import FileCheckStep
-
-__all__ = ["Settlement", "Stage"]
-
-
-@dataclass(frozen=True)
-class Settlement:
-    """How the last stage of a batch decides where each row goes.
-
-    Parameters
-    ----------
-    lookups, duplicates
-        All lookups, and the declared key or None.
-    files
-        Where facts are written; None when they travel with the other rows, for Spark to write.
-    """
-
-    lookups: tuple[Lookup, ...]
-    duplicates: Duplicates | None
-    files: FileSpec | None
+__all__ = ["Stage"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +43,10 @@ class Stage:
         Position of the stage in the batch.
     owner
         The run, see `headrace.pipelines.operators.serve`.
+    reader
+        Reads the pieces of files that the first stage is given; None for later stages.
     steps
-        Checks, lookups and the search for duplicates, in order.
+        Lookups and the search for duplicates, in order.
     next_shard
         Where rows go for the next stage; None for the last one of a round.
     settles
@@ -75,7 +57,8 @@ class Stage:
 
     number: int
     owner: str
-    steps: tuple[FileCheckStep | LookupStep | DuplicateStep, ...]
+    reader: ReadStep | None
+    steps: tuple[LookupStep | DuplicateStep | StorableStep, ...]
     next_shard: ShardRule | None
     settles: Settlement | None
     schema: pa.Schema
@@ -89,8 +72,9 @@ class Stage:
             return
         task = Task(self.owner, _shard(first))
         note: dict[str, Any] = {"stage": self.number, "shard": task.shard, "rows": 0}
+        given = chain([first], source)
         try:
-            rows = self._counted(chain([first], source), task, note)
+            rows = self._counted(given if self.reader is None else self.reader.run(given, task), task, note)
             for step in self.steps:
                 rows = step.run(rows, task)
             for batch in self._settled(rows, note):
@@ -115,53 +99,19 @@ class Stage:
             yield rows
 
     def _settled(self, batches: Iterator[pa.RecordBatch], note: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        """Write the facts, and yield the rows that become none; yield all when Spark is to write."""
+        """Put the rows where they belong, and yield what Spark is to write; yield all before the last stage."""
         if self.settles is None:
             yield from batches
             return
-        books = OutcomeCounts()
-        malformed = 0
-        with ExitStack() as stack:
-            files = self.settles.files
-            writer = None if files is None else stack.enter_context(FileWriter(files))
+        with Settling(self.settles) as settling:
             for batch in batches:
-                state = np.asarray(batch.column(STATE))
-                aside = state >= State.MEMBER
-                if aside.any():
-                    yield batch.filter(pa.array(aside))
-                broken = batch.filter(pa.array(state == State.MALFORMED))
-                malformed += broken.num_rows
-                settled = settle(self._judged(batch, state), self.settles.lookups, self.settles.duplicates)
-                books += settled.counts
-                if writer is None:
-                    yield _in_state(settled.loaded, State.OPEN)
-                else:
-                    writer.write(settled.loaded)
-                yield from (
-                    part
-                    for part in (
-                        broken,
-                        _in_state(settled.routed, State.DUPLICATE),
-                        _in_state(settled.rejected, State.REJECTED),
-                    )
-                    if part.num_rows
-                )
-            note["files"] = [] if writer is None else [asdict(file) for file in writer.close()]
-        note |= {"books": books.as_dict(), "malformed": malformed}
-
-    @staticmethod
-    def _judged(batch: pa.RecordBatch, state: NDArray[np.int8]) -> pa.RecordBatch:
-        whole = (state < State.MEMBER) & (state != State.MALFORMED)
-        return batch if whole.all() else batch.filter(pa.array(whole))
+                yield from settling.take(batch)
+            note |= settling.note()
 
     def _leaving(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self.next_shard is not None:
             batch = self.next_shard.append_to(batch)
         return conform(batch, self.schema)
-
-
-def _in_state(batch: pa.RecordBatch, state: State) -> pa.RecordBatch:
-    return with_state(batch, pa.repeat(pa.scalar(value=True), batch.num_rows), state)
 
 
 def _shard(batch: pa.RecordBatch) -> int:

@@ -18,6 +18,7 @@ __all__ = [
     "MemoryBudgetError",
     "NotATableError",
     "PoisonedHandleError",
+    "RecordFileError",
     "SchemaError",
     "StorageIOError",
     "TableExistsError",
@@ -40,6 +41,10 @@ class SchemaError(InputError):
 
 class KeyInputError(InputError):
     """A key is null, or of a type that can never match. Raised when keys are encoded."""
+
+
+class RecordFileError(InputError):
+    """A file of records cannot be read at all: it is cut, or has another heading. The message names the file."""
 
 
 class UniqueViolationError(InputError):

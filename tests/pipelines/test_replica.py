@@ -210,7 +210,7 @@ def test_a_natural_key_that_occurs_twice_is_refused_when_it_is_built(path):
 def test_a_natural_key_that_occurs_twice_is_refused_when_it_arrives(path):
     reach(spec_of(path), 0)
     append(path, planes("N1", first=9))
-    with pytest.raises(DeltaTableError, match="more than one member with the natural key N1"):
+    with pytest.raises(DeltaTableError, match="'plane' has a natural key more than once"):
         reach(spec_of(path), 1)
 
 
@@ -322,3 +322,12 @@ def test_the_folder_for_replicas_can_be_chosen(tmp_path, monkeypatch):
     monkeypatch.delenv("HEADRACE_REPLICAS")
     monkeypatch.setenv("HEADRACE_CACHE", str(tmp_path / "z"))
     assert replica_folder() == tmp_path / "z" / "replicas"
+
+
+def test_a_natural_key_that_was_inserted_again_and_removed_is_no_obstacle(path):
+    reach(spec_of(path), 0)
+    append(path, planes("N1", first=9))
+    DeltaTable(path).delete("plane_key = 9")
+    reached, rows = reach(spec_of(path), 2)
+    assert reached.action == "built: a natural key was inserted again"
+    assert rows["N1"][0] != 9

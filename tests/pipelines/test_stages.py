@@ -1,26 +1,44 @@
 """Stages over Arrow batches, without Spark: policies, members, duplicates, settling, replays, damage."""
 
+import datetime as dt
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from pydantic import ValidationError
 
-from headrace.etl import CAUSES_COLUMN, OUTCOME_COLUMN
+from headrace.etl import OUTCOME_COLUMN
 from headrace.pipelines import operators
 from headrace.pipelines.config import PipelineConfig
 from headrace.pipelines.delta_tables import DeltaHandle, create_table
+from headrace.pipelines.error_rows import Origin
 from headrace.pipelines.errors import (
     BatchError,
     DeltaTableError,
-    PipelineFileError,
     PolicyViolationError,
     ReplicaDamagedError,
 )
-from headrace.pipelines.frame import FILE, MALFORMED, NOTE, SHARD, STATE, State, member_column
+from headrace.pipelines.frame import (
+    FILE,
+    MALFORMED,
+    MALFORMED_TYPE,
+    NOTE,
+    PIECES,
+    RECORD_NUMBER,
+    REJECTED,
+    ROUTED,
+    SHARD,
+    STATE,
+    State,
+    member_column,
+)
 from headrace.pipelines.metrics import check_books, first_failure, summarise
 from headrace.pipelines.preparation import prepare
+from headrace.pipelines.read_step import record_format
 from headrace.pipelines.stages import DUPLICATES_ROLE, StageRun, Target
 from headrace.storage.errors import HeadraceError
 
@@ -64,18 +82,34 @@ def ready(config, parallelism=2):
     return prepared
 
 
+def line(row):
+    """Return a row (id, tail, origin, dest) as a CSV record; a text in place of a row is a malformed record."""
+    if isinstance(row, str):
+        return row
+    return ",".join("" if value is None else str(value) if isinstance(value, int) else f'"{value}"' for value in row)
+
+
+def pieces_of(folder, rows):
+    """Write rows into a file of the source, and return the frame of its one piece."""
+    path = folder / "f.csv"
+    path.write_text("\n".join([",".join(STREAM), *map(line, rows)]) + "\n")
+    seen = path.stat()
+    row = {"file": "f.csv", "path": str(path), "start": 0, "stop": seen.st_size, "first_record": 1}
+    row |= {"size": seen.st_size, "mtime_ns": seen.st_mtime_ns}
+    return pa.Table.from_pylist([row], PIECES)
+
+
 def frame(rows):
-    """Return the first frame of rows (id, tail, origin, dest); a text in place of a row is a malformed record."""
-    columns = list(zip(*[(None,) * 4 if isinstance(row, str) else row for row in rows], strict=True)) or [()] * 4
-    malformed = [row if isinstance(row, str) else None for row in rows]
+    """Return rows (id, tail, origin, dest) as the first stage reads them."""
+    columns = list(zip(*rows, strict=True)) or [()] * 4
     data = {name: pa.array(values, kind) for name, values, kind in zip(
         STREAM, columns, (pa.int64(), pa.string(), pa.string(), pa.string()), strict=True)}  # fmt: skip
-    state = [int(State.MALFORMED if text is not None else State.OPEN) for text in malformed]
     return pa.record_batch({
         **data,
         FILE: pa.array(["f.csv"] * len(rows)),
-        MALFORMED: pa.array(malformed, pa.string()),
-        STATE: pa.array(state, pa.int8()),
+        RECORD_NUMBER: pa.array(range(1, len(rows) + 1), pa.int64()),
+        MALFORMED: pa.nulls(len(rows), MALFORMED_TYPE),
+        STATE: pa.array([int(State.OPEN)] * len(rows), pa.int8()),
         NOTE: pa.nulls(len(rows), pa.string()),
     })  # fmt: skip
 
@@ -90,6 +124,13 @@ class Machine:
         self.plan = {}
         self.notes = []
 
+    def stage_run(self):
+        """Return what the stages share; no table takes files, so that all rows travel."""
+        config = self.prepared.config
+        began = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
+        origin = Origin(config.name, "stream", 1, began, config.source.path, record_format(config.source))
+        return StageRun(self.owner, self.prepared.shards, {}, origin)
+
     def target(self, role):
         handle = DeltaHandle(self.prepared.path(role))
         latest = handle.latest()
@@ -101,14 +142,13 @@ class Machine:
         )
 
     def run(self, rows, append_members=True):
-        """Return the settled rows of the stream."""
+        """Return the facts; rejected rows and routed duplicates are in `rejected` and `routed`."""
         rounds = self.prepared.rounds()
-        shards = {role: self.prepared.shards[role] for role in self.prepared.shards}
-        table = pa.Table.from_batches([frame(rows)])
+        table = pieces_of(Path(self.prepared.config.source.path), rows)
         self.notes = []
         for number, groups in enumerate(rounds):
             targets = {role: self.target(role) for group in groups for role in group.roles}
-            stages = self.prepared.stages(rounds, number, targets, StageRun(self.owner, shards))
+            stages = self.prepared.stages(rounds, number, targets, self.stage_run())
             if number:
                 table = rows_of_the_stream(table)
             for stage, group in zip(stages, groups, strict=True):
@@ -123,15 +163,15 @@ class Machine:
         counts = summarise(self.notes)
         check_books(counts, {})
         self.counts = counts
-        return rows_of_the_stream(table).to_pylist()
+        self.rejected = table.column(REJECTED).drop_null().to_pylist()
+        self.routed = table.column(ROUTED).drop_null().to_pylist()
+        facts = table.filter(pa.array(np.asarray(table.column(STATE)) == State.OPEN))
+        return facts.select(self.prepared.fact_schema.names).to_pylist()
 
     def stage(self, stage, group, table):
         if not group.shuffled:
             parts = [table]
         else:
-            if SHARD not in table.column_names:
-                rule = self.prepared.shard_rule(group.roles[0], self.prepared.shards[group.roles[0]])
-                table = pa.Table.from_batches([rule.append_to(table.combine_chunks().to_batches()[0])])
             shards = np.asarray(table.column(SHARD))
             parts = [table.filter(pa.array(shards == shard)) for shard in np.unique(shards)]
         out = []
@@ -194,7 +234,7 @@ def test_new_keys_are_unique_and_facts_agree_with_the_dimension(tmp_path, rng, s
 
 def test_two_roles_that_infer_the_same_key_agree(tmp_path):
     prepared = ready(config_of(tmp_path, [lookup("origin"), lookup("dest")]))
-    assert [len(groups) for groups in prepared.rounds()] == [1, 1]
+    assert [len(groups) for groups in prepared.rounds()] == [2, 1]
     rows = by_id(Machine(prepared).run([(1, "", "A", "B"), (2, "", "B", "A"), (3, "", "C", "A")]))
     known = members(prepared.path("origin"))
     assert set(known) == {None, "A", "B", "C"}
@@ -205,7 +245,7 @@ def test_two_roles_that_infer_the_same_key_agree(tmp_path):
 def test_roles_of_different_dimensions_share_a_round(tmp_path):
     prepared = ready(config_of(tmp_path, [lookup("plane"), lookup("origin"), lookup("dest")]))
     assert [[group.roles for group in groups] for groups in prepared.rounds()] == [
-        [("plane",), ("origin",)],
+        [(), ("plane",), ("origin",)],
         [("dest",)],
     ]
     rows = by_id(Machine(prepared).run([(1, "N1", "A", "B")]))
@@ -215,11 +255,14 @@ def test_roles_of_different_dimensions_share_a_round(tmp_path):
 
 def test_a_rejected_row_keeps_its_cause_and_adds_no_member(tmp_path):
     prepared = ready(config_of(tmp_path, [lookup("plane"), lookup("origin", "reject")]))
-    rows = by_id(Machine(prepared).run([(1, "N1", "A", "")]))
-    assert rows[1][STATE] == State.REJECTED
-    assert rows[1][CAUSES_COLUMN] == [
+    machine = Machine(prepared)
+    assert machine.run([(1, "N1", "A", "")]) == []
+    (rejected,) = machine.rejected
+    assert rejected["causes"] == [
         {"role": "origin", "column": "origin", "value": "A", "reason": "not in the dimension"}
     ]
+    assert rejected["reason"] == "origin: origin = A: not in the dimension"
+    assert (rejected["_file"], rejected["_record_number"], rejected["record"]) == ("f.csv", 1, '1,"N1","A",""')
     assert members(prepared.path("plane")) == {None: -1}
 
 
@@ -240,7 +283,9 @@ def test_malformed_records_pass_to_the_errors_and_are_counted(tmp_path):
     prepared = ready(config_of(tmp_path, [lookup("plane"), lookup("origin", "reject")], {"key": ["id"]}))
     machine = Machine(prepared)
     rows = machine.run(["1,2,3,4,5", (1, "N1", None, None), "x"])
-    assert sorted(row[MALFORMED] for row in rows if row[STATE] == State.MALFORMED) == ["1,2,3,4,5", "x"]
+    assert [row["id"] for row in rows] == [1]
+    found = sorted((row["_record_number"], row["record"]) for row in machine.rejected)
+    assert found == [(1, "1,2,3,4,5"), (3, "x")]
     assert (machine.counts.rows_in, machine.counts.books.loaded, machine.counts.books.rejected) == (3, 1, 2)
 
 
@@ -270,17 +315,16 @@ def test_duplicates_within_a_batch_and_against_loaded_facts(tmp_path, action, st
     write_deltalake(config.sink.path, pa.Table.from_pylist(loaded, prepared.fact_schema), mode="append")
     machine = Machine(prepared)
     rows = machine.run([(1, "L", "", ""), (2, "B", "", ""), (2, "A", "", ""), (3, "C", "", ""), (None, "D", "", "")])
-    repeats = sorted(
-        (row["id"], row["tail"]) for row in rows if row[OUTCOME_COLUMN] == "duplicate" or row[STATE] == State.DUPLICATE
-    )
-    kept = {row["tail"] for row in rows if row[STATE] == State.OPEN and row[OUTCOME_COLUMN] != "duplicate"}
+    flagged = [row for row in rows if row[OUTCOME_COLUMN] == "duplicate"]
+    repeats = sorted((row["id"], row["tail"]) for row in [*flagged, *machine.routed])
+    kept = {row["tail"] for row in rows if row[OUTCOME_COLUMN] != "duplicate"}
     assert kept == {"A", "C", "D"}
     if state is None:
         assert repeats == []
         assert machine.counts.books.dropped == 2
     else:
         assert repeats == [(1, "L"), (2, "B")]
-        assert all(row[STATE] == state for row in rows if row["tail"] in {"L", "B"})
+        assert {row["tail"] for row in (flagged if state is State.OPEN else machine.routed)} == {"L", "B"}
     known = set(members(prepared.path("plane"))) - {None}
     assert known == ({"A", "B", "C", "D", "L"} if action == "flag" else {"A", "C", "D"})
 
@@ -297,16 +341,18 @@ def test_a_replay_before_and_after_the_members_were_added_gives_the_same_rows(tm
         assert sorted(map(str, replay.run([rows[i] for i in order], append_members=False))) == expected
 
 
-def test_a_replay_sees_the_dimension_as_it_was_planned(tmp_path):
-    prepared = ready(config_of(tmp_path, [lookup("plane", "reject")]))
+def test_a_replay_at_a_version_that_has_the_members_infers_them_again_under_their_keys(tmp_path):
+    prepared = ready(config_of(tmp_path, [lookup("plane")]), parallelism=2)
     first = Machine(prepared)
-    before = first.run([(1, "N1", "", "")])
-    row = {"plane_key": [1], "tailnum": ["N1"], "seats": pa.array([1], pa.int32()), "is_inferred": [False]}
-    write_deltalake(prepared.path("plane"), pa.table(row), mode="append")
+    expected = by_id(first.run([(1, "N1", "", ""), (2, "N2", "", "")]))
+    base = first.plan["plane"].base
+    known = members(prepared.path("plane"))
     replay = Machine(prepared)
-    replay.plan = dict(first.plan)
-    assert replay.run([(1, "N1", "", "")]) == before
-    assert by_id(Machine(prepared).run([(1, "N1", "", "")]))[1]["plane_key"] == 1
+    replay.plan = {"plane": replace(replay.target("plane"), own=((base, max(known.values())),))}
+    found = by_id(replay.run([(2, "N2", "", ""), (3, "N3", "", "")]))
+    assert found[2] == expected[2]
+    assert found[3]["plane_key"] > max(known.values())
+    assert replay.counts.total("new_members") == 1
 
 
 def test_an_operator_is_kept_between_batches_and_follows_new_members(tmp_path):
@@ -354,7 +400,8 @@ def test_an_operator_left_in_the_middle_is_not_used_again(tmp_path):
     prepared = ready(config_of(tmp_path, [lookup("plane", "unknown")]))
     machine = Machine(prepared)
     rounds = prepared.rounds()
-    (stage,) = prepared.stages(rounds, 0, {"plane": machine.target("plane")}, StageRun("run", {}))
+    (stage,) = prepared.stages(rounds, 0, {"plane": machine.target("plane")}, machine.stage_run())
+    stage = replace(stage, reader=None)
 
     def broken():
         yield frame([(1, "N1", "", "")])
@@ -369,14 +416,14 @@ def test_an_operator_left_in_the_middle_is_not_used_again(tmp_path):
 def test_a_stage_without_input_yields_nothing(tmp_path):
     prepared = ready(config_of(tmp_path, [lookup("plane")]))
     machine = Machine(prepared)
-    (stage,) = prepared.stages(prepared.rounds(), 0, {"plane": machine.target("plane")}, StageRun("run", {"plane": 2}))
-    assert list(stage(iter([]))) == []
+    stages = prepared.stages(prepared.rounds(), 0, {"plane": machine.target("plane")}, machine.stage_run())
+    assert [list(stage(iter([]))) for stage in stages] == [[], []]
 
 
 def test_rows_of_two_shards_in_one_task_are_refused(tmp_path):
     prepared = ready(config_of(tmp_path, [lookup("plane")]))
     machine = Machine(prepared)
-    (stage,) = prepared.stages(prepared.rounds(), 0, {"plane": machine.target("plane")}, StageRun("run", {"plane": 2}))
+    _, stage = prepared.stages(prepared.rounds(), 0, {"plane": machine.target("plane")}, machine.stage_run())
     batch = frame([(1, "N1", "", ""), (2, "N2", "", "")]).append_column(SHARD, pa.array([0, 1], pa.int32()))
     with pytest.raises(BatchError, match="rows of shards"):
         list(stage(iter([batch])))
@@ -435,5 +482,5 @@ def test_two_columns_of_one_name_in_the_facts_are_refused(tmp_path):
 
 
 def test_an_unknown_partition_column_is_refused(tmp_path):
-    with pytest.raises(PipelineFileError, match="'day'"):
-        prepare(config_of(tmp_path, [lookup("plane")], sink={"path": str(tmp_path / "f"), "partition_by": ["day"]}), 1)
+    with pytest.raises(ValidationError, match="'day'"):
+        config_of(tmp_path, [lookup("plane")], sink={"path": str(tmp_path / "f"), "partition_by": ["day"]})

@@ -1,0 +1,184 @@
+"""Rows and changes of a Delta table, read without Spark and with the values that Spark reads.
+
+Two readers do the work, since neither reads every table exactly. Arrow's dataset reads plain tables, with Spark's INT96
+timestamps over their whole range. DataFusion's scan reads column mapping, deletion vectors and v2 checkpoints, but
+wraps INT96 timestamps outside the years 1677 to 2262; where the statistics do not rule those out, it is not used.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from headrace.pipelines.errors import DeltaTableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from deltalake import DeltaTable
+
+__all__ = ["SCANNED_FEATURES", "feed_is_exact", "physical_name", "plain_schema", "scan_table"]
+
+SCANNED_FEATURES: Final = frozenset({"columnMapping", "deletionVectors", "v2Checkpoint", "variantType"})
+_NANOSECONDS: Final = ("1677-09-22", "2262-04-11")
+_PHYSICAL_NAME: Final = "delta.columnMapping.physicalName"
+
+
+def scan_table(table: DeltaTable, columns: Sequence[str]) -> pa.RecordBatchReader:
+    """Return columns of all rows of a table as a stream of batches, in no particular order.
+
+    Parameters
+    ----------
+    table
+        The table at the version to read.
+    columns
+        Names; each must be a column of the table.
+
+    Raises
+    ------
+    DeltaTableError
+        If the table may hold timestamps that its reader would change.
+    """
+    schema = plain_schema(pa.schema(table.schema().to_arrow()))
+    wanted = pa.schema([schema.field(name).remove_metadata() for name in columns])
+    if _needs_scan(table):
+        _refuse_far_times(table, wanted)
+        reader = pa.RecordBatchReader.from_stream(table.scan(columns=list(columns)))
+    else:
+        from pyarrow.dataset import ParquetReadOptions  # noqa: PLC0415 - heavy
+
+        dataset = table.to_pyarrow_dataset(parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+        reader = dataset.scanner(columns=list(columns)).to_reader()
+    return pa.RecordBatchReader.from_batches(wanted, _batches(table, reader, wanted))
+
+
+def feed_is_exact(table: DeltaTable, first: int, last: int, columns: Sequence[str]) -> bool:
+    """Return whether `load_cdf` gives the changes of some versions as Spark does.
+
+    It changes INT96 timestamps outside the years 1677 to 2262, so files that hold any in a column that is read are left
+    to a reader of the whole table.
+
+    Parameters
+    ----------
+    table
+        The table.
+    first, last
+        Versions, both included.
+    columns
+        The columns that are read.
+    """
+    schema = pa.schema(table.schema().to_arrow())
+    if not any(name in schema.names and pa.types.is_timestamp(schema.field(name).type) for name in columns):
+        return True
+    store = _file_system(table)
+    return not any(_has_int96(store, path) for version in range(first, last + 1) for path in _files_of(store, version))
+
+
+def physical_name(table: DeltaTable, column: str) -> str:
+    """Return the name under which the table's files and statistics hold a column."""
+    for field in table.schema().fields:
+        if field.name == column:
+            return str(field.metadata.get(_PHYSICAL_NAME, column))
+    return column
+
+
+def plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Return a schema in which texts and binaries are plain ones, not views or large ones."""
+    return pa.schema([field.with_type(_plain_type(field.type)) for field in schema])
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind) or pa.types.is_large_binary(kind):
+        return pa.binary()
+    return kind
+
+
+def _batches(table: DeltaTable, reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield batches in a schema; a failure names table and version."""
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415 - heavy
+
+    try:
+        for batch in reader:
+            yield _as(batch, schema)
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise DeltaTableError(
+            f"the Delta table {table.table_uri} cannot be read at version {table.version()}: {error}; restore its "
+            "files, or run `VACUUM` with a longer retention in future"
+        ) from error
+
+
+def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = [batch.column(field.name) for field in schema]
+    return pa.RecordBatch.from_arrays(
+        [
+            each if each.type == field.type else each.cast(field.type)
+            for each, field in zip(columns, schema, strict=True)
+        ],
+        schema=schema,
+    )
+
+
+def _needs_scan(table: DeltaTable) -> bool:
+    features = set(table.protocol().reader_features or ())
+    mapped = table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
+    return mapped or bool(features & SCANNED_FEATURES)
+
+
+def _refuse_far_times(table: DeltaTable, wanted: pa.Schema) -> None:
+    """Raise unless the statistics show that all timestamps are within what INT96 holds as nanoseconds."""
+    partitions = set(table.metadata().partition_columns)
+    times = [field.name for field in wanted if pa.types.is_timestamp(field.type) and field.name not in partitions]
+    if not times:
+        return
+    files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    for name in times:
+        inner = physical_name(table, name)
+        if not all(_is_near(file, inner) for file in files):
+            raise DeltaTableError(
+                f"the Delta table {table.table_uri} at version {table.version()}: column {name!r} may hold timestamps "
+                "outside the years 1677 to 2262, or has no statistics, and with column mapping, deletion vectors or v2 "
+                "checkpoints those cannot be read exactly; drop that feature (ALTER TABLE ... DROP FEATURE ...), or "
+                "do not use the column"
+            )
+
+
+def _is_near(file: dict[str, Any], column: str) -> bool:
+    """Return whether a file's statistics bound a column's timestamps to what INT96 holds, or say that it has none."""
+    rows, nulls = file.get("num_records"), file.get(f"null_count.{column}")
+    if rows is not None and rows == nulls:
+        return True
+    low, high = file.get(f"min.{column}"), file.get(f"max.{column}")
+    return low is not None and high is not None and str(low) > _NANOSECONDS[0] and str(high) < _NANOSECONDS[1]
+
+
+def _file_system(table: DeltaTable) -> Any:
+    from deltalake.fs import DeltaStorageHandler  # noqa: PLC0415 - heavy
+    from pyarrow.fs import PyFileSystem  # noqa: PLC0415 - as above
+
+    return PyFileSystem(DeltaStorageHandler(table.table_uri))
+
+
+def _has_int96(store: Any, path: str) -> bool:
+    with store.open_input_file(path) as file:
+        parquet = pq.ParquetFile(file).schema
+        return any(parquet.column(position).physical_type == "INT96" for position in range(len(parquet)))
+
+
+def _files_of(store: Any, version: int) -> Iterator[str]:
+    """Yield the files that a version's entry in the log adds, or lists as changes.
+
+    Files that it removes were added by an earlier one; if that is before the range, they are read as well.
+    """
+    with store.open_input_stream(f"_delta_log/{version:020}.json") as log:
+        text = log.read().decode()
+    for line in text.splitlines():
+        entry = json.loads(line)
+        for kind in ("add", "cdc", "remove"):
+            if kind in entry:
+                yield unquote(entry[kind]["path"])

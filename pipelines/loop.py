@@ -1,0 +1,213 @@
+"""The loop of a run: plan a batch in the ledger, load it, mark it as loaded, until nothing is new or a signal comes.
+
+A crash between any two steps loses and doubles nothing: a plan that is pending when the loop begins is one of a batch
+that the facts hold, which is completed, or that they do not hold, which is planned again from the files there are now.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, Protocol
+
+from headrace.pipelines.discovery import FoundFile, examine, fingerprint
+from headrace.pipelines.errors import SourceFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from headrace.pipelines.catalog import BatchRecord
+    from headrace.pipelines.intake import Intake
+    from headrace.pipelines.ledger import Ledger, Plan
+
+__all__ = ["BatchLoop", "Loader", "StopRequest"]
+
+_LOG = logging.getLogger(__name__)
+_NAMED = 5
+
+
+class Loader(Protocol):
+    """What loads batches: `headrace.pipelines.batch.BatchProtocol`."""
+
+    def finish(self, number: int, stream: str, attempt: str | None = None) -> BatchRecord | None:
+        """Complete a batch that the facts hold, and return its record; None if they do not hold it."""
+
+    def run_batch(self, pieces: Any, number: int, stream: str, attempt: str) -> BatchRecord:
+        """Load a batch that the facts do not hold."""
+
+
+class StopRequest:
+    """Whether the loop is to end, and by which signal.
+
+    A signal's handler may set it at any moment: unlike `threading.Event`, a `SimpleQueue` can be put to while the same
+    thread waits for it or is about to.
+
+    Attributes
+    ----------
+    asked
+        Whether the loop is to end.
+    signal
+        The signal that asked for it, or None.
+    """
+
+    def __init__(self) -> None:
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        self.asked = False
+        self.signal: int | None = None
+
+    def by(self, number: int | None = None) -> None:
+        """Ask the loop to end after the batch that is being loaded."""
+        self.signal = number
+        self.asked = True
+        self._wake.put(None)
+
+    def wait(self, seconds: float) -> None:
+        """Wait, at most until the loop is to end."""
+        with suppress(Empty):
+            self._wake.get(timeout=max(0.0, seconds))
+
+
+class BatchLoop:
+    """Loads the new files of a source batch by batch.
+
+    Parameters
+    ----------
+    folder
+        The source folder.
+    ledger, intake, loader
+        What was loaded, what waits, and what loads it.
+    frame_of
+        Makes the frame of pieces of a batch's files.
+    on_batch
+        Called with the record of each batch after it was marked as loaded.
+    hook
+        Called with the name of each step; tests make it fail.
+    clock
+        Seconds, for the interval between batches.
+
+    Attributes
+    ----------
+    records
+        The records of the batches so far.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        ledger: Ledger,
+        intake: Intake,
+        loader: Loader,
+        frame_of: Callable[[Sequence[FoundFile]], Any],
+        *,
+        on_batch: Callable[[BatchRecord], None] | None = None,
+        hook: Callable[[str], None] = lambda _step: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._folder = folder
+        self._ledger = ledger
+        self._intake = intake
+        self._loader = loader
+        self._frame_of = frame_of
+        self._on_batch = on_batch
+        self._hook = hook
+        self._clock = clock
+        self.records: list[BatchRecord] = []
+
+    def run(self, stop: StopRequest, interval: float | None = None) -> None:
+        """Load what is there.
+
+        Parameters
+        ----------
+        stop
+            Ends the loop between two batches.
+        interval
+            Least seconds from the start of one batch to the next, to go on with what arrives until told to stop; None
+            to end when nothing is new.
+
+        Raises
+        ------
+        SourceFileError
+            If a file of a batch that was not loaded is gone, or one changed after it was loaded.
+        """
+        self._resume()
+        while not stop.asked:
+            began = self._clock()
+            files = self._intake.take()
+            self._hook("after listing")
+            if files:
+                self._load(files)
+            elif interval is None:
+                return
+            if interval is not None:
+                rest = began + interval - self._clock()
+                stop.wait(max(rest, 0.0 if files else self._intake.listing_seconds))
+        _LOG.info("stopped between two batches, as asked")
+
+    def _resume(self) -> None:
+        """Complete the pending batch if the facts hold it, else forget its plan."""
+        plan = self._ledger.pending()
+        if plan is None:
+            return
+        record = self._loader.finish(plan.number, self._ledger.stream, plan.attempt)
+        self._hook("after finish")
+        if record is not None:
+            _LOG.info("batch %d was loaded by a run that ended before it could note that", plan.number)
+            self._mark(record, {file.name: fingerprint(self._folder, file) for file in plan.files})
+            return
+        self._require_files(plan)
+        self._ledger.forget(plan.number)
+        self._hook("after forget")
+
+    def _require_files(self, plan: Plan) -> None:
+        """Raise if a file is gone that was to be loaded."""
+        planned = [file.name for file in plan.files if file.name not in plan.skipped]
+        gone = [name for name in planned if examine(self._folder, name) is None]
+        if not gone:
+            return
+        named = ", ".join(map(repr, gone[:_NAMED])) + (f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else "")
+        raise SourceFileError(
+            f"batch {plan.number} has not been loaded, and these of its files are gone from {self._folder}: {named}; "
+            f"put them back, or go on without them by `headrace source skip PIPELINE {gone[0]}`"
+        )
+
+    def _load(self, files: Sequence[FoundFile]) -> None:
+        number, attempt = self._ledger.next_number(), str(uuid.uuid4())
+        self._ledger.plan(number, attempt, files)
+        self._hook("after plan")
+        with _fingerprints(self._folder, files) as prints:
+            record = self._loader.run_batch(self._frame_of(files), number, self._ledger.stream, attempt)
+            self._hook("after batch")
+            self._mark(record, prints())
+
+    def _mark(self, record: BatchRecord, fingerprints: dict[str, str | None]) -> None:
+        self._ledger.done(record.batch, fingerprints)
+        self._hook("after done")
+        self.records.append(record)
+        _LOG.info(
+            "batch %d: %d rows in, %d loaded, %d dropped, %d routed, %d rejected, %d new members, %.2f s",
+            *(record.batch, record.rows_in, record.loaded, record.dropped, record.routed, record.rejected),
+            *(record.new_members, record.seconds),
+        )
+        if self._on_batch is not None:
+            self._on_batch(record)
+
+
+@contextmanager
+def _fingerprints(folder: str, files: Sequence[FoundFile]) -> Iterator[Callable[[], dict[str, str | None]]]:
+    """Take the fingerprints of files while a batch is being loaded; give up when that fails."""
+    given_up = threading.Event()
+
+    def take() -> dict[str, str | None]:
+        return {file.name: fingerprint(folder, file) for file in files if not given_up.is_set()}
+
+    with ThreadPoolExecutor(1, "headrace-fingerprint") as pool:
+        taken = pool.submit(take)
+        try:
+            yield taken.result
+        finally:
+            given_up.set()

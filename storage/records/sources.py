@@ -1,0 +1,175 @@
+"""The bytes of a text file: unpacked, in UTF-8, in blocks that end where the caller stops.
+
+Text in another encoding is translated; a byte that the encoding does not know becomes a byte that is not UTF-8, so that
+the record it is in is refused later. A file that cannot be read is a `RecordFileError` that names it.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.storage.errors import RecordFileError
+from headrace.storage.records.formats import compression_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from headrace.storage.records.formats import RecordFormat, StrPath
+
+__all__ = ["BlockReader", "is_utf8", "open_text", "reading"]
+
+_BOM = b"\xef\xbb\xbf"
+_TITLES = {"csv": "CSV", "json": "JSON lines", "parquet": "Parquet"}
+_UNKNOWN = "headrace-unknown"
+_BLOCK_BYTES = 1 << 20
+_MOST_BYTES = (1 << 31) - (1 << 16)
+
+
+def _mark(error: UnicodeError) -> tuple[str, int]:
+    """Replace bytes that an encoding does not know by what `surrogateescape` turns into the byte 0xff."""
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return "\udcff", error.end
+
+
+codecs.register_error(_UNKNOWN, _mark)
+
+
+def is_utf8(encoding: str) -> bool:
+    """Return whether text in an encoding need not be translated."""
+    return codecs.lookup(encoding).name in {"utf-8", "utf-8-sig", "ascii"}
+
+
+@contextlib.contextmanager
+def reading(path: StrPath, kind: str) -> Iterator[None]:
+    """Name the file in whatever is said of its bytes.
+
+    Raises
+    ------
+    RecordFileError
+        In place of any error of the operating system or of what unpacks the file.
+    """
+    try:
+        yield
+    except RecordFileError:
+        raise
+    except FileNotFoundError as error:
+        raise RecordFileError(f"there is no file {path}; it was moved or removed") from error
+    except PermissionError as error:
+        raise RecordFileError(f"{path} may not be read; change its permissions") from error
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+        cause = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
+        raise RecordFileError(
+            f"cannot read {path} as {_TITLES[kind]}: {cause}; it is cut or damaged, so deliver it again, whole"
+        ) from error
+
+
+def _unpacked(path: Path) -> Any:
+    """Open a file's bytes, unpacked."""
+    compression = compression_of(path)
+    if compression is not None and path.stat().st_size == 0:
+        raise EOFError("the archive is empty")
+    if compression == ".gz":
+        import gzip  # noqa: PLC0415 - loaded only for archives
+
+        return gzip.open(path)
+    if compression == ".bz2":
+        import bz2  # noqa: PLC0415 - loaded only for archives
+
+        return bz2.open(path)
+    if compression == ".zst":
+        return pa.input_stream(str(path), compression="zstd")
+    return path.open("rb", buffering=0)
+
+
+class _Translated(io.RawIOBase):
+    """Bytes in another encoding, read as UTF-8."""
+
+    def __init__(self, source: Any, encoding: str) -> None:
+        self._source = source
+        self._decoder = codecs.getincrementaldecoder(encoding)(_UNKNOWN)
+        self._held = memoryview(b"")
+        self._ended = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        while not self._held and not self._ended:
+            taken = self._source.read(_BLOCK_BYTES)
+            self._ended = not taken
+            text = self._decoder.decode(taken, final=self._ended)
+            self._held = memoryview(text.encode("utf-8", "surrogateescape"))
+        count = min(len(target), len(self._held))
+        target[:count] = self._held[:count]
+        self._held = self._held[count:]
+        return count
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
+
+
+def open_text(path: StrPath, form: RecordFormat) -> Any:
+    """Open a file as unpacked UTF-8; what is returned has `readinto`, `read` and `close`."""
+    source = _unpacked(Path(path))
+    return source if is_utf8(form.encoding) else _Translated(source, form.encoding)
+
+
+class BlockReader:
+    """A buffer over a file: `data[position:size]` is what has been read and not yet taken.
+
+    Parameters
+    ----------
+    source
+        What `open_text` returned.
+    start, stop
+        Bytes to read; `stop` is None for all that follow.
+    """
+
+    def __init__(self, source: Any, start: int = 0, stop: int | None = None) -> None:
+        self._source = source
+        if start:
+            source.seek(start)
+        self._left = stop - start if stop is not None else None
+        self.data: NDArray[np.uint8] = np.empty(_BLOCK_BYTES, dtype=np.uint8)
+        self.position = self.size = 0
+        self.final = False
+        self.fill()
+        if start == 0 and bytes(self.data[: len(_BOM)]) == _BOM and self.size >= len(_BOM):
+            self.position = len(_BOM)
+
+    def fill(self) -> None:
+        """Read on behind what has not been taken; the buffer grows if that takes up most of it.
+
+        Raises
+        ------
+        RecordFileError
+            If a single record is larger than 2 GiB.
+        """
+        held = self.size - self.position
+        room = self.data
+        if 2 * held > len(self.data):
+            if 2 * len(self.data) > _MOST_BYTES:
+                raise RecordFileError("a record is larger than 1 GiB; a quote or the end of a line may be missing")
+            room = np.empty(2 * len(self.data), dtype=np.uint8)
+        room[:held] = self.data[self.position : self.size]
+        self.data, self.position, self.size = room, 0, held
+        view = room.data
+        while self.size < len(room) and not self.final:
+            wanted = len(room) - self.size if self._left is None else min(len(room) - self.size, self._left)
+            taken = self._source.readinto(view[self.size : self.size + wanted]) if wanted else 0
+            self.size += taken
+            if self._left is not None:
+                self._left -= taken
+            self.final = not taken
