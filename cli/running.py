@@ -78,7 +78,6 @@ def _hit_ratio(result: RunResult) -> str:
 
 def _batch_line(batch: BatchRecord) -> str:
     return (
-        f"batch {batch.batch}: {batch.rows_in:,} rows in, {batch.loaded:,} loaded, "
-        f"{batch.rejected:,} rejected, "
+        f"batch {batch.batch}: {batch.rows_in:,} rows in, {batch.loaded:,} loaded, {batch.rejected:,} rejected, "
         f"{batch.new_members:,} new members, {batch.seconds:.1f} s"
     )
