@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any
 
 from headrace.cli.blocks import Pairs, Text
@@ -79,7 +78,6 @@ def _hit_ratio(result: RunResult) -> str:
 
 def _batch_line(batch: BatchRecord) -> str:
     return (
-        f"{time.strftime('%H:%M:%S')} batch {batch.batch}: {batch.rows_in:,} rows in, {batch.loaded:,} loaded, "
-        f"{batch.rejected:,} rejected, "
+        f"batch {batch.batch}: {batch.rows_in:,} rows in, {batch.loaded:,} loaded, {batch.rejected:,} rejected, "
         f"{batch.new_members:,} new members, {batch.seconds:.1f} s"
     )
