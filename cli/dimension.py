@@ -42,7 +42,7 @@ def dimension() -> None:
 @csv_options
 @pass_console
 def create(console: Console, /, name: str, source: Path, **choices: Any) -> None:
-    """Make the Delta table of dimension NAME from SOURCE, a CSV or Parquet file or a folder of them.
+    """Make the Delta table of dimension NAME from SOURCE: CSV, JSON lines or Parquet, a file or a folder.
 
     Members are numbered from 1 in the order of their natural keys; the unknown member is -1.
     """

@@ -56,8 +56,8 @@ __all__ = ["join"]
 def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: Any) -> None:
     """Join the rows of STREAM with TABLE.
 
-    STREAM is a CSV or Parquet file or a folder of them. The result has the stream's columns, then the table's without
-    its key; a name that occurs on both sides gets the suffix _right. OUT appears when all of it is written.
+    STREAM is CSV, JSON lines or Parquet, a file or a folder. The result has the stream's columns, then the table's
+    without its key; a name that occurs on both sides gets the suffix _right. OUT appears when all of it is written.
 
     With --as-of or --band the columns of --on are the first ones of the table's key, and the compared one is the next.
     """

@@ -25,7 +25,7 @@ name: orders
 source:
   format: csv                    # or json, parquet
   path: incoming                 # a folder that receives files; each file is loaded once
-  options: {header: true}        # more options of Spark's reader
+  header: true                   # the first record names the columns
   time_zone: UTC                 # zone of times that name none
   schema:                        # name and type of each column
     order_id: bigint

@@ -23,6 +23,7 @@ from headrace.storage.records import (
     SUFFIXES,
     RecordFileError,
     RecordFormat,
+    compression_of,
     infer_columns,
     kind_of,
     sound_batches,
@@ -199,7 +200,9 @@ def _kind_by_content(file: Path) -> Kind:
     return "parquet"
 
 
-def _parquet_rows(files: Sequence[Path]) -> int:
+def _parquet_rows(files: Sequence[Path]) -> int | None:
+    if any(compression_of(file) for file in files):
+        return None
     rows = 0
     for file in files:
         with _reading(file):

@@ -42,7 +42,7 @@ def table() -> None:
 @csv_options
 @pass_console
 def build(console: Console, /, source: Path, out: Path, **choices: Any) -> None:
-    """Build a clustered table from SOURCE, a CSV or Parquet file or a folder of them.
+    """Build a clustered table from SOURCE: CSV, JSON lines or Parquet, a file or a folder.
 
     The rows may be in any order and more than fit in memory. The table appears when all of it is on disk.
     """

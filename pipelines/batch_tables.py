@@ -12,7 +12,7 @@ staged as Parquet in the folder of its table.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.pipelines.data_files import DataFile
@@ -24,6 +24,7 @@ from headrace.pipelines.delta_commits import (
     commit_files,
 )
 from headrace.pipelines.delta_tables import GREATEST_KEY, DeltaHandle, has_table, registered_streams
+from headrace.pipelines.errors import BatchError, TableMovedError
 from headrace.pipelines.failures import explained
 from headrace.pipelines.frame import REJECTED, ROUTED, STATE, State, member_column
 from headrace.pipelines.metrics import check_books
@@ -154,20 +155,14 @@ class BatchTables:
         pending = self._pending(frame, notes, counts, batch)
         plain = {name: value for name, value in asdict(record).items() if name != "detail"}
         note = {"attempt": batch.attempt, "record": plain, "pending": pending}
-        properties = registered_streams(self.facts, self._config.name, batch.stream, source_of(self._config))
-        commit = Commit(batch.application("facts"), batch.number, note, properties)
+        commit = Commit(batch.application("facts"), batch.number, note)
         path, version = self._config.sink.path, batch.versions.get(DUPLICATES_ROLE)
         files = _noted_files(notes, "facts")
         if path in batch.files:
             check_books(counts, {"facts": sum(file.rows for file in files)})
         self._begin("facts")
         with batch.phase("facts"), explained(f"the commit to {path}"):
-            if path not in batch.files:
-                self._append_facts(frame, version, commit)
-            elif version is None:
-                commit_files(path, self.facts.table, files, commit)
-            else:
-                commit_exactly(path, self.facts.table, version, files, commit)
+            self._write_facts(frame, files if path in batch.files else None, version, commit, batch.stream)
         self._hook("after facts")
         if path not in batch.files:
             check_books(counts, {"facts": self._rows_written(commit)})
@@ -213,13 +208,53 @@ class BatchTables:
             rows.coalesce(1).write.mode("overwrite").parquet(folder)
         return folder
 
-    def _append_facts(self, frame: DataFrame, version: int | None, commit: Commit) -> None:
+    def _write_facts(
+        self, frame: DataFrame, files: Sequence[DataFile] | None, version: int | None, commit: Commit, stream: str
+    ) -> None:
+        """Commit facts at a version if one is given, and register their stream if the table does not know it.
+
+        A registration changes the table's metadata as it was read, so that commit too is bound to a version.
+        """
+        while True:
+            newest = self.facts.latest().version
+            self._refuse_loaded(commit)
+            streams = registered_streams(self.facts, self._config.name, stream, source_of(self._config))
+            if version is None and not streams:
+                self._append_facts(frame, files, None, commit)
+                return
+            at = newest if version is None else version
+            try:
+                self._append_facts(frame, files, at, replace(commit, properties=streams))
+            except TableMovedError:
+                if version is not None:
+                    raise
+            else:
+                return
+
+    def _append_facts(
+        self, frame: DataFrame, files: Sequence[DataFile] | None, version: int | None, commit: Commit
+    ) -> None:
+        path = self._config.sink.path
+        if files is not None:
+            if version is not None:
+                commit_exactly(path, self.facts.table, version, files, commit)
+            elif not commit_files(path, self.facts.table, files, commit):
+                self._refuse_loaded(commit)
+            return
         rows = frame.where(frame[STATE] == int(State.OPEN)).select(*map(quoted, self._prepared.fact_schema.names))
-        if version is None and not commit.properties:
-            append(rows, self._config.sink.path, commit)
+        if version is None:
+            append(rows, path, commit)
         else:
-            at = self.facts.latest().version if version is None else version
-            append_exactly(rows, self._config.sink.path, at, commit)
+            append_exactly(rows, path, version, commit)
+
+    def _refuse_loaded(self, commit: Commit) -> None:
+        """Raise if the facts hold the batch: another run loads the same stream at the same time."""
+        done = self.facts.transaction(commit.application)
+        if done is not None and done >= commit.transaction:
+            raise BatchError(
+                f"another run has just loaded batch {commit.transaction} of this stream into {self.facts.path}; it "
+                "uses the same checkpoint or a copy of it. Nothing was loaded here; stop one of the two and run again"
+            )
 
     def _rows_written(self, commit: Commit) -> int | None:
         self.facts.latest()

@@ -1,4 +1,4 @@
-"""The run catalog: runs, their micro-batches with metrics, and the plan of each batch that has begun.
+"""The run catalog: runs, and their micro-batches with metrics.
 
 Any database that SQLAlchemy reaches; a SQLite file by default. Leases, which live in the same database, are in
 `pipelines.lease`. What the warehouse holds never depends on the catalog: Delta's transactions decide what is loaded.
@@ -106,14 +106,6 @@ _BATCHES = Table(
     Column("seeks", BigInteger, nullable=False),
     Column("deadline_misses", BigInteger, nullable=False),
     Column("detail", JSON, nullable=False),
-    PrimaryKeyConstraint("stream", "batch"),
-)
-_PLANS = Table(
-    "headrace_plans",
-    METADATA,
-    Column("stream", String(128), nullable=False),
-    Column("batch", BigInteger, nullable=False),
-    Column("plan", JSON, nullable=False),
     PrimaryKeyConstraint("stream", "batch"),
 )
 
@@ -297,18 +289,6 @@ class Catalog:
         connection.execute(update(_RUNS).where(mine, _RUNS.c.state == "running").values(alive=self._clock()))
         back = {"state": "running", "alive": self._clock(), "ended": None, "error": None}
         connection.execute(update(_RUNS).where(mine, _RUNS.c.state == "lost").values(**back))
-
-    def plan(self, stream: str, batch: int) -> dict[str, Any] | None:
-        """Return the plan of a batch that has begun, or None."""
-        wanted = select(_PLANS.c.plan).where(_PLANS.c.stream == stream, _PLANS.c.batch == batch)
-        with self.transaction() as connection:
-            return connection.execute(wanted).scalar_one_or_none()
-
-    def save_plan(self, stream: str, batch: int, plan: Mapping[str, Any]) -> None:
-        """Keep the plan of a batch, in place of the plans of this stream's batches up to it."""
-        with self.transaction() as connection:
-            connection.execute(delete(_PLANS).where(_PLANS.c.stream == stream, _PLANS.c.batch <= batch))
-            connection.execute(insert(_PLANS).values(stream=stream, batch=batch, plan=dict(plan)))
 
     def record_batch(self, record: BatchRecord) -> None:
         """Keep what a batch counted; a batch that is done again replaces its record."""

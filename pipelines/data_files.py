@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -23,11 +23,10 @@ from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.frame import conform
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
-__all__ = ["FILE_SCHEMA", "DataFile", "FileSpec", "FileTask", "FileWriter"]
+__all__ = ["DataFile", "FileSpec", "FileWriter"]
 
-FILE_SCHEMA = pa.schema([("file", pa.string())])
 _GROUP_ROWS = 1 << 18
 _INDEXED_COLUMNS = 32
 _INDEXED_CHARACTERS = 32
@@ -155,21 +154,6 @@ class _OpenFile:
             self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema))
         self._waiting.clear()
         self._rows = 0
-
-
-@dataclass(frozen=True)
-class FileTask:
-    """A function for `mapInArrow` that writes its rows into files of a table, and yields each `DataFile` as JSON."""
-
-    spec: FileSpec
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Write one partition's rows."""
-        with FileWriter(self.spec) as writer:
-            for batch in batches:
-                writer.write(batch)
-            texts = [json.dumps(asdict(file)) for file in writer.close()]
-        yield pa.record_batch([pa.array(texts, pa.string())], schema=FILE_SCHEMA)
 
 
 @contextmanager

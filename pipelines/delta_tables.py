@@ -129,7 +129,7 @@ class DeltaHandle:
         return max((greatest_key(batch.column(0)) for batch in scan_table(self._table, [column])), default=0)
 
     def commits(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
-        """Yield what the latest commits say of themselves, the newest first.
+        """Yield what the latest commits say of themselves, and their `version`, the newest first.
 
         `DeltaTable.history` lists nothing where the table's path holds ``?`` or ``#``, so a local log is read here.
         """
@@ -164,8 +164,8 @@ class DeltaHandle:
 def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
     """Return which streams a fact table received: for each pipeline's name its `stream` and `source`.
 
-    The table's property `headrace.streams` holds them as JSON, as of the version last read; each commit of facts of a
-    stream that it does not hold yet adds it.
+    The table's property `headrace.streams` holds them as JSON. The first facts of a stream are committed together with
+    its entry.
 
     Raises
     ------

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Found", "FoundFile", "LeftOut", "discover", "examine", "fingerprint", "name_matcher"]
+__all__ = ["Found", "FoundFile", "LeftOut", "date_of", "discover", "examine", "fingerprint", "name_matcher"]
 
 _HIDDEN = (".", "_")
 _LATEST = 2**63 - 1
@@ -135,7 +135,7 @@ def examine(folder: str, name: str) -> FoundFile | None:
         return None
     except OSError as error:
         raise SourceFileError(_unreadable(f"the file {name!r} of {folder}", error)) from error
-    return FoundFile(name, status.st_size, _date(status)) if stat.S_ISREG(status.st_mode) else None
+    return FoundFile(name, status.st_size, date_of(status)) if stat.S_ISREG(status.st_mode) else None
 
 
 def fingerprint(folder: str, file: FoundFile) -> str | None:
@@ -154,7 +154,7 @@ def fingerprint(folder: str, file: FoundFile) -> str | None:
             status = os.fstat(stream.fileno())
     except OSError:
         return None
-    same = (status.st_size, _date(status)) == (file.size, file.mtime_ns)
+    same = (status.st_size, date_of(status)) == (file.size, file.mtime_ns)
     return digest.hexdigest()[:32] if same else None
 
 
@@ -240,7 +240,7 @@ def _add_file(entry: os.DirEntry[str], name: str, found: _Listing) -> None:
         return
     found.names.append(name)
     found.sizes.append(status.st_size)
-    found.mtimes.append(_date(status))
+    found.mtimes.append(date_of(status))
 
 
 def _require_text(entry: os.DirEntry[str]) -> None:
@@ -257,7 +257,11 @@ def _require_text(entry: os.DirEntry[str]) -> None:
         ) from error
 
 
-def _date(status: os.stat_result) -> int:
+def date_of(status: os.stat_result) -> int:
+    """Return a modification time in nanoseconds since 1970, of dates that 64 bits cannot hold the latest that they can.
+
+    A file planned by one process is compared with what another one sees, so all of them take dates from here.
+    """
     return min(status.st_mtime_ns, _LATEST)
 
 

@@ -1,6 +1,6 @@
 """Every error of the pipelines layer: starting Spark, reading a pipeline file, the run catalog, a batch.
 
-An error that the user can mend also derives from `InputError`; one that says the loaded data broke a promise
+An error that the user can correct also derives from `InputError`; one that says the loaded data broke a promise
 derives from `QualityError`.
 """
 

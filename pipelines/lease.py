@@ -1,4 +1,4 @@
-"""Leases in the run catalog: one live run at a time writes a pipeline's tables, or infers members of a dimension.
+"""Leases in the run catalog: one live run at a time loads a pipeline, or compares the keys of a fact table.
 
 A lease is renewed by a thread while its holder lives. It can be taken over when its time is up, or at once when the
 holder was a process of this machine that has ended. A holder that lost its lease (it was suspended for long) is told so
@@ -41,7 +41,7 @@ class Leases:
     catalog
         The run catalog.
     names
-        What is to be held, such as ``pipeline:flights`` or ``dimension:/warehouse/dim_plane``.
+        What is to be held, such as ``pipeline:/shop/.headrace/orders/checkpoint`` or ``facts:/shop/warehouse/orders``.
     seconds
         How long a lease lasts without being renewed; it is renewed three times in that span.
     clock

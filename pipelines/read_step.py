@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from headrace.pipelines.discovery import date_of
 from headrace.pipelines.errors import SourceFileError
 from headrace.pipelines.frame import FILE, MALFORMED, MALFORMED_TYPE, NOTE, RECORD_NUMBER, STATE, State, source_schema
 from headrace.pipelines.source_format import record_format
@@ -122,7 +123,7 @@ def _refuse_changed(row: dict[str, Any]) -> None:
             f"{row['path']} was planned for this batch, but cannot be found now ({error.strerror}); put it back, or "
             f"leave it out with: headrace source skip PIPELINE {row['file']}"
         ) from error
-    if (seen.st_size, seen.st_mtime_ns) != (row["size"], row["mtime_ns"]):
+    if (seen.st_size, date_of(seen)) != (row["size"], row["mtime_ns"]):
         raise SourceFileError(
             f"{row['path']} changed while the batch was loading (it had {row['size']:,} bytes and has "
             f"{seen.st_size:,}); nothing of the batch was loaded. Write files elsewhere, move them here when they are "

@@ -177,7 +177,7 @@ def run(
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)
             _finish_replaced(protocol, replaced_stream(config, ledger, facts))
             intake = Intake(config.source, config.trigger, ledger)
-            frame_of = partial(piece_frame, started, config.source.path)
+            frame_of = partial(piece_frame, started, config.source)
             loop = BatchLoop(config.source.path, ledger, intake, protocol, frame_of, on_batch=on_batch, hook=step)
             return _Run(prepared, catalog, number, loop, intake).to_the_end(follow=follow)
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.errors import PipelineFileError, SourceFileError
 from headrace.pipelines.frame import PIECES
+from headrace.pipelines.source_format import record_format
+from headrace.storage.records import RecordFileError, split
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,10 +21,12 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.config import SourceConfig
     from headrace.pipelines.discovery import FoundFile
+    from headrace.storage.records import RecordFormat
 
 __all__ = ["check_source", "option_text", "piece_frame", "spread"]
 
-_LEAST_BYTES: Final = 4 << 20
+_LEAST_BYTES: Final = 16 << 20  # dividing a file takes a pass over it, which pays for large files only
+_PIECES_OF_A_CORE: Final = 2
 
 
 def check_source(source: SourceConfig) -> None:
@@ -44,18 +48,40 @@ def check_source(source: SourceConfig) -> None:
         raise PipelineFileError(f"source.path: the folder {source.path} may not be read; change its permissions")
 
 
-def piece_frame(spark: SparkSession, folder: str, files: Sequence[FoundFile]) -> DataFrame:
-    """Return the pieces of files as a frame with the columns `PIECES`, spread over the cores by their size."""
-    rows: list[dict[str, Any]] = [
-        {
-            "file": file.name, "path": f"{folder}/{file.name}", "start": 0, "stop": file.size,
-            "first_record": 1, "size": file.size, "mtime_ns": file.mtime_ns,
-        }
-        for file in files
-    ]  # fmt: skip
-    parts = spread([row["stop"] - row["start"] for row in rows], spark.sparkContext.defaultParallelism)
+def piece_frame(spark: SparkSession, source: SourceConfig, files: Sequence[FoundFile]) -> DataFrame:
+    """Return the pieces of files as a frame with the columns `PIECES`, spread over the cores by their size.
+
+    Raises
+    ------
+    SourceFileError
+        If a file cannot be divided, since it cannot be read.
+    """
+    cores = spark.sparkContext.defaultParallelism
+    each = max(_LEAST_BYTES, sum(file.size for file in files) // (cores * _PIECES_OF_A_CORE))
+    form = record_format(source)
+    rows = [row for file in files for row in _pieces(source.path, file, form, each)]
+    parts = spread([row["bytes"] for row in rows], cores)
     batches = [pa.RecordBatch.from_pylist([rows[index] for index in part], PIECES) for part in parts]
     return spark.createDataFrame(pa.Table.from_batches(batches, PIECES))
+
+
+def _pieces(folder: str, file: FoundFile, form: RecordFormat, bytes_each: int) -> list[dict[str, Any]]:
+    """Return the pieces of a file as rows of `PIECES`, with the bytes of each."""
+    path = f"{folder}/{file.name}"
+    try:
+        pieces = split(path, form, bytes_each)
+    except RecordFileError as error:
+        raise SourceFileError(
+            f"{error}. Repair the file, or leave it out with: headrace source skip PIPELINE {file.name}"
+        ) from error
+    same = {"file": file.name, "path": path, "size": file.size, "mtime_ns": file.mtime_ns}
+    return [
+        {
+            **same, "start": piece.start, "stop": file.size if piece.stop is None else piece.stop,
+            "first_record": piece.first_record, "bytes": file.size // len(pieces),
+        }
+        for piece in pieces
+    ]  # fmt: skip
 
 
 def spread(sizes: Sequence[int], parts: int) -> list[list[int]]:

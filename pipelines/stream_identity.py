@@ -80,7 +80,7 @@ def _check_registry(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle, 
         raise LedgerError(_lost(config) if ledger.is_new else _foreign(config, ledger, entry["stream"]))
     if entry is not None or not ledger.is_new:
         return
-    if ran_before and not registry and facts.latest().version > 0:
+    if ran_before and not registry and facts.table.file_uris():
         raise LedgerError(_lost(config))
     renamed = _same_source(registry, source_of(config))
     if renamed is not None:

@@ -1,43 +1,47 @@
-"""Parquet and CSV files, alone or by the folder, as rows to load."""
+"""Files of CSV, JSON lines and Parquet, alone or by the folder, as rows to load."""
 
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
-import gzip
 import math
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.storage._duckdb import connect, quoted
 from headrace.storage.columns import fixed_type
-from headrace.storage.encodings import not_utf8
 from headrace.storage.errors import InputError
 from headrace.storage.read_ahead import read_ahead
+from headrace.storage.records import (
+    COMPRESSIONS,
+    SUFFIXES,
+    RecordFormat,
+    compression_of,
+    infer_columns,
+    kind_of,
+    sound_batches,
+    with_delimiter,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
 
-    import duckdb
     import pyarrow.parquet as pq
+
+    from headrace.storage.records import Kind
 
 __all__ = ["Rows", "open_files"]
 
-_PARQUET = (".parquet", ".pq")
-_CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zst")
+_TITLES = {"parquet": "Parquet", "csv": "CSV", "json": "JSON"}
 _BATCH_ROWS = 1 << 17
 _NARROW_BYTES = 16
 _PART_ROWS = 1 << 19
 _THREADS = 2
 _READ_BYTES = 1 << 20
-_HEADER_BYTES = 1 << 20
-_CAUSE_LINES = 3
 _GLOB = re.compile(r"[*?\[]")
 
 
@@ -75,19 +79,23 @@ def open_files(paths: Sequence[Path]) -> Rows:
     Parameters
     ----------
     paths
-        Parquet or CSV files (by their suffix), or folders that hold such files at any depth; names that begin with
-        a dot or an underscore are passed over in folders. In a CSV an empty field is null, and ``""`` an empty text.
+        Files of Parquet, CSV or JSON lines (by their suffix), or folders that hold such files at any depth; names that
+        begin with a dot or an underscore are passed over in folders. The columns of text are those of the first file,
+        with types as `headrace.storage.records.infer_columns` says.
 
     Raises
     ------
     InputError
-        If a path is missing or cannot be read, a folder holds no such file, or both formats occur.
+        If a path is missing or cannot be read, a folder holds no such file, or several formats occur.
     """
     files = [file for path in paths for file in _files_of(path)]
-    formats = {_format_of(file) for file in files}
-    if len(formats) > 1:
-        raise InputError(f"{paths[0]} holds both Parquet and CSV files; load one format at a time")
-    return _parquet(files) if formats == {"parquet"} else _csv(files)
+    kinds = {_kind_of(file) for file in files}
+    if len(kinds) > 1:
+        titles = " and ".join(_TITLES[kind] for kind in _TITLES if kind in kinds)
+        raise InputError(f"{paths[0]} holds both {titles} files; load one format at a time")
+    (kind,) = kinds
+    packed = any(compression_of(file) for file in files)
+    return _parquet(files) if kind == "parquet" and not packed else _records(kind, files)
 
 
 def _files_of(path: Path) -> list[Path]:
@@ -101,7 +109,7 @@ def _files_of(path: Path) -> list[Path]:
     except OSError as error:
         raise InputError(f"cannot read {error.filename or path}: {error.strerror}; check the permissions") from error
     if not found:
-        raise InputError(f"the folder {path} holds no Parquet or CSV file")
+        raise InputError(f"the folder {path} holds no Parquet or CSV file, and no JSON lines")
     return found
 
 
@@ -117,16 +125,15 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 def _wanted(file: Path, folder: Path) -> bool:
     hidden = any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
-    return not hidden and file.name.lower().endswith(_PARQUET + _CSV) and file.is_file()
+    return not hidden and kind_of(file) is not None and file.is_file()
 
 
-def _format_of(file: Path) -> str:
-    name = file.name.lower()
-    if name.endswith(_PARQUET):
-        return "parquet"
-    if name.endswith(_CSV):
-        return "csv"
-    raise InputError(f"{file} is neither Parquet nor CSV by its name ({', '.join(_PARQUET + _CSV)})")
+def _kind_of(file: Path) -> Kind:
+    kind = kind_of(file)
+    if kind is None:
+        known = f"{', '.join(SUFFIXES)}, and {', '.join(COMPRESSIONS)} behind them"
+        raise InputError(f"{file} is neither Parquet nor CSV by its name, nor JSON lines; name it with one of {known}")
+    return kind
 
 
 def _quoted(files: Sequence[Path]) -> str:
@@ -223,82 +230,20 @@ def _bytes_of(batch: pa.RecordBatch) -> int:
     return int(batch.nbytes)
 
 
-def _csv(files: Sequence[Path]) -> Rows:
-    import duckdb  # noqa: PLC0415 - loaded only for CSV
-
-    headers = [_header(file) for file in files]
-    options = (
-        f"{_dialect(headers[0])}, header=true, skip=0, sample_size=-1, allow_quoted_nulls=false, "
-        "union_by_name=true, hive_partitioning=false"
+def _records(kind: Kind, files: Sequence[Path]) -> Rows:
+    """Return the rows of text, or of archives of Parquet, whose columns are those of the first file."""
+    form = RecordFormat(
+        kind, unknown_fields="error", missing_fields="null" if kind == "json" else "error", any_year=True
     )
-    query = f"read_csv({_quoted(files)}, {options})"
-    refused = (duckdb.Error, pa.ArrowException, OSError)  # what DuckDB finds late comes through Arrow
+    if kind == "csv":
+        form = with_delimiter(files[0], form)
+    form = replace(form, columns=infer_columns(files[0], form))
+
+    def batches(file: Path, columns: Sequence[str] | None) -> Generator[pa.RecordBatch]:
+        for batch in sound_batches(file, form):
+            yield batch if columns is None else batch.select(list(columns))
 
     def read(columns: Sequence[str] | None) -> Generator[pa.RecordBatch]:
-        chosen = "*" if columns is None else ", ".join(quoted(name) for name in columns)
-        with connect() as connection:
-            try:
-                yield from read_ahead([lambda: _csv_batches(connection, f"SELECT {chosen} FROM {query}")], _bytes_of)  # noqa: S608 - quoted
-            except refused as error:
-                cause = _other_encoding(files) or _cause(error)
-                raise InputError(f"cannot read {_name(files)} as CSV: {cause}") from error
+        yield from read_ahead((functools.partial(batches, file, columns) for file in files), _bytes_of)
 
-    with connect() as connection:
-        try:
-            schema = connection.sql(f"FROM {query} LIMIT 0").to_arrow_table().schema
-        except duckdb.Error as error:
-            found = (_ragged_line(connection, file, header) for file, header in zip(files, headers, strict=True))
-            cause = _other_encoding(files) or next((text for text in found if text), _cause(error))
-            raise InputError(f"cannot read {_name(files)} as CSV: {cause}") from error
-    return Rows(_name(files), schema, read, query=query, files=files)
-
-
-def _csv_batches(connection: duckdb.DuckDBPyConnection, query: str) -> Generator[pa.RecordBatch]:
-    yield from connection.sql(query).to_arrow_reader(_BATCH_ROWS)
-
-
-def _other_encoding(files: Sequence[Path]) -> str | None:
-    """Return where the first file that is not UTF-8 is not."""
-    found = ((file, not_utf8(file)) for file in files)
-    return next((f"{file}: {place}" for file, place in found if place), None)
-
-
-def _header(file: Path) -> str:
-    with contextlib.ExitStack() as stack:
-        if file.suffix == ".gz":
-            line = stack.enter_context(gzip.open(file)).readline(_HEADER_BYTES)
-        elif file.suffix == ".zst":
-            line = stack.enter_context(pa.input_stream(str(file), compression="zstd")).read(_HEADER_BYTES)
-        else:
-            line = stack.enter_context(file.open("rb")).readline(_HEADER_BYTES)
-    header = line.split(b"\n")[0].decode("utf-8", errors="replace").strip()
-    if not header:
-        raise InputError(f"{file} does not begin with a line of column names")
-    return header
-
-
-def _delimiter(header: str) -> str:
-    """Return the delimiter that occurs most in a header; a guess from the rows would be led astray by ragged ones."""
-    return max((",", ";", "\t", "|"), key=header.count)
-
-
-def _dialect(header: str) -> str:
-    return f"delim='{_delimiter(header)}', quote='\"', escape='\"'"
-
-
-def _ragged_line(connection: duckdb.DuckDBPyConnection, file: Path, header: str) -> str | None:
-    """Return what is wrong with the first line that does not fit the header; DuckDB's guess of types names no line."""
-    import duckdb  # noqa: PLC0415 - loaded only for CSV
-
-    names = next(csv.reader([header], delimiter=_delimiter(header)))
-    columns = ", ".join(f"'c{number}': 'VARCHAR'" for number in range(len(names)))
-    options = f"{_dialect(header)}, header=true, auto_detect=false, columns={{{columns}}}"
-    try:
-        connection.sql(f"SELECT count(*) FROM read_csv({_quoted([file])}, {options})").fetchall()  # noqa: S608 - quoted
-    except duckdb.Error as error:
-        return _cause(error)
-    return None
-
-
-def _cause(error: Exception) -> str:
-    return "; ".join(line.strip() for line in str(error).splitlines()[:_CAUSE_LINES] if line.strip())
+    return Rows(_name(files), form.columns, read, files=files)

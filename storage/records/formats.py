@@ -68,8 +68,8 @@ class RecordFormat:
     missing_fields
         ``"error"`` or ``"null"``: whether a declared column or field that is not there is refused, or null.
     any_year
-        Keep dates and times of Parquet as they are where the type is the declared one, even outside the years 1 to 9999,
-        which Python and Spark cannot show.
+        Keep dates and times of Parquet as they are where the type is the declared one, even outside the years 1 to
+        9999, which Python and Spark cannot show.
 
     Raises
     ------

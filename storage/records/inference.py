@@ -153,7 +153,7 @@ def _all_zoned(fields: Fields, form: RecordFormat) -> bool:
 def _csv(path: str, form: RecordFormat) -> pa.Schema:
     names = read_heading(path, form)
     if names is None:
-        raise RecordFileError(f"{path} is empty: a CSV begins with a record of column names")
+        raise RecordFileError(f"{path} does not begin with a line of column names: it is empty")
     _refuse_repeated(path, names)
     guesses = [_Guess() for _ in names]
     taken = 0

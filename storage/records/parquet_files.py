@@ -12,7 +12,9 @@ import pyarrow.parquet as pq
 
 from headrace.storage.errors import RecordFileError
 from headrace.storage.records.csv_files import column_places
+from headrace.storage.records.formats import compression_of
 from headrace.storage.records.records import Records, Rejections
+from headrace.storage.records.sources import unpacked
 from headrace.storage.records.values import Converted, clock_reasons, packed, timestamps, type_name
 
 if TYPE_CHECKING:
@@ -44,7 +46,10 @@ def parquet_schema(path: str) -> pa.Schema:
 
 
 def _opened(path: str) -> pq.ParquetFile:
-    return pq.ParquetFile(path, pre_buffer=False, buffer_size=_READ_BYTES, coerce_int96_timestamp_unit="us")
+    """Open a file; an archive is unpacked in memory."""
+    packed = compression_of(path) is not None
+    source = pa.BufferReader(unpacked(path)) if packed else path
+    return pq.ParquetFile(source, pre_buffer=False, buffer_size=_READ_BYTES, coerce_int96_timestamp_unit="us")
 
 
 def _schema(file: pq.ParquetFile) -> pa.Schema:

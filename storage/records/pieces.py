@@ -94,7 +94,7 @@ def _texts(path: StrPath, form: RecordFormat, bytes_each: int) -> Iterator[Piece
         while True:
             if form.kind == "csv":
                 place = (reader.data, reader.position, reader.size, reader.final)
-                found, end, _ = _csv_kernels.count_records(*place, *dialect(form), _ALL)
+                found, end, _ = _csv_kernels.count_records(*place, *dialect(form), _ALL, reader.marks)
             else:
                 found, end = _json_kernels.count_lines(reader.data, reader.position, reader.size, reader.final)
             reader.position = end

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.records.formats import RecordFormat, StrPath
 
-__all__ = ["BlockReader", "is_utf8", "open_text", "reading"]
+__all__ = ["BlockReader", "is_utf8", "open_text", "reading", "unpacked"]
 
 _BOM = b"\xef\xbb\xbf"
 _TITLES = {"csv": "CSV", "json": "JSON lines", "parquet": "Parquet"}
@@ -47,7 +47,7 @@ codecs.register_error(_UNKNOWN, _mark)
 
 def is_utf8(encoding: str) -> bool:
     """Return whether text in an encoding need not be translated."""
-    return codecs.lookup(encoding).name in {"utf-8", "utf-8-sig", "ascii"}
+    return codecs.lookup(encoding).name in {"utf-8", "utf-8-sig"}
 
 
 @contextlib.contextmanager
@@ -67,6 +67,8 @@ def reading(path: StrPath, kind: str) -> Iterator[None]:
         raise RecordFileError(f"there is no file {path}; it was moved or removed") from error
     except PermissionError as error:
         raise RecordFileError(f"{path} may not be read; change its permissions") from error
+    except OverflowError as error:
+        raise RecordFileError(f"cannot read {path} as {_TITLES[kind]}: {error}") from error
     except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         cause = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise RecordFileError(
@@ -74,7 +76,7 @@ def reading(path: StrPath, kind: str) -> Iterator[None]:
         ) from error
 
 
-def _unpacked(path: Path) -> Any:
+def _opened(path: Path) -> Any:
     """Open a file's bytes, unpacked."""
     compression = compression_of(path)
     if compression is not None and path.stat().st_size == 0:
@@ -90,6 +92,12 @@ def _unpacked(path: Path) -> Any:
     if compression == ".zst":
         return pa.input_stream(str(path), compression="zstd")
     return path.open("rb", buffering=0)
+
+
+def unpacked(path: StrPath) -> bytes:
+    """Return all bytes of a file, unpacked."""
+    with _opened(Path(path)) as source:
+        return bytes(source.read())
 
 
 class _Translated(io.RawIOBase):
@@ -122,7 +130,7 @@ class _Translated(io.RawIOBase):
 
 def open_text(path: StrPath, form: RecordFormat) -> Any:
     """Open a file as unpacked UTF-8; what is returned has `readinto`, `read` and `close`."""
-    source = _unpacked(Path(path))
+    source = _opened(Path(path))
     return source if is_utf8(form.encoding) else _Translated(source, form.encoding)
 
 
@@ -143,25 +151,33 @@ class BlockReader:
             source.seek(start)
         self._left = stop - start if stop is not None else None
         self.data: NDArray[np.uint8] = np.empty(_BLOCK_BYTES, dtype=np.uint8)
+        self._marks = np.empty(0, dtype=np.int32)
         self.position = self.size = 0
         self.final = False
         self.fill()
         if start == 0 and bytes(self.data[: len(_BOM)]) == _BOM and self.size >= len(_BOM):
             self.position = len(_BOM)
 
+    @property
+    def marks(self) -> NDArray[np.int32]:
+        """Room for the places of bytes in the buffer."""
+        if len(self._marks) < len(self.data) + 3:
+            self._marks = np.empty(len(self.data) + 3, dtype=np.int32)
+        return self._marks
+
     def fill(self) -> None:
         """Read on behind what has not been taken; the buffer grows if that takes up most of it.
 
         Raises
         ------
-        RecordFileError
-            If a single record is larger than 2 GiB.
+        OverflowError
+            If a single record is larger than 1 GiB.
         """
         held = self.size - self.position
         room = self.data
         if 2 * held > len(self.data):
             if 2 * len(self.data) > _MOST_BYTES:
-                raise RecordFileError("a record is larger than 1 GiB; a quote or the end of a line may be missing")
+                raise OverflowError("a record is larger than 1 GiB; a quote or the end of a line may be missing")
             room = np.empty(2 * len(self.data), dtype=np.uint8)
         room[:held] = self.data[self.position : self.size]
         self.data, self.position, self.size = room, 0, held

