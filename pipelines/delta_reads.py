@@ -47,13 +47,7 @@ def scan_table(table: DeltaTable, columns: Sequence[str]) -> pa.RecordBatchReade
     wanted = pa.schema([schema.field(name).remove_metadata() for name in columns])
     if _needs_scan(table):
         _refuse_far_times(table, wanted)
-        reader = pa.RecordBatchReader.from_stream(table.scan(columns=list(columns)))
-    else:
-        from pyarrow.dataset import ParquetReadOptions  # noqa: PLC0415 - heavy
-
-        dataset = table.to_pyarrow_dataset(parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
-        reader = dataset.scanner(columns=list(columns)).to_reader()
-    return pa.RecordBatchReader.from_batches(wanted, _batches(table, reader, wanted))
+    return pa.RecordBatchReader.from_batches(wanted, _batches(table, wanted))
 
 
 def feed_is_exact(table: DeltaTable, first: int, last: int, columns: Sequence[str]) -> bool:
@@ -99,18 +93,27 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _batches(table: DeltaTable, reader: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield batches in a schema; a failure names table and version."""
     from deltalake.exceptions import DeltaError  # noqa: PLC0415 - heavy
 
     try:
-        for batch in reader:
+        for batch in _reader(table, schema.names):
             yield _as(batch, schema)
     except (DeltaError, OSError, pa.ArrowException) as error:
         raise DeltaTableError(
             f"the Delta table {table.table_uri} cannot be read at version {table.version()}: {error}; restore its "
-            "files, or run `VACUUM` with a longer retention in future"
+            "files, or drop the feature that the message names (ALTER TABLE ... DROP FEATURE ...)"
         ) from error
+
+
+def _reader(table: DeltaTable, columns: list[str]) -> pa.RecordBatchReader:
+    if _needs_scan(table):
+        return pa.RecordBatchReader.from_stream(table.scan(columns=columns))
+    from pyarrow.dataset import ParquetReadOptions  # noqa: PLC0415 - heavy
+
+    dataset = table.to_pyarrow_dataset(parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+    return dataset.scanner(columns=columns).to_reader()
 
 
 def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

@@ -1,6 +1,7 @@
 """What `dimension check` and `dimension repair` say of broken dimensions, against plain Python."""
 
 from collections import Counter, defaultdict
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -9,6 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from headrace.pipelines.config import load_pipeline
 from headrace.pipelines.dimension_tables import check_dimension, create_dimension, plan_repair
+from headrace.pipelines.errors import DeltaTableError
 
 UNIQUE = "surrogate keys are unique"
 NATURAL = "natural keys are unique"
@@ -138,6 +140,18 @@ def test_a_member_that_no_replica_holds_is_found(sound):
     add_members(sound, (2_000, "k" * 17_000, None), (2_001, "long", "y" * 70_000))
     rule = "replicas hold the members, which need at most 65536 bytes, and 16384 for their keys"
     assert found(sound)[rule] == 2
+
+
+@pytest.mark.parametrize(("code", "note"), [("k" * 17_000, "x"), ("long", "y" * 70_000)])
+def test_create_refuses_a_member_that_no_replica_holds(config, code, note):
+    with pytest.raises(DeltaTableError, match=f"dimension 'k': the row {code[:9]}.* bytes of a page"):
+        create_dimension(config, "k", pa.table({"code": ["AAA", code], "note": ["x", note]}))
+    assert not Path(config.dimensions["k"].path).exists()
+
+
+def test_create_takes_long_members(config):
+    create_dimension(config, "k", pa.table({"code": ["k" * 5_000, "b"], "note": ["x", "y" * 10_000]}))
+    assert found(config) == {}
 
 
 def test_nothing_is_changed(sound):

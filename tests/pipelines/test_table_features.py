@@ -435,12 +435,15 @@ def test_a_missing_column_is_told_with_the_statement_that_adds_it(world, spark, 
     prepare(config, 1)
 
 
-def test_names_that_differ_by_case_only_are_refused_before_a_dimension_is_made(world):
-    world.options["source"] = {"format": "csv", "path": "in", "schema": {**SOURCE, "A_key": "bigint"}}
-    config, before = load_pipeline(world.pipeline), world.listing()
-    with pytest.raises(PipelineFileError, match="'A_key' and 'a_key', which differ by case only"):
-        prepare(config, 1)
-    assert world.listing() == before == {}
+def test_names_that_differ_by_case_only_are_refused_before_anything_is_written(world, spark):
+    spark.sql(f"CREATE TABLE delta.`{world.path('fact')}` USING delta AS SELECT 1L AS ID")
+    before = world.listing()
+    with pytest.raises(DeltaTableError, match="no column 'id', but 'ID': names that differ by case only"):
+        prepare(load_pipeline(world.pipeline), 1)
+    world.options["source"] = {"format": "csv", "path": "in", "schema": {**SOURCE, "ID": "bigint"}}
+    with pytest.raises(PipelineFileError, match="'id' and 'ID' differ by case only"):
+        prepare(load_pipeline(world.pipeline), 1)
+    assert world.listing() == before
 
 
 def test_a_partitioning_that_the_table_does_not_have_is_refused(world):
