@@ -1,41 +1,56 @@
-"""What all operators share: the protocol's calls, binding to the stream, the queue of work, the counters."""
+"""Base classes of the operators: the handle that the user holds, and the algorithm that does the work.
+
+`StreamJoin` checks calls and owns the work queue. `JoinAlgorithm` owns everything else: relation, memory, buffers.
+Tasks in the queue refer to the algorithm, and nothing refers back to the handle or the queue. So there is no reference
+cycle, and a dropped operator frees its memory at once.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 
 from headrace.joins._counters import Counters
-from headrace.joins._emit import Emitter, check_how, output_schema
-from headrace.joins._relation import TableLike, open_relation
-from headrace.joins._waits import OperatorTime, WaitRecord
-from headrace.joins.errors import FinishedError, JoinInputError, StreamSchemaError
+from headrace.joins._emit import Emitter, How, check_how, output_schema
+from headrace.joins._relation import Relation, TableLike, open_relation
+from headrace.joins._waits import CompletionLog, OperatorTime, WaitRecord
+from headrace.joins.errors import ClosedError, FinishedError, JoinInputError, StreamSchemaError
 from headrace.joins.memory import MemoryBudget
-from headrace.joins.predicates import Bound, On, as_predicate
-from headrace.joins.protocol import Output, Work
+from headrace.joins.predicates import Bound, On, Predicate, as_predicate
+from headrace.joins.protocol import Output, Progress, WorkQueue
+from headrace.joins.stats import JoinStats, MemoryUse
 from headrace.storage.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from headrace.joins._input_buffer import Arrivals
-    from headrace.joins.stats import JoinStats
     from headrace.storage.reader import PageReader
     from headrace.storage.snapshot import Snapshot
 
-__all__ = ["StreamJoin"]
+__all__ = ["JoinAlgorithm", "JoinParameters", "StreamJoin"]
 
 
-class StreamJoin(ABC):
-    """Base of the operators. See `joins.protocol.Operator` for the calls and each operator for its parameters."""
+@dataclass(frozen=True, slots=True)
+class JoinParameters:
+    """Parameters that all operators share, checked. See `headrace.joins.SSIJ` for their meaning."""
 
-    def __init__(
-        self,
+    relation: Relation
+    predicate: Predicate
+    how: How
+    columns: list[str]
+    memory: int
+    deadline: float | None
+    clock: Callable[[], float] | None
+
+    @classmethod
+    def check(
+        cls,
         table: TableLike | Snapshot,
         on: On,
         how: str,
@@ -45,93 +60,79 @@ class StreamJoin(ABC):
         deadline: float | str | None,
         reader: PageReader | None,
         clock: Callable[[], float] | None,
-    ) -> None:
-        self.relation = open_relation(table, reader)
-        self.predicate = as_predicate(on)
-        self.predicate.check(self.relation.snapshot.codec)
-        self.how = check_how(how)
-        self.columns = self._chosen(columns)
-        self.deadline = None if deadline is None else parse_duration(deadline)
-        self.budget = MemoryBudget(parse_memory(memory))
-        self.counters = Counters()
-        self.waits = WaitRecord(self.deadline)
-        if clock is not None and not callable(clock):
-            raise JoinInputError(f"`clock` is a function that returns seconds, not {clock!r}")
-        self.time = OperatorTime(clock)
-        self._work = Work(clock or time.monotonic)
-        self._bound: Bound | None = None
-        self._emitter: Emitter | None = None
-        self._stream: pa.Schema | None = None
-        self._finished = False
-        self._latest = -math.inf
-
-    # The protocol
-
-    def push(self, batch: pa.RecordBatch, *, side: str = "stream", at: float | None = None) -> Output:
-        """Take a batch of the stream and return what became ready.
-
-        Parameters
-        ----------
-        batch
-            Stream tuples. All batches have the same schema.
-        side
-            ``"stream"``; the relation does not arrive.
-        at
-            When the batch arrived, in seconds of the operator's clock; now if not given. Batches are pushed in the
-            order in which they arrived.
+    ) -> Self:
+        """Return the parameters as given to an operator.
 
         Raises
         ------
-        StreamSchemaError
-            If what is pushed is not a record batch, lacks the join column, or its schema differs from the one before.
-        KeyInputError
-            If the join column has a type that can never equal the key's.
         JoinInputError
-            If the side or the time is none.
-        FinishedError
-            After `finish`.
+            If a parameter cannot be used.
+        SchemaError
+            If the table lacks one of the columns.
         """
-        self._open()
-        if side != "stream":
-            raise JoinInputError(f"this join has one streaming side, 'stream', not {side!r}")
-        _refuse_other(batch)
-        _check_time(at)
+        relation, predicate = open_relation(table, reader), as_predicate(on)
+        predicate.check(relation.snapshot.codec)
+        how = check_how(how)
+        layout = relation.snapshot.layout
+        if columns is None:
+            columns = [name for name in layout.schema.names if name not in predicate.equated]
+        if clock is not None and not callable(clock):
+            raise JoinInputError(f"`clock` is a function that returns seconds, not {clock!r}")
+        seconds = None if deadline is None else parse_duration(deadline)
+        return cls(relation, predicate, how, layout.select(columns), parse_memory(memory), seconds, clock)
+
+
+class JoinAlgorithm(ABC):
+    """A join algorithm with everything that it holds: relation, memory budget, buffers, statistics.
+
+    Parameters
+    ----------
+    parameters
+        Parameters of the join.
+    """
+
+    def __init__(self, parameters: JoinParameters) -> None:
+        self.relation = parameters.relation
+        self.predicate = parameters.predicate
+        self.how = parameters.how
+        self.columns = parameters.columns
+        self.deadline = parameters.deadline
+        self.budget = MemoryBudget(parameters.memory)
+        self.counters = Counters()
+        self.waits = WaitRecord(self.deadline)
+        self.time = OperatorTime(parameters.clock)
+        self.progress = Progress(parameters.clock or time.monotonic)
+        self.completed = CompletionLog(self.counters, self.waits, self.time).note
+        self._bound: Bound | None = None
+        self._emitter: Emitter | None = None
+        self._stream: pa.Schema | None = None
+        self._latest = -math.inf
+
+    # Calls of the operator
+
+    def push(self, batch: pa.RecordBatch, at: float | None) -> Iterator[pa.RecordBatch]:
+        """Return the task of joining a batch that arrived at `at`."""
         self._latest = max(self._latest, self.time.reach(at))
         self._bind(batch.schema)
         self.counters.batches_in += 1
         self.counters.rows_in += len(batch)
-        return self._work.start(self._counted(self._consume(batch, self._latest)))
+        return self.counted(self._consume(batch, self._latest))
 
-    def tick(self, now: float | None = None) -> Output:
-        """Return what became due without an arrival.
-
-        Parameters
-        ----------
-        now
-            Time in seconds of the operator's clock; the clock's if not given.
-
-        Raises
-        ------
-        JoinInputError
-            If the time is none.
-        FinishedError
-            After `finish`.
-        """
-        self._open()
-        _check_time(now)
+    def tick(self, now: float | None) -> Iterator[pa.RecordBatch]:
+        """Return the task of doing what is due at `now`."""
         self.time.reach(now)
-        return self._work.start(self._counted(self._due_work()))
+        return self.counted(self._due_work())
 
-    def flush(self) -> Output:
-        """Return the results of all that was pushed so far; the operator goes on."""
-        self._open()
-        return self._work.start(self._counted(self._drain()))
+    def drain(self) -> Iterator[pa.RecordBatch]:
+        """Return the task of completing all tuples that are held."""
+        return self.counted(self._drain())
 
-    def finish(self) -> Output:
-        """Return the rest; afterwards the operator takes nothing more."""
-        self._open()
-        self._finished = True
-        return self._work.start(self._counted(self._drain()))
+    def counted(self, results: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the results of a task and count them."""
+        for batch in results:
+            self.counters.batches_out += 1
+            self.counters.rows_out += len(batch)
+            yield batch
 
     def output_schema(self, stream: pa.Schema) -> pa.Schema:
         """Return the schema of the results for a stream of this schema."""
@@ -139,15 +140,18 @@ class StreamJoin(ABC):
 
     @property
     def due(self) -> float | None:
-        """Time at which `tick` is to be called at the latest; None if nothing waits for it."""
+        """Latest time for the next call of `tick`; None if nothing waits for it."""
         return None
+
+    def close(self) -> None:  # noqa: B027 - most algorithms hold nothing but memory
+        """Stop threads and free what is not memory."""
+
+    # Steps of the algorithm
 
     @property
     @abstractmethod
     def stats(self) -> JoinStats:
-        """What was counted so far."""
-
-    # What an operator does
+        """Statistics so far."""
 
     @abstractmethod
     def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
@@ -159,49 +163,38 @@ class StreamJoin(ABC):
 
     @abstractmethod
     def _rebound(self) -> None:
-        """Take note of the stream's schema, or of another snapshot."""
+        """Adapt to the stream's schema or to another snapshot."""
+
+    @abstractmethod
+    def _output_nbytes(self) -> int:
+        """Return the largest size of a result batch in bytes."""
 
     def _due_work(self) -> Iterator[pa.RecordBatch]:
-        """Do what became due."""
+        """Do what is due."""
         return iter(())
 
-    # Helpers
+    # State
 
     @property
     def snapshot(self) -> Snapshot:
-        """The relation that is joined with now."""
+        """Current snapshot of the relation."""
         return self.relation.snapshot
 
     @property
     def bound(self) -> Bound:
-        """The predicate, once the stream's schema is known."""
+        """Bound predicate. Available once the stream's schema is known."""
         assert self._bound is not None
         return self._bound
 
     @property
     def emitter(self) -> Emitter:
-        """The maker of results, once the stream's schema is known."""
+        """Emitter of result batches. Available once the stream's schema is known."""
         assert self._emitter is not None
         return self._emitter
 
-    def completed(self, arrival: Arrivals, rows: int) -> None:
-        """Note that the join of so many tuples is complete."""
-        self.counters.rows_done += rows
-        self.waits.note(arrival, rows, self.time.now())
-
-    def _open(self) -> None:
-        if self._finished:
-            raise FinishedError("the join is finished; make a new operator")
-
-    def _chosen(self, columns: Sequence[str] | None) -> list[str]:
-        layout = self.relation.snapshot.layout
-        if columns is None:
-            columns = [name for name in layout.schema.names if name not in self.predicate.equated]
-        return layout.select(columns)
-
     def _bind(self, stream: pa.Schema) -> None:
         if self._stream is None:
-            _check_movable(stream)
+            _check_takeable(stream)
             self._bound = self.predicate.bind(self.relation.snapshot.codec, stream)
             self._stream = stream
             self._rebind()
@@ -212,25 +205,15 @@ class StreamJoin(ABC):
             )
 
     def _rebind(self) -> None:
-        """Make what depends on both the stream's schema and the snapshot."""
+        """Build what depends on both the stream's schema and the snapshot."""
         if self._stream is None:
             return
         schema = self.output_schema(self._stream)
         self._emitter = Emitter(self.snapshot, self.columns, schema, self._output_nbytes())
         self._rebound()
 
-    @abstractmethod
-    def _output_nbytes(self) -> int:
-        """Return how large a result batch may be."""
-
-    def _counted(self, results: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in results:
-            self.counters.batches_out += 1
-            self.counters.rows_out += len(batch)
-            yield batch
-
     def _base_stats(self) -> dict[str, Any]:
-        """Return the values of `JoinStats`' fields."""
+        """Return the values of the fields of `JoinStats`."""
         counters = self.counters
         return {
             "rows_in": counters.rows_in,
@@ -243,12 +226,151 @@ class StreamJoin(ABC):
             "pages_read": counters.pages_read,
             "seeks": counters.seeks,
             "read_seconds": counters.read_seconds,
-            "busy_seconds": self._work.busy_seconds,
+            "busy_seconds": self.progress.busy_seconds,
             "rows_held": counters.rows_in - counters.rows_done,
             "longest_wait": self.waits.longest,
             "deadline_misses": self.waits.misses,
             "memory": self.budget.use(),
         }
+
+
+AlgorithmT = TypeVar("AlgorithmT", bound=JoinAlgorithm)
+
+
+class StreamJoin(ABC, Generic[AlgorithmT]):
+    """Base of the operators. See `headrace.joins.Operator` for the calls and each operator for its parameters.
+
+    Parameters
+    ----------
+    algorithm
+        Algorithm that does the work.
+    """
+
+    def __init__(self, algorithm: AlgorithmT) -> None:
+        self._algorithm: AlgorithmT | None = algorithm
+        self._work = WorkQueue(algorithm.progress)
+        self._finished = False
+        self._last_stats: JoinStats | None = None
+
+    def push(self, batch: pa.RecordBatch, *, side: str = "stream", at: float | None = None) -> Output:
+        """Take a batch of the stream and return the results that are ready.
+
+        Parameters
+        ----------
+        batch
+            Stream tuples. All batches have the same schema.
+        side
+            ``"stream"``. The relation does not arrive in batches.
+        at
+            Time of arrival in seconds of the operator's clock; by default now. Push batches in order of arrival.
+
+        Raises
+        ------
+        StreamSchemaError
+            If `batch` is not a record batch, lacks the join column, or differs in schema from earlier batches.
+        KeyInputError
+            If the join column has a type that can never equal the key's.
+        JoinInputError
+            If the side or the time is not valid.
+        FinishedError
+            After `finish`.
+        ClosedError
+            After `close`.
+        """
+        algorithm = self._open()
+        if side != "stream":
+            raise JoinInputError(f"this join has one streaming side, 'stream', not {side!r}")
+        _refuse_other(batch)
+        _check_time(at)
+        return self._work.start(algorithm.push(batch, at))
+
+    def tick(self, now: float | None = None) -> Output:
+        """Return the results that are due without an arrival.
+
+        Parameters
+        ----------
+        now
+            Time in seconds of the operator's clock; by default the clock's.
+
+        Raises
+        ------
+        JoinInputError
+            If the time is not valid.
+        FinishedError
+            After `finish`.
+        ClosedError
+            After `close`.
+        """
+        algorithm = self._open()
+        _check_time(now)
+        return self._work.start(algorithm.tick(now))
+
+    def flush(self) -> Output:
+        """Return the results of everything pushed so far. The operator stays open for more."""
+        return self._work.start(self._open().drain())
+
+    def finish(self) -> Output:
+        """Return the remaining results. The operator takes no more batches."""
+        algorithm = self._open()
+        self._finished = True
+        return self._work.start(algorithm.drain())
+
+    def close(self) -> None:
+        """Stop all work, drop results that were not taken, and free the operator's memory. May be called twice."""
+        algorithm = self._algorithm
+        if algorithm is None:
+            return
+        stats = algorithm.stats
+        self._last_stats = replace(stats, memory=MemoryUse(limit=stats.memory.limit, peak=stats.memory.peak))
+        self._algorithm = None
+        try:
+            self._work.close()
+        finally:
+            algorithm.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def output_schema(self, stream: pa.Schema) -> pa.Schema:
+        """Return the schema of the results for a stream of this schema."""
+        return self.algorithm.output_schema(stream)
+
+    @property
+    def due(self) -> float | None:
+        """Latest time for the next call of `tick` to meet the deadlines; None if nothing waits for one."""
+        return None if self._algorithm is None else self._algorithm.due
+
+    @property
+    def stats(self) -> JoinStats:
+        """Statistics so far. They stay readable after `close`."""
+        return self.algorithm.stats if self._last_stats is None else self._last_stats
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds that a tuple may wait; None for no limit."""
+        return self.algorithm.deadline
+
+    @property
+    def algorithm(self) -> AlgorithmT:
+        """Algorithm that does the work, for tests and experiments.
+
+        Raises
+        ------
+        ClosedError
+            After `close`.
+        """
+        if self._algorithm is None:
+            raise ClosedError("the join is closed; make a new operator")
+        return self._algorithm
+
+    def _open(self) -> AlgorithmT:
+        """Return the algorithm, which can still be given work."""
+        if self._algorithm is not None and self._finished:
+            raise FinishedError("the join is finished; make a new operator")
+        return self.algorithm
 
 
 def _columns(schema: pa.Schema) -> str:
@@ -268,8 +390,8 @@ def _check_time(at: object) -> None:
         raise JoinInputError(f"a time is a finite number of seconds on the operator's clock, not {at!r}")
 
 
-def _check_movable(stream: pa.Schema) -> None:
-    """Refuse columns whose rows Arrow cannot pick."""
+def _check_takeable(stream: pa.Schema) -> None:
+    """Refuse columns whose rows Arrow cannot take."""
     for field in stream:
         try:
             pa.array([], field.type).take(pa.array([], pa.int32()))

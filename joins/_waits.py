@@ -10,9 +10,10 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from headrace.joins._counters import Counters
     from headrace.joins._input_buffer import Arrivals
 
-__all__ = ["OperatorTime", "WaitRecord"]
+__all__ = ["CompletionLog", "OperatorTime", "WaitRecord"]
 
 _ROUNDING = 1e-9
 
@@ -68,3 +69,27 @@ class WaitRecord:
         if self._deadline is not None:
             late = np.asarray(arrival) + self._deadline < now - _ROUNDING
             self.misses += int(late.sum()) if late.ndim else int(late) * rows
+
+
+class CompletionLog:
+    """Counts completed tuples and measures how long they waited.
+
+    Parameters
+    ----------
+    counters
+        Running counts of the operator.
+    waits
+        Record of the waits.
+    time
+        Clock of the operator.
+    """
+
+    def __init__(self, counters: Counters, waits: WaitRecord, time: OperatorTime) -> None:
+        self._counters = counters
+        self._waits = waits
+        self._time = time
+
+    def note(self, arrival: Arrivals, rows: int) -> None:
+        """Count tuples whose join is complete."""
+        self._counters.rows_done += rows
+        self._waits.note(arrival, rows, self._time.now())

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from headrace.storage.errors import HeadraceError, InputError, MemoryBudgetError, SchemaError
 
-__all__ = ["FinishedError", "JoinError", "JoinInputError", "JoinStateError", "MemoryBudgetError", "StreamSchemaError"]
+__all__ = [
+    "ClosedError",
+    "FinishedError",
+    "JoinError",
+    "JoinInputError",
+    "JoinStateError",
+    "MemoryBudgetError",
+    "StreamSchemaError",
+]
 
 
 class JoinError(HeadraceError):
@@ -25,3 +33,7 @@ class JoinStateError(JoinError):
 
 class FinishedError(JoinStateError):
     """The operator was pushed to, ticked or flushed after `finish`."""
+
+
+class ClosedError(JoinStateError):
+    """The operator was used after `close`, or was closed before all of its results were taken."""

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.joins import _result_kernels as kernels
-from headrace.joins._base import StreamJoin
+from headrace.joins._base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins._emit import Matches
 from headrace.joins._sought import find, locate
 from headrace.joins.errors import MemoryBudgetError
@@ -43,30 +43,11 @@ _WORKSPACE_MOST = 16 * 2**20
 _SCRATCH_NBYTES = 96
 
 
-class IndexNestedLoops(StreamJoin):
-    """Joins a stream with a clustered table, one page read at a time.
+class _NestedLoops(JoinAlgorithm):
+    """Looks up one chunk of a batch after the other."""
 
-    Parameters
-    ----------
-    table, on, how, memory, columns, reader, clock
-        As of `headrace.joins.SSIJ`.
-    deadline
-        Counted only: every tuple is complete when the output of its push has been consumed.
-    """
-
-    def __init__(
-        self,
-        table: TableLike | Snapshot,
-        on: On,
-        how: str = "inner",
-        memory: int | str = "32MiB",
-        *,
-        deadline: float | str | None = None,
-        columns: Sequence[str] | None = None,
-        reader: PageReader | None = None,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        super().__init__(table, on, how, memory, columns=columns, deadline=deadline, reader=reader, clock=clock)
+    def __init__(self, parameters: JoinParameters) -> None:
+        super().__init__(parameters)
         snapshot, page = self.snapshot, self.snapshot.page_size
         leaves = len(snapshot.leaf_pages)
         fixed = snapshot.index_nbytes + self.relation.reader.nbytes_at(1)
@@ -176,3 +157,32 @@ class IndexNestedLoops(StreamJoin):
 
     def _output_nbytes(self) -> int:
         return self._workspace // 2
+
+
+class IndexNestedLoops(StreamJoin[_NestedLoops]):
+    """Joins a stream with a clustered table, one page read at a time.
+
+    Parameters
+    ----------
+    table, on, how, memory, columns, reader, clock
+        As of `headrace.joins.SSIJ`.
+    deadline
+        Counted only: every tuple is complete when the output of its push has been consumed.
+    """
+
+    def __init__(
+        self,
+        table: TableLike | Snapshot,
+        on: On,
+        how: str = "inner",
+        memory: int | str = "32MiB",
+        *,
+        deadline: float | str | None = None,
+        columns: Sequence[str] | None = None,
+        reader: PageReader | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        parameters = JoinParameters.check(
+            table, on, how, memory, columns=columns, deadline=deadline, reader=reader, clock=clock
+        )
+        super().__init__(_NestedLoops(parameters))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from headrace.joins._base import StreamJoin
+from headrace.joins._base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins._emit import Matches
 from headrace.joins._input_buffer import InputBuffer, Piece, compact
 from headrace.joins._relation import TableLike, affordable_scan
@@ -51,38 +51,11 @@ _SCRATCH_NBYTES = 64
 _TUPLE_OVERHEAD = 8 + 4 + 1  # arrival, place, mark
 
 
-class MeshJoin(StreamJoin):
-    """Joins a stream with a clustered table by scanning the table over and over.
+class _MeshScan(JoinAlgorithm):
+    """Scans the relation chunk by chunk and joins each chunk with the window."""
 
-    Parameters
-    ----------
-    table, on, how, memory, columns, reader, clock
-        As of `headrace.joins.SSIJ`.
-        Predicates of ranges are refused: the window finds equal keys only.
-    deadline
-        Refused: MeshJoin has no way to meet one.
-    """
-
-    def __init__(
-        self,
-        table: TableLike | Snapshot,
-        on: On,
-        how: str = "inner",
-        memory: int | str = "32MiB",
-        *,
-        deadline: float | str | None = None,
-        columns: Sequence[str] | None = None,
-        reader: PageReader | None = None,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        if deadline is not None:
-            raise JoinInputError("MeshJoin cannot meet deadlines: each tuple waits for a whole scan; use SSIJ")
-        super().__init__(table, on, how, memory, columns=columns, deadline=None, reader=reader, clock=clock)
-        if not isinstance(self.predicate, Equality):
-            raise JoinInputError(
-                f"MeshJoin finds matches by hashing, which {type(self.predicate).__name__} is not made for; "
-                "use SSIJ or IndexNestedLoops"
-            )
+    def __init__(self, parameters: JoinParameters) -> None:
+        super().__init__(parameters)
         snapshot = self.snapshot
         fixed = snapshot.index_nbytes + 4 * len(snapshot.leaf_pages)
         needed = fixed + self.relation.reader.nbytes_at(1) + (_WORKSPACE_PAGES + 2) * snapshot.page_size
@@ -255,3 +228,45 @@ class _Found:
     def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         slots, frames, rows = zip(*self._parts, strict=True)
         return np.concatenate(slots), np.concatenate(frames), np.concatenate(rows)
+
+
+class MeshJoin(StreamJoin[_MeshScan]):
+    """Joins a stream with a clustered table by scanning the table over and over.
+
+    Parameters
+    ----------
+    table, on, how, memory, columns, reader, clock
+        As of `headrace.joins.SSIJ`.
+        Predicates of ranges are refused: the window finds equal keys only.
+    deadline
+        Refused: MeshJoin has no way to meet one.
+    """
+
+    def __init__(
+        self,
+        table: TableLike | Snapshot,
+        on: On,
+        how: str = "inner",
+        memory: int | str = "32MiB",
+        *,
+        deadline: float | str | None = None,
+        columns: Sequence[str] | None = None,
+        reader: PageReader | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        if deadline is not None:
+            raise JoinInputError("MeshJoin cannot meet deadlines: each tuple waits for a whole scan; use SSIJ")
+        parameters = JoinParameters.check(
+            table, on, how, memory, columns=columns, deadline=None, reader=reader, clock=clock
+        )
+        if not isinstance(parameters.predicate, Equality):
+            raise JoinInputError(
+                f"MeshJoin finds matches by hashing, which {type(parameters.predicate).__name__} is not made for; "
+                "use SSIJ or IndexNestedLoops"
+            )
+        super().__init__(_MeshScan(parameters))
+
+    @property
+    def split(self) -> MeshSplit | None:
+        """Division of the memory; None before the first tuple, on whose size it depends."""
+        return self.algorithm.split

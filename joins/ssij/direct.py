@@ -107,7 +107,7 @@ class DirectPhase(ProbingPhase[DirectProbe]):
 
         The stream buffer must have room for what waits.
         """
-        begin, chunks = self._state.busy(), []
+        begin, chunks = self._state.progress.busy_seconds, []
         self._state.counters.online_phases += 1
         self._store.pin(on=True)
         for joined in self._state.workers.stream(self._join, self._parts):
@@ -120,8 +120,9 @@ class DirectPhase(ProbingPhase[DirectProbe]):
             if chunk is not None:
                 self._store.hold(chunk)
         if self._store.tiers.whole is not None:
-            self._store.tiers.whole.advance(sum(len(probe.frame) for probe in self._probes))
-        self._state.counters.online_seconds += self._state.busy() - begin
+            looked_up = sum(len(probe.frame) for probe in self._probes)
+            self._store.tiers.whole.advance(looked_up, self._store.try_make_room)
+        self._state.counters.online_seconds += self._state.progress.busy_seconds - begin
 
     def _probe(self, piece: Piece) -> DirectProbe:
         cache, bound = self._store.cache, self._state.bound

@@ -63,7 +63,7 @@ class JoinPhase:
     def run(self) -> Iterator[pa.RecordBatch]:
         """Read the pages, join each with the tuples that wait for it, and empty the stream buffer."""
         counters, tuple_nbytes = self._state.counters, self._store.stream.tuple_nbytes
-        begin, seeks, pages = self._state.busy(), counters.seeks, counters.pages_read
+        begin, seeks, pages = self._state.progress.busy_seconds, counters.seeks, counters.pages_read
         self._store.grow()
         self._settle(0)
         cached = self._cached_join()
@@ -85,7 +85,7 @@ class JoinPhase:
         self._store.release_stream(self._state.bound.step)
         self._cache.phase_done()
         give_back_freed_memory(tuple_nbytes)
-        seconds = self._state.busy() - begin
+        seconds = self._state.progress.busy_seconds - begin
         planned = self._state.reader.device.cost(counters.seeks - seeks, counters.pages_read - pages)
         self._state.estimate.learn(len(self._leaves), planned, seconds)
         counters.join_phases += 1

@@ -76,7 +76,7 @@ class NearestPhase(ProbingPhase[_Probe]):
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Output what was found and put the tuples that need other pages into the stream buffer, which has room."""
-        begin, probes = self._state.busy(), self._probes
+        begin, probes = self._state.progress.busy_seconds, self._probes
         self._state.counters.online_phases += 1
         self._store.pin(on=True)
         for probe in probes:
@@ -89,7 +89,7 @@ class NearestPhase(ProbingPhase[_Probe]):
         for chunk in map(self._waiting, probes):
             if chunk is not None:
                 self._store.hold(chunk)
-        self._state.counters.online_seconds += self._state.busy() - begin
+        self._state.counters.online_seconds += self._state.progress.busy_seconds - begin
 
     def _probe(self, piece: Piece) -> _Probe:
         sought, valid = self._state.bound.encode(piece.rows)

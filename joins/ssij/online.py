@@ -39,7 +39,7 @@ class OnlinePhase(ProbingPhase[Probe]):
 
         The stream buffer must have room for what waits.
         """
-        begin, probes = self._state.busy(), self._probes
+        begin, probes = self._state.progress.busy_seconds, self._probes
         self._state.counters.online_phases += 1
         self._store.pin(on=True)
         for probe in probes:
@@ -56,7 +56,7 @@ class OnlinePhase(ProbingPhase[Probe]):
         for chunk in (*map(self._single_chunk, probes), *waiting):
             if chunk is not None:
                 self._store.hold(chunk)
-        self._state.counters.online_seconds += self._state.busy() - begin
+        self._state.counters.online_seconds += self._state.progress.busy_seconds - begin
 
     def _probe(self, piece: Piece) -> Probe:
         return self._prober.probe(piece)

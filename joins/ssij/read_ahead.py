@@ -16,7 +16,7 @@ from headrace.storage.read_queue import Reads
 from headrace.storage.reader import ReadReport
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -53,7 +53,7 @@ class _Fetch:
     def __init__(self, reading: Reading, workers: Workers | None) -> None:
         self._reading = reading
         self._here = None if workers is None else Event()
-        self._end = reading.check if workers is None else workers.start(self._run)
+        self._end: Callable[[], None] | None = reading.check if workers is None else workers.start(self._run)
 
     def arrived(self) -> None:
         """Wait until the pages are in memory; the next ones can be asked for."""
@@ -70,13 +70,18 @@ class _Fetch:
         CorruptPageError, StorageIOError
             If they are not, or cannot be read.
         """
-        self._end()
+        end, self._end = self._end, None
+        assert end is not None
+        try:
+            end()
+        finally:
+            del end  # it refers to the error, which refers to this frame: a reference cycle
 
     def abandon(self) -> None:
         """Return when nothing is written to the frames any more."""
         if self._here is not None:
-            with suppress(HeadraceError):  # of pages that nobody wants
-                self._end()
+            with suppress(HeadraceError):  # the pages are no longer wanted
+                self.verified()
         self._reading.abandon()
 
     def _run(self) -> None:

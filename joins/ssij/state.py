@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headrace.joins._emit import Emitter
     from headrace.joins._input_buffer import Arrivals
     from headrace.joins.predicates import Bound
+    from headrace.joins.protocol import Progress
     from headrace.joins.ssij.phase_estimate import PhaseEstimate
     from headrace.joins.ssij.store import Store
     from headrace.joins.ssij.workers import Workers
@@ -43,9 +44,9 @@ class SSIJState:
     counters
         To be kept up to date.
     completed
-        To be told of tuples that are complete.
-    busy
-        Returns the seconds that the operator has worked.
+        Called with the arrival and the number of tuples that are complete.
+    progress
+        Seconds that the operator has worked, and tasks that it has left.
     """
 
     snapshot: Snapshot
@@ -59,4 +60,4 @@ class SSIJState:
     workers: Workers
     counters: Counters
     completed: Callable[[Arrivals, int], None]
-    busy: Callable[[], float]
+    progress: Progress

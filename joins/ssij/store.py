@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from headrace.joins._emit import Emitter
     from headrace.joins._input_buffer import Postponed
     from headrace.joins.memory import MemoryBudget
+    from headrace.joins.ssij.options import SSIJOptions
     from headrace.joins.ssij.stream_buffer import Chunk
-    from headrace.joins.ssij.variant import Variant
     from headrace.storage.reader import PageReader
     from headrace.storage.snapshot import Snapshot
 
@@ -79,18 +79,14 @@ class Store:
         The relation.
     reader
         Of its pages.
-    max_scan
-        Most disk pages in a read.
     budget
-        An account of which nothing is charged yet.
-    variant
-        Who leaves the cache, how the memory is split, how reads are planned.
+        Account to which nothing is charged yet.
+    options
+        Options of the operator.
     counters
         Where evictions are counted.
     columns
         Of the results.
-    record_tier
-        Whether there may be one.
     equality
         Whether keys are looked up, not ranges of keys: only then can there be a record tier or direct look-ups.
 
@@ -104,19 +100,17 @@ class Store:
         self,
         snapshot: Snapshot,
         reader: PageReader,
-        max_scan: int,
         budget: MemoryBudget,
-        variant: Variant,
+        options: SSIJOptions,
         counters: Counters,
         columns: Sequence[str],
-        record_tier: bool,
         *,
         equality: bool,
     ) -> None:
         self.snapshot = snapshot
         self.budget = budget
-        self.newest_first = variant.newest_first
-        self.plan_reads = variant.planner
+        self.newest_first = options.newest_first
+        self.plan_reads = options.planner
         self.input = InputBuffer()
         self.stream = StreamBuffer(len(snapshot.leaf_pages))
         self._counters = counters
@@ -124,15 +118,15 @@ class Store:
         self._queued = 0
         self._page = snapshot.page_size
         self.disk_order = disk_order(snapshot)
-        self.max_scan = max_scan
+        self.max_scan = options.max_scan
         spare = budget.limit - least_memory(snapshot, reader, _FRAME_MAPS, direct=False)
         direct = equality and DirectLookup.possible(snapshot, columns, spare)
         self._frame_maps = _FRAME_MAPS + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
         pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps, direct=direct)
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages, parts_to_read_into(pages, reader.device))
-        self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), variant.policy())
-        self._fixed = variant.memory_split is not None
-        self.cache.resize(self._reserved_frames(variant.memory_split or 0.0))
+        self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), options.policy())
+        self._fixed = options.cache_share is not None
+        self.cache.resize(self._reserved_frames(options.cache_share or 0.0))
         self.direct = DirectLookup(snapshot, columns, self.cache.frames_max) if direct else None
         self.tiers = Tiers(
             snapshot,
@@ -140,9 +134,8 @@ class Store:
             budget,
             self.cache,
             None if self._fixed else self.direct,
-            self._spares,
             equality=equality,
-            apart=record_tier,
+            apart=options.record_tier,
         )
 
     @property
@@ -251,7 +244,9 @@ class Store:
         self.make_room(self._growth(chunk.tuple_nbytes, chunk.index_nbytes + WANTED_NBYTES * wanted))
         self.stream.add(chunk)
         self.account()
-        while (few := self.stream.mergeable(self.workspace // 2)) and self._spares(self.stream.merged_growth(few)):
+        while (few := self.stream.mergeable(self.workspace // 2)) and self.try_make_room(
+            self.stream.merged_growth(few)
+        ):
             self.stream.merge(few)
             self.account()
 
@@ -272,7 +267,7 @@ class Store:
 
     def accept(self, rows: pa.RecordBatch, arrival: float) -> bool:
         """Put tuples into the input buffer, if there is room for them."""
-        if not self._spares(max(self._page, self.input.nbytes + rows.nbytes) - self.budget.held("input_buffer")):
+        if not self.try_make_room(max(self._page, self.input.nbytes + rows.nbytes) - self.budget.held("input_buffer")):
             return False
         self.input.add(rows, arrival)
         self.account()
@@ -282,7 +277,7 @@ class Store:
         """Empty the stream buffer; postponed tuples are to go on to a leaf so many on."""
         self.stream.clear(step)
         self.account()
-        self.tiers.phase_done()
+        self.tiers.phase_done(self.try_make_room)
 
     def take_postponed(self, most: int) -> Postponed | None:
         """Remove at most so many postponed tuples and return them; None if there are none."""
@@ -358,8 +353,8 @@ class Store:
             missing = nbytes - self.budget.available
         return missing
 
-    def _spares(self, nbytes: int) -> bool:
-        """Make room for so many bytes, if it can be had."""
+    def try_make_room(self, nbytes: int) -> bool:
+        """Make room for so many bytes, if it can be had; return whether it was."""
         if nbytes > self._obtainable:
             return False
         self.make_room(nbytes)

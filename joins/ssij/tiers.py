@@ -47,8 +47,6 @@ class Tiers:
         Of pages.
     lookup
         Of rows in them; None if these are not looked up directly, or no memory can be taken from the cache.
-    spares
-        Makes room for so many bytes, if it can be had.
     equality
         Whether keys are looked up, not ranges of keys: there is none of them otherwise.
     apart
@@ -67,25 +65,26 @@ class Tiers:
         budget: MemoryBudget,
         cache: PageCache,
         lookup: DirectLookup | None,
-        spares: Callable[[int], bool],
         *,
         equality: bool,
         apart: bool,
     ) -> None:
         self._budget = budget
-        self._spares = spares
         apart = apart and equality
         self.filter = FilterTier.of(snapshot, budget) if equality else None
         self.records = _record_tier(snapshot, columns, budget) if apart else None
         self.whole: WholeTier | None = None
         if apart and self.records is None and lookup is not None and lookup.fixed:
-            self.whole = WholeTier(snapshot, lookup, cache, budget, spares)
+            self.whole = WholeTier(snapshot, lookup, cache, budget)
 
-    def records_ready(self, tuples: int) -> bool:
-        """Return whether the record tier is to be asked for the next so many tuples; it may wake up for them."""
+    def records_ready(self, tuples: int, make_room: Callable[[int], bool]) -> bool:
+        """Return whether to look the next `tuples` tuples up in the record tier. It may wake up for them.
+
+        `make_room` makes room for a number of bytes, if it can be had.
+        """
         if self.records is None or self.records.awake:
             return self.records is not None
-        if not self.records.wants_to_wake(tuples) or not self._spares(self.records.nbytes):
+        if not self.records.wants_to_wake(tuples) or not make_room(self.records.nbytes):
             return False
         self._budget.resize("records", self.records.nbytes)
         self.records.wake()
@@ -132,9 +131,9 @@ class Tiers:
         self._budget.resize("records", 0)
         return had
 
-    def phase_done(self) -> None:
+    def phase_done(self, make_room: Callable[[int], bool]) -> None:
         """Wake the filter up if many tuples have waited in vain."""
-        if self.filter is not None and self.filter.wants_to_wake() and self._spares(self.filter.nbytes):
+        if self.filter is not None and self.filter.wants_to_wake() and make_room(self.filter.nbytes):
             self.filter.wake()
 
     def growth(self, snapshot: Snapshot) -> int:

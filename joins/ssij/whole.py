@@ -44,22 +44,12 @@ class WholeTier:
         Has them.
     budget
         From which the tier takes what it holds.
-    spares
-        Makes room for so many bytes, if it can be had.
     """
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        lookup: DirectLookup,
-        cache: PageCache,
-        budget: MemoryBudget,
-        spares: Callable[[int], bool],
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, lookup: DirectLookup, cache: PageCache, budget: MemoryBudget) -> None:
         self._lookup = lookup
         self._cache = cache
         self._budget = budget
-        self._spares = spares
         self.install(snapshot)
 
     def install(self, snapshot: Snapshot) -> None:
@@ -94,11 +84,14 @@ class WholeTier:
         assert self._made is not None
         return self._lookup.find_apart(self._made, keys, outer)
 
-    def advance(self, tuples: int) -> None:
-        """Go on after so many tuples were looked up in pages."""
+    def advance(self, tuples: int, make_room: Callable[[int], bool]) -> None:
+        """Go on after so many tuples were looked up in pages.
+
+        `make_room` makes room for a number of bytes, if it can be had.
+        """
         self._looked += tuples
         early = self._impossible or self._cache.used < self._leaves or _WAIT * self._looked < self._rows
-        if early or (self._made is None and not self._begin()):
+        if early or (self._made is None and not self._begin(make_room)):
             return
         assert self._made is not None
         before = int(self._ends[self._done - 1]) if self._done else 0
@@ -109,7 +102,7 @@ class WholeTier:
             self._impossible = True
             self.drop()
 
-    def _begin(self) -> bool:
+    def _begin(self, make_room: Callable[[int], bool]) -> bool:
         """Take memory for all rows, if there is enough to spare."""
         frames = self._cache.resident_frames
         rows = self._lookup.rows(frames)
@@ -117,7 +110,7 @@ class WholeTier:
         form = self._lookup.form(self._cache.buffer, frames)
         spare = self._budget.available + self._cache.available * self._cache.page_size
         slots = 0 if form is None else form.slots(self._rows, spare - self._budget.limit // _TUPLES_SHARE)
-        if form is None or slots == 0 or not self._spares(form.nbytes(slots)):
+        if form is None or slots == 0 or not make_room(form.nbytes(slots)):
             self._impossible, self._looked = form is None, 0  # there may be more memory to spare another time
             return False
         self._budget.resize("whole", form.nbytes(slots))

@@ -50,7 +50,7 @@ class WholePhase:
     def run(self) -> Iterator[pa.RecordBatch]:
         """Yield the results of the batch."""
         state, counters = self._state, self._state.counters
-        begin = state.busy()
+        begin = state.progress.busy_seconds
         counters.online_phases += 1
         state.store.pin(on=True)
         for piece, results in zip(self._pieces, state.workers.stream(self._join, self._pieces), strict=True):
@@ -58,7 +58,7 @@ class WholePhase:
             state.completed(piece.arrival, len(piece.rows))
             yield from results
         state.store.pin(on=False)
-        counters.online_seconds += state.busy() - begin
+        counters.online_seconds += state.progress.busy_seconds - begin
 
     def _join(self, piece: Piece) -> list[pa.RecordBatch]:
         """Join a part. Changes nothing, so that threads may do it at once."""

@@ -45,10 +45,20 @@ class Workers:
             return [work(item) for item in items]
         futures = [self._threads_at_hand().submit(work, item) for item in items[1:]]
         try:
-            first = work(items[0])
+            try:
+                first = work(items[0])
+            finally:
+                wait(futures)
+            results = [future.result() for future in futures]
         finally:
-            wait(futures)
-        return [first, *(future.result() for future in futures)]
+            futures.clear()  # an error refers to this frame: without its future it is no reference cycle
+        return [first, *results]
+
+    def close(self) -> None:
+        """Stop the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
     def stream(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
         """Yield the results for all items, in order, while other threads work on those that are left.

@@ -118,8 +118,8 @@ def test_the_tier_gives_way_to_a_tuple_that_needs_its_memory(table):
     for _ in range(10):
         join.push(pa.record_batch({"s_k": skewed(rng, 9000), "text": ["x"] * 9000})).drain()
     assert join.stats.memory.records > 0
-    room = join.budget.limit - join.budget.held("index") - join.budget.held("workspace")
-    huge = "y" * (room - join.budget.held("read_buffer") - 40_000)
+    room = join.algorithm.budget.limit - join.algorithm.budget.held("index") - join.algorithm.budget.held("workspace")
+    huge = "y" * (room - join.algorithm.budget.held("read_buffer") - 40_000)
     rows = [*join.push(pa.record_batch({"s_k": [KEYS - 1], "text": [huge]})), *join.finish()]
     assert sum(len(row) for row in rows if row["text"][0].as_py() == huge) == 1
 

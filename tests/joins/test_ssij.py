@@ -179,7 +179,7 @@ def test_tuples_that_arrive_during_a_join_phase_shrink_the_cache(table):
 
 
 def test_thresholds_follow_the_memory(table):
-    large, small = make(table, memory="1GiB")._thresholds, make(table, memory="128KiB")._thresholds
+    large, small = make(table, memory="1GiB").algorithm.thresholds, make(table, memory="128KiB").algorithm.thresholds
     row_nbytes = stream_of([1]).nbytes
     assert (large.online(row_nbytes), large.join(row_nbytes)) == (250_000, 1_000_000)
     assert small.online(row_nbytes) < small.join(row_nbytes) < 10_000
@@ -294,7 +294,7 @@ def test_a_fixed_split_neither_lends_nor_takes(table, share):
     memory = 4096 * 60 + table.snapshot().index_nbytes + 20_000
     join = make(table, memory=memory, memory_split=share, input_threshold=1, stream_threshold=100_000)
     at_first = join.stats.memory.cache
-    free = memory - at_first - sum(map(join.budget.held, ("index", "workspace", "read_buffer", "statistics")))
+    free = memory - at_first - sum(map(join.algorithm.budget.held, ("index", "workspace", "read_buffer", "statistics")))
     assert share - 0.1 < at_first / (at_first + free) <= share
     seen = set()
     for _ in range(4):
@@ -314,12 +314,12 @@ def test_tuples_that_arrive_during_a_join_phase_take_room_each(table):
     join.push(stream_of(range(1, KEYS, 2))).drain()
     flushed = iter(join.flush())
     next(flushed)
-    before = join.budget.available + join.stats.memory.cache
+    before = join.algorithm.budget.available + join.stats.memory.cache
     arriving = [stream_of([key] * 500) for key in (3, 5)]
     for batch in arriving:
         join.push(batch)
     waiting = sum(batch.nbytes for batch in arriving)
-    assert join.budget.available >= min(waiting, before)
+    assert join.algorithm.budget.available >= min(waiting, before)
     assert join.flush().drain() > 0
 
 

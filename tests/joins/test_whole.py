@@ -155,7 +155,10 @@ def test_the_tier_gives_way_before_a_page_does(build):
         assert join.store.tiers.whole.ready
         pages = join.stats.pages_cached
         large = pa.record_batch(
-            {"text": ["y" * (join.budget.available + join.store.cache.available * 8192 + (1 << 20))], "s": [7]}
+            {
+                "text": ["y" * (join.algorithm.budget.available + join.store.cache.available * 8192 + (1 << 20))],
+                "s": [7],
+            }
         )
         rows = [*join.push(large), *join.flush()]
         assert [row["v"].to_pylist() for row in rows] == [[7]]
