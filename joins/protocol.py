@@ -1,6 +1,6 @@
-"""The one protocol of all join operators, and the lazy output they return.
+"""The protocol of all join operators, and the lazy output that they return.
 
-Operators are push-based and deterministic; they take their clock as an argument and work only while they are called
+Operators are push-based and deterministic. They take their clock as an argument, and work only while they are called
 or while their output is consumed.
 """
 
@@ -23,23 +23,23 @@ __all__ = ["JoinStats", "MemoryUse", "Operator", "Output", "Progress", "SSIJStat
 class Operator(Protocol):
     """A join of a stream with a stored relation.
 
-    The sum of all outputs, once `finish` has been consumed, is the relational join as a multiset of rows.
+    The sum of all outputs, once the output of `finish` has been consumed, is the relational join as a multiset of rows.
     """
 
     def push(self, batch: pa.RecordBatch, *, side: str = "stream", at: float | None = None) -> Output:
-        """Take a batch that arrived at `at` (now, if not given) and return what became ready."""
+        """Take a batch that arrived at `at` (by default now) and return the results that are ready."""
         ...
 
     def tick(self, now: float | None = None) -> Output:
-        """Return what became due without an arrival."""
+        """Return the results that are due without an arrival."""
         ...
 
     def flush(self) -> Output:
-        """Return the results of all that was pushed so far; the operator goes on."""
+        """Return the results of everything pushed so far. The operator stays open for more."""
         ...
 
     def finish(self) -> Output:
-        """Return the rest. Afterwards the operator takes nothing more."""
+        """Return the remaining results. The operator takes no more batches."""
         ...
 
     def output_schema(self, stream: pa.Schema) -> pa.Schema:
@@ -48,7 +48,7 @@ class Operator(Protocol):
 
     @property
     def due(self) -> float | None:
-        """Time at which `tick` is to be called at the latest to meet the deadlines; None if nothing waits for one."""
+        """Latest time for the next call of `tick` to meet the deadlines; None if nothing waits for one."""
         ...
 
     @property
@@ -200,10 +200,10 @@ class WorkQueue:
 
 
 class Output(Iterable[pa.RecordBatch]):
-    """Result batches, made while they are consumed, so that a huge result is never in memory at once.
+    """Result batches, produced while they are consumed, so that a huge result is never in memory at once.
 
-    Work starts at the call that returned the output and goes on with each batch taken. When the operator is called
-    again first, this output ends, and what was left comes first in the next one.
+    Work starts with the call that returned the output and continues with each batch taken. If the operator is called
+    again first, this output ends, and its remaining results come first in the next one.
 
     Examples
     --------
@@ -228,9 +228,9 @@ class Output(Iterable[pa.RecordBatch]):
         return batch
 
     def drain(self) -> int:
-        """Do all the work, drop the results, and return how many rows they had."""
+        """Do all the work, drop the results, and return their number of rows."""
         return sum(batch.num_rows for batch in self)
 
     def to_table(self, schema: pa.Schema | None = None) -> pa.Table:
-        """Return all results as one `pyarrow.Table`; `schema` is needed when there may be none."""
+        """Return all results as one `pyarrow.Table`. `schema` is needed when there may be none."""
         return pa.Table.from_batches(list(self), schema=schema)

@@ -27,9 +27,9 @@ class BufferPool:
     Parameters
     ----------
     snapshot, reader
-        The relation.
+        Snapshot of the relation and reader of its pages.
     frames
-        How many.
+        Number of frames.
     """
 
     def __init__(self, snapshot: Snapshot, reader: PageReader, frames: int) -> None:
@@ -46,23 +46,23 @@ class BufferPool:
 
     @staticmethod
     def nbytes(frames: int, leaves: int, page_size: int) -> int:
-        """Return what a pool of so many frames holds."""
+        """Return the bytes of a pool of this size."""
         return frames * (page_size + 24) + 4 * leaves + 16
 
     @property
     def used(self) -> int:
-        """Frames that hold a page."""
+        """Number of frames that hold a page."""
         return int((self._leaf_of >= 0).sum())
 
     def fetch(
         self, leaves: NDArray[np.int32], start: int, frames: NDArray[np.int32]
     ) -> tuple[int, NDArray[np.bool_], ReadReport]:
-        """Bring in leaves, from `start` on and in this order, until the pool would lose one of them again.
+        """Fetch leaves in order, from `start` on, until the pool would have to evict one of them again.
 
         Returns
         -------
         stop, missed, report
-            Leaves from `start` to `stop` are in `frames`; which of them were the first to want a page that had to be
+            Leaves from `start` to `stop` are in `frames`; which of them were the first to request a page that had to be
             read; and what was read, one page at a time.
         """
         self._walk += 1

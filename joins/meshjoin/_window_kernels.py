@@ -18,7 +18,7 @@ _FNV_PRIME = np.uint64(0x100000001B3)
 
 @njit(cache=True, nogil=True, inline="always")
 def _mix(word: np.uint64) -> np.uint64:
-    """Return another word for each word, spread over all bits (the finisher of MurmurHash3)."""
+    """Return a distinct, well-mixed word for each word (the finalizer of MurmurHash3)."""
     word ^= word >> np.uint64(33)
     word *= np.uint64(0xFF51AFD7ED558CCD)
     word ^= word >> np.uint64(33)
@@ -28,7 +28,7 @@ def _mix(word: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def hash_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a hash of each word; different words have different hashes."""
+    """Return a hash of each word. Different words have different hashes."""
     out = np.empty(len(words), dtype=np.uint64)
     for i in range(len(words)):
         out[i] = _mix(words[i])
@@ -56,7 +56,7 @@ def insert(
     head: NDArray[np.int32],
     tail: NDArray[np.int32],
 ) -> None:
-    """Add tuples, in order, as slots from `slot` on; each goes to the end of its bucket's chain."""
+    """Add tuples in order as slots from `slot` on. Each goes to the end of its bucket's chain."""
     mask = np.uint64(len(head) - 1)
     for i in range(len(hashes)):
         at = slot + i
@@ -79,7 +79,7 @@ def expire(
     head: NDArray[np.int32],
     tail: NDArray[np.int32],
 ) -> None:
-    """Drop the tuples that were inserted first; each is the first of its chain."""
+    """Remove the tuples that were inserted first. Each is the first of its chain."""
     mask = np.uint64(len(head) - 1)
     for at in range(slot, slot + count):
         bucket = slot_hash[at] & mask
@@ -98,12 +98,12 @@ def probe(
     out_slot: NDArray[np.int32],
     out_row: NDArray[np.int32],
 ) -> int:
-    """Fill the outputs with (slot, row) of equal hashes from `cursor` on; return how many, 0 if there are no more.
+    """Fill the outputs with (slot, row) pairs of equal hashes from `cursor` on. Return how many; 0 at the end.
 
     Parameters
     ----------
     hashes : uint64[n]
-        Of relation rows.
+        Hashes of relation rows.
     cursor : int64[2]
         Row, and slot in the row's chain or -1 for its head. Starts as (0, -1).
     """

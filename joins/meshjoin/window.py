@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.joins._input_buffer import Arrivals, Piece
+    from headrace.joins.input_buffer import Arrivals, BatchSlice
     from headrace.storage.keys import Keys
 
 __all__ = ["MeshWindow", "WindowBatch"]
@@ -26,18 +26,18 @@ _BUCKET_NBYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class WindowBatch:
-    """Stream tuples that entered together, and will leave together.
+    """Stream tuples that enter together and will leave together.
 
     Attributes
     ----------
     rows, arrival
-        The tuples.
+        Tuples and their arrival.
     slots
-        How many of them can match; each has a slot of the multimap.
+        Number of tuples that can match; each has a slot of the multimap.
     place : int32[slots] or None
-        Row of each slot, None if it is the slot's own position.
+        Row of each slot; None if it is the slot's own position.
     keys
-        Of the slots, if two keys can have one hash.
+        Keys of the slots, if different keys can have the same hash.
     matched : bool[rows]
         Whether the tuple has had a match.
     """
@@ -63,12 +63,14 @@ class WindowBatch:
 
 
 class MeshWindow:
-    """As many batches as the relation has chunks, each of at most so many tuples.
+    """One batch for each chunk of the relation, of limited size.
 
     Parameters
     ----------
-    batches, tuples
-        Their numbers.
+    batches
+        Number of batches.
+    tuples
+        Most tuples in a batch.
     """
 
     def __init__(self, batches: int, tuples: int) -> None:
@@ -84,7 +86,7 @@ class MeshWindow:
 
     @staticmethod
     def slot_nbytes() -> int:
-        """Return the most that the multimap takes for each tuple."""
+        """Return the most bytes that the multimap takes for each tuple."""
         return _SLOT_NBYTES + 2 * _BUCKET_NBYTES
 
     @property
@@ -94,22 +96,22 @@ class MeshWindow:
 
     @property
     def empty(self) -> bool:
-        """Whether no tuple is here."""
+        """Whether the window holds no tuple."""
         return all(batch is None for batch in self._batches)
 
-    def enter(self, place: int, piece: Piece, keys: Keys, valid: NDArray[np.bool_] | None) -> None:
-        """Put tuples where the oldest batch was; only `valid` ones can match."""
+    def enter(self, place: int, arrived: BatchSlice, keys: Keys, valid: NDArray[np.bool_] | None) -> None:
+        """Put tuples in the place of the oldest batch. Only `valid` ones can match."""
         assert self._batches[place] is None
         rows = None if valid is None else np.flatnonzero(valid).astype(np.int32)
         keys = keys if rows is None else keys.take(rows)
-        matched = np.zeros(len(piece.rows), dtype=np.bool_)
-        batch = WindowBatch(piece.rows, piece.arrival, len(keys), rows, keys if keys.wide else None, matched)
+        matched = np.zeros(len(arrived.rows), dtype=np.bool_)
+        batch = WindowBatch(arrived.rows, arrived.arrival, len(keys), rows, keys if keys.wide else None, matched)
         self._batches[place] = batch
         self.nbytes += batch.nbytes
         kernels.insert(_hashes(keys), place * self._tuples, self._slot_hash, self._follow, self._head, self._tail)
 
     def leave(self, place: int) -> WindowBatch | None:
-        """Take out the oldest batch, which is here if it had any tuples."""
+        """Remove and return the oldest batch; None if it had no tuples."""
         batch, self._batches[place] = self._batches[place], None
         if batch is not None:
             self.nbytes -= batch.nbytes
@@ -117,7 +119,7 @@ class MeshWindow:
         return batch
 
     def pairs(self, keys: Keys, most: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """Yield slots and positions in `keys` that have equal keys, so many at a time."""
+        """Yield slots and positions in `keys` that have equal keys, at most `most` at a time."""
         hashes = _hashes(keys)
         cursor = np.array([0, -1], dtype=np.int64)
         while True:
@@ -136,7 +138,7 @@ class MeshWindow:
             yield slots, rows
 
     def matched(self, slots: NDArray[np.int32]) -> tuple[pa.RecordBatch, NDArray[np.intp]]:
-        """Return the tuples of some slots and the order in which they are; note that they have matched."""
+        """Return the tuples of some slots and their order, and mark them as matched."""
         parts, order = [], []
         for batch, inside, which in self._by_batch(slots):
             rows = batch.rows_of(inside)

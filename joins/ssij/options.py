@@ -56,15 +56,17 @@ class SSIJOptions:
         for name, known in (("cache_policy", _POLICIES), ("read_plan", _PLANNERS)):
             value = getattr(self, name)
             if value not in known:
-                raise JoinInputError(f"`{name}` is {' or '.join(map(repr, known))}, not {value!r}")
+                raise JoinInputError(f"`{name}` must be {' or '.join(map(repr, known))}, not {value!r}")
         self._check_split()
 
     def _check_split(self) -> None:
         split = self.memory_split
         if split is not None and not (isinstance(split, int | float) and 0 <= split < 1):
-            raise JoinInputError(f"`memory_split` is a share of the memory, at least 0 and below 1, not {split!r}")
+            raise JoinInputError(f"`memory_split` must be a share of the memory, at least 0 and below 1, not {split!r}")
         if self.cache_policy == "none" and split:
-            raise JoinInputError(f"without a cache no memory can be set apart for it: `memory_split` is {split!r}")
+            raise JoinInputError(
+                f"without a cache no memory can be reserved for it: `memory_split` is {split!r}; leave it out"
+            )
 
     @property
     def cache_share(self) -> float | None:

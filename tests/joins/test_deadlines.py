@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.joins import SSIJ
-from headrace.joins._waits import OperatorTime, WaitRecord
-from headrace.joins.ssij.phase_estimate import PhaseEstimate
+from headrace.joins.ssij.cost import PhaseEstimate
+from headrace.joins.timing import OperatorTime, WaitRecord
 from headrace.storage.backend import FileBackend
 from headrace.storage.device import DeviceModel
 from headrace.storage.reader import PageReader

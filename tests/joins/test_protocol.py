@@ -147,7 +147,7 @@ def test_the_stream_keeps_its_schema(table, operator):
         ({"on": "k", "how": "outer"}, JoinInputError, "'inner' or 'left'"),
         ({"on": "k", "columns": ["x"]}, SchemaError, "'x'"),
         ({"on": "k", "memory": "lots"}, ValueError, "not a size"),
-        ({"on": "k", "clock": 5}, JoinInputError, "`clock` is a function that returns seconds, not 5"),
+        ({"on": "k", "clock": 5}, JoinInputError, "`clock` must be a function that returns seconds, not 5"),
     ],
 )
 def test_parameters_are_checked(table, operator, given, error, message):
@@ -172,9 +172,9 @@ def test_what_is_pushed_is_a_record_batch(table, operator, other):
 @pytest.mark.parametrize("time", ["x", float("nan"), float("inf")])
 def test_a_time_is_a_finite_number(table, operator, time):
     join = operator(table, on="k")
-    with pytest.raises(JoinInputError, match="a time is a finite number of seconds"):
+    with pytest.raises(JoinInputError, match="a time must be a finite number of seconds"):
         join.push(batch(1), at=time)
-    with pytest.raises(JoinInputError, match="a time is a finite number of seconds"):
+    with pytest.raises(JoinInputError, match="a time must be a finite number of seconds"):
         join.tick(time)
     assert numbers(join.push(batch(1))) + numbers(join.finish()) == [1]
 

@@ -370,10 +370,10 @@ def test_many_tuples_that_span_leaves_leave_few_chunks_too(table, how):
     assert len(chunks) < 60
     rows = results(join.finish())
     expected = {(at, other) for at, key in enumerate(keys) for other in range(max(0, key - 40), min(KEYS, key + 41))}
-    lonely = {at for at, key in enumerate(keys) if key - 40 >= KEYS} if how == "left" else set()
-    assert len(rows) == len(expected) + len(lonely)
+    unmatched = {at for at, key in enumerate(keys) if key - 40 >= KEYS} if how == "left" else set()
+    assert len(rows) == len(expected) + len(unmatched)
     assert {(row["id"], int(row["pad"])) for row in rows if row["pad"] is not None} == expected
-    assert {row["id"] for row in rows if row["pad"] is None} == lonely
+    assert {row["id"] for row in rows if row["pad"] is None} == unmatched
     assert join.stats.rows_done == 300
 
 
@@ -381,7 +381,7 @@ def test_a_slice_of_a_large_batch_is_copied_when_it_has_to_wait(table):
     large = stream_of(range(100_000))
     join = make(table, input_threshold=10)
     join.push(large.slice(5, 3)).drain()
-    (rows,) = (piece for piece, _ in join.store.input._pieces)
+    (rows,) = (batch for batch, _ in join.store.input._batches)
     assert rows.get_total_buffer_size() < 1000
 
 
