@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from headrace.joins.inlj.operator import IndexNestedLoops
     from headrace.joins.memory.allocators import keep_little_freed_memory
     from headrace.joins.meshjoin.operator import MeshJoin
-    from headrace.joins.predicates import Equality
-    from headrace.joins.predicates.ranges import AsOf, Band, Range
+    from headrace.joins.predicates import AsOf, Band, Equality, Range
     from headrace.joins.protocol import JoinStats, MemoryUse, Operator, Output, SSIJStats
     from headrace.joins.ssij.operator import SSIJ
     from headrace.storage.units import parse_duration, parse_memory
@@ -45,8 +44,8 @@ __all__ = [
 
 _HOMES = {
     "SSIJ": "headrace.joins.ssij.operator",
-    "AsOf": "headrace.joins.predicates.ranges",
-    "Band": "headrace.joins.predicates.ranges",
+    "AsOf": "headrace.joins.predicates",
+    "Band": "headrace.joins.predicates",
     "Equality": "headrace.joins.predicates",
     "IndexNestedLoops": "headrace.joins.inlj.operator",
     "JoinStats": "headrace.joins.protocol",
@@ -54,7 +53,7 @@ _HOMES = {
     "MeshJoin": "headrace.joins.meshjoin.operator",
     "Operator": "headrace.joins.protocol",
     "Output": "headrace.joins.protocol",
-    "Range": "headrace.joins.predicates.ranges",
+    "Range": "headrace.joins.predicates",
     "SSIJStats": "headrace.joins.protocol",
     "keep_little_freed_memory": "headrace.joins.memory.allocators",
     "parse_duration": "headrace.storage.units",

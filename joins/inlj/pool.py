@@ -36,11 +36,14 @@ class BufferPool:
         self._snapshot = snapshot
         self._reader = reader
         self.buffer = page_buffer(frames, snapshot.page_size)
-        self._frame_of = np.full(len(snapshot.leaf_pages), -1, dtype=np.int32)
-        self._leaf_of = np.full(frames, -1, dtype=np.int32)
         ring = np.arange(frames + 1, dtype=np.int32)
-        self._before, self._after = np.roll(ring, 1), np.roll(ring, -1)
-        self._used = np.zeros(frames, dtype=np.int64)
+        self._maps = kernels.PoolMaps(
+            frame_of=np.full(len(snapshot.leaf_pages), -1, dtype=np.int32),
+            leaf_of=np.full(frames, -1, dtype=np.int32),
+            before=np.roll(ring, 1),
+            after=np.roll(ring, -1),
+            used=np.zeros(frames, dtype=np.int64),
+        )
         self._missed = np.empty(frames, dtype=np.int32)
         self._walk = 0
 
@@ -52,7 +55,7 @@ class BufferPool:
     @property
     def used(self) -> int:
         """Number of frames that hold a page."""
-        return int((self._leaf_of >= 0).sum())
+        return int((self._maps.leaf_of >= 0).sum())
 
     def fetch(
         self, leaves: NDArray[np.int32], start: int, frames: NDArray[np.int32]
@@ -66,13 +69,10 @@ class BufferPool:
             read; and what was read, one page at a time.
         """
         self._walk += 1
-        stop, misses = kernels.walk_pool(
-            leaves, start, self._walk, self._frame_of, self._leaf_of, self._before, self._after, self._used, frames,
-            self._missed,
-        )  # fmt: skip
+        stop, misses = kernels.walk_pool(leaves, start, self._walk, self._maps, frames, self._missed)
         report = ReadReport()
         for frame in self._missed[:misses]:
-            leaf = self._leaf_of[frame : frame + 1]
+            leaf = self._maps.leaf_of[frame : frame + 1]
             page, checksum = self._snapshot.leaf_pages[leaf], self._snapshot.leaf_checksums[leaf]
             plan = ReadPlan(page, _ONE, _FIRST)
             report += self._reader.read_plan(plan, slice(None), page, self.buffer, np.array([frame]), checksum)

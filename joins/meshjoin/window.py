@@ -77,11 +77,13 @@ class MeshWindow:
         self._tuples = tuples
         self._batches: list[WindowBatch | None] = [None] * batches
         slots = batches * tuples
-        self._slot_hash = np.zeros(slots, dtype=np.uint64)
-        self._follow = np.full(slots, -1, dtype=np.int32)
         buckets = _buckets(slots)
-        self._head = np.full(buckets, -1, dtype=np.int32)
-        self._tail = np.full(buckets, -1, dtype=np.int32)
+        self._multimap = kernels.Multimap(
+            slot_hash=np.zeros(slots, dtype=np.uint64),
+            follow=np.full(slots, -1, dtype=np.int32),
+            head=np.full(buckets, -1, dtype=np.int32),
+            tail=np.full(buckets, -1, dtype=np.int32),
+        )
         self.nbytes = 0
 
     @staticmethod
@@ -92,7 +94,7 @@ class MeshWindow:
     @property
     def map_nbytes(self) -> int:
         """Bytes of the multimap."""
-        return self._slot_hash.nbytes + self._follow.nbytes + self._head.nbytes + self._tail.nbytes
+        return sum(array.nbytes for array in self._multimap)
 
     @property
     def empty(self) -> bool:
@@ -108,14 +110,14 @@ class MeshWindow:
         batch = WindowBatch(arrived.rows, arrived.arrival, len(keys), rows, keys if keys.wide else None, matched)
         self._batches[place] = batch
         self.nbytes += batch.nbytes
-        kernels.insert(_hashes(keys), place * self._tuples, self._slot_hash, self._follow, self._head, self._tail)
+        kernels.insert(_hashes(keys), place * self._tuples, self._multimap)
 
     def leave(self, place: int) -> WindowBatch | None:
         """Remove and return the oldest batch; None if it had no tuples."""
         batch, self._batches[place] = self._batches[place], None
         if batch is not None:
             self.nbytes -= batch.nbytes
-            kernels.expire(place * self._tuples, batch.slots, self._slot_hash, self._follow, self._head, self._tail)
+            kernels.expire(place * self._tuples, batch.slots, self._multimap)
         return batch
 
     def pairs(self, keys: Keys, most: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
@@ -124,7 +126,7 @@ class MeshWindow:
         cursor = np.array([0, -1], dtype=np.int64)
         while True:
             slots, rows = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
-            size = kernels.probe(hashes, cursor, self._slot_hash, self._follow, self._head, slots, rows)
+            size = kernels.probe(hashes, cursor, self._multimap, slots, rows)
             if size == 0:
                 return
             slots, rows = slots[:size], rows[:size]

@@ -191,11 +191,12 @@ def test_the_buffer_pool_misses_as_an_ordered_dict_does(wanted, frames):
     frame_of, leaf_of = np.full(10, -1, dtype=np.int32), np.full(frames, -1, dtype=np.int32)
     ring = np.arange(frames + 1, dtype=np.int32)
     before, after = np.roll(ring, 1).copy(), np.roll(ring, -1).copy()
-    used, out = np.zeros(frames, dtype=np.int64), np.empty(len(leaf), dtype=np.int32)
+    maps = _pool_kernels.PoolMaps(frame_of, leaf_of, before, after, np.zeros(frames, dtype=np.int64))
+    out = np.empty(len(leaf), dtype=np.int32)
     missed, misses, start, walk = np.empty(frames, dtype=np.int32), [], 0, 0
     while start < len(leaf):
         walk += 1
-        stop, count = _pool_kernels.walk_pool(leaf, start, walk, frame_of, leaf_of, before, after, used, out, missed)
+        stop, count = _pool_kernels.walk_pool(leaf, start, walk, maps, out, missed)
         misses += leaf_of[missed[:count]].tolist()
         assert (leaf_of[out[start:stop]] == leaf[start:stop]).all()
         start = stop
@@ -216,19 +217,20 @@ def test_the_multimap_is_a_dictionary_of_lists(seed, most, distinct):
     batches, size = 3, 6
     slot_hash, follow = np.zeros(18, dtype=np.uint64), np.full(18, -1, dtype=np.int32)
     head, tail = np.full(8, -1, dtype=np.int32), np.full(8, -1, dtype=np.int32)
+    multimap = _window_kernels.Multimap(slot_hash, follow, head, tail)
     held = {}
     for step in range(8):
         place = step % batches
         if place in held:
-            _window_kernels.expire(place * size, len(held.pop(place)), slot_hash, follow, head, tail)
+            _window_kernels.expire(place * size, len(held.pop(place)), multimap)
         words = rng.integers(0, distinct, rng.integers(0, size + 1)).astype(np.uint64)
-        _window_kernels.insert(_window_kernels.hash_words(words), place * size, slot_hash, follow, head, tail)
+        _window_kernels.insert(_window_kernels.hash_words(words), place * size, multimap)
         held[place] = words
         probes = rng.integers(0, distinct, 5).astype(np.uint64)
         found, cursor = [], np.array([0, -1], dtype=np.int64)
         slots, rows = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
         hashes = _window_kernels.hash_words(probes)
-        while count := _window_kernels.probe(hashes, cursor, slot_hash, follow, head, slots, rows):
+        while count := _window_kernels.probe(hashes, cursor, multimap, slots, rows):
             found += zip(slots[:count].tolist(), rows[:count].tolist(), strict=True)
         wanted = [
             (batch * size + at, row)

@@ -8,7 +8,7 @@ are needed, so each step prefetches those of some tuples together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -18,7 +18,7 @@ from headrace.storage._byte_kernels import load_u64, prefetch, store_u64
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["BUCKET", "LINE", "SLOTS", "admit_rows", "copy_records", "find_records"]
+__all__ = ["BUCKET", "LINE", "SLOTS", "RecordTable", "admit_rows", "copy_records", "find_records"]
 
 _WORD = 8
 BUCKET = 8
@@ -33,6 +33,24 @@ _OTHER = np.uint64(0xC2B2AE3D27D4EB4F)
 _HALF, _IN_LINE, _SHORT = np.uint64(32), np.uint64(63), np.uint64(6)
 _DIRECTORY, _ENTRY = 24, 16  # in a leaf page; see storage/FORMAT.md
 _U16 = np.uint64(0xFFFF)
+
+
+class RecordTable(NamedTuple):
+    """Hash table of rows.
+
+    Attributes
+    ----------
+    buckets : uint64[b, 8]
+        Use counts and keys of each bucket's slots.
+    sketch : uint8[m]
+        How often absent keys were looked up.
+    records : uint64[slots, 1 + c]
+        For each slot a null bit for each column, and the columns.
+    """
+
+    buckets: NDArray[np.uint64]
+    sketch: NDArray[np.uint8]
+    records: NDArray[np.uint64]
 
 
 @njit(inline="always")
@@ -54,8 +72,7 @@ def _counters(key: np.uint64, sketch: NDArray[np.uint8]) -> tuple[np.int64, np.i
 def find_records(
     key: NDArray[np.uint64],
     valid: NDArray[np.bool_],
-    buckets: NDArray[np.uint64],
-    sketch: NDArray[np.uint8],
+    table: RecordTable,
     hit: NDArray[np.int32],
     slot: NDArray[np.int32],
     miss: NDArray[np.int32],
@@ -68,13 +85,12 @@ def find_records(
         Keys that tuples look for.
     valid : bool[n] or bool[0]
         Which of them can match; empty if all.
-    buckets : uint64[b, 8]
-        Hash table. Use counts of the keys found grow.
-    sketch : uint8[m]
-        Sketch. Counters of the keys not found grow.
+    table
+        Hash table. Use counts of the keys found grow, and the sketch's counters of the keys not found.
     hit, slot, miss : int32[n]
         Output, filled from the front: tuples found and their slots, tuples not found.
     """
+    buckets, sketch = table.buckets, table.sketch
     lines = buckets.reshape(buckets.size).view(np.uint8)
     every = len(valid) == 0
     hits = 0
@@ -120,9 +136,7 @@ def admit_rows(
     count: NDArray[np.int32],
     key: NDArray[np.uint64],
     entries: NDArray[np.int64],
-    buckets: NDArray[np.uint64],
-    sketch: NDArray[np.uint8],
-    records: NDArray[np.uint64],
+    table: RecordTable,
 ) -> None:
     """Admit rows that are looked up more often than those that they replace.
 
@@ -132,11 +146,10 @@ def admit_rows(
         Rows just found in pages, for these keys; none where the count is 0.
     entries : int64[c]
         Entries of the columns in the pages' directories.
-    buckets, sketch
-        Hash table and sketch.
-    records : uint64[slots, 1 + c]
-        For each slot a null bit for each column, and the columns.
+    table
+        Hash table.
     """
+    buckets, sketch, records = table
     lines = buckets.reshape(buckets.size).view(np.uint8)
     worthy = np.empty(_AHEAD, dtype=np.int64)
     often = np.empty(_AHEAD, dtype=np.uint8)

@@ -101,9 +101,7 @@ class RecordTier:
     def activate(self) -> None:
         """Start empty. The caller has made room for `nbytes`."""
         self.active = True
-        self._buckets = np.zeros((self._buckets_most, kernels.BUCKET), dtype=np.uint64)
-        self._sketch = np.zeros(self._buckets_most * kernels.LINE // _BUCKETS_PER_LINE, dtype=np.uint8)
-        self._records = np.zeros((self._slots, 1 + len(self._columns)), dtype=np.uint64)
+        self._table = self._empty_table(self._buckets_most)
         self._looked = self._found = self._missed = self._offered = 0
         self._warm = False
 
@@ -132,7 +130,7 @@ class RecordTier:
         size = len(keys)
         hit, slot, miss = (np.empty(size, dtype=np.int32) for _ in range(3))
         flags = _ALL_VALID if valid is None else valid
-        hits = kernels.find_records(keys.prefix, flags, self._buckets, self._sketch, hit, slot, miss)
+        hits = kernels.find_records(keys.prefix, flags, self._table, hit, slot, miss)
         return RecordMatches(hit[:hits], slot[:hits], miss[: size - hits])
 
     def note(self, matches: RecordMatches) -> bool:
@@ -156,7 +154,7 @@ class RecordTier:
     def columns(self, slot: NDArray[np.int32]) -> list[pa.Array]:
         """Return the result columns of the rows in these slots."""
         rows = FixedRows(self._columns, len(slot))
-        kernels.copy_records(self._records, slot, rows.sizes, rows.starts, rows.out, rows.valid, rows.missing)
+        kernels.copy_records(self._table.records, slot, rows.sizes, rows.starts, rows.out, rows.valid, rows.missing)
         return rows.arrays(len(slot))
 
     def admit(
@@ -169,17 +167,14 @@ class RecordTier:
     ) -> None:
         """Admit rows that `headrace.storage.leaves.search` has found and that are used often enough."""
         self._offered += len(frame)
-        kernels.admit_rows(
-            frames, self._page_size, frame, row, count, keys.prefix, self._entries, self._buckets, self._sketch,
-            self._records,
-        )  # fmt: skip
+        kernels.admit_rows(frames, self._page_size, frame, row, count, keys.prefix, self._entries, self._table)
 
     def keep_only(self, unchanged: Callable[[NDArray[np.uint64]], NDArray[np.bool_]]) -> None:
         """Remove the rows whose keys `unchanged` does not confirm."""
         uses = self._uses
         bucket, slot = np.nonzero(uses)
         if len(bucket):
-            gone = ~unchanged(self._buckets[bucket, 1 + slot])
+            gone = ~unchanged(self._table.buckets[bucket, 1 + slot])
             uses[bucket[gone], slot[gone]] = 0
 
     def deactivate(self) -> None:
@@ -192,18 +187,24 @@ class RecordTier:
     @property
     def _uses(self) -> NDArray[np.uint8]:
         """View of the use counts of each bucket's slots, uint8[buckets, slots]."""
-        return self._buckets.view(np.uint8)[:, : kernels.SLOTS]
+        return self._table.buckets.view(np.uint8)[:, : kernels.SLOTS]
 
     def _age(self) -> None:
         self._missed = 0
-        self._sketch >>= 1
+        sketch = self._table.sketch
+        sketch >>= 1
         uses = self._uses
         uses[:] = np.maximum(uses >> 1, uses > 0)
 
+    def _empty_table(self, buckets: int) -> kernels.RecordTable:
+        return kernels.RecordTable(
+            buckets=np.zeros((buckets, kernels.BUCKET), dtype=np.uint64),
+            sketch=np.zeros(buckets * kernels.LINE // _BUCKETS_PER_LINE, dtype=np.uint8),
+            records=np.zeros((buckets * kernels.SLOTS, 1 + len(self._columns)), dtype=np.uint64),
+        )
+
     def _drop(self) -> None:
-        self._buckets = np.zeros((0, kernels.BUCKET), dtype=np.uint64)
-        self._sketch = np.zeros(0, dtype=np.uint8)
-        self._records = np.zeros((0, 1), dtype=np.uint64)
+        self._table = self._empty_table(0)
         self._looked = self._found = self._missed = self._offered = 0
         self._warm = False
 
