@@ -76,7 +76,7 @@ class _NestedLoops(JoinAlgorithm):
 
     @property
     def stats(self) -> JoinStats:
-        """What was counted so far."""
+        """Statistics so far."""
         return JoinStats(**self._base_stats())
 
     def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:

@@ -113,12 +113,12 @@ class SSIJAlgorithm(JoinAlgorithm):
 
     @property
     def due(self) -> float | None:
-        """Time at which `tick` is to be called at the latest to meet the deadlines; None if nothing waits for one."""
+        """Latest time for the next call of `tick` to meet the deadlines; None if nothing waits for one."""
         return self._schedule.due(self._row_nbytes)
 
     @property
     def stats(self) -> SSIJStats:
-        """What was counted so far."""
+        """Statistics so far."""
         counters = self.counters
         return SSIJStats(
             **self._base_stats(),
