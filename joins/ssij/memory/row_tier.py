@@ -28,7 +28,7 @@ __all__ = ["RowTier"]
 
 _WAIT = 4  # rows per tuple that has to come first: more frequent changes would make the tier useless
 _ROWS_PER_TUPLE = 2  # rows added per tuple of a batch: this never costs much more than the look-ups themselves
-_TUPLES_SHARE = 8  # share of the memory that is left for arriving tuples
+_TUPLES_SHARE = 8  # an eighth of the memory stays free for arriving tuples
 
 
 class RowTier:

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Tiers"]
 
-_RECORDS_SHARE = 3
-_TUPLES_SHARE = 8  # share of the memory that is left for arriving tuples where all pages are cached
+_RECORDS_SHARE = 3  # the record tier has a third of the memory
+_TUPLES_SHARE = 8  # where all pages are cached, an eighth of the memory stays free for arriving tuples
 
 
 class Tiers:

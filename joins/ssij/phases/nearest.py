@@ -40,9 +40,9 @@ class _Probe:
     batch
         The batch.
     order : int32[n]
-        Position of each tuple whose match some leaf can decide.
+        Position of each tuple that may match.
     leaf, frame : int32[n]
-        That leaf, and its frame or -1.
+        Leaf that decides its match, and the frame of that leaf or -1.
     row, count : int32[n]
         First row and number of rows found there.
     leaves
@@ -64,10 +64,10 @@ class _Probe:
         return waiting_nbytes(self.batch, waiting, min(waiting, self.leaves))
 
     def unmatched(self) -> NDArray[np.int32]:
-        """Return the positions of the tuples that no leaf can match."""
-        decided = np.zeros(len(self.batch.rows), dtype=np.bool_)
-        decided[self.order] = True
-        return np.flatnonzero(~decided).astype(np.int32)
+        """Return the positions of the tuples that cannot match in any leaf."""
+        possible = np.zeros(len(self.batch.rows), dtype=np.bool_)
+        possible[self.order] = True
+        return np.flatnonzero(~possible).astype(np.int32)
 
 
 class NearestPhase(ProbingPhase[_Probe]):
@@ -109,9 +109,9 @@ class NearestPhase(ProbingPhase[_Probe]):
             order, start, keys = order[again], start[again], keys.take(again)
             first, last = first[again], last[again]
         leaf, found = start.copy(), np.zeros((3, len(order)), dtype=np.int32)
-        decided = self._look(keys, leaf, (first, last), found)
-        frame, row, count = found[:, decided]
-        return _Probe(batch, order[decided], leaf[decided], frame, row, count, leaves)
+        possible = self._look(keys, leaf, (first, last), found)
+        frame, row, count = found[:, possible]
+        return _Probe(batch, order[possible], leaf[possible], frame, row, count, leaves)
 
     def _look(
         self,
@@ -125,19 +125,19 @@ class NearestPhase(ProbingPhase[_Probe]):
         `found` becomes frame, row, and count of each tuple. A tuple whose leaf would lie outside of `bounds` has no
         match and is left out of the positions returned.
         """
-        decided = np.ones(len(leaf), dtype=np.bool_)
+        possible = np.ones(len(leaf), dtype=np.bool_)
         frame, row, count = found
         which = np.arange(len(leaf))
         while len(which):
             inside = (bounds[0][which] <= leaf[which]) & (leaf[which] <= bounds[1][which])
-            decided[which[~inside]] = False
+            possible[which[~inside]] = False
             which = which[inside]
             frame[which] = self._store.cache.frame_of(leaf[which])
             which = which[frame[which] >= 0]
             row[which], count[which] = find(self._snapshot, self._store.cache.buffer, frame[which], keys.take(which))
             which = which[count[which] < 0]
             leaf[which] += np.int32(self._context.bound.step)
-        return np.flatnonzero(decided)
+        return np.flatnonzero(possible)
 
     def _found(self, probe: _Probe) -> Iterator[pa.RecordBatch]:
         outer = self._context.outer
