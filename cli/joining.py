@@ -90,10 +90,10 @@ def run_join(request: JoinRequest, console: Console) -> JoinReport:
         _refuse_name_of_csv(request.out)
         with Table.open(request.table) as table:
             stream = open_stream(request.stream, csv=_typed_csv(request, table.schema))
-            operator = _operator(request, table)
-            started = console.clock()
-            rows_out = _pump(operator, stream, request.out, console)
-            report = _report(request, operator, rows_out, console.clock() - started)
+            with _operator(request, table) as operator:
+                started = console.clock()
+                rows_out = _pump(operator, stream, request.out, console)
+                report = _report(request, operator, rows_out, console.clock() - started)
     console.result(asdict(report), _block(report))
     return report
 

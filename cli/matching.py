@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Literal
 
 from headrace.joins import AsOf, Band
-from headrace.joins.offsets import is_moderate
+from headrace.joins.predicates.offsets import is_moderate
 from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,6 +1,13 @@
 """Joins of a stream with a stored relation: SSIJ, and MeshJoin and index nested loops to compare it with.
 
-Names are loaded when they are first used, so that importing the package costs nothing.
+In: record batches of a stream, pushed as they arrive, and a clustered table (`headrace.storage`). Out: result batches.
+
+- `protocol`, `base`: the calls that all operators share
+- `predicates`: which pairs of tuples join
+- `memory`: the memory budget
+- `ssij`, `meshjoin`, `inlj`: one operator each
+
+Names are loaded on first use, so that importing the package costs nothing.
 """
 
 from __future__ import annotations
@@ -10,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.joins.inlj.operator import IndexNestedLoops
+    from headrace.joins.memory.allocators import keep_little_freed_memory
     from headrace.joins.meshjoin.operator import MeshJoin
-    from headrace.joins.predicates import Equality
-    from headrace.joins.process_memory import keep_little_freed_memory
+    from headrace.joins.predicates import AsOf, Band, Equality, Range
     from headrace.joins.protocol import JoinStats, MemoryUse, Operator, Output, SSIJStats
-    from headrace.joins.ranges import AsOf, Band, Range
     from headrace.joins.ssij.operator import SSIJ
     from headrace.storage.units import parse_duration, parse_memory
 
@@ -38,8 +44,8 @@ __all__ = [
 
 _HOMES = {
     "SSIJ": "headrace.joins.ssij.operator",
-    "AsOf": "headrace.joins.ranges",
-    "Band": "headrace.joins.ranges",
+    "AsOf": "headrace.joins.predicates",
+    "Band": "headrace.joins.predicates",
     "Equality": "headrace.joins.predicates",
     "IndexNestedLoops": "headrace.joins.inlj.operator",
     "JoinStats": "headrace.joins.protocol",
@@ -47,9 +53,9 @@ _HOMES = {
     "MeshJoin": "headrace.joins.meshjoin.operator",
     "Operator": "headrace.joins.protocol",
     "Output": "headrace.joins.protocol",
-    "Range": "headrace.joins.ranges",
+    "Range": "headrace.joins.predicates",
     "SSIJStats": "headrace.joins.protocol",
-    "keep_little_freed_memory": "headrace.joins.process_memory",
+    "keep_little_freed_memory": "headrace.joins.memory.allocators",
     "parse_duration": "headrace.storage.units",
     "parse_memory": "headrace.storage.units",
 }

@@ -1,4 +1,4 @@
-"""Compiled steps from the keys of stream tuples to the rows of the result. Arrays in, arrays out."""
+"""Compiled steps from the keys of stream tuples to result rows. Arrays in, arrays out."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = [
 def pack_positions(
     prefix: NDArray[np.uint64], valid: NDArray[np.bool_], low: np.uint64, high: np.uint64, shift: int, bits: int
 ) -> NDArray[np.uint64]:
-    """Return one sortable word for each valid tuple: the top of its key above its position.
+    """Return one sortable word for each valid tuple: the leading bits of its key above its position.
 
-    Keys are taken within ``[low, high]`` and lose `shift` low bits, so the order is that of the keys but for near ties.
-    `valid` is empty if all are.
+    Keys are clipped to ``[low, high]`` and lose `shift` low bits, so the order is that of the keys except for near
+    ties. `valid` is empty if all tuples are valid.
     """
     rows = len(prefix)
     packed = np.empty(rows, dtype=np.uint64)
@@ -60,9 +60,9 @@ def place_matches(
     outer: bool,
     place: NDArray[np.int32],
 ) -> None:
-    """Write for each tuple of a batch which of the probes, which are in key order, gave its one match.
+    """Write the match of each tuple of a batch, as an index into the probes, which are in key order.
 
-    Tuples that get no row now keep the -1 they have; with `outer` those whose page has no match get -2.
+    Tuples whose page is not in memory keep their -1. With `outer`, tuples whose page has no match get -2.
     """
     for i in range(len(order)):
         if frame[i] >= 0:
@@ -82,20 +82,20 @@ def in_key_order(
     out_row: NDArray[np.int32],
     out_index: NDArray[np.int32],
 ) -> tuple[int, int]:
-    """List the relation rows of some tuples in key order, so that gathering them goes through memory once.
+    """List the relation rows of some tuples in key order, so that gathering them passes through memory once.
 
     Parameters
     ----------
     place : int32[m]
-        Of `place_matches`.
+        Result of `place_matches`.
     frame, row : int32[n]
-        Of the probes.
+        Frame and row of the probes.
     target : int32[n]
-        Scratch, all -1; is so again afterwards.
+        Scratch, all -1, restored before returning.
     out_frame, out_row : int32[m + 1]
-        The rows to gather; one from frame -1 comes last if any tuple needs nulls.
+        Rows to gather. A row of nulls (frame -1) comes last if any tuple needs it.
     out_index : int32[m]
-        For each tuple that gives a result, the gathered row it needs.
+        Gathered row of each tuple that has a result.
 
     Returns
     -------
@@ -131,7 +131,7 @@ def in_key_order(
 
 @njit(cache=True, nogil=True)
 def outer_matches(frame: NDArray[np.int32], count: NDArray[np.int32], outer: bool) -> None:
-    """Drop the matches of pages that are not there; with `outer` give tuples without a match a row of nulls."""
+    """Drop matches in pages that are not in memory. With `outer`, give tuples without a match a row of nulls."""
     for i in range(len(frame)):
         if frame[i] < 0:
             count[i] = 0
@@ -149,7 +149,7 @@ def expand_matches(
     out_match: NDArray[np.int32],
     out_row: NDArray[np.int32],
 ) -> None:
-    """Write match and row of the result rows from `start` on; `ends` are the cumulated counts.
+    """Write match and row of the result rows from `start` on. `ends` are the cumulative counts.
 
     `begin` is the match that result row `start` belongs to.
     """
@@ -170,7 +170,7 @@ def all_pairs(
     out_tuple: NDArray[np.int32],
     out_leaf: NDArray[np.int32],
 ) -> int:
-    """Fill the outputs with (tuple, leaf) from `cursor` (tuple, leaf) on; return how many, 0 if there are no more."""
+    """Fill the outputs with (tuple, leaf) pairs from `cursor` (tuple, leaf) on. Return how many; 0 at the end."""
     size = 0
     i = cursor[0]
     leaf = cursor[1]

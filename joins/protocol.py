@@ -1,6 +1,6 @@
-"""The one protocol of all join operators, and the lazy output they return.
+"""The protocol of all join operators, and the lazy output that they return.
 
-Operators are push-based and deterministic; they take their clock as an argument and work only while they are called
+Operators are push-based and deterministic. They take their clock as an argument, and work only while they are called
 or while their output is consumed.
 """
 
@@ -8,38 +8,38 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Generator, Iterable, Iterator
+from typing import Protocol, Self, runtime_checkable
 
 import pyarrow as pa
 
-from headrace.joins.errors import JoinStateError
+from headrace.joins.errors import ClosedError, JoinStateError
 from headrace.joins.stats import JoinStats, MemoryUse, SSIJStats
 
-__all__ = ["JoinStats", "MemoryUse", "Operator", "Output", "SSIJStats", "Work"]
+__all__ = ["JoinStats", "MemoryUse", "Operator", "Output", "Progress", "SSIJStats", "WorkQueue"]
 
 
 @runtime_checkable
 class Operator(Protocol):
     """A join of a stream with a stored relation.
 
-    The sum of all outputs, once `finish` has been consumed, is the relational join as a multiset of rows.
+    The sum of all outputs, once the output of `finish` has been consumed, is the relational join as a multiset of rows.
     """
 
     def push(self, batch: pa.RecordBatch, *, side: str = "stream", at: float | None = None) -> Output:
-        """Take a batch that arrived at `at` (now, if not given) and return what became ready."""
+        """Take a batch that arrived at `at` (by default now) and return the results that are ready."""
         ...
 
     def tick(self, now: float | None = None) -> Output:
-        """Return what became due without an arrival."""
+        """Return the results that are due without an arrival."""
         ...
 
     def flush(self) -> Output:
-        """Return the results of all that was pushed so far; the operator goes on."""
+        """Return the results of everything pushed so far. The operator stays open for more."""
         ...
 
     def finish(self) -> Output:
-        """Return the rest. Afterwards the operator takes nothing more."""
+        """Return the remaining results. The operator takes no more batches."""
         ...
 
     def output_schema(self, stream: pa.Schema) -> pa.Schema:
@@ -48,19 +48,27 @@ class Operator(Protocol):
 
     @property
     def due(self) -> float | None:
-        """Time at which `tick` is to be called at the latest to meet the deadlines; None if nothing waits for one."""
+        """Latest time for the next call of `tick` to meet the deadlines; None if nothing waits for one."""
         ...
 
     @property
     def stats(self) -> JoinStats:
-        """What was counted so far."""
+        """Statistics so far. They stay readable after `close`."""
         ...
 
+    def close(self) -> None:
+        """Stop all work, drop results that were not taken, and free the operator's memory. May be called twice."""
+        ...
 
-class Work:
-    """What an operator has been asked to do and has not done yet, as generators of result batches, in order.
+    def __enter__(self) -> Self: ...
 
-    The queue belongs to the operator and outlives each `Output`, hence nothing is lost when one is dropped.
+    def __exit__(self, *error: object) -> None: ...
+
+
+class Progress:
+    """How long an operator has worked and how many tasks it has left.
+
+    The work queue updates it and the join algorithm reads it, so neither needs a reference to the other.
 
     Parameters
     ----------
@@ -70,110 +78,159 @@ class Work:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._tasks: deque[Iterator[pa.RecordBatch]] = deque()
-        self._ready: deque[pa.RecordBatch] = deque()
-        self._reader: Output | None = None
-        self._failure: BaseException | None = None
         self._busy = 0.0
         self._since: float | None = None
+        self.tasks = 0
 
     @property
     def idle(self) -> bool:
-        """Whether everything asked for has been done."""
-        return not self._tasks
+        """Whether no task is left."""
+        return self.tasks == 0
 
     @property
     def more(self) -> bool:
-        """Whether something else is to be done after what is being done now."""
-        return len(self._tasks) > 1
+        """Whether another task waits behind the current one."""
+        return self.tasks > 1
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds in which tasks ran, the time that the consumer took between results not included."""
+        """Seconds in which tasks ran. Excludes the time that the consumer took between results."""
         return self._busy if self._since is None else self._busy + self._clock() - self._since
 
+    def start(self) -> None:
+        """Start the clock of busy seconds."""
+        self._since = self._clock()
+
+    def stop(self) -> None:
+        """Stop the clock of busy seconds."""
+        self._busy, self._since = self.busy_seconds, None
+
+
+class WorkQueue:
+    """Tasks that an operator was asked to do and has not finished, as generators of result batches, in order.
+
+    The queue belongs to the operator and outlives each `Output`, so a dropped output loses no results. Tasks must not
+    refer to the queue: that would be a reference cycle, and a dropped operator would keep its memory.
+
+    Parameters
+    ----------
+    progress
+        Updated as tasks start and finish.
+    """
+
+    def __init__(self, progress: Progress | None = None) -> None:
+        self.progress = progress or Progress()
+        self._tasks: deque[Iterator[pa.RecordBatch]] = deque()
+        self._ready: deque[pa.RecordBatch] = deque()
+        self._latest = 0
+        self._failure: str | None = None
+        self._closed = self._lost = False
+
     def start(self, task: Iterator[pa.RecordBatch]) -> Output:
-        """Queue a task and work up to the first result. Earlier outputs end; what they had left comes first here."""
+        """Add a task and work until the first result. Earlier outputs end; their remaining results come first here."""
         self.check()
         self._tasks.append(task)
-        output = Output(self)
-        self._reader = output
+        self.progress.tasks += 1
+        self._latest += 1
+        output = Output(self, self._latest)
         if not self._ready:
             batch = self._advance()
             if batch is not None:
                 self._ready.append(batch)
         return output
 
-    def take(self, reader: Output) -> pa.RecordBatch | None:
-        """Return the next result, or None if there is none or `reader` is not the latest output."""
-        if reader is not self._reader:
+    def take(self, output: int) -> pa.RecordBatch | None:
+        """Return the next result; None if there is none or if output number `output` is not the latest."""
+        if output != self._latest:
             return None
         if self._ready:
             return self._ready.popleft()
+        if self._closed and not self._lost:
+            return None
         self.check()
         return self._advance()
 
     def check(self) -> None:
-        """Refuse to go on after a failure, which may have cut a phase short.
+        """Refuse to work on a closed operator, or after a failure, which may have cut a phase short.
 
         Raises
         ------
+        ClosedError
+            If the queue was closed.
         JoinStateError
             If a task raised an error.
         """
+        if self._closed:
+            lost = " before all of its results were taken" if self._lost else ""
+            raise ClosedError(f"the join was closed{lost}; make a new operator")
         if self._failure is not None:
             raise JoinStateError(
-                f"the join failed before ({self._failure}); its results are incomplete, so begin with a new operator"
-            ) from self._failure
+                f"the join failed before ({self._failure}); its results are incomplete, so start over with a new "
+                "operator"
+            )
+
+    def close(self) -> None:
+        """Stop all tasks and drop the results that were not taken."""
+        if self._closed:
+            return
+        self._closed, self._lost = True, bool(self._tasks or self._ready)
+        tasks = list(self._tasks)
+        self._tasks.clear()
+        self._ready.clear()
+        self.progress.tasks = 0
+        for task in tasks:
+            if isinstance(task, Generator):
+                task.close()
 
     def _advance(self) -> pa.RecordBatch | None:
-        self._since = self._clock()
+        self.progress.start()
         try:
             while self._tasks:
                 batch = next(self._tasks[0], None)
                 if batch is not None:
                     return batch
                 self._tasks.popleft()
+                self.progress.tasks -= 1
         except BaseException as failure:
-            self._failure = failure
+            self._failure = str(failure) or type(failure).__name__
             raise
         finally:
-            self._busy += self._clock() - self._since
-            self._since = None
+            self.progress.stop()
         return None
 
 
 class Output(Iterable[pa.RecordBatch]):
-    """Result batches, made while they are consumed, so that a huge result is never in memory at once.
+    """Result batches, produced while they are consumed, so that a huge result is never in memory at once.
 
-    Work starts at the call that returned the output and goes on with each batch taken. When the operator is called
-    again first, this output ends, and what was left comes first in the next one.
+    Work starts with the call that returned the output and continues with each batch taken. If the operator is called
+    again first, this output ends, and its remaining results come first in the next one.
 
     Examples
     --------
-    >>> work = Work()
+    >>> work = WorkQueue()
     >>> first = work.start(iter([pa.record_batch({"k": [1]}), pa.record_batch({"k": [2]})]))
     >>> second = work.start(iter([pa.record_batch({"k": [3]})]))
     >>> [batch["k"][0].as_py() for batch in first], [batch["k"][0].as_py() for batch in second]
     ([], [1, 2, 3])
     """
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: WorkQueue, number: int) -> None:
         self._work = work
+        self._number = number
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         return self
 
     def __next__(self) -> pa.RecordBatch:
-        batch = self._work.take(self)
+        batch = self._work.take(self._number)
         if batch is None:
             raise StopIteration
         return batch
 
     def drain(self) -> int:
-        """Do all the work, drop the results, and return how many rows they had."""
+        """Do all the work, drop the results, and return their number of rows."""
         return sum(batch.num_rows for batch in self)
 
     def to_table(self, schema: pa.Schema | None = None) -> pa.Table:
-        """Return all results as one `pyarrow.Table`; `schema` is needed when there may be none."""
+        """Return all results as one `pyarrow.Table`. `schema` is needed when there may be none."""
         return pa.Table.from_batches(list(self), schema=schema)

@@ -1,14 +1,18 @@
-"""What operators count. Frozen, so that a reading taken before can be subtracted from one taken after.
+"""Statistics of operators: running counters, and frozen readings that can be subtracted.
 
-Counters subtract; gauges (a maximum, a current amount) keep the later reading's value.
+A reading minus an earlier one is the interval between them. Counters subtract; gauges (a maximum, a current amount)
+keep the later value.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
-__all__ = ["JoinStats", "MemoryUse", "SSIJStats"]
+if TYPE_CHECKING:
+    from headrace.storage.reader import ReadReport
+
+__all__ = ["Counters", "JoinStats", "MemoryUse", "SSIJStats"]
 
 
 _GAUGE = {"gauge": True}  # a field whose value a subtraction keeps
@@ -32,34 +36,34 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse(_Reading):
-    """Bytes that an operator holds now, by component, and the most it ever held. All gauges.
+    """Bytes that an operator holds now, by component, and the most it ever held. All are gauges.
 
     Attributes
     ----------
     limit, used, peak
-        The budget, the sum of all components, and the greatest sum so far.
+        Budget, sum of all components, and greatest sum so far.
     index
         Inner nodes and the maps from leaf to frame.
     records
-        Single rows that are asked for often, apart from their pages.
-    whole
-        All rows apart from their pages, where they fit beside these.
+        Record tier: single rows that are looked up often.
+    rows
+        Row tier: all rows of the relation, if they fit beside its pages.
     filter
-        What is known of keys that are not in the table.
+        Negative filter: which keys are surely absent.
     cache
         Frames of cached relation pages (the paper's CR).
     input_buffer
-        Stream tuples that wait for an online phase (IB).
+        Stream tuples that wait for an online phase (the paper's IB).
     stream_buffer
-        Stream tuples that wait for relation pages (SB).
+        Stream tuples that wait for relation pages (the paper's SB).
     inverted_index
-        Which of them wait for which page (II).
+        Which of them wait for which page (the paper's II).
     workspace
-        Scratch arrays, and the output batch that is being made.
+        Scratch arrays, and the output batch in progress.
     read_buffer
-        Where pages are read to be joined, and those in the gaps between them.
+        Pages that were read and are being joined, and those in the gaps between them.
     statistics
-        Of the cost model.
+        Statistics of the cost model.
     """
 
     limit: int = field(default=0, metadata=_GAUGE)
@@ -67,7 +71,7 @@ class MemoryUse(_Reading):
     peak: int = field(default=0, metadata=_GAUGE)
     index: int = field(default=0, metadata=_GAUGE)
     records: int = field(default=0, metadata=_GAUGE)
-    whole: int = field(default=0, metadata=_GAUGE)
+    rows: int = field(default=0, metadata=_GAUGE)
     filter: int = field(default=0, metadata=_GAUGE)
     cache: int = field(default=0, metadata=_GAUGE)
     input_buffer: int = field(default=0, metadata=_GAUGE)
@@ -80,7 +84,7 @@ class MemoryUse(_Reading):
 
 @dataclass(frozen=True, slots=True)
 class JoinStats(_Reading):
-    """What every operator counts.
+    """Statistics of every operator.
 
     Attributes
     ----------
@@ -89,13 +93,13 @@ class JoinStats(_Reading):
     rows_done
         Stream tuples whose join is complete.
     rows_out, batches_out
-        Result rows and batches that have come out.
+        Result rows and batches produced.
     rows_cached
         Stream tuples that were complete without reading a page for them.
     pages_wanted, pages_read, seeks
-        Relation pages asked for, pages that came from the disk (gaps included), and reads.
+        Relation pages requested, pages read from the disk (gaps included), and reads.
     read_seconds, busy_seconds
-        Spent in reading, and in the operator altogether.
+        Time spent in reading, and in the operator altogether.
     rows_held
         Stream tuples inside the operator now (gauge).
     longest_wait
@@ -135,22 +139,22 @@ class JoinStats(_Reading):
 
 @dataclass(frozen=True, slots=True)
 class SSIJStats(JoinStats):
-    """What SSIJ counts beyond the rest.
+    """Statistics of SSIJ beyond those of every operator.
 
     Attributes
     ----------
     online_phases, join_phases
-        How often each phase ran.
+        Number of runs of each phase.
     online_seconds, join_seconds
-        Time in each phase; reading is part of the join phase.
+        Time in each phase. Reading is part of the join phase.
     rows_recorded
-        Those of `rows_cached` whose row was in the record tier.
+        Tuples of `rows_cached` whose row was in the record tier.
     rows_filtered
-        Those of `rows_cached` that the table's negative filter knew to have no match.
+        Tuples of `rows_cached` whose key the negative filter knew to be absent.
     false_positives
         Tuples that waited for a page although the filter was asked, and had no match.
     filter_bits
-        Bits that a key has in the filter in memory, on average; 0 if there is none in use (gauge).
+        Average bits per key of the filter in memory; 0 if none is in use (gauge).
     pages_kept, pages_evicted
         Relation pages that a join phase left in the cache, and pages that left the cache.
     pages_cached
@@ -168,3 +172,34 @@ class SSIJStats(JoinStats):
     pages_kept: int = 0
     pages_evicted: int = 0
     pages_cached: int = field(default=0, metadata=_GAUGE)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Mutable twin of `SSIJStats`: running counts of an operator. The names mean the same."""
+
+    rows_in: int = 0
+    batches_in: int = 0
+    rows_done: int = 0
+    rows_out: int = 0
+    batches_out: int = 0
+    rows_cached: int = 0
+    pages_wanted: int = 0
+    pages_read: int = 0
+    seeks: int = 0
+    read_seconds: float = 0.0
+    online_phases: int = 0
+    join_phases: int = 0
+    online_seconds: float = 0.0
+    join_seconds: float = 0.0
+    rows_recorded: int = 0
+    rows_filtered: int = 0
+    pages_kept: int = 0
+    pages_evicted: int = 0
+
+    def add_read(self, report: ReadReport) -> None:
+        """Count a read."""
+        self.pages_wanted += report.pages_wanted
+        self.pages_read += report.pages_read
+        self.seeks += report.seeks
+        self.read_seconds += report.seconds

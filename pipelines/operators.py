@@ -60,6 +60,11 @@ class _Kept:
     inode: int
     version: int | None
 
+    def close(self) -> None:
+        """Free the operator's memory and close its table."""
+        self.operator.close()
+        self.table.close()
+
 
 @dataclass(frozen=True)
 class Serving:
@@ -113,7 +118,7 @@ def close(joiner: Joiner, shard: int, *, damaged: bool = False) -> None:
     place = joiner.replica.place(shard)
     for key in [key for key in _KEPT if key[1] == place]:
         kept = _KEPT.pop(key)
-        kept.table.close()
+        kept.close()
         if damaged:
             discard(joiner.replica, shard, kept.inode)
 
@@ -125,7 +130,7 @@ def _open(joiner: Joiner, key: tuple[Any, ...], kept: _Kept | None, reached: Rea
         kept.operator.refresh().drain()
     else:
         if kept is not None:
-            _KEPT.pop(key).table.close()
+            _KEPT.pop(key).close()
         kept = _new(joiner, reached, inode)
         _KEPT[key] = kept
     kept.version = joiner.version if reached.exact else None
@@ -155,7 +160,7 @@ def _new(joiner: Joiner, reached: Reached, inode: int) -> _Kept:
 def _make_room(owner: str) -> None:
     if owner not in _OWNER:
         for kept in _KEPT.values():
-            kept.table.close()
+            kept.close()
         _KEPT.clear()
         _OWNER[:] = [owner]
 

@@ -26,6 +26,7 @@ class Contestant:
 
     def __init__(self, name, engine, setup, stream, limit):
         self.name = name
+        self.group = self.idle = self._process = None
         self._limit = limit
         self._of = engine, setup, stream
 
@@ -58,7 +59,9 @@ class Contestant:
         return self._ask("finish")
 
     def close(self):
-        """End the process and remove its group."""
+        """End the process, if there is one, and remove its group."""
+        if self._process is None:
+            return
         self._connection.close()
         self._process.join(10)
         if self._process.is_alive():

@@ -14,24 +14,34 @@ PAGE_NBYTES = 8192
 SLOT_NBYTES = 208 / 7  # of the record tier, for a row of two words: a bucket of seven
 
 
-def outcome(cell, contestants, samples):
-    """Return the results of a measurement as a dict."""
+def outcome(cell, contestants, samples, failures, trials):
+    """Return the results of a measurement as a dict.
+
+    A contestant that failed has no rate, and its message is in `failures`. `trials` has the rate of each contestant at
+    each batch size, or the message of the failure.
+    """
     ours = contestants[0].name
     peers = [
-        {"peer": side.name, "ratio": median_ratio(samples, ours, side.name), "target": target}
+        {
+            "peer": side.name, "target": target,
+            "ratio": None if failures.keys() & {ours, side.name} else median_ratio(samples, ours, side.name),
+        }
         for side, target in cell.peers
-    ]
+    ]  # fmt: skip
     return {
         "cell": asdict(cell),
         "contestants": [
             {
                 "name": contestant.name, "idle": contestant.idle,
-                "rate": median_rate(samples, contestant.name), "in_a_group": contestant.group is not None,
+                "rate": None if contestant.name in failures else median_rate(samples, contestant.name),
+                "in_a_group": contestant.group is not None,
             }
             for contestant in contestants
         ],
         "ours": ours,
         "peers": peers,
+        "failures": failures,
+        "trials": trials,
         "record_tier": _record_tier(cell.ours, [s.details for s in samples if s.name == ours]),
         "samples": [{**asdict(sample), "rate": sample.rate} for sample in samples],
     }  # fmt: skip
@@ -39,7 +49,7 @@ def outcome(cell, contestants, samples):
 
 def _record_tier(side, details):
     """Return the record tier's hits beside those of the most popular rows, as many as it has places."""
-    places = int(details[-1]["memory"]["records"] / SLOT_NBYTES)
+    places = int(details[-1]["memory"]["records"] / SLOT_NBYTES) if details else 0
     if side.stream != "zipf" or not places:
         return None
     weights = 1 / np.arange(1, side.rows + 1)
@@ -53,16 +63,17 @@ def summary(result):
     rates = {contestant["name"]: contestant["rate"] for contestant in result["contestants"]}
     ours, cell = result["ours"], result["cell"]
     memory = f"{cell['ours']['memory'] / 1e6:.0f} MB"
+    own_rate = _formatted(rates[ours], 1e-6, ".2f")
     rows = [
         [
-            cell["title"], memory, f"{rates[ours] / 1e6:.2f}", peer["peer"], f"{rates[peer['peer']] / 1e6:.3g}",
-            f"{peer['ratio']:.2f}", *_verdict(peer["ratio"], peer["target"], ""),
+            cell["title"], memory, own_rate, peer["peer"], _formatted(rates[peer["peer"]], 1e-6, ".3g"),
+            _formatted(peer["ratio"], 1, ".2f"), *_verdict(peer["ratio"], peer["target"], ""),
         ]
         for peer in result["peers"]
     ]  # fmt: skip
     if cell["least_rate"]:
-        reached = _verdict(rates[ours] / 1e6, cell["least_rate"] / 1e6, " M/s")
-        rows.append([cell["title"], memory, f"{rates[ours] / 1e6:.2f}", "ten times the paper's rate", "", "", *reached])
+        reached = _verdict(None if rates[ours] is None else rates[ours] / 1e6, cell["least_rate"] / 1e6, " M/s")
+        rows.append([cell["title"], memory, own_rate, "ten times the paper's rate", "", "", *reached])
     if tier := result["record_tier"]:
         hits = f"record tier: {tier['hits']:.1%} of lookups, clairvoyant {tier['clairvoyant']:.1%}"
         verdict = _verdict(tier["share"], 0.9, "")
@@ -91,8 +102,15 @@ def costs(result):
 
 def _verdict(value, target, unit):
     if target is None:
-        return "", ""
+        return "", "failed" if value is None else ""
+    if value is None:
+        return f"{target:g}{unit}", "failed"
     return f"{target:g}{unit}", "reached" if value >= target else "missed"
+
+
+def _formatted(value, factor, form):
+    """Return a number as text, or a dash for a contestant that failed."""
+    return "-" if value is None else format(value * factor, form)
 
 
 def write_report(folder):

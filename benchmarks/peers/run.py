@@ -4,7 +4,7 @@ import argparse
 import json
 import signal
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -85,27 +85,56 @@ def _estimate(cell):
 
 
 def _measure(cell, sides, places):
+    """Let all contestants take turns. Record one that fails, and let the others finish."""
+    failures, trials = {}, {}
     with ExitStack() as stack:
-        contestants = []
-        for side, (table, stream) in zip(sides, places, strict=True):
-            forget(table)
-            setup = Setup(table.absolute(), int(side.memory * side.share), side.deadline, side.work)
-            limit = side.memory if cell.grouped else None
-            contestant = Contestant(side.name, side.engine, setup, stream.absolute(), limit)
+        contestants = [_contestant(cell, side, place) for side, place in zip(sides, places, strict=True)]
+        entries = list(zip(sides, contestants, places, strict=True))
+        for _, contestant, (table, _) in entries:
             stack.callback(contestant.close)
-            contestant.open()
-            contestants.append(contestant)
-        if cell.grouped and not contestants[0].group:
+            with _recorded(contestant, failures):
+                forget(table)
+                contestant.open()
+        if cell.grouped and not any(contestant.group for contestant in contestants):
             print("no memory group could be made here: engines have their own limits alone")
-        batches = [_warm_up(side, contestant) for side, contestant in zip(sides, contestants, strict=True)]
-        samples = _rounds(cell, contestants, batches)
-        for side, contestant, (_, stream) in zip(sides, contestants, places, strict=True):
-            _check(side, contestant, stream)
-        return outcome(cell, contestants, samples)
+        batches = {}
+        for side, contestant, _ in _remaining(entries, failures):
+            with _recorded(contestant, failures):
+                batches[side.name] = _warm_up(side, contestant, trials.setdefault(side.name, {}))
+        samples = _rounds(cell, [contestant for _, contestant, _ in entries], batches, failures)
+        for side, contestant, (_, stream) in _remaining(entries, failures):
+            with _recorded(contestant, failures):
+                _check(side, contestant, stream)
+        samples = [sample for sample in samples if sample.name not in failures]
+        return outcome(cell, contestants, samples, failures, trials)
 
 
-def _warm_up(side, contestant):
-    """Fill the caches, and return the size of a batch that is best for the contestant."""
+def _contestant(cell, side, place):
+    table, stream = place
+    setup = Setup(table.absolute(), int(side.memory * side.share), side.deadline, side.work)
+    return Contestant(side.name, side.engine, setup, stream.absolute(), side.memory if cell.grouped else None)
+
+
+@contextmanager
+def _recorded(contestant, failures):
+    """Record a failure of the contestant instead of raising it."""
+    try:
+        yield
+    except ContestantError as error:
+        failures[contestant.name] = str(error).splitlines()[-1]
+        print(f"{contestant.name} is out: {failures[contestant.name]}")
+
+
+def _remaining(entries, failures):
+    """Return the entries of contestants that have not failed."""
+    return [entry for entry in entries if entry[1].name not in failures]
+
+
+def _warm_up(side, contestant, trials):
+    """Fill the caches, and return the batch size that is best for the contestant.
+
+    `trials` becomes the rate of each size that was tried, or the message of its failure.
+    """
     if len(side.batches) == 1:
         contestant.run(TRIAL_SECONDS, side.batches[0], side.tuples)
         return side.batches[0]
@@ -114,11 +143,12 @@ def _warm_up(side, contestant):
         try:
             found = contestant.run(TRIAL_SECONDS, rows)
         except ContestantError as error:
-            print(f"not with batches of {rows:,}: {str(error).splitlines()[-1]}")
+            trials[rows] = str(error).splitlines()[-1]
+            print(f"not with batches of {rows:,}: {trials[rows]}")
             contestant.reopen()
             continue
         in_time = side.deadline is None or found["longest_batch_seconds"] <= side.deadline
-        (rates if in_time else late)[rows] = found["tuples"] / found["seconds"]
+        trials[rows] = (rates if in_time else late)[rows] = found["tuples"] / found["seconds"]
     if late and not rates:
         print(f"{contestant.name} is in time with no size of a batch: the fastest of all is taken")
         rates = late
@@ -129,13 +159,17 @@ def _warm_up(side, contestant):
     return max(rates, key=rates.get)
 
 
-def _rounds(cell, contestants, batches):
+def _rounds(cell, contestants, batches, failures):
     samples = []
     for number in range(cell.rounds):
-        turns = list(zip(contestants, batches, strict=True))
-        for contestant, rows in turns[::-1] if number % 2 else turns:
-            found = contestant.run(cell.seconds, rows)
-            samples.append(Sample(contestant.name, number, found.pop("tuples"), found.pop("seconds"), found))
+        for contestant in contestants[::-1] if number % 2 else contestants:
+            if contestant.name in failures:
+                continue
+            found = None
+            with _recorded(contestant, failures):
+                found = contestant.run(cell.seconds, batches[contestant.name])
+            if found is not None:
+                samples.append(Sample(contestant.name, number, found.pop("tuples"), found.pop("seconds"), found))
     return samples
 
 

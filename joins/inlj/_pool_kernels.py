@@ -1,8 +1,8 @@
-"""Compiled buffer pool with least recently used replacement, walked in the order of the stream."""
+"""Compiled buffer pool with least recently used replacement. Arrays in, arrays out."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from numba import njit
 
@@ -10,7 +10,32 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["walk_pool"]
+__all__ = ["PoolMaps", "walk_pool"]
+
+
+class PoolMaps(NamedTuple):
+    """What a pool of `n` frames knows of them.
+
+    Frames form a ring in order of use: ``after[n]`` is the least recently used one and ``before[n]`` the most recently
+    used one.
+
+    Attributes
+    ----------
+    frame_of : int32[leaves]
+        Frame of each leaf, or -1.
+    leaf_of : int32[n]
+        Leaf in each frame, or -1.
+    before, after : int32[n + 1]
+        The ring.
+    used : int64[n]
+        Walk in which a frame was last requested.
+    """
+
+    frame_of: NDArray[np.int32]
+    leaf_of: NDArray[np.int32]
+    before: NDArray[np.int32]
+    after: NDArray[np.int32]
+    used: NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True)
@@ -18,45 +43,33 @@ def walk_pool(
     leaf: NDArray[np.int32],
     start: int,
     stamp: int,
-    frame_of: NDArray[np.int32],
-    leaf_of: NDArray[np.int32],
-    before: NDArray[np.int32],
-    after: NDArray[np.int32],
-    used: NDArray[np.int64],
+    maps: PoolMaps,
     out_frame: NDArray[np.int32],
     missed: NDArray[np.int32],
 ) -> tuple[int, int]:
-    """Give each wanted leaf a frame, until a frame would have to be taken from a leaf wanted in this same walk.
-
-    Frames form a ring in order of use: ``after[n]`` is the one used longest ago, ``before[n]`` the latest, for `n`
-    frames.
+    """Assign a frame to each requested leaf, until a frame would be taken from a leaf requested in the same walk.
 
     Parameters
     ----------
     leaf : int32[m]
-        Leaves in the order in which they are wanted.
+        Leaves in the order of the requests.
     start
-        Where to begin.
+        First request of this walk.
     stamp
         Number of this walk, greater than all before.
-    frame_of : int32[leaves]
-        Frame of each leaf or -1.
-    leaf_of : int32[n]
-        Leaf in each frame or -1.
-    before, after : int32[n + 1]
-        The ring.
-    used : int64[n]
-        Walk in which a frame was last wanted.
+    maps
+        Maps of the pool.
     out_frame : int32[m]
         Frame of each leaf, from `start` on.
     missed : int32[n]
-        Frames whose leaf has to be read, in the order of wanting.
+        Frames whose leaf has to be read, in order of request.
 
     Returns
     -------
     stop, misses
-        Where the walk ended, and how many leaves it missed.
+        End of the walk, and number of leaves to read.
     """
+    frame_of, leaf_of, before, after, used = maps
     end = len(leaf_of)
     misses = 0
     for i in range(start, len(leaf)):

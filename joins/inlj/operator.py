@@ -1,11 +1,11 @@
 """Index nested loops, page by page: what a database does with a stream, for comparison (figure 9 of the SSIJ paper).
 
-Phases: each tuple, in the order of arrival, is looked up in the index; each leaf that may hold its key is fetched
-through a buffer pool, by a single synchronous read if it is not there; the matches are output. Nothing is batched but
-the work that costs no read: tuples wait for no others, and no two pages share a read.
+Phases: each tuple, in order of arrival, is looked up in the index. Each leaf that may hold its key is fetched through a
+buffer pool, with one synchronous read if it is not there. The matches are output. Only work that costs no read is
+batched: no tuple waits for others, and no two pages share a read.
 
-Memory bound: index (inner nodes, a map from leaf to frame) + workspace (a sixteenth, two pages at least, 16 MiB at
-most) + a bounce page + the buffer pool, which has all the rest.
+Memory bound: index (inner nodes, a map from leaf to frame) + workspace (a sixteenth, at least two pages, at most
+16 MiB) + a bounce page + the buffer pool, which has the rest.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.joins import _result_kernels as kernels
-from headrace.joins._base import StreamJoin
-from headrace.joins._emit import Matches
-from headrace.joins._sought import find, locate
+from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
+from headrace.joins.emitter import Matches
 from headrace.joins.errors import MemoryBudgetError
 from headrace.joins.inlj.pool import BufferPool
+from headrace.joins.predicates.search_keys import find, locate
 from headrace.joins.stats import JoinStats
 from headrace.storage.units import format_size
 
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.joins._relation import TableLike
-    from headrace.joins._sought import Sought
     from headrace.joins.predicates import On
+    from headrace.joins.predicates.search_keys import SearchKeys
+    from headrace.joins.relation import TableLike
     from headrace.storage.reader import PageReader
     from headrace.storage.snapshot import Snapshot
 
@@ -43,30 +43,17 @@ _WORKSPACE_MOST = 16 * 2**20
 _SCRATCH_NBYTES = 96
 
 
-class IndexNestedLoops(StreamJoin):
-    """Joins a stream with a clustered table, one page read at a time.
+class _NestedLoops(JoinAlgorithm):
+    """Looks up one chunk of a batch after the other.
 
     Parameters
     ----------
-    table, on, how, memory, columns, reader, clock
-        As of `headrace.joins.SSIJ`.
-    deadline
-        Counted only: every tuple is complete when the output of its push has been consumed.
+    parameters
+        Parameters of the join.
     """
 
-    def __init__(
-        self,
-        table: TableLike | Snapshot,
-        on: On,
-        how: str = "inner",
-        memory: int | str = "32MiB",
-        *,
-        deadline: float | str | None = None,
-        columns: Sequence[str] | None = None,
-        reader: PageReader | None = None,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        super().__init__(table, on, how, memory, columns=columns, deadline=deadline, reader=reader, clock=clock)
+    def __init__(self, parameters: JoinParameters) -> None:
+        super().__init__(parameters)
         snapshot, page = self.snapshot, self.snapshot.page_size
         leaves = len(snapshot.leaf_pages)
         fixed = snapshot.index_nbytes + self.relation.reader.nbytes_at(1)
@@ -89,7 +76,7 @@ class IndexNestedLoops(StreamJoin):
 
     @property
     def stats(self) -> JoinStats:
-        """What was counted so far."""
+        """Statistics so far."""
         return JoinStats(**self._base_stats())
 
     def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
@@ -117,41 +104,41 @@ class IndexNestedLoops(StreamJoin):
                 yield from self._join_pairs(rows, keys, tuples[:size], leaves[:size], matched, missed)
         self.counters.rows_cached += len(rows) - int(missed.sum())
         self.completed(arrival, len(rows))
-        lonely = np.flatnonzero(~matched)
-        if self.how == "left" and len(lonely):
-            yield from self.emitter.nulls(rows.take(pa.array(lonely)))
+        unmatched = np.flatnonzero(~matched)
+        if self.how == "left" and len(unmatched):
+            yield from self.emitter.nulls(rows.take(pa.array(unmatched)))
 
     def _join_nearest(
         self,
         rows: pa.RecordBatch,
-        keys: Sought,
+        keys: SearchKeys,
         leaves: tuple[NDArray[np.int32], NDArray[np.int32]],
         matched: NDArray[np.bool_],
         missed: NDArray[np.bool_],
     ) -> Iterator[pa.RecordBatch]:
-        """Look for the nearest row in the leaf where it should be, then, where that cannot tell, in its neighbour."""
+        """Look for the nearest row in the leaf where it should be, then in the neighbor if that leaf cannot decide."""
         first, last = leaves
         step = self.bound.step
         leaf = (last if step < 0 else first).copy()
-        settled = np.zeros(len(rows), dtype=np.bool_)
-        while len(tuples := np.flatnonzero(~settled & (first <= leaf) & (leaf <= last)).astype(np.int32)):
-            settled[tuples] = True
-            yield from self._join_pairs(rows, keys, tuples, leaf[tuples], matched, missed, settled)
+        decided = np.zeros(len(rows), dtype=np.bool_)
+        while len(tuples := np.flatnonzero(~decided & (first <= leaf) & (leaf <= last)).astype(np.int32)):
+            decided[tuples] = True
+            yield from self._join_pairs(rows, keys, tuples, leaf[tuples], matched, missed, decided)
             leaf[tuples] += np.int32(step)
 
     def _join_pairs(
         self,
         rows: pa.RecordBatch,
-        keys: Sought,
+        keys: SearchKeys,
         tuples: NDArray[np.int32],
         leaves: NDArray[np.int32],
         matched: NDArray[np.bool_],
         missed: NDArray[np.bool_],
-        settled: NDArray[np.bool_] | None = None,
+        decided: NDArray[np.bool_] | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        """Fetch the leaf of each pair and join, as far as the pool can hold all at a time.
+        """Fetch the leaf of each pair and join, as many at a time as the pool can hold.
 
-        Tuples whose leaf leaves it open where their match is become unsettled.
+        Tuples whose leaf cannot decide their match become undecided again (`decided` False).
         """
         frames = np.empty(len(leaves), dtype=np.int32)
         start = 0
@@ -162,8 +149,8 @@ class IndexNestedLoops(StreamJoin):
             missed[pair[read]] = True
             row, count = find(self.snapshot, self._pool.buffer, frame, keys.take(pair))
             matched[pair[count > 0]] = True
-            if settled is not None:
-                settled[pair[count < 0]] = False
+            if decided is not None:
+                decided[pair[count < 0]] = False
                 np.maximum(count, 0, out=count)
             yield from self.emitter.emit(rows, Matches(frame, row, count, pair), self._pool.buffer)
             start = stop
@@ -172,7 +159,36 @@ class IndexNestedLoops(StreamJoin):
         return iter(())
 
     def _rebound(self) -> None:
-        """Depend on nothing but the emitter."""
+        """Do nothing: only the emitter depends on the stream's schema."""
 
     def _output_nbytes(self) -> int:
         return self._workspace // 2
+
+
+class IndexNestedLoops(StreamJoin[_NestedLoops]):
+    """Joins a stream with a clustered table, one page read at a time.
+
+    Parameters
+    ----------
+    table, on, how, memory, columns, reader, clock
+        As for `headrace.joins.SSIJ`.
+    deadline
+        Only counted: every tuple is complete when the output of its push has been consumed.
+    """
+
+    def __init__(
+        self,
+        table: TableLike | Snapshot,
+        on: On,
+        how: str = "inner",
+        memory: int | str = "32MiB",
+        *,
+        deadline: float | str | None = None,
+        columns: Sequence[str] | None = None,
+        reader: PageReader | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        parameters = JoinParameters.check(
+            table, on, how, memory, columns=columns, deadline=deadline, reader=reader, clock=clock
+        )
+        super().__init__(_NestedLoops(parameters))

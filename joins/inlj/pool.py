@@ -27,52 +27,52 @@ class BufferPool:
     Parameters
     ----------
     snapshot, reader
-        The relation.
+        Snapshot of the relation and reader of its pages.
     frames
-        How many.
+        Number of frames.
     """
 
     def __init__(self, snapshot: Snapshot, reader: PageReader, frames: int) -> None:
         self._snapshot = snapshot
         self._reader = reader
         self.buffer = page_buffer(frames, snapshot.page_size)
-        self._frame_of = np.full(len(snapshot.leaf_pages), -1, dtype=np.int32)
-        self._leaf_of = np.full(frames, -1, dtype=np.int32)
         ring = np.arange(frames + 1, dtype=np.int32)
-        self._before, self._after = np.roll(ring, 1), np.roll(ring, -1)
-        self._used = np.zeros(frames, dtype=np.int64)
+        self._maps = kernels.PoolMaps(
+            frame_of=np.full(len(snapshot.leaf_pages), -1, dtype=np.int32),
+            leaf_of=np.full(frames, -1, dtype=np.int32),
+            before=np.roll(ring, 1),
+            after=np.roll(ring, -1),
+            used=np.zeros(frames, dtype=np.int64),
+        )
         self._missed = np.empty(frames, dtype=np.int32)
         self._walk = 0
 
     @staticmethod
     def nbytes(frames: int, leaves: int, page_size: int) -> int:
-        """Return what a pool of so many frames holds."""
+        """Return the bytes of a pool of this size."""
         return frames * (page_size + 24) + 4 * leaves + 16
 
     @property
     def used(self) -> int:
-        """Frames that hold a page."""
-        return int((self._leaf_of >= 0).sum())
+        """Number of frames that hold a page."""
+        return int((self._maps.leaf_of >= 0).sum())
 
     def fetch(
         self, leaves: NDArray[np.int32], start: int, frames: NDArray[np.int32]
     ) -> tuple[int, NDArray[np.bool_], ReadReport]:
-        """Bring in leaves, from `start` on and in this order, until the pool would lose one of them again.
+        """Fetch leaves in order, from `start` on, until the pool would have to evict one of them again.
 
         Returns
         -------
         stop, missed, report
-            Leaves from `start` to `stop` are in `frames`; which of them were the first to want a page that had to be
+            Leaves from `start` to `stop` are in `frames`; which of them were the first to request a page that had to be
             read; and what was read, one page at a time.
         """
         self._walk += 1
-        stop, misses = kernels.walk_pool(
-            leaves, start, self._walk, self._frame_of, self._leaf_of, self._before, self._after, self._used, frames,
-            self._missed,
-        )  # fmt: skip
+        stop, misses = kernels.walk_pool(leaves, start, self._walk, self._maps, frames, self._missed)
         report = ReadReport()
         for frame in self._missed[:misses]:
-            leaf = self._leaf_of[frame : frame + 1]
+            leaf = self._maps.leaf_of[frame : frame + 1]
             page, checksum = self._snapshot.leaf_pages[leaf], self._snapshot.leaf_checksums[leaf]
             plan = ReadPlan(page, _ONE, _FIRST)
             report += self._reader.read_plan(plan, slice(None), page, self.buffer, np.array([frame]), checksum)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -10,15 +10,34 @@ from numba import njit
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["enumerate_rows", "expire", "hash_bytes", "hash_words", "insert", "probe", "same_keys"]
+__all__ = ["Multimap", "enumerate_rows", "expire", "hash_bytes", "hash_words", "insert", "probe", "same_keys"]
 
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
 
 
+class Multimap(NamedTuple):
+    """Chained buckets of slots.
+
+    Attributes
+    ----------
+    slot_hash : uint64[slots]
+        Hash of the key in each slot.
+    follow : int32[slots]
+        Next slot of the chain, or -1.
+    head, tail : int32[buckets]
+        First and last slot of each bucket's chain, or -1. The number of buckets is a power of two.
+    """
+
+    slot_hash: NDArray[np.uint64]
+    follow: NDArray[np.int32]
+    head: NDArray[np.int32]
+    tail: NDArray[np.int32]
+
+
 @njit(cache=True, nogil=True, inline="always")
 def _mix(word: np.uint64) -> np.uint64:
-    """Return another word for each word, spread over all bits (the finisher of MurmurHash3)."""
+    """Return a distinct, well-mixed word for each word (the finalizer of MurmurHash3)."""
     word ^= word >> np.uint64(33)
     word *= np.uint64(0xFF51AFD7ED558CCD)
     word ^= word >> np.uint64(33)
@@ -28,7 +47,7 @@ def _mix(word: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def hash_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return a hash of each word; different words have different hashes."""
+    """Return a hash of each word. Different words have different hashes."""
     out = np.empty(len(words), dtype=np.uint64)
     for i in range(len(words)):
         out[i] = _mix(words[i])
@@ -48,15 +67,9 @@ def hash_bytes(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[n
 
 
 @njit(cache=True, nogil=True)
-def insert(
-    hashes: NDArray[np.uint64],
-    slot: int,
-    slot_hash: NDArray[np.uint64],
-    follow: NDArray[np.int32],
-    head: NDArray[np.int32],
-    tail: NDArray[np.int32],
-) -> None:
-    """Add tuples, in order, as slots from `slot` on; each goes to the end of its bucket's chain."""
+def insert(hashes: NDArray[np.uint64], slot: int, multimap: Multimap) -> None:
+    """Add tuples in order as slots from `slot` on. Each goes to the end of its bucket's chain."""
+    slot_hash, follow, head, tail = multimap
     mask = np.uint64(len(head) - 1)
     for i in range(len(hashes)):
         at = slot + i
@@ -71,15 +84,9 @@ def insert(
 
 
 @njit(cache=True, nogil=True)
-def expire(
-    slot: int,
-    count: int,
-    slot_hash: NDArray[np.uint64],
-    follow: NDArray[np.int32],
-    head: NDArray[np.int32],
-    tail: NDArray[np.int32],
-) -> None:
-    """Drop the tuples that were inserted first; each is the first of its chain."""
+def expire(slot: int, count: int, multimap: Multimap) -> None:
+    """Remove the tuples that were inserted first. Each is the first of its chain."""
+    slot_hash, follow, head, tail = multimap
     mask = np.uint64(len(head) - 1)
     for at in range(slot, slot + count):
         bucket = slot_hash[at] & mask
@@ -92,21 +99,24 @@ def expire(
 def probe(
     hashes: NDArray[np.uint64],
     cursor: NDArray[np.int64],
-    slot_hash: NDArray[np.uint64],
-    follow: NDArray[np.int32],
-    head: NDArray[np.int32],
+    multimap: Multimap,
     out_slot: NDArray[np.int32],
     out_row: NDArray[np.int32],
 ) -> int:
-    """Fill the outputs with (slot, row) of equal hashes from `cursor` on; return how many, 0 if there are no more.
+    """Fill the outputs with (slot, row) pairs of equal hashes from `cursor` on. Return how many; 0 at the end.
 
     Parameters
     ----------
     hashes : uint64[n]
-        Of relation rows.
+        Hashes of relation rows.
     cursor : int64[2]
         Row, and slot in the row's chain or -1 for its head. Starts as (0, -1).
+    multimap
+        Multimap of stream tuples.
+    out_slot, out_row : int32[m]
+        Output.
     """
+    slot_hash, follow, head = multimap.slot_hash, multimap.follow, multimap.head
     mask = np.uint64(len(head) - 1)
     size = 0
     row, slot = cursor[0], cursor[1]

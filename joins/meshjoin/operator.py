@@ -1,12 +1,12 @@
 """MeshJoin: a stream meshed with a cyclic scan of the relation, for comparison (section V of the SSIJ paper).
 
-Phases: the relation is read in chunks of b pages, over and over. With each chunk, w stream tuples enter a window that
-is a multimap by key; all relation tuples of the chunk probe it; the tuples that have now met every chunk leave. So
-every tuple stays for exactly one cycle, whatever it looks for. At the end of the stream (and on `flush`) the scan goes
-on for one cycle without new tuples. It uses no index and cannot meet deadlines.
+Phases: the relation is read in chunks of b pages, over and over. With each chunk, w stream tuples enter a window, which
+is a multimap by key. All relation tuples of the chunk probe it, and the tuples that have now met every chunk leave. So
+every tuple stays for exactly one cycle, whatever its key. At the end of the stream (and on `flush`) the scan continues
+for one cycle without new tuples. MeshJoin uses no index and cannot meet deadlines.
 
 Memory bound: list of the leaves + chunk of b pages + (k + 1) * w tuples with keys and multimap entries, for k chunks in
-the relation + workspace (an eighth, two pages at least, 16 MiB at most) + bounce page and read vectors. b and w are
+the relation + workspace (an eighth, at least two pages, at most 16 MiB) + bounce page and read vectors. b and w are
 chosen for the highest rate (`headrace.joins.meshjoin.split`).
 """
 
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from headrace.joins._base import StreamJoin
-from headrace.joins._emit import Matches
-from headrace.joins._input_buffer import InputBuffer, Piece, compact
-from headrace.joins._relation import TableLike, affordable_scan
+from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
+from headrace.joins.emitter import Matches
 from headrace.joins.errors import JoinInputError, MemoryBudgetError
+from headrace.joins.input_buffer import BatchSlice, InputBuffer, compact
 from headrace.joins.meshjoin._window_kernels import enumerate_rows
 from headrace.joins.meshjoin.split import MeshSplit, split_memory
 from headrace.joins.meshjoin.window import MeshWindow
 from headrace.joins.predicates import Equality
+from headrace.joins.relation import TableLike, affordable_scan
 from headrace.joins.stats import JoinStats
 from headrace.storage.cache import page_buffer
 from headrace.storage.keys import Keys
@@ -51,38 +51,17 @@ _SCRATCH_NBYTES = 64
 _TUPLE_OVERHEAD = 8 + 4 + 1  # arrival, place, mark
 
 
-class MeshJoin(StreamJoin):
-    """Joins a stream with a clustered table by scanning the table over and over.
+class _MeshScan(JoinAlgorithm):
+    """Scans the relation chunk by chunk and joins each chunk with the window.
 
     Parameters
     ----------
-    table, on, how, memory, columns, reader, clock
-        As of `headrace.joins.SSIJ`.
-        Predicates of ranges are refused: the window finds equal keys only.
-    deadline
-        Refused: MeshJoin has no way to meet one.
+    parameters
+        Parameters of the join.
     """
 
-    def __init__(
-        self,
-        table: TableLike | Snapshot,
-        on: On,
-        how: str = "inner",
-        memory: int | str = "32MiB",
-        *,
-        deadline: float | str | None = None,
-        columns: Sequence[str] | None = None,
-        reader: PageReader | None = None,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        if deadline is not None:
-            raise JoinInputError("MeshJoin cannot meet deadlines: each tuple waits for a whole scan; use SSIJ")
-        super().__init__(table, on, how, memory, columns=columns, deadline=None, reader=reader, clock=clock)
-        if not isinstance(self.predicate, Equality):
-            raise JoinInputError(
-                f"MeshJoin finds matches by hashing, which {type(self.predicate).__name__} is not made for; "
-                "use SSIJ or IndexNestedLoops"
-            )
+    def __init__(self, parameters: JoinParameters) -> None:
+        super().__init__(parameters)
         snapshot = self.snapshot
         fixed = snapshot.index_nbytes + 4 * len(snapshot.leaf_pages)
         needed = fixed + self.relation.reader.nbytes_at(1) + (_WORKSPACE_PAGES + 2) * snapshot.page_size
@@ -110,7 +89,7 @@ class MeshJoin(StreamJoin):
 
     @property
     def stats(self) -> JoinStats:
-        """What was counted so far."""
+        """Statistics so far."""
         return JoinStats(**self._base_stats())
 
     def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
@@ -165,12 +144,12 @@ class MeshJoin(StreamJoin):
         self.budget.resize("input_buffer", self._input.nbytes + arriving)
         self.budget.resize("stream_buffer", self._window.nbytes)
 
-    def _step(self, piece: Piece | None) -> Iterator[pa.RecordBatch]:
-        """Let tuples enter, join the window with the next chunk, and let those leave that have met every chunk."""
+    def _step(self, arrived: BatchSlice | None) -> Iterator[pa.RecordBatch]:
+        """Admit tuples, join the window with the next chunk, and complete the tuples that have met every chunk."""
         assert self._split is not None
         chunk = self._step_number % self._split.chunks
-        if piece is not None and len(piece.rows):
-            self._window.enter(chunk, piece, *self._keys(piece.rows))
+        if arrived is not None and len(arrived.rows):
+            self._window.enter(chunk, arrived, *self._keys(arrived.rows))
             self._account()
         yield from self._join_chunk(chunk)
         self._step_number += 1
@@ -188,20 +167,20 @@ class MeshJoin(StreamJoin):
             self._read(leaves)
             self._in_frames = chunk
         at_once = self._pairs_at_once()
-        found = _Found()
+        found = _MatchBuffer()
         for frame, row in self._relation_rows(leaves, at_once):
             keys = gather_keys(self.snapshot.layout, self._frames, frame, row)
             for slots, which in self._window.pairs(keys, at_once):
                 found.add(slots, frame[which], row[which])
                 if found.size >= at_once:
                     yield from self._emit(found)
-                    found = _Found()
+                    found = _MatchBuffer()
         yield from self._emit(found)
 
     def _relation_rows(
         self, leaves: NDArray[np.int32], at_once: int
     ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """Yield frame and row of the chunk's tuples, so many at a time."""
+        """Yield frame and row of the chunk's tuples, at most `at_once` at a time."""
         rows = self.snapshot.leaf_rows[leaves].astype(np.int32)
         ends = np.cumsum(rows)
         start = 0
@@ -211,7 +190,7 @@ class MeshJoin(StreamJoin):
             yield enumerate_rows(rows[start:stop], start)
             start = stop
 
-    def _emit(self, found: _Found) -> Iterator[pa.RecordBatch]:
+    def _emit(self, found: _MatchBuffer) -> Iterator[pa.RecordBatch]:
         if found.size:
             slots, frame, row = found.arrays()
             rows, order = self._window.matched(slots)
@@ -226,22 +205,22 @@ class MeshJoin(StreamJoin):
 
     def _complete(self, batch: WindowBatch) -> Iterator[pa.RecordBatch]:
         self.completed(batch.arrival, len(batch.rows))
-        lonely = np.flatnonzero(~batch.matched)
-        if self.how == "left" and len(lonely):
-            yield from self.emitter.nulls(batch.rows.take(pa.array(lonely)))
+        unmatched = np.flatnonzero(~batch.matched)
+        if self.how == "left" and len(unmatched):
+            yield from self.emitter.nulls(batch.rows.take(pa.array(unmatched)))
 
     def _pairs_at_once(self) -> int:
         return max(1, int(self._workspace // 2 / (_SCRATCH_NBYTES + self.emitter.row_bytes(0.0))))
 
     def _rebound(self) -> None:
-        """Depend on nothing but the emitter."""
+        """Do nothing: only the emitter depends on the stream's schema."""
 
     def _output_nbytes(self) -> int:
         return self._workspace // 2
 
 
-class _Found:
-    """Pairs of slot and relation tuple, gathered until they are worth a batch."""
+class _MatchBuffer:
+    """Pairs of slot and relation tuple, collected until they are worth a batch."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]] = []
@@ -255,3 +234,44 @@ class _Found:
     def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
         slots, frames, rows = zip(*self._parts, strict=True)
         return np.concatenate(slots), np.concatenate(frames), np.concatenate(rows)
+
+
+class MeshJoin(StreamJoin[_MeshScan]):
+    """Joins a stream with a clustered table by scanning the table over and over.
+
+    Parameters
+    ----------
+    table, on, how, memory, columns, reader, clock
+        As for `headrace.joins.SSIJ`. Range predicates are refused: the window finds equal keys only.
+    deadline
+        Refused: MeshJoin cannot meet deadlines.
+    """
+
+    def __init__(
+        self,
+        table: TableLike | Snapshot,
+        on: On,
+        how: str = "inner",
+        memory: int | str = "32MiB",
+        *,
+        deadline: float | str | None = None,
+        columns: Sequence[str] | None = None,
+        reader: PageReader | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        if deadline is not None:
+            raise JoinInputError("MeshJoin cannot meet deadlines: each tuple waits for a whole scan; use SSIJ")
+        parameters = JoinParameters.check(
+            table, on, how, memory, columns=columns, deadline=None, reader=reader, clock=clock
+        )
+        if not isinstance(parameters.predicate, Equality):
+            raise JoinInputError(
+                f"MeshJoin finds matches by hashing, which does not support {type(parameters.predicate).__name__}; "
+                "use SSIJ or IndexNestedLoops"
+            )
+        super().__init__(_MeshScan(parameters))
+
+    @property
+    def split(self) -> MeshSplit | None:
+        """Division of the memory; None before the first tuple, on whose size it depends."""
+        return self.algorithm.split

@@ -1,4 +1,4 @@
-"""How MeshJoin divides its memory: pages of the relation per read against stream tuples per read."""
+"""How MeshJoin divides its memory between pages of the relation and stream tuples."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _STEP_SECONDS = 5e-4  # for each step, whatever it does
 
 @dataclass(frozen=True, slots=True)
 class MeshSplit:
-    """The choice.
+    """A division of the memory.
 
     Attributes
     ----------
     pages
-        In a chunk (the b of the MeshJoin paper).
+        Pages in a chunk (the b of the MeshJoin paper).
     tuples
-        Of the stream that enter with each chunk (its w).
+        Stream tuples that enter with each chunk (its w).
     chunks
-        In the relation: how many of them each tuple meets.
+        Chunks in the relation, each of which every tuple meets.
     """
 
     pages: int
@@ -42,27 +42,27 @@ class MeshSplit:
 def split_memory(memory: int, leaves: int, rows_per_page: float, tuple_nbytes: float, device: DeviceModel) -> MeshSplit:
     """Return the split with the highest rate, as the authors of MeshJoin compute it.
 
-    A step reads b pages and admits w tuples, so ``w / cost(b)`` is the rate, the cost being that of the read and of
-    joining. Tuples stay until they have met all
-    ``k = leaves / b`` chunks, so ``b * page + (k + 1) * w * tuple`` has to fit in the memory, one part of the tuples
-    being those that arrive. For each b there is a greatest w; the best pair is found by trying every b. (Polyzotis
-    and others, "Meshing Streaming Updates with Persistent Data in an Active Data Warehouse", TKDE 2008, section 4.)
+    A step reads b pages and admits w tuples, so ``w / cost(b)`` is the rate, where the cost is that of the read and of
+    joining. Tuples stay until they have met all ``k = leaves / b`` chunks, so ``b * page + (k + 1) * w * tuple`` has to
+    fit in the memory; the one extra part is the tuples that arrive. For each b there is a greatest w. The best pair is
+    found by trying every b. (Polyzotis and others, "Meshing Streaming Updates with Persistent Data in an Active Data
+    Warehouse", TKDE 2008, section 4.)
 
     Parameters
     ----------
     memory
         Bytes for pages and tuples.
     leaves, rows_per_page
-        Of the relation.
+        Leaves of the relation, and average rows in each.
     tuple_nbytes
         Bytes of a stream tuple in memory, with its entry in the multimap.
     device
-        Its read costs and its page size.
+        Read costs and page size of the disk.
 
     Raises
     ------
     MemoryBudgetError
-        If there is no split with one tuple at least.
+        If no split admits at least one tuple.
     """
     pages = np.arange(1, max(1, min(leaves, memory // device.page_size)) + 1)
     chunks = -(-max(leaves, 1) // pages)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.joins._input_buffer import Arrivals, Piece
+    from headrace.joins.input_buffer import Arrivals, BatchSlice
     from headrace.storage.keys import Keys
 
 __all__ = ["MeshWindow", "WindowBatch"]
@@ -26,18 +26,18 @@ _BUCKET_NBYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class WindowBatch:
-    """Stream tuples that entered together, and will leave together.
+    """Stream tuples that enter together and will leave together.
 
     Attributes
     ----------
     rows, arrival
-        The tuples.
+        Tuples and their arrival.
     slots
-        How many of them can match; each has a slot of the multimap.
+        Number of tuples that can match; each has a slot of the multimap.
     place : int32[slots] or None
-        Row of each slot, None if it is the slot's own position.
+        Row of each slot; None if it is the slot's own position.
     keys
-        Of the slots, if two keys can have one hash.
+        Keys of the slots, if different keys can have the same hash.
     matched : bool[rows]
         Whether the tuple has had a match.
     """
@@ -63,66 +63,70 @@ class WindowBatch:
 
 
 class MeshWindow:
-    """As many batches as the relation has chunks, each of at most so many tuples.
+    """One batch for each chunk of the relation, of limited size.
 
     Parameters
     ----------
-    batches, tuples
-        Their numbers.
+    batches
+        Number of batches.
+    tuples
+        Most tuples in a batch.
     """
 
     def __init__(self, batches: int, tuples: int) -> None:
         self._tuples = tuples
         self._batches: list[WindowBatch | None] = [None] * batches
         slots = batches * tuples
-        self._slot_hash = np.zeros(slots, dtype=np.uint64)
-        self._follow = np.full(slots, -1, dtype=np.int32)
         buckets = _buckets(slots)
-        self._head = np.full(buckets, -1, dtype=np.int32)
-        self._tail = np.full(buckets, -1, dtype=np.int32)
+        self._multimap = kernels.Multimap(
+            slot_hash=np.zeros(slots, dtype=np.uint64),
+            follow=np.full(slots, -1, dtype=np.int32),
+            head=np.full(buckets, -1, dtype=np.int32),
+            tail=np.full(buckets, -1, dtype=np.int32),
+        )
         self.nbytes = 0
 
     @staticmethod
     def slot_nbytes() -> int:
-        """Return the most that the multimap takes for each tuple."""
+        """Return the most bytes that the multimap takes for each tuple."""
         return _SLOT_NBYTES + 2 * _BUCKET_NBYTES
 
     @property
     def map_nbytes(self) -> int:
         """Bytes of the multimap."""
-        return self._slot_hash.nbytes + self._follow.nbytes + self._head.nbytes + self._tail.nbytes
+        return sum(array.nbytes for array in self._multimap)
 
     @property
     def empty(self) -> bool:
-        """Whether no tuple is here."""
+        """Whether the window holds no tuple."""
         return all(batch is None for batch in self._batches)
 
-    def enter(self, place: int, piece: Piece, keys: Keys, valid: NDArray[np.bool_] | None) -> None:
-        """Put tuples where the oldest batch was; only `valid` ones can match."""
+    def enter(self, place: int, arrived: BatchSlice, keys: Keys, valid: NDArray[np.bool_] | None) -> None:
+        """Put tuples in the place of the oldest batch. Only `valid` ones can match."""
         assert self._batches[place] is None
         rows = None if valid is None else np.flatnonzero(valid).astype(np.int32)
         keys = keys if rows is None else keys.take(rows)
-        matched = np.zeros(len(piece.rows), dtype=np.bool_)
-        batch = WindowBatch(piece.rows, piece.arrival, len(keys), rows, keys if keys.wide else None, matched)
+        matched = np.zeros(len(arrived.rows), dtype=np.bool_)
+        batch = WindowBatch(arrived.rows, arrived.arrival, len(keys), rows, keys if keys.wide else None, matched)
         self._batches[place] = batch
         self.nbytes += batch.nbytes
-        kernels.insert(_hashes(keys), place * self._tuples, self._slot_hash, self._follow, self._head, self._tail)
+        kernels.insert(_hashes(keys), place * self._tuples, self._multimap)
 
     def leave(self, place: int) -> WindowBatch | None:
-        """Take out the oldest batch, which is here if it had any tuples."""
+        """Remove and return the oldest batch; None if it had no tuples."""
         batch, self._batches[place] = self._batches[place], None
         if batch is not None:
             self.nbytes -= batch.nbytes
-            kernels.expire(place * self._tuples, batch.slots, self._slot_hash, self._follow, self._head, self._tail)
+            kernels.expire(place * self._tuples, batch.slots, self._multimap)
         return batch
 
     def pairs(self, keys: Keys, most: int) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """Yield slots and positions in `keys` that have equal keys, so many at a time."""
+        """Yield slots and positions in `keys` that have equal keys, at most `most` at a time."""
         hashes = _hashes(keys)
         cursor = np.array([0, -1], dtype=np.int64)
         while True:
             slots, rows = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
-            size = kernels.probe(hashes, cursor, self._slot_hash, self._follow, self._head, slots, rows)
+            size = kernels.probe(hashes, cursor, self._multimap, slots, rows)
             if size == 0:
                 return
             slots, rows = slots[:size], rows[:size]
@@ -136,7 +140,7 @@ class MeshWindow:
             yield slots, rows
 
     def matched(self, slots: NDArray[np.int32]) -> tuple[pa.RecordBatch, NDArray[np.intp]]:
-        """Return the tuples of some slots and the order in which they are; note that they have matched."""
+        """Return the tuples of some slots and their order, and mark them as matched."""
         parts, order = [], []
         for batch, inside, which in self._by_batch(slots):
             rows = batch.rows_of(inside)

@@ -1,20 +1,26 @@
-"""SSIJ, the semi-streaming index join. `operator` is the operator; the other modules are its parts.
+"""SSIJ, the semi-streaming index join: a fast stream joined with a relation on disk, within a memory and a deadline.
 
-What it holds, all on one account (`store`):
+In: batches of a stream and a clustered table. Out: result batches, each tuple's within its deadline. The algorithm is
+that of Bornea, Deligiannakis, Kotidis and Vassalos, "Semi-Streamed Index Join for Near-Real Time Execution of ETL
+Transformations" (ICDE 2011), with additions. Where to find it:
 
-- `reserve`: the index, the buffer that pages are read into, the workspace, set apart before the first tuple
-- `tiers`: rows apart from their pages, all of them (`whole`) or those asked for often (`records`), and the `filter`
-- `stream_buffer`: tuples that wait, and which pages they wait for
-- pages, in what the others leave (`headrace.storage.cache`)
+================  ==================================================================================================
+Paper             Module
+================  ==================================================================================================
+IV-A: M           `memory.store` (account of everything), `memory.reservation` (fixed reservations)
+IV-A: index       `headrace.storage.snapshot` (inner nodes); `memory.direct_lookup` for unique keys of one word
+IV-A: CR          `headrace.storage.cache`; frames that other components do not use
+IV-A: IB          `headrace.joins.input_buffer`
+IV-A: SB, II      `memory.stream_buffer`, `memory.inverted_index`
+IV-B: pending     `operator` (`SSIJAlgorithm`); IB_thresh and SB_thresh in `schedule`
+IV-B: online      `phases.online` (algorithm 1), `phases.direct`, `phases.nearest`, `phases.row_tier`
+IV-B: join        `phases.join` (algorithm 2), `phases.pair_batches`, `phases.read_ahead`
+IV-C: utility     `headrace.storage.cache`; ToKeep and ToRemove: `choose_resident` in `phases._join_kernels`
+IV-D: read plan   `headrace.storage.plan`; S, T, maxDist: `headrace.storage.device`; maxScan: `options`
+IV-E: updates     `SSIJ.apply`, `SSIJ.refresh`
+IV-F: deadlines   `schedule`, `cost`
+================  ==================================================================================================
 
-What it does with a batch, in this order; `phase` is what online phases share, `state` what all do:
-
-- `recall`: tuples whose row is in the record tier are joined
-- an online phase, the one that suits predicate and keys: `whole_phase`, `direct`, `nearest`, or `online` for all else.
-  `probe` and `direct_lookup` say where matches may be; what misses goes to the stream buffer
-- `join_phase`, when `thresholds` say so or the `schedule` of deadlines does, by the `phase_estimate`: `parts` brings
-  waiting tuples into the order in which pages will be read, `read_ahead` reads one block while another is joined,
-  `pairs` says which tuples meet it; where all pages stay, `cached_join` looks the tuples up in the cache
-
-`variant` has the switches that experiments throw, `workers` the threads; `allocators` give back what was freed.
+Additions to the paper: `memory.record_tier` (single rows that are looked up often) with `phases.record_tier`;
+`memory.row_tier` (all rows, if they fit); `memory.filter_tier` (which keys are absent); `workers` (threads).
 """

@@ -1,23 +1,127 @@
-"""When SSIJ's phases have to begin so that tuples leave in time (the paper's section IV-F)."""
+"""When the phases of SSIJ start.
+
+They start at thresholds (the paper's IB_thresh and SB_thresh), or early enough for deadlines (section IV-F).
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from headrace.joins.ssij.phase_estimate import PhaseEstimate
-    from headrace.joins.ssij.store import Store
-    from headrace.joins.ssij.thresholds import Thresholds
+from headrace.joins.ssij.memory import _index_kernels
+from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES
 
-__all__ = ["Schedule"]
+if TYPE_CHECKING:
+    from headrace.joins.memory import Component
+    from headrace.joins.ssij.cost import PhaseEstimate
+    from headrace.joins.ssij.memory.store import Store
+    from headrace.storage.device import DeviceModel
+
+__all__ = ["Schedule", "Thresholds"]
+
+
+_INPUT, _STREAM, _STREAM_TIGHT = 250_000, 1_000_000, 400_000  # from the paper's table II
+_TIGHT = 0.02
+_WAITING_SECONDS = 0.25e-6  # cost of a tuple's waiting: it is copied twice, and its row comes from a cold page
+_PHASE_SECONDS = 1e-3  # cost of a join phase beside its reads
+_NOT_BUFFERS: tuple[Component, ...] = (
+    "index",
+    "workspace",
+    "read_buffer",
+    "statistics",
+    "records",
+    "rows",
+    "filter",
+)
+_INPUT_SHARE = 8
+_STREAM_SHARE = 3
+
+
+class Thresholds:
+    """Numbers of tuples that start a phase.
+
+    They are given, or else those of the paper's table II, or what a share of the memory holds.
+
+    Parameters
+    ----------
+    store
+        Memory of the operator.
+    device
+        Costs of reads.
+    input_threshold, stream_threshold
+        Thresholds as given to the operator.
+    """
+
+    def __init__(
+        self, store: Store, device: DeviceModel, input_threshold: int | None, stream_threshold: int | None
+    ) -> None:
+        self._store = store
+        self._device = device
+        self._input = input_threshold
+        self._stream = stream_threshold
+
+    def online(self, row_nbytes: float) -> int:
+        """Return how many tuples of this size start an online phase."""
+        if self._input is not None:
+            return self._input
+        return max(1, min(_INPUT, int(self._free // _INPUT_SHARE / row_nbytes)))
+
+    def join(self, row_nbytes: float) -> int:
+        """Return how many waiting tuples of this size start a join phase."""
+        if self._stream is not None:
+            return self._stream
+        snapshot = self._store.snapshot
+        relation = len(snapshot.leaf_pages) * snapshot.page_size
+        most = _STREAM_TIGHT if self._store.budget.limit < _TIGHT * relation else _STREAM
+        return max(1, min(most, int(self._free // _STREAM_SHARE / (row_nbytes + LEAF_RUN_NBYTES))))
+
+    def caching_pays(self) -> bool:
+        """Return whether a join phase pays for its reads because all pages that it reads can stay in the cache.
+
+        How many tuples will ask for these pages is unknown, so this is the ski rental problem: tuples wait until their
+        waiting has cost as much as the reads, and both together never cost more than twice the optimum.
+        """
+        stream, snapshot = self._store.stream, self._store.snapshot
+        if self._stream is not None or stream.pages * snapshot.page_size > self._free:
+            return False
+        waiting = _WAITING_SECONDS * stream.rows - _PHASE_SECONDS
+        return waiting >= self._device.cost(1, stream.pages) and waiting >= self._reading_seconds()
+
+    def waiting_pays(self, nbytes: int) -> bool:
+        """Return whether more tuples should wait for the join phase, at the expense of `nbytes` bytes of cached pages.
+
+        Tuples that wait together share the reads, so more of them pay until reading costs less than the waiting itself.
+        A page is worth its frame only if more tuples joined with it since the last join phase than could wait in its
+        place.
+        """
+        stream, snapshot = self._store.stream, self._store.snapshot
+        if self._stream is not None or not nbytes or self._reading_seconds() < _WAITING_SECONDS * stream.rows:
+            return False
+        in_a_frame = snapshot.page_size * stream.rows // max(1, stream.tuple_nbytes + stream.index_nbytes)
+        return self._store.least_utility(nbytes) < in_a_frame
+
+    def _reading_seconds(self) -> float:
+        """Return the cost of reading the wanted pages by the cheapest plan with reads of any length."""
+        store, device = self._store, self._device
+        wanted = store.stream.demand
+        seconds = _index_kernels.reading_cost(
+            wanted, store.disk_order, store.snapshot.leaf_pages, device.seek, device.transfer
+        )
+        return float(seconds)
+
+    @property
+    def _free(self) -> int:
+        """Bytes of the memory that are available for pages and tuples."""
+        budget = self._store.budget
+        return budget.limit - sum(map(budget.held, _NOT_BUFFERS))
+
 
 _SPANS = 8
-_STANDS_STILL = 0.25  # of a phase: had tuples arrived meanwhile, some would have waited longer
+_IDLE_SHARE = 0.25  # share of a phase: had tuples arrived meanwhile, some would have waited longer
 
 
 class _RecentMaximum:
-    """The greatest of the numbers noted of late, none negative: in the last few join phases and between them."""
+    """Greatest non-negative number noted recently: in the last few join phases and between them."""
 
     def __init__(self) -> None:
         self._spans = deque([0.0], maxlen=_SPANS)
@@ -29,7 +133,7 @@ class _RecentMaximum:
 
     @property
     def known(self) -> bool:
-        """Whether all of these spans have been."""
+        """Whether the record is complete."""
         return len(self._spans) == _SPANS
 
     def note(self, value: float) -> None:
@@ -37,28 +141,28 @@ class _RecentMaximum:
         self._spans[-1] = max(self._spans[-1], value)
 
     def next(self) -> None:
-        """Begin another span; the oldest is forgotten."""
+        """Start another interval. The oldest one is forgotten."""
         self._spans.append(0.0)
 
 
 class Schedule:
-    """Says when the phases that are due begin.
+    """Start times of the phases that deadlines require.
 
-    Beside what a join phase takes, two things count that the paper does not name. Tuples that arrive while another
-    phase runs wait for that one and for their own, unless the stream is pulled: then it stands still meanwhile, and a
-    phase may take nearly all of the deadline. And the tuples of a batch, which arrive together, are to wait for the
-    same phase: it begins when all have been looked up, so what a batch takes is allowed for.
+    Beside the duration of a join phase, two things count that the paper does not name. Tuples that arrive while a phase
+    runs wait for that phase and for their own, unless the stream is backpressured: then it stands still meanwhile, and
+    a phase may take nearly all of the deadline. And the tuples of a batch, which arrive together, should wait for the
+    same phase: it starts when all have been looked up, so the time of a batch is allowed for.
 
     Parameters
     ----------
     deadline
-        Seconds that a tuple may wait; None for ever.
+        Seconds that a tuple may wait; None for no limit.
     store
-        With the buffers.
+        Memory with the buffers.
     thresholds
-        How many tuples wait together.
+        Numbers of tuples that wait together.
     estimate
-        How long a join phase takes.
+        Duration of a join phase.
     """
 
     def __init__(self, deadline: float | None, store: Store, thresholds: Thresholds, estimate: PhaseEstimate) -> None:
@@ -72,10 +176,12 @@ class Schedule:
         self._began = 0.0
 
     def batch_begins(self, after: float, online: float) -> None:
-        """Note that a batch is taken in, so many seconds after its arrival.
+        """Note the start of a batch.
 
         Parameters
         ----------
+        after
+            Seconds since its arrival.
         online
             Seconds that online phases have taken so far.
         """
@@ -83,25 +189,25 @@ class Schedule:
         self._began = online
 
     def batch_ends_soon(self, online: float) -> bool:
-        """Return whether the rest of the batch is to be looked up before the next phase: it is no longer than usual."""
+        """Return whether to look up the rest of the batch before the next phase: it takes no longer than usual."""
         return online - self._began <= self._look_up.value
 
     def batch_ends(self, online: float) -> None:
-        """Note that the batch has been taken in."""
+        """Note the end of a batch."""
         self._look_up.note(online - self._began)
 
     def phase_ends(self, seconds: float) -> None:
-        """Note that a join phase has ended, which took so many seconds."""
+        """Note the end of a join phase and its duration in seconds."""
         self._phase.note(seconds)
         for recent in (self._behind, self._phase, self._look_up):
             recent.next()
 
     def due(self, row_nbytes: float) -> float | None:
-        """Latest time at which the next phase has to begin: an online phase if anything is in the input buffer.
+        """Return the latest start of the next phase: an online phase if the input buffer is not empty.
 
-        The paper leaves those tuples of the input buffer out of a join phase that do not expire during it; they would
-        wait for two. So all take part, and until they have been looked up each counts as one more page. If they are
-        too many to wait together, there will be several join phases one after the other.
+        The paper leaves tuples of the input buffer out of a join phase if they do not expire during it; they would wait
+        for two phases. So all take part, and until they have been looked up each counts as one more page. If they are
+        too many to wait together, there will be several join phases in sequence.
         """
         store = self._store
         arrivals = [oldest for oldest in (store.input.oldest, store.stream.oldest) if oldest is not None]
@@ -111,18 +217,18 @@ class Schedule:
         together = max(most, store.stream.rows)
         phases = -(-(store.stream.rows + store.input.rows) // together)
         seconds = phases * self._seconds_of_all
-        if self._pulled:
+        if self._backpressured:
             return min(arrivals) + max(0.0, self._deadline - seconds - self._look_up.value)
         return min(arrivals) + (self._deadline - seconds if seconds <= self._deadline / 2 else 0.0)
 
     @property
     def _seconds_of_all(self) -> float:
-        """What a join phase takes if each tuple of the input buffer wants one more page."""
+        """Duration of a join phase if each tuple of the input buffer wants one more page."""
         store = self._store
         pages = min(store.stream.pages + store.input.rows, len(store.snapshot.leaf_pages))
         return self._estimate.seconds(pages)
 
     @property
-    def _pulled(self) -> bool:
-        """Whether nothing has arrived during join phases of late."""
-        return self._phase.known and self._behind.value < _STANDS_STILL * self._phase.value
+    def _backpressured(self) -> bool:
+        """Whether nothing has arrived during recent join phases."""
+        return self._phase.known and self._behind.value < _IDLE_SHARE * self._phase.value

@@ -1,4 +1,4 @@
-"""A few threads for work on parts of a batch: kernels release the interpreter's lock."""
+"""A few threads for work on parts of a batch. Kernels release the interpreter's lock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Workers"]
 
-_LEAST_ROWS = 16_384  # fewer are done before a thread has woken up
+_LEAST_ROWS = 16_384  # fewer rows are done before a thread has woken up
 _MOST = 4
 
 Item = TypeVar("Item")
@@ -25,7 +25,7 @@ class Workers:
     Parameters
     ----------
     threads
-        How many; by default those that this process may run at once, four at most.
+        Number of threads; by default as many as this process may run at once, at most four.
     """
 
     def __init__(self, threads: int | None = None) -> None:
@@ -33,7 +33,7 @@ class Workers:
         self._pool: ThreadPoolExecutor | None = None
 
     def share(self, rows: int) -> int:
-        """Return into how many parts so many rows are worth dividing."""
+        """Return into how many parts this many rows are worth dividing."""
         return max(1, min(self._threads, rows // _LEAST_ROWS))
 
     def map(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
@@ -45,15 +45,25 @@ class Workers:
             return [work(item) for item in items]
         futures = [self._threads_at_hand().submit(work, item) for item in items[1:]]
         try:
-            first = work(items[0])
+            try:
+                first = work(items[0])
+            finally:
+                wait(futures)
+            results = [future.result() for future in futures]
         finally:
-            wait(futures)
-        return [first, *(future.result() for future in futures)]
+            futures.clear()  # an error refers to this frame: without its future it is no reference cycle
+        return [first, *results]
+
+    def close(self) -> None:
+        """Stop the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
     def stream(self, work: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[Result]:
-        """Yield the results for all items, in order, while other threads work on those that are left.
+        """Yield the results for all items, in order, while other threads work on the rest.
 
-        The caller's thread takes the first item that is left, the others take the last one, until they meet.
+        The caller's thread takes items from the front, the others from the back, until they meet.
         """
         left, done = deque(enumerate(items)), dict[int, Result]()
 
@@ -76,13 +86,13 @@ class Workers:
 
     @property
     def several(self) -> bool:
-        """Whether there is a thread beside the caller's that work can be given to."""
+        """Whether there is a thread beside the caller's to give work to."""
         return self._threads > 1
 
     def start(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Have work done by a thread; return what waits for its end, and raises its error.
+        """Start work on a thread. Return a function that waits for its end and raises its error.
 
-        Without a thread to spare the work is done when it is waited for.
+        Without a spare thread the work is done when that function is called.
         """
         return self._threads_at_hand().submit(work).result if self.several else work
 
@@ -93,7 +103,7 @@ class Workers:
 
 
 def _taken(take: Callable[[], Item]) -> Item | None:
-    """Return what is taken from an end of a queue, None if it is empty."""
+    """Return an item from an end of a queue; None if it is empty."""
     try:
         return take()
     except IndexError:

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.joins import SSIJ
-from headrace.joins._waits import OperatorTime, WaitRecord
-from headrace.joins.ssij.phase_estimate import PhaseEstimate
+from headrace.joins.ssij.cost import PhaseEstimate
+from headrace.joins.timing import OperatorTime, WaitRecord
 from headrace.storage.backend import FileBackend
 from headrace.storage.device import DeviceModel
 from headrace.storage.reader import PageReader
@@ -132,7 +132,7 @@ def test_tuples_that_would_expire_during_a_join_phase_are_part_of_it(table):
     join = make(table, clock, 2.0, input_threshold=50, stream_threshold=1000)
     join.push(pa.record_batch({"k": np.arange(0, KEYS, 40), "at": np.zeros(100)}), at=0.0).drain()
     assert join.store.stream.rows == 100
-    phase = join._estimate.seconds(join.store.stream.pages)
+    phase = join.algorithm.estimate.seconds(join.store.stream.pages)
     clock.now = join.due - phase / 2
     join.push(pa.record_batch({"k": [7], "at": [clock.now]}), at=clock.now).drain()
     late = join.push(pa.record_batch({"k": [9], "at": [clock.now]}), at=clock.now)
@@ -204,7 +204,7 @@ def test_no_phase_is_expected_to_take_longer_than_a_scan():
 def test_a_stream_that_a_scan_serves_in_time_is_not_cut_into_small_phases(table):
     clock = Clock()
     join = make(table, clock, 0.6, input_threshold=10, stream_threshold=100_000)
-    scan = join._estimate.scan
+    scan = join.algorithm.estimate.scan
     assert 2.2 * scan < 0.6 < table.stats.leaves * (SEEK + TRANSFER)
     rng = np.random.default_rng(3)
     drive(join, clock, [(at * scan / 10, rng.integers(0, KEYS, 20)) for at in range(100)])
@@ -215,7 +215,7 @@ def test_a_stream_that_a_scan_serves_in_time_is_not_cut_into_small_phases(table)
 def test_a_stream_that_is_pulled_shares_phases_longer_than_half_of_the_deadline(table):
     clock = Clock()
     join = make(table, clock, 0.15, input_threshold=10, stream_threshold=100_000, memory="512KiB")
-    scan, rng, pushes = join._estimate.scan, np.random.default_rng(6), 200
+    scan, rng, pushes = join.algorithm.estimate.scan, np.random.default_rng(6), 200
     assert 0.15 / 2 < scan < 0.15
     for _ in range(pushes):
         if join.due is not None and join.due < clock.now + 0.005:

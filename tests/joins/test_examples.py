@@ -8,9 +8,9 @@ import pytest
 
 import headrace.joins
 
-MODULES = sorted(module.name for module in pkgutil.iter_modules(headrace.joins.__path__))
+MODULES = sorted(module.name for module in pkgutil.walk_packages(headrace.joins.__path__, "headrace.joins."))
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_run(name):
-    assert doctest.testmod(importlib.import_module(f"headrace.joins.{name}")).failed == 0
+    assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.joins import SSIJ
-from headrace.joins.ssij import filter as _filter
+from headrace.joins.ssij.memory import filter_tier as _filter
 from headrace.storage import Table
 from headrace.storage.filter import filter_path
 
@@ -123,7 +123,7 @@ def test_a_join_over_an_old_snapshot_is_right_while_the_filter_goes_on(table):
     assert_right(run(join, given), given)
 
 
-def test_a_stream_without_absent_keys_puts_it_to_sleep_and_one_that_waits_in_vain_wakes_it(table, monkeypatch):
+def test_few_absent_keys_deactivate_the_filter_and_many_unmatched_tuples_activate_it(table, monkeypatch):
     monkeypatch.setattr(_filter, "_EPOCH", 20_000)
     rng = np.random.default_rng(5)
     join = SSIJ(table, "k", "left", "600KiB", stream_threshold=10_000)

@@ -12,9 +12,10 @@ from hypothesis.extra import numpy as hnp
 from headrace.joins import _result_kernels
 from headrace.joins.inlj import _pool_kernels
 from headrace.joins.meshjoin import _window_kernels
-from headrace.joins.ssij import _piece_kernels
-from headrace.joins.ssij.probe import sorted_positions
-from headrace.joins.ssij.stream_buffer import ascending
+from headrace.joins.ssij.memory import _index_kernels
+from headrace.joins.ssij.memory.stream_buffer import ascending
+from headrace.joins.ssij.phases import _join_kernels
+from headrace.joins.ssij.phases.base import sorted_positions
 from headrace.storage.cache import settle
 from headrace.storage.keys import Keys
 from headrace.storage.plan import plan_cost, plan_reads
@@ -22,7 +23,7 @@ from headrace.storage.plan import plan_cost, plan_reads
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-def random_pieces(rng, leaves, count, longest):
+def random_runs(rng, leaves, count, longest):
     first = np.sort(rng.integers(0, leaves, count)).astype(np.int32)
     last = np.maximum.accumulate(np.minimum(first + rng.integers(0, longest, count), leaves - 1)).astype(np.int32)
     return first, last
@@ -94,15 +95,15 @@ def test_matches_are_expanded_from_any_row_on(counts, cut, size):
 @given(seed=SEEDS, most=st.integers(1, 9), longest=st.sampled_from([1, 3, 12]))
 def test_pairs_with_cached_leaves_and_runs_of_the_others(seed, most, longest):
     rng = np.random.default_rng(seed)
-    first, last = random_pieces(rng, 15, 12, longest)
+    first, last = random_runs(rng, 15, 12, longest)
     frame_of = np.where(rng.random(15) < 0.5, np.arange(15), -1).astype(np.int32)
     pairs = [(i, leaf) for i in range(12) for leaf in range(first[i], last[i] + 1) if frame_of[leaf] >= 0]
-    assert drained(_piece_kernels.cached_pairs, most, 2, first, last, frame_of) == pairs
-    pieces = np.zeros(12, dtype=np.int32)
-    assert _piece_kernels.count_pieces(first, last, frame_of, pieces) == len(pairs)
-    waiting = np.flatnonzero(pieces).astype(np.int32)
-    begin, end, tuples = (np.empty(pieces.sum(), dtype=np.int32) for _ in range(3))
-    _piece_kernels.split_pieces(first, last, frame_of, waiting, begin, end, tuples)
+    assert drained(_index_kernels.cached_pairs, most, 2, first, last, frame_of) == pairs
+    runs = np.zeros(12, dtype=np.int32)
+    assert _index_kernels.count_leaf_runs(first, last, frame_of, runs) == len(pairs)
+    waiting = np.flatnonzero(runs).astype(np.int32)
+    begin, end, tuples = (np.empty(runs.sum(), dtype=np.int32) for _ in range(3))
+    _index_kernels.list_leaf_runs(first, last, frame_of, waiting, begin, end, tuples)
     missing = {(int(waiting[t]), leaf) for b, e, t in zip(begin, end, tuples, strict=True) for leaf in range(b, e + 1)}
     assert missing == {(i, n) for i in range(12) for n in range(first[i], last[i] + 1) if frame_of[n] < 0}
     sort = ascending(begin.astype(np.int64) + end)
@@ -120,14 +121,14 @@ def drained(kernel, most, cursors, *arrays):
 
 
 @given(seed=SEEDS, most=st.integers(1, 9), longest=st.sampled_from([1, 2, 20]), nested=st.booleans())
-def test_each_piece_meets_the_leaves_read_that_it_waits_for(seed, most, longest, nested):
+def test_each_run_meets_the_leaves_read_that_it_waits_for(seed, most, longest, nested):
     rng = np.random.default_rng(seed)
-    first, last = random_pieces(rng, 30, 20, longest)
+    first, last = random_runs(rng, 30, 20, longest)
     if nested:
         last = (first + rng.integers(0, longest + 1, 20)).astype(np.int32)
     leaves = np.flatnonzero(rng.random(30) < rng.choice([0.1, 0.5, 1.0])).astype(np.int32)
     wanted = [(i, leaf) for i in range(20) for leaf in leaves.tolist() if first[i] <= leaf <= last[i]]
-    assert drained(_piece_kernels.collect_pairs, most, 3, first, last, not nested, leaves, leaves) == wanted
+    assert drained(_index_kernels.collect_pairs, most, 3, first, last, not nested, leaves, leaves) == wanted
 
 
 @given(seed=SEEDS, most=st.integers(1, 9))
@@ -140,18 +141,18 @@ def test_all_pairs_of_tuple_and_leaf(seed, most):
 
 
 @given(seed=SEEDS, longest=st.sampled_from([1, 5]))
-def test_demand_counts_pieces_and_new_leaves(seed, longest):
-    first, last = random_pieces(np.random.default_rng(seed), 12, 9, longest)
+def test_demand_counts_runs_and_new_leaves(seed, longest):
+    first, last = random_runs(np.random.default_rng(seed), 12, 9, longest)
     demand = np.zeros(12, dtype=np.int32)
-    fresh = _piece_kernels.add_demand(first, last, demand)
+    fresh = _index_kernels.add_demand(first, last, demand)
     twin = sum(((np.arange(12) >= f) & (np.arange(12) <= e)).astype(int) for f, e in zip(first, last, strict=True))
     assert demand.tolist() == twin.tolist()
     assert fresh == (twin > 0).sum()
     order = np.random.default_rng(seed).permutation(12).astype(np.int32)
     out = np.empty(fresh, dtype=np.int32)
-    assert _piece_kernels.wanted_leaves(demand, order, out) == fresh
+    assert _index_kernels.wanted_leaves(demand, order, out) == fresh
     assert out.tolist() == [leaf for leaf in order.tolist() if twin[leaf]]
-    assert _piece_kernels.wanted_leaves(demand, order[:0], out) == fresh
+    assert _index_kernels.wanted_leaves(demand, order[:0], out) == fresh
     assert out.tolist() == np.flatnonzero(twin).tolist()
 
 
@@ -163,7 +164,7 @@ def test_demand_counts_pieces_and_new_leaves(seed, longest):
 def test_what_stays_is_worth_as_much_as_the_naive_twin_keeps(resident, utility, capacity):
     keep, remove = np.empty(len(utility), dtype=np.bool_), np.empty(len(resident), dtype=np.bool_)
     leaves = np.arange(len(utility), dtype=np.int32)
-    _piece_kernels.settle_pages(utility, leaves, False, resident, capacity, keep, remove)  # noqa: FBT003 - a kernel
+    _join_kernels.choose_resident(utility, leaves, False, resident, capacity, keep, remove)  # noqa: FBT003 - a kernel
     twin_keep, twin_remove = settle(resident, utility.astype(np.int64), capacity)
     assert remove.tolist().count(True) == twin_remove.tolist().count(True)
     assert sorted(utility[keep]) == sorted(utility[twin_keep])
@@ -175,7 +176,7 @@ def test_under_lru_what_is_read_last_stays(residents, wanted, capacity, seed):
     resident = np.random.default_rng(seed).permutation(residents).astype(np.int64)
     keep, remove = np.empty(wanted, dtype=np.bool_), np.empty(residents, dtype=np.bool_)
     demand, leaves = np.ones(wanted, dtype=np.int32), np.arange(wanted, dtype=np.int32)
-    _piece_kernels.settle_pages(demand, leaves, True, resident, capacity, keep, remove)  # noqa: FBT003 - a kernel
+    _join_kernels.choose_resident(demand, leaves, True, resident, capacity, keep, remove)  # noqa: FBT003 - a kernel
     excess = max(0, residents + wanted - capacity)
     assert sorted(resident[remove]) == list(range(min(excess, residents)))
     assert keep.tolist() == [i >= excess - residents for i in range(wanted)]
@@ -190,11 +191,12 @@ def test_the_buffer_pool_misses_as_an_ordered_dict_does(wanted, frames):
     frame_of, leaf_of = np.full(10, -1, dtype=np.int32), np.full(frames, -1, dtype=np.int32)
     ring = np.arange(frames + 1, dtype=np.int32)
     before, after = np.roll(ring, 1).copy(), np.roll(ring, -1).copy()
-    used, out = np.zeros(frames, dtype=np.int64), np.empty(len(leaf), dtype=np.int32)
+    maps = _pool_kernels.PoolMaps(frame_of, leaf_of, before, after, np.zeros(frames, dtype=np.int64))
+    out = np.empty(len(leaf), dtype=np.int32)
     missed, misses, start, walk = np.empty(frames, dtype=np.int32), [], 0, 0
     while start < len(leaf):
         walk += 1
-        stop, count = _pool_kernels.walk_pool(leaf, start, walk, frame_of, leaf_of, before, after, used, out, missed)
+        stop, count = _pool_kernels.walk_pool(leaf, start, walk, maps, out, missed)
         misses += leaf_of[missed[:count]].tolist()
         assert (leaf_of[out[start:stop]] == leaf[start:stop]).all()
         start = stop
@@ -215,19 +217,20 @@ def test_the_multimap_is_a_dictionary_of_lists(seed, most, distinct):
     batches, size = 3, 6
     slot_hash, follow = np.zeros(18, dtype=np.uint64), np.full(18, -1, dtype=np.int32)
     head, tail = np.full(8, -1, dtype=np.int32), np.full(8, -1, dtype=np.int32)
+    multimap = _window_kernels.Multimap(slot_hash, follow, head, tail)
     held = {}
     for step in range(8):
         place = step % batches
         if place in held:
-            _window_kernels.expire(place * size, len(held.pop(place)), slot_hash, follow, head, tail)
+            _window_kernels.expire(place * size, len(held.pop(place)), multimap)
         words = rng.integers(0, distinct, rng.integers(0, size + 1)).astype(np.uint64)
-        _window_kernels.insert(_window_kernels.hash_words(words), place * size, slot_hash, follow, head, tail)
+        _window_kernels.insert(_window_kernels.hash_words(words), place * size, multimap)
         held[place] = words
         probes = rng.integers(0, distinct, 5).astype(np.uint64)
         found, cursor = [], np.array([0, -1], dtype=np.int64)
         slots, rows = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
         hashes = _window_kernels.hash_words(probes)
-        while count := _window_kernels.probe(hashes, cursor, slot_hash, follow, head, slots, rows):
+        while count := _window_kernels.probe(hashes, cursor, multimap, slots, rows):
             found += zip(slots[:count].tolist(), rows[:count].tolist(), strict=True)
         wanted = [
             (batch * size + at, row)
@@ -264,5 +267,5 @@ def test_reading_costs_what_the_optimal_plan_says(wanted, shuffled, seek):
     demand[list(wanted)] = 1
     order = np.argsort(pages).astype(np.int32) if shuffled else np.empty(0, dtype=np.int32)
     places = np.sort(pages[list(wanted)]).astype(np.int64)
-    cost = _piece_kernels.reading_cost(demand, order, pages.astype(np.int64), seek, 1.0)
+    cost = _index_kernels.reading_cost(demand, order, pages.astype(np.int64), seek, 1.0)
     assert cost == pytest.approx(plan_cost(plan_reads(places, seek, 1.0, 1000), seek, 1.0))

@@ -61,7 +61,7 @@ def test_the_account_stays_within_the_limit_at_every_step(table, tools, spare, b
             rows += len(result)
             use, store = join.stats.memory, join.store
             assert use.used == use.index + use.cache + use.input_buffer + use.stream_buffer + use.inverted_index + (
-                use.workspace + use.read_buffer + use.statistics + use.records + use.whole + use.filter
+                use.workspace + use.read_buffer + use.statistics + use.records + use.rows + use.filter
             )
             assert use.used <= use.peak <= memory
             assert store.cache.used <= store.cache.capacity == use.cache // 4096

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.joins import SSIJ, Equality, IndexNestedLoops, MeshJoin, Operator
 from headrace.joins.errors import FinishedError, JoinInputError, JoinStateError, StreamSchemaError
-from headrace.joins.protocol import Work
+from headrace.joins.protocol import Progress, WorkQueue
 from headrace.joins.stats import JoinStats, MemoryUse, SSIJStats
 from headrace.storage.errors import CorruptPageError, KeyInputError, SchemaError
 from headrace.storage.keys import KeyCodec
@@ -38,7 +38,7 @@ def test_work_starts_with_the_call_and_goes_on_with_each_result():
             done.append(number)
             yield batch(number)
 
-    output = Work().start(task())
+    output = WorkQueue().start(task())
     assert done == [0]
     next(output)
     assert done == [0]
@@ -53,12 +53,12 @@ def test_work_without_results_is_done_when_the_call_returns():
         done.append(True)
         yield from ()
 
-    Work().start(task())
+    WorkQueue().start(task())
     assert done == [True]
 
 
 def test_what_an_output_had_left_comes_first_in_the_next_one():
-    work = Work()
+    work = WorkQueue()
     first = work.start(iter([batch(1), batch(2)]))
     next(first)
     second = work.start(iter([batch(3)]))
@@ -71,7 +71,7 @@ def test_after_a_failure_the_work_refuses_to_go_on():
         yield batch(1)
         raise CorruptPageError("page 7")
 
-    work = Work()
+    work = WorkQueue()
     output = work.start(task())
     next(output)
     with pytest.raises(CorruptPageError):
@@ -89,16 +89,16 @@ def test_time_between_results_is_not_counted_as_work():
         now[0] += 2
         yield batch(2)
 
-    work = Work(lambda: now[0])
+    work = WorkQueue(Progress(lambda: now[0]))
     output = work.start(task())
     now[0] += 100
     assert numbers(output) == [1, 2]
-    assert work.busy_seconds == 3
+    assert work.progress.busy_seconds == 3
 
 
 def test_to_table_needs_a_schema_only_without_results():
-    assert Work().start(iter([batch(1)])).to_table().num_rows == 1
-    assert Work().start(iter([])).to_table(batch().schema).num_rows == 0
+    assert WorkQueue().start(iter([batch(1)])).to_table().num_rows == 1
+    assert WorkQueue().start(iter([])).to_table(batch().schema).num_rows == 0
 
 
 def test_a_dropped_output_loses_nothing(table, operator):
@@ -147,7 +147,7 @@ def test_the_stream_keeps_its_schema(table, operator):
         ({"on": "k", "how": "outer"}, JoinInputError, "'inner' or 'left'"),
         ({"on": "k", "columns": ["x"]}, SchemaError, "'x'"),
         ({"on": "k", "memory": "lots"}, ValueError, "not a size"),
-        ({"on": "k", "clock": 5}, JoinInputError, "`clock` is a function that returns seconds, not 5"),
+        ({"on": "k", "clock": 5}, JoinInputError, "`clock` must be a function that returns seconds, not 5"),
     ],
 )
 def test_parameters_are_checked(table, operator, given, error, message):
@@ -172,9 +172,9 @@ def test_what_is_pushed_is_a_record_batch(table, operator, other):
 @pytest.mark.parametrize("time", ["x", float("nan"), float("inf")])
 def test_a_time_is_a_finite_number(table, operator, time):
     join = operator(table, on="k")
-    with pytest.raises(JoinInputError, match="a time is a finite number of seconds"):
+    with pytest.raises(JoinInputError, match="a time must be a finite number of seconds"):
         join.push(batch(1), at=time)
-    with pytest.raises(JoinInputError, match="a time is a finite number of seconds"):
+    with pytest.raises(JoinInputError, match="a time must be a finite number of seconds"):
         join.tick(time)
     assert numbers(join.push(batch(1))) + numbers(join.finish()) == [1]
 

@@ -179,7 +179,7 @@ def test_tuples_that_arrive_during_a_join_phase_shrink_the_cache(table):
 
 
 def test_thresholds_follow_the_memory(table):
-    large, small = make(table, memory="1GiB")._thresholds, make(table, memory="128KiB")._thresholds
+    large, small = make(table, memory="1GiB").algorithm.thresholds, make(table, memory="128KiB").algorithm.thresholds
     row_nbytes = stream_of([1]).nbytes
     assert (large.online(row_nbytes), large.join(row_nbytes)) == (250_000, 1_000_000)
     assert small.online(row_nbytes) < small.join(row_nbytes) < 10_000
@@ -294,7 +294,7 @@ def test_a_fixed_split_neither_lends_nor_takes(table, share):
     memory = 4096 * 60 + table.snapshot().index_nbytes + 20_000
     join = make(table, memory=memory, memory_split=share, input_threshold=1, stream_threshold=100_000)
     at_first = join.stats.memory.cache
-    free = memory - at_first - sum(map(join.budget.held, ("index", "workspace", "read_buffer", "statistics")))
+    free = memory - at_first - sum(map(join.algorithm.budget.held, ("index", "workspace", "read_buffer", "statistics")))
     assert share - 0.1 < at_first / (at_first + free) <= share
     seen = set()
     for _ in range(4):
@@ -314,12 +314,12 @@ def test_tuples_that_arrive_during_a_join_phase_take_room_each(table):
     join.push(stream_of(range(1, KEYS, 2))).drain()
     flushed = iter(join.flush())
     next(flushed)
-    before = join.budget.available + join.stats.memory.cache
+    before = join.algorithm.budget.available + join.stats.memory.cache
     arriving = [stream_of([key] * 500) for key in (3, 5)]
     for batch in arriving:
         join.push(batch)
     waiting = sum(batch.nbytes for batch in arriving)
-    assert join.budget.available >= min(waiting, before)
+    assert join.algorithm.budget.available >= min(waiting, before)
     assert join.flush().drain() > 0
 
 
@@ -370,10 +370,10 @@ def test_many_tuples_that_span_leaves_leave_few_chunks_too(table, how):
     assert len(chunks) < 60
     rows = results(join.finish())
     expected = {(at, other) for at, key in enumerate(keys) for other in range(max(0, key - 40), min(KEYS, key + 41))}
-    lonely = {at for at, key in enumerate(keys) if key - 40 >= KEYS} if how == "left" else set()
-    assert len(rows) == len(expected) + len(lonely)
+    unmatched = {at for at, key in enumerate(keys) if key - 40 >= KEYS} if how == "left" else set()
+    assert len(rows) == len(expected) + len(unmatched)
     assert {(row["id"], int(row["pad"])) for row in rows if row["pad"] is not None} == expected
-    assert {row["id"] for row in rows if row["pad"] is None} == lonely
+    assert {row["id"] for row in rows if row["pad"] is None} == unmatched
     assert join.stats.rows_done == 300
 
 
@@ -381,7 +381,7 @@ def test_a_slice_of_a_large_batch_is_copied_when_it_has_to_wait(table):
     large = stream_of(range(100_000))
     join = make(table, input_threshold=10)
     join.push(large.slice(5, 3)).drain()
-    (rows,) = (piece for piece, _ in join.store.input._pieces)
+    (rows,) = (batch for batch, _ in join.store.input._batches)
     assert rows.get_total_buffer_size() < 1000
 
 

@@ -1,0 +1,400 @@
+"""Base classes of the operators: the handle that the user holds, and the algorithm that does the work.
+
+`StreamJoin` checks calls and owns the work queue. `JoinAlgorithm` owns everything else: relation, memory, buffers.
+Tasks in the queue refer to the algorithm, and nothing refers back to the handle or the queue. So there is no reference
+cycle, and a dropped operator frees its memory at once.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+import pyarrow as pa
+
+from headrace.joins.emitter import Emitter, How, check_how, output_schema
+from headrace.joins.errors import ClosedError, FinishedError, JoinInputError, StreamSchemaError
+from headrace.joins.memory import MemoryBudget
+from headrace.joins.predicates import Bound, On, Predicate, as_predicate
+from headrace.joins.protocol import Output, Progress, WorkQueue
+from headrace.joins.relation import Relation, TableLike, open_relation
+from headrace.joins.stats import Counters, JoinStats, MemoryUse
+from headrace.joins.timing import CompletionLog, OperatorTime, WaitRecord
+from headrace.storage.units import parse_duration, parse_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
+
+__all__ = ["JoinAlgorithm", "JoinParameters", "StreamJoin"]
+
+
+@dataclass(frozen=True, slots=True)
+class JoinParameters:
+    """Parameters that all operators share, checked. See `headrace.joins.SSIJ` for their meaning."""
+
+    relation: Relation
+    predicate: Predicate
+    how: How
+    columns: list[str]
+    memory: int
+    deadline: float | None
+    clock: Callable[[], float] | None
+
+    @classmethod
+    def check(
+        cls,
+        table: TableLike | Snapshot,
+        on: On,
+        how: str,
+        memory: int | str,
+        *,
+        columns: Sequence[str] | None,
+        deadline: float | str | None,
+        reader: PageReader | None,
+        clock: Callable[[], float] | None,
+    ) -> Self:
+        """Return the parameters as given to an operator.
+
+        Raises
+        ------
+        JoinInputError
+            If a parameter cannot be used.
+        SchemaError
+            If the table lacks one of the columns.
+        """
+        relation, predicate = open_relation(table, reader), as_predicate(on)
+        predicate.check(relation.snapshot.codec)
+        how = check_how(how)
+        layout = relation.snapshot.layout
+        if columns is None:
+            columns = [name for name in layout.schema.names if name not in predicate.equated]
+        if clock is not None and not callable(clock):
+            raise JoinInputError(f"`clock` must be a function that returns seconds, not {clock!r}")
+        seconds = None if deadline is None else parse_duration(deadline)
+        return cls(relation, predicate, how, layout.select(columns), parse_memory(memory), seconds, clock)
+
+
+class JoinAlgorithm(ABC):
+    """A join algorithm with everything that it holds: relation, memory budget, buffers, statistics.
+
+    Parameters
+    ----------
+    parameters
+        Parameters of the join.
+    """
+
+    def __init__(self, parameters: JoinParameters) -> None:
+        self.relation = parameters.relation
+        self.predicate = parameters.predicate
+        self.how = parameters.how
+        self.columns = parameters.columns
+        self.deadline = parameters.deadline
+        self.budget = MemoryBudget(parameters.memory)
+        self.counters = Counters()
+        self.waits = WaitRecord(self.deadline)
+        self.time = OperatorTime(parameters.clock)
+        self.progress = Progress(parameters.clock or time.monotonic)
+        self.completed = CompletionLog(self.counters, self.waits, self.time).note
+        self._bound: Bound | None = None
+        self._emitter: Emitter | None = None
+        self._stream: pa.Schema | None = None
+        self._latest = -math.inf
+
+    # Calls of the operator
+
+    def push(self, batch: pa.RecordBatch, at: float | None) -> Iterator[pa.RecordBatch]:
+        """Return the task of joining a batch that arrived at `at`."""
+        self._latest = max(self._latest, self.time.reach(at))
+        self._bind(batch.schema)
+        self.counters.batches_in += 1
+        self.counters.rows_in += len(batch)
+        return self.counted(self._consume(batch, self._latest))
+
+    def tick(self, now: float | None) -> Iterator[pa.RecordBatch]:
+        """Return the task of doing what is due at `now`."""
+        self.time.reach(now)
+        return self.counted(self._due_work())
+
+    def drain(self) -> Iterator[pa.RecordBatch]:
+        """Return the task of completing all tuples that are held."""
+        return self.counted(self._drain())
+
+    def counted(self, results: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield the results of a task and count them."""
+        for batch in results:
+            self.counters.batches_out += 1
+            self.counters.rows_out += len(batch)
+            yield batch
+
+    def output_schema(self, stream: pa.Schema) -> pa.Schema:
+        """Return the schema of the results for a stream of this schema."""
+        return output_schema(stream, self.relation.snapshot.schema, self.columns, self.how)
+
+    @property
+    def due(self) -> float | None:
+        """Latest time for the next call of `tick`; None if nothing waits for it."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 - most algorithms hold nothing but memory
+        """Stop threads and free what is not memory."""
+
+    # Steps of the algorithm
+
+    @property
+    @abstractmethod
+    def stats(self) -> JoinStats:
+        """Statistics so far."""
+
+    @abstractmethod
+    def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+        """Take a batch in."""
+
+    @abstractmethod
+    def _drain(self) -> Iterator[pa.RecordBatch]:
+        """Complete all tuples that are held."""
+
+    @abstractmethod
+    def _rebound(self) -> None:
+        """Adapt to the stream's schema or to another snapshot."""
+
+    @abstractmethod
+    def _output_nbytes(self) -> int:
+        """Return the largest size of a result batch in bytes."""
+
+    def _due_work(self) -> Iterator[pa.RecordBatch]:
+        """Do what is due."""
+        return iter(())
+
+    # State
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Current snapshot of the relation."""
+        return self.relation.snapshot
+
+    @property
+    def bound(self) -> Bound:
+        """Bound predicate. Available once the stream's schema is known."""
+        assert self._bound is not None
+        return self._bound
+
+    @property
+    def emitter(self) -> Emitter:
+        """Emitter of result batches. Available once the stream's schema is known."""
+        assert self._emitter is not None
+        return self._emitter
+
+    def _bind(self, stream: pa.Schema) -> None:
+        if self._stream is None:
+            _check_takeable(stream)
+            self._bound = self.predicate.bind(self.relation.snapshot.codec, stream)
+            self._stream = stream
+            self._rebind()
+        elif not stream.equals(self._stream):
+            raise StreamSchemaError(
+                f"all batches of a stream must have one schema; the first had {_columns(self._stream)}, this one has "
+                f"{_columns(stream)}"
+            )
+
+    def _rebind(self) -> None:
+        """Build what depends on both the stream's schema and the snapshot."""
+        if self._stream is None:
+            return
+        schema = self.output_schema(self._stream)
+        self._emitter = Emitter(self.snapshot, self.columns, schema, self._output_nbytes())
+        self._rebound()
+
+    def _base_stats(self) -> dict[str, Any]:
+        """Return the values of the fields of `JoinStats`."""
+        counters = self.counters
+        return {
+            "rows_in": counters.rows_in,
+            "batches_in": counters.batches_in,
+            "rows_done": counters.rows_done,
+            "rows_out": counters.rows_out,
+            "batches_out": counters.batches_out,
+            "rows_cached": counters.rows_cached,
+            "pages_wanted": counters.pages_wanted,
+            "pages_read": counters.pages_read,
+            "seeks": counters.seeks,
+            "read_seconds": counters.read_seconds,
+            "busy_seconds": self.progress.busy_seconds,
+            "rows_held": counters.rows_in - counters.rows_done,
+            "longest_wait": self.waits.longest,
+            "deadline_misses": self.waits.misses,
+            "memory": self.budget.use(),
+        }
+
+
+AlgorithmT = TypeVar("AlgorithmT", bound=JoinAlgorithm)
+
+
+class StreamJoin(ABC, Generic[AlgorithmT]):
+    """Base of the operators. See `headrace.joins.Operator` for the calls and each operator for its parameters.
+
+    Parameters
+    ----------
+    algorithm
+        Algorithm that does the work.
+    """
+
+    def __init__(self, algorithm: AlgorithmT) -> None:
+        self._algorithm: AlgorithmT | None = algorithm
+        self._work = WorkQueue(algorithm.progress)
+        self._finished = False
+        self._last_stats: JoinStats | None = None
+
+    def push(self, batch: pa.RecordBatch, *, side: str = "stream", at: float | None = None) -> Output:
+        """Take a batch of the stream and return the results that are ready.
+
+        Parameters
+        ----------
+        batch
+            Stream tuples. All batches have the same schema.
+        side
+            ``"stream"``. The relation does not arrive in batches.
+        at
+            Time of arrival in seconds of the operator's clock; by default now. Push batches in order of arrival.
+
+        Raises
+        ------
+        StreamSchemaError
+            If `batch` is not a record batch, lacks the join column, or differs in schema from earlier batches.
+        KeyInputError
+            If the join column has a type that can never equal the key's.
+        JoinInputError
+            If the side or the time is not valid.
+        FinishedError
+            After `finish`.
+        ClosedError
+            After `close`.
+        """
+        algorithm = self._open()
+        if side != "stream":
+            raise JoinInputError(f"this join has one streaming side, 'stream', not {side!r}")
+        _refuse_other(batch)
+        _check_time(at)
+        return self._work.start(algorithm.push(batch, at))
+
+    def tick(self, now: float | None = None) -> Output:
+        """Return the results that are due without an arrival.
+
+        Parameters
+        ----------
+        now
+            Time in seconds of the operator's clock; by default the clock's.
+
+        Raises
+        ------
+        JoinInputError
+            If the time is not valid.
+        FinishedError
+            After `finish`.
+        ClosedError
+            After `close`.
+        """
+        algorithm = self._open()
+        _check_time(now)
+        return self._work.start(algorithm.tick(now))
+
+    def flush(self) -> Output:
+        """Return the results of everything pushed so far. The operator stays open for more."""
+        return self._work.start(self._open().drain())
+
+    def finish(self) -> Output:
+        """Return the remaining results. The operator takes no more batches."""
+        algorithm = self._open()
+        self._finished = True
+        return self._work.start(algorithm.drain())
+
+    def close(self) -> None:
+        """Stop all work, drop results that were not taken, and free the operator's memory. May be called twice."""
+        algorithm = self._algorithm
+        if algorithm is None:
+            return
+        stats = algorithm.stats
+        self._last_stats = replace(stats, memory=MemoryUse(limit=stats.memory.limit, peak=stats.memory.peak))
+        self._algorithm = None
+        try:
+            self._work.close()
+        finally:
+            algorithm.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def output_schema(self, stream: pa.Schema) -> pa.Schema:
+        """Return the schema of the results for a stream of this schema."""
+        return self.algorithm.output_schema(stream)
+
+    @property
+    def due(self) -> float | None:
+        """Latest time for the next call of `tick` to meet the deadlines; None if nothing waits for one."""
+        return None if self._algorithm is None else self._algorithm.due
+
+    @property
+    def stats(self) -> JoinStats:
+        """Statistics so far. They stay readable after `close`."""
+        return self.algorithm.stats if self._last_stats is None else self._last_stats
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds that a tuple may wait; None for no limit."""
+        return self.algorithm.deadline
+
+    @property
+    def algorithm(self) -> AlgorithmT:
+        """Algorithm that does the work, for tests and experiments.
+
+        Raises
+        ------
+        ClosedError
+            After `close`.
+        """
+        if self._algorithm is None:
+            raise ClosedError("the join is closed; make a new operator")
+        return self._algorithm
+
+    def _open(self) -> AlgorithmT:
+        """Return the algorithm, which can still be given work."""
+        if self._algorithm is not None and self._finished:
+            raise FinishedError("the join is finished; make a new operator")
+        return self.algorithm
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)
+
+
+def _refuse_other(batch: object) -> None:
+    if not isinstance(batch, pa.RecordBatch):
+        raise StreamSchemaError(
+            f"a stream comes as pyarrow record batches, not as {type(batch).__name__}; "
+            "for a table, push each of its `to_batches()`"
+        )
+
+
+def _check_time(at: object) -> None:
+    if at is not None and (not isinstance(at, Real) or not math.isfinite(at)):
+        raise JoinInputError(f"a time must be a finite number of seconds on the operator's clock, not {at!r}")
+
+
+def _check_takeable(stream: pa.Schema) -> None:
+    """Refuse columns whose rows Arrow cannot take."""
+    for field in stream:
+        try:
+            pa.array([], field.type).take(pa.array([], pa.int32()))
+        except pa.ArrowNotImplementedError as error:
+            raise StreamSchemaError(
+                f"column {field.name!r} has type {field.type}, from which Arrow cannot take rows; cast it first"
+            ) from error

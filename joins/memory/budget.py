@@ -1,0 +1,100 @@
+"""Memory budget of an operator: a hard limit, and what each component holds of it. Allocates nothing itself."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from headrace.joins.stats import MemoryUse
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.units import format_size
+
+__all__ = ["Component", "MemoryBudget"]
+
+Component = Literal[
+    "index",
+    "records",
+    "rows",
+    "filter",
+    "cache",
+    "input_buffer",
+    "stream_buffer",
+    "inverted_index",
+    "workspace",
+    "read_buffer",
+    "statistics",
+]
+
+
+class MemoryBudget:
+    """Limit on the sum of what the components hold.
+
+    Code that allocates charges first, and releases after freeing, so the sum never exceeds the limit.
+
+    Parameters
+    ----------
+    limit
+        Limit in bytes (the paper's M).
+
+    Examples
+    --------
+    >>> budget = MemoryBudget(1000)
+    >>> budget.charge("cache", 600)
+    >>> budget.available
+    400
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._held: dict[Component, int] = dict.fromkeys(get_args(Component), 0)
+        self._used = 0
+        self._peak = 0
+
+    @property
+    def available(self) -> int:
+        """Bytes that no component holds."""
+        return self.limit - self._used
+
+    def held(self, component: Component) -> int:
+        """Return the bytes that a component holds."""
+        return self._held[component]
+
+    def charge(self, component: Component, nbytes: int) -> None:
+        """Add to what a component holds.
+
+        Raises
+        ------
+        MemoryBudgetError
+            If the limit would be exceeded. Nothing is charged then.
+        """
+        if nbytes > self.available:
+            raise MemoryBudgetError(
+                f"the join needs {format_size(self._used + nbytes)} for its {component.replace('_', ' ')}, more than "
+                f"its memory of {format_size(self.limit)}; give it at least {self._used + nbytes} bytes"
+            )
+        self._used += nbytes
+        self._held[component] += nbytes
+        self._peak = max(self._peak, self._used)
+
+    def release(self, component: Component, nbytes: int) -> None:
+        """Subtract from what a component holds."""
+        assert 0 <= nbytes <= self._held[component], (component, nbytes, self._held[component])
+        self._used -= nbytes
+        self._held[component] -= nbytes
+
+    def resize(self, component: Component, nbytes: int) -> None:
+        """Set what a component holds.
+
+        Raises
+        ------
+        MemoryBudgetError
+            If the limit would be exceeded.
+        """
+        change = nbytes - self._held[component]
+        if change >= 0:
+            self.charge(component, change)
+        else:
+            self.release(component, -change)
+
+    def use(self) -> MemoryUse:
+        """Return the current account."""
+        return MemoryUse(limit=self.limit, used=self._used, peak=self._peak, **self._held)

@@ -1,0 +1,251 @@
+"""Compiled steps of the record tier: find rows by key, admit rows, copy rows. Arrays in, arrays out.
+
+A bucket is one cache line of the processor: a word with the use counts of seven slots, one byte each, and their seven
+keys. A key has one bucket; a slot whose use count is 0 is empty. A count-min sketch, whose two counters of a key share
+a cache line too, estimates how often absent keys are looked up. Most lines are not in the processor's cache when they
+are needed, so each step prefetches those of some tuples together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numba import njit
+
+from headrace.storage._byte_kernels import load_u64, prefetch, store_u64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["BUCKET", "LINE", "SLOTS", "RecordTable", "admit_rows", "copy_records", "find_records"]
+
+_WORD = 8
+BUCKET = 8
+LINE = 64
+SLOTS = 7
+_AHEAD = 32
+_MOST = 255
+_MOST_USES = 127  # threads that count at once may go beyond it, but never into the next slot's byte
+_OFTEN = 2  # a row looked up only once so far is not admitted
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+_OTHER = np.uint64(0xC2B2AE3D27D4EB4F)
+_HALF, _IN_LINE, _SHORT = np.uint64(32), np.uint64(63), np.uint64(6)
+_DIRECTORY, _ENTRY = 24, 16  # in a leaf page; see storage/FORMAT.md
+_U16 = np.uint64(0xFFFF)
+
+
+class RecordTable(NamedTuple):
+    """Hash table of rows.
+
+    Attributes
+    ----------
+    buckets : uint64[b, 8]
+        Use counts and keys of each bucket's slots.
+    sketch : uint8[m]
+        How often absent keys were looked up.
+    records : uint64[slots, 1 + c]
+        For each slot a null bit for each column, and the columns.
+    """
+
+    buckets: NDArray[np.uint64]
+    sketch: NDArray[np.uint8]
+    records: NDArray[np.uint64]
+
+
+@njit(inline="always")
+def _place(key: np.uint64, factor: np.uint64, size: int) -> np.int64:
+    """Return a place below `size` for a key, evenly distributed."""
+    mixed = (key ^ (key >> _HALF)) * factor
+    return np.int64(((mixed >> _HALF) * np.uint64(size)) >> _HALF)
+
+
+@njit(inline="always")
+def _counters(key: np.uint64, sketch: NDArray[np.uint8]) -> tuple[np.int64, np.int64]:
+    """Return the places of a key's two counters."""
+    line = _place(key, _OTHER, len(sketch) // LINE) * LINE
+    mixed = (key ^ (key >> _HALF)) * _HASH
+    return line + np.int64(mixed & _IN_LINE), line + np.int64((mixed >> _SHORT) & _IN_LINE)
+
+
+@njit(cache=True, nogil=True)
+def find_records(
+    key: NDArray[np.uint64],
+    valid: NDArray[np.bool_],
+    table: RecordTable,
+    hit: NDArray[np.int32],
+    slot: NDArray[np.int32],
+    miss: NDArray[np.int32],
+) -> int:
+    """Look keys up. Return how many were found.
+
+    Parameters
+    ----------
+    key : uint64[n]
+        Keys that tuples look for.
+    valid : bool[n] or bool[0]
+        Which of them can match; empty if all.
+    table
+        Hash table. Use counts of the keys found grow, and the sketch's counters of the keys not found.
+    hit, slot, miss : int32[n]
+        Output, filled from the front: tuples found and their slots, tuples not found.
+    """
+    buckets, sketch = table.buckets, table.sketch
+    lines = buckets.reshape(buckets.size).view(np.uint8)
+    every = len(valid) == 0
+    hits = 0
+    misses = 0
+    for begin in range(0, len(key), _AHEAD):
+        end = min(begin + _AHEAD, len(key))
+        for i in range(begin, end):
+            prefetch(lines, _place(key[i], _HASH, len(buckets)) * LINE)
+        before = misses
+        for i in range(begin, end):
+            at = _place(key[i], _HASH, len(buckets))
+            found = -1
+            for j in range(SLOTS):
+                if buckets[at, 1 + j] == key[i]:
+                    found = j
+            use = np.uint64(0)
+            if found >= 0:
+                use = (buckets[at, 0] >> np.uint64(8 * found)) & np.uint64(_MOST)
+            if use > 0 and (every or valid[i]):
+                if use < _MOST_USES:
+                    buckets[at, 0] += np.uint64(1) << np.uint64(8 * found)
+                hit[hits] = i
+                slot[hits] = at * SLOTS + found
+                hits += 1
+            else:
+                prefetch(sketch, _counters(key[i], sketch)[0])
+                miss[misses] = i
+                misses += 1
+        for at in range(before, misses):
+            if every or valid[miss[at]]:
+                for counter in _counters(key[miss[at]], sketch):
+                    if sketch[counter] < _MOST:
+                        sketch[counter] += np.uint8(1)
+    return hits
+
+
+@njit(cache=True, nogil=True)
+def admit_rows(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    frame: NDArray[np.int32],
+    row: NDArray[np.int32],
+    count: NDArray[np.int32],
+    key: NDArray[np.uint64],
+    entries: NDArray[np.int64],
+    table: RecordTable,
+) -> None:
+    """Admit rows that are looked up more often than those that they replace.
+
+    Parameters
+    ----------
+    frames, page_size, frame, row, count, key
+        Rows just found in pages, for these keys; none where the count is 0.
+    entries : int64[c]
+        Entries of the columns in the pages' directories.
+    table
+        Hash table.
+    """
+    buckets, sketch, records = table
+    lines = buckets.reshape(buckets.size).view(np.uint8)
+    worthy = np.empty(_AHEAD, dtype=np.int64)
+    often = np.empty(_AHEAD, dtype=np.uint8)
+    for begin in range(0, len(frame), _AHEAD):
+        end = min(begin + _AHEAD, len(frame))
+        for i in range(begin, end):
+            if frame[i] >= 0 and count[i] > 0:
+                prefetch(sketch, _counters(key[i], sketch)[0])
+        size = 0
+        for i in range(begin, end):
+            if frame[i] >= 0 and count[i] > 0:
+                one, two = _counters(key[i], sketch)
+                often[size] = min(sketch[one], sketch[two], np.uint8(_MOST_USES))
+                if often[size] >= _OFTEN:
+                    prefetch(lines, _place(key[i], _HASH, len(buckets)) * LINE)
+                    worthy[size] = i
+                    size += 1
+        for at in range(size):
+            i = worthy[at]
+            slot = _slot_for(key[i], often[at], buckets)
+            if slot >= 0:
+                _write_record(frames, np.int64(frame[i]) * page_size, np.int64(row[i]), entries, records[slot])
+
+
+@njit(inline="always")
+def _slot_for(key: np.uint64, often: np.uint8, buckets: NDArray[np.uint64]) -> np.int64:
+    """Give a key the least used slot of its bucket, if that is used less. Return the slot; -1 if there is none."""
+    bucket = buckets[_place(key, _HASH, len(buckets))]
+    worst = 0
+    least = np.uint64(_MOST + 1)
+    for j in range(SLOTS):
+        use = (bucket[0] >> np.uint64(8 * j)) & np.uint64(_MOST)
+        if use > 0 and bucket[1 + j] == key:
+            return np.int64(-1)
+        if use < least:
+            worst, least = j, use
+    if least >= np.uint64(often):
+        return np.int64(-1)
+    bucket[0] += (np.uint64(often) - least) << np.uint64(8 * worst)
+    bucket[1 + worst] = key
+    return _place(key, _HASH, len(buckets)) * SLOTS + worst
+
+
+@njit(inline="always")
+def _write_record(
+    frames: NDArray[np.uint8], page: np.int64, row: np.int64, entries: NDArray[np.int64], record: NDArray[np.uint64]
+) -> None:
+    """Copy one row of a page."""
+    nulls = np.uint64(0)
+    for c in range(len(entries)):
+        at = page + _DIRECTORY + _ENTRY * entries[c]
+        packed = load_u64(frames, at + 8)
+        width = np.int64((packed >> np.uint64(48)) & np.uint64(0xFF))
+        mask = ~np.uint64(0) if width == 8 else (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)  # noqa: PLR2004 - bytes of a word
+        bitmap = np.int64((packed >> _HALF) & _U16)
+        if bitmap > 0 and (frames[page + bitmap + (row >> 3)] >> (row & 7)) & 1:
+            nulls |= np.uint64(1) << np.uint64(c)
+        data = page + np.int64(packed & _U16) + row * width
+        record[1 + c] = load_u64(frames, at) + (load_u64(frames, data) & mask)
+    record[0] = nulls
+
+
+@njit(cache=True, nogil=True)
+def copy_records(
+    records: NDArray[np.uint64],
+    slot: NDArray[np.int32],
+    sizes: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    valid: NDArray[np.uint8],
+    missing: NDArray[np.int64],
+) -> None:
+    """Copy records out, column by column.
+
+    Parameters
+    ----------
+    sizes, starts : int64[c]
+        Bytes of a value of each column, and start of the column in `out`.
+    out : uint8
+        Columns one after the other, each with slack behind it.
+    valid : uint8[c, n]
+        Output: 1 where the value is not null.
+    missing : int64[c]
+        Output: number of nulls.
+    """
+    for c in range(len(sizes)):
+        missing[c] = 0
+    lines = records.reshape(records.size).view(np.uint8)
+    nbytes = records.shape[1] * _WORD
+    for i in range(len(slot)):
+        if i + _AHEAD < len(slot):
+            prefetch(lines, slot[i + _AHEAD] * nbytes)
+        at = slot[i]
+        nulls = records[at, 0]
+        for c in range(len(sizes)):
+            null = (nulls >> np.uint64(c)) & np.uint64(1)
+            valid[c, i] = np.uint8(1) - np.uint8(null)
+            missing[c] += np.int64(null)
+            store_u64(out, starts[c] + i * sizes[c], records[at, 1 + c])

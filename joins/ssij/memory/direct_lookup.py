@@ -1,0 +1,169 @@
+"""Direct look-ups of unique keys of one word, in stream order: nothing is sorted, and results are written in place.
+
+They use a descriptor of each cached page: where its keys and columns are, and how its keys can be interpolated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.storage import _probe_kernels as kernels
+from headrace.storage.fixed_rows import FixedRows
+from headrace.storage.leaf_ranges import LeafRanges
+from headrace.storage.leaves import gather
+from headrace.storage.row_hash import RowHash, SlotForm
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from headrace.storage.key_words import KeyWords
+    from headrace.storage.snapshot import Snapshot
+
+__all__ = ["DirectLookup", "LookupResult"]
+
+_WORD = 8
+_ROOM = 50  # memory it needs, in multiples of its own bytes: with less, the pages it displaces are worth more
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult:
+    """Results of some tuples.
+
+    Attributes
+    ----------
+    source : int32[results]
+        Tuple of each result.
+    columns
+        Relation columns of the results.
+    """
+
+    source: NDArray[np.int32]
+    columns: list[pa.Array]
+
+
+class DirectLookup:
+    """Finds leaves by their key ranges, and rows by the descriptor of each cached page.
+
+    Parameters
+    ----------
+    snapshot
+        Snapshot of the relation.
+    columns
+        Relation columns of the results.
+    frames
+        Frames of the page cache.
+    """
+
+    def __init__(self, snapshot: Snapshot, columns: Sequence[str], frames: int) -> None:
+        self._layout = snapshot.layout
+        self._names = list(columns)
+        self._fixed = [snapshot.layout.by_name[name] for name in _fixed_names(snapshot, columns)]
+        self._entries = FixedRows(self._fixed, 0).entries
+        self._descriptors = np.zeros((frames, _descriptor_words(snapshot, columns)), dtype=np.uint64)
+        self._ranges = LeafRanges(snapshot)
+
+    @staticmethod
+    def possible(snapshot: Snapshot, columns: Sequence[str], spare: int) -> bool:
+        """Return whether the relation's keys allow it, and `spare` bytes beyond the least memory have room for it."""
+        own = DirectLookup.leaves_nbytes(snapshot) + DirectLookup.frame_nbytes(snapshot, columns)
+        return snapshot.unique and snapshot.codec.kind == "u64" and _ROOM * own <= spare
+
+    @staticmethod
+    def frame_nbytes(snapshot: Snapshot, columns: Sequence[str]) -> int:
+        """Return the bytes for each frame of the page cache."""
+        return _WORD * _descriptor_words(snapshot, columns)
+
+    @staticmethod
+    def leaves_nbytes(snapshot: Snapshot) -> int:
+        """Return the bytes for all leaves."""
+        return LeafRanges.nbytes(len(snapshot.leaf_pages))
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Switch to another snapshot. Pages that stay cached are unchanged."""
+        self._ranges = LeafRanges(snapshot)
+
+    def describe(self, frames: NDArray[np.uint8], frame: NDArray[np.int64]) -> None:
+        """Write the descriptors of the pages that have just come into these frames."""
+        kernels.describe_pages(frames, self._layout.page_size, frame, self._entries, self._descriptors, self._guesses)
+
+    def locate(self, keys: KeyWords, frame_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+        """Find leaves and frames. See `headrace.storage.leaf_ranges.LeafRanges.locate`."""
+        return self._ranges.locate(keys, frame_of)
+
+    def probe(self, frames: NDArray[np.uint8], keys: KeyWords, frame: NDArray[np.int32], outer: bool) -> LookupResult:
+        """Find keys in cached pages. See `headrace.storage._probe_kernels.probe_pages`."""
+        fixed = FixedRows(self._fixed, len(keys))
+        row, source = np.empty((2, len(keys)), dtype=np.int32)
+        results = kernels.probe_pages(
+            frames, self._layout.page_size, self._descriptors, self._guesses, keys.words, keys.above, frame, outer,
+            fixed.sizes, fixed.starts, fixed.out, fixed.valid, fixed.missing, row, source,
+        )  # fmt: skip
+        source = source[:results]
+        return LookupResult(source, self._in_order(fixed.arrays(results), frames, frame, row, source))
+
+    # Rows beside their pages
+
+    @property
+    def fixed(self) -> bool:
+        """Whether all columns have a fixed width, so that rows can be kept beside their pages."""
+        return len(self._fixed) == len(self._names)
+
+    def form(self, frames: NDArray[np.uint8], frame: NDArray[np.int64]) -> SlotForm | None:
+        """Return the form of slots for the rows of cached pages, none of them empty; None if there is none."""
+        greatest = kernels.greatest_key(frames, self._layout.page_size, self._descriptors, frame)
+        return SlotForm.of(self._descriptors[frame], greatest)
+
+    def rows(self, frame: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many rows the pages in some frames have."""
+        return kernels.rows_of(self._descriptors[frame])
+
+    def row_hash(self, form: SlotForm, slots: int) -> RowHash:
+        """Return an empty hash table of rows."""
+        return RowHash(self._fixed, form, slots)
+
+    def add_rows(self, table: RowHash, frames: NDArray[np.uint8], frame: NDArray[np.int64], rows: int) -> bool:
+        """Add rows of cached pages to it. See `headrace.storage.row_hash.RowHash.add`."""
+        return table.add(frames, self._layout.page_size, self._descriptors, frame, rows)
+
+    def find_rows(self, table: RowHash, keys: KeyWords, outer: bool) -> LookupResult:
+        """Find keys in it. See `headrace.storage.row_hash.RowHash.find`."""
+        return LookupResult(*table.find(keys, outer))
+
+    @property
+    def _guesses(self) -> NDArray[np.float32]:
+        return self._descriptors.view(np.float32)
+
+    def _in_order(
+        self,
+        fixed: list[pa.Array],
+        frames: NDArray[np.uint8],
+        frame: NDArray[np.int32],
+        row: NDArray[np.int32],
+        source: NDArray[np.int32],
+    ) -> list[pa.Array]:
+        """Return all columns in the order requested. Columns without a fixed width are gathered now."""
+        if len(fixed) == len(self._names):
+            return fixed
+        known = dict(zip((column.name for column in self._fixed), fixed, strict=True))
+        others = [name for name in self._names if name not in known]
+        at = row[source]
+        where = np.where(at < 0, np.int32(-1), frame[source])
+        known.update(zip(others, gather(self._layout, frames, where, at, others), strict=True))
+        return [known[name] for name in self._names]
+
+
+def _fixed_names(snapshot: Snapshot, columns: Sequence[str]) -> list[str]:
+    by_name = snapshot.layout.by_name
+    return [name for name in columns if name in by_name and by_name[name].words]
+
+
+def _descriptor_words(snapshot: Snapshot, columns: Sequence[str]) -> int:
+    """Return the number of words in a page's descriptor."""
+    words = sum(snapshot.layout.by_name[name].words for name in _fixed_names(snapshot, columns))
+    return kernels.FACTS + kernels.FACTS_OF_A_COLUMN * words

@@ -1,0 +1,78 @@
+"""Inverted index (the paper's II): which waiting tuples meet which of the pages just read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.joins.ssij.memory import _index_kernels as kernels
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.joins.ssij.memory.stream_buffer import Chunk
+
+__all__ = ["Postings", "ReadLeaves"]
+
+
+@dataclass(frozen=True, slots=True)
+class Postings:
+    """Entries of the inverted index for a chunk: leaf runs, ascending, and the frame of the page that each meets."""
+
+    chunk: Chunk
+    runs: NDArray[np.int32]
+    frame: NDArray[np.int32]
+
+    @property
+    def tuples(self) -> NDArray[np.int32]:
+        """Tuple of each run."""
+        return self.runs if self.chunk.tuples is None else self.chunk.tuples[self.runs]
+
+    def rows(self) -> pa.RecordBatch:
+        """Return the tuple of each run, without a copy if these tuples are adjacent."""
+        start, count = int(self.runs[0]), len(self.runs)
+        if self.chunk.tuples is None and int(self.runs[-1]) - start == count - 1:
+            return self.chunk.rows.slice(start, count)
+        return self.chunk.rows.take(pa.array(self.tuples))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLeaves:
+    """Leaves just read.
+
+    Attributes
+    ----------
+    leaves : int32[p]
+        Leaves, ascending.
+    frames : int32[p]
+        Frame of each.
+    """
+
+    leaves: NDArray[np.int32]
+    frames: NDArray[np.int32]
+
+    def pairs(self, chunks: Sequence[Chunk], most: int) -> Iterator[list[Postings]]:
+        """Yield the entries of all chunks for these leaves, at most `most` at a time."""
+        group: list[Postings] = []
+        room = most
+        for chunk in chunks:
+            cursor = np.zeros(3, dtype=np.int64)
+            while True:
+                runs, frame = np.empty(room, dtype=np.int32), np.empty(room, dtype=np.int32)
+                size = kernels.collect_pairs(
+                    chunk.first, chunk.last, chunk.ascends, self.leaves, self.frames, cursor, runs, frame
+                )
+                if size == 0:
+                    break
+                group.append(Postings(chunk, runs[:size], frame[:size]))
+                room -= size
+                if room == 0:
+                    yield group
+                    group, room = [], most
+        if group:
+            yield group

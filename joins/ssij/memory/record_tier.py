@@ -1,0 +1,214 @@
+"""Record tier: single rows that are looked up often, beside their pages, in a hash table.
+
+Popular keys are seldom neighbors, so a cached page holds one popular row among hundreds of others. Admission follows
+TinyLFU: a row found on a page that had to be read comes in if it was looked up more often recently than the least used
+row of its bucket. All counts are halved periodically. A row on a cached page needs no place as long as the page stays.
+A stream without popular keys makes the tier inactive: it releases its memory, and tries again after a pause that
+doubles each time. So does a stream whose popular keys lie together, so that the cached pages hold most of what is
+looked up.
+
+Only tables whose key is one word and unique can have a record tier, and only for result columns of one word each.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.joins.ssij.memory import _record_kernels as kernels
+from headrace.storage.fixed_rows import FixedRows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from headrace.storage.keys import Keys
+    from headrace.storage.snapshot import Snapshot
+
+__all__ = ["RecordMatches", "RecordTier"]
+
+_WORD = 8
+_BUCKETS_PER_LINE = 2  # buckets per line of the sketch: four to five counters for each slot
+_LEAST_BUCKETS = 8
+_MOST_COLUMNS = 64  # bits of the word that marks nulls
+_AGE_AFTER = 8  # misses per slot
+_EPOCH = 65_536
+_LEAST_HITS = 0.12  # share of the tuples: below it, looking up costs more than it saves
+_FIRST_PAUSE, _LONGEST_PAUSE = 1 << 20, 1 << 26
+_PAGES_SUFFICE = 0.6  # share of the tuples not found here whose page is cached
+_ALL_VALID = np.zeros(0, dtype=np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordMatches:
+    """Tuples of a batch, by whether their row is in the tier.
+
+    Attributes
+    ----------
+    hit, slot : int32[h]
+        Positions of the tuples found, ascending, and slots of their rows.
+    miss : int32[m]
+        Positions of the other tuples.
+    """
+
+    hit: NDArray[np.int32]
+    slot: NDArray[np.int32]
+    miss: NDArray[np.int32]
+
+
+class RecordTier:
+    """Rows by key, within a fixed number of bytes.
+
+    Parameters
+    ----------
+    snapshot
+        Snapshot of the relation.
+    columns
+        Relation columns of the result.
+    nbytes
+        Bytes for the tier, allocated by `activate`.
+    """
+
+    def __init__(self, snapshot: Snapshot, columns: Sequence[str], nbytes: int) -> None:
+        self._columns = [snapshot.layout.by_name[name] for name in columns]
+        self._entries = FixedRows(self._columns, 0).entries
+        self._page_size = snapshot.page_size
+        self._buckets_most = nbytes // _bucket_nbytes(len(columns))
+        self._slots = self._buckets_most * kernels.SLOTS
+        self.active = False
+        self._inactive_tuples = 0
+        self._pause = _FIRST_PAUSE
+        self._in_pages = self._cached = 0
+        self._drop()
+
+    @staticmethod
+    def possible(snapshot: Snapshot, columns: Sequence[str], nbytes: int) -> bool:
+        """Return whether a tier of `nbytes` bytes can hold enough rows of this relation."""
+        layout = snapshot.layout
+        one_word = all(name in layout.by_name and layout.by_name[name].words == 1 for name in columns)
+        fits = nbytes >= _LEAST_BUCKETS * _bucket_nbytes(len(columns))
+        return snapshot.unique and snapshot.codec.kind == "u64" and one_word and len(columns) <= _MOST_COLUMNS and fits
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the tier takes while it is active."""
+        return self._buckets_most * _bucket_nbytes(len(self._columns))
+
+    def activate(self) -> None:
+        """Start empty. The caller has made room for `nbytes`."""
+        self.active = True
+        self._table = self._empty_table(self._buckets_most)
+        self._looked = self._found = self._missed = self._offered = 0
+        self._warm = False
+
+    def should_activate(self, tuples: int) -> bool:
+        """Count tuples that came while the tier was inactive. Return whether its pause is over."""
+        self._inactive_tuples -= tuples
+        if self._inactive_tuples > 0:
+            return False
+        if self._pages_suffice():
+            self._inactive_tuples = self._pause
+        return self._inactive_tuples <= 0
+
+    def note_pages(self, tuples: int, cached: int) -> None:
+        """Count tuples that were looked up in pages, and those whose page was cached."""
+        self._in_pages += tuples
+        self._cached += cached
+
+    def _pages_suffice(self) -> bool:
+        """Return whether pages were as good recently, and reset the counts."""
+        suffice = self._cached >= _PAGES_SUFFICE * max(1, self._in_pages)
+        self._in_pages = self._cached = 0
+        return suffice
+
+    def find(self, keys: Keys, valid: NDArray[np.bool_] | None) -> RecordMatches:
+        """Look up the keys of a batch. Threads may do so at once, at the risk of losing a use count."""
+        size = len(keys)
+        hit, slot, miss = (np.empty(size, dtype=np.int32) for _ in range(3))
+        flags = _ALL_VALID if valid is None else valid
+        hits = kernels.find_records(keys.prefix, flags, self._table, hit, slot, miss)
+        return RecordMatches(hit[:hits], slot[:hits], miss[: size - hits])
+
+    def note(self, matches: RecordMatches) -> bool:
+        """Count the matches and age the counts. Return False if the tier became inactive for lack of hits."""
+        self._found += len(matches.hit)
+        self._looked += len(matches.hit) + len(matches.miss)
+        self._missed += len(matches.miss)
+        if self._missed > _AGE_AFTER * self._slots:
+            self._age()
+        if self._looked < max(_EPOCH, self._slots):
+            return True
+        warm, self._warm = self._warm, self._offered >= max(_EPOCH, self._slots)
+        enough, suffice = self._found >= _LEAST_HITS * self._looked, self._pages_suffice()
+        self._looked = self._found = 0
+        if suffice or (warm and not enough):
+            self.deactivate()
+        elif enough:
+            self._pause = _FIRST_PAUSE
+        return self.active
+
+    def columns(self, slot: NDArray[np.int32]) -> list[pa.Array]:
+        """Return the result columns of the rows in these slots."""
+        rows = FixedRows(self._columns, len(slot))
+        kernels.copy_records(self._table.records, slot, rows.sizes, rows.starts, rows.out, rows.valid, rows.missing)
+        return rows.arrays(len(slot))
+
+    def admit(
+        self,
+        frames: NDArray[np.uint8],
+        frame: NDArray[np.int32],
+        row: NDArray[np.int32],
+        count: NDArray[np.int32],
+        keys: Keys,
+    ) -> None:
+        """Admit rows that `headrace.storage.leaves.search` has found and that are used often enough."""
+        self._offered += len(frame)
+        kernels.admit_rows(frames, self._page_size, frame, row, count, keys.prefix, self._entries, self._table)
+
+    def keep_only(self, unchanged: Callable[[NDArray[np.uint64]], NDArray[np.bool_]]) -> None:
+        """Remove the rows whose keys `unchanged` does not confirm."""
+        uses = self._uses
+        bucket, slot = np.nonzero(uses)
+        if len(bucket):
+            gone = ~unchanged(self._table.buckets[bucket, 1 + slot])
+            uses[bucket[gone], slot[gone]] = 0
+
+    def deactivate(self) -> None:
+        """Remove everything for a while. The caller releases the memory."""
+        self.active = False
+        self._inactive_tuples = self._pause
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._drop()
+
+    @property
+    def _uses(self) -> NDArray[np.uint8]:
+        """View of the use counts of each bucket's slots, uint8[buckets, slots]."""
+        return self._table.buckets.view(np.uint8)[:, : kernels.SLOTS]
+
+    def _age(self) -> None:
+        self._missed = 0
+        sketch = self._table.sketch
+        sketch >>= 1
+        uses = self._uses
+        uses[:] = np.maximum(uses >> 1, uses > 0)
+
+    def _empty_table(self, buckets: int) -> kernels.RecordTable:
+        return kernels.RecordTable(
+            buckets=np.zeros((buckets, kernels.BUCKET), dtype=np.uint64),
+            sketch=np.zeros(buckets * kernels.LINE // _BUCKETS_PER_LINE, dtype=np.uint8),
+            records=np.zeros((buckets * kernels.SLOTS, 1 + len(self._columns)), dtype=np.uint64),
+        )
+
+    def _drop(self) -> None:
+        self._table = self._empty_table(0)
+        self._looked = self._found = self._missed = self._offered = 0
+        self._warm = False
+
+
+def _bucket_nbytes(columns: int) -> int:
+    """Return the bytes of a bucket: keys and use counts, sketch, null bits, and columns."""
+    return kernels.LINE + kernels.LINE // _BUCKETS_PER_LINE + kernels.SLOTS * _WORD * (1 + columns)

@@ -1,0 +1,120 @@
+"""Reservations before the first tuple: the index, the read buffer, and the workspace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.joins.relation import in_key_order
+from headrace.joins.ssij.cost import PhaseEstimate
+from headrace.joins.ssij.memory.direct_lookup import DirectLookup
+from headrace.storage.cache import PageCache
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.read_queue import ReadQueue
+from headrace.storage.units import format_size
+
+if TYPE_CHECKING:
+    from headrace.joins.memory import Component, MemoryBudget
+    from headrace.storage.device import DeviceModel
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
+
+__all__ = ["BUFFERS", "leaf_maps_nbytes", "least_memory", "parts_to_read_into", "reserve"]
+
+BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_index")
+"""Components that have at least a page each, and grow at the expense of the page cache."""
+
+_LEAF_MAPS = 4 + 4  # per leaf: frame, demand
+_WORKSPACE_PAGES = 2
+_WORKSPACE_SHARE = 8
+_WORKSPACE_MOST = 48 * 2**20
+_READ_PAGES = 2  # one can be read into while the other is joined
+_READ_SHARE = 6
+_READ_LEAST = 64  # pages, or five eighths of the spare ones: with fewer, each step costs more than its pages
+_READ_TIGHT = 5
+_READ_MOST = 512
+_BLOCK_SECONDS = 0.5e-3  # cost of joining a block, whatever it holds
+_PAGE_SECONDS = 5e-6  # cost of each page in it
+
+
+def reserve(
+    budget: MemoryBudget, snapshot: Snapshot, reader: PageReader, frame_maps: int, *, direct: bool
+) -> tuple[int, int]:
+    """Charge what never changes.
+
+    Parameters
+    ----------
+    budget
+        Budget of the operator.
+    snapshot, reader
+        Snapshot of the relation and reader of its pages.
+    frame_maps
+        Bytes for each frame of the page cache beside its page.
+    direct
+        Whether there will be direct look-ups.
+
+    Returns
+    -------
+    pages, workspace
+        Pages in the read buffer, and bytes for scratch arrays and output.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If the limit is below the least that works. The message says how much that is.
+    """
+    page, limit = snapshot.page_size, budget.limit
+    needed = least_memory(snapshot, reader, frame_maps, direct=direct)
+    if needed > limit:
+        raise MemoryBudgetError(
+            f"the join needs at least {format_size(needed)} ({needed} bytes) for the index and a page for each "
+            f"buffer, and has {format_size(limit)}"
+        )
+    spare = limit - needed
+    pages = _READ_PAGES + _pages_to_read_into(spare // page)
+    workspace = _WORKSPACE_PAGES * page + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
+    budget.charge("index", snapshot.index_nbytes + leaf_maps_nbytes(snapshot, direct=direct))
+    budget.charge("read_buffer", _reading_nbytes(reader) + pages * page)
+    budget.charge("statistics", PhaseEstimate.nbytes)
+    budget.charge("workspace", workspace)
+    for component in BUFFERS:
+        budget.charge(component, page)
+    return pages, workspace
+
+
+def least_memory(snapshot: Snapshot, reader: PageReader, frame_maps: int, *, direct: bool) -> int:
+    """Return the least memory that works: index, buffers, workspace, and two pages to read into."""
+    pages = len(BUFFERS) + _READ_PAGES + _WORKSPACE_PAGES
+    return (
+        snapshot.index_nbytes
+        + leaf_maps_nbytes(snapshot, direct=direct)
+        + PageCache.map_nbytes(0, 0)
+        + frame_maps
+        + _reading_nbytes(reader)
+        + PhaseEstimate.nbytes
+        + pages * snapshot.page_size
+    )
+
+
+def leaf_maps_nbytes(snapshot: Snapshot, *, direct: bool) -> int:
+    """Return the bytes of what is known of each leaf: frame, demand, place on disk, and key range."""
+    maps = len(snapshot.leaf_pages) * (_LEAF_MAPS + (0 if in_key_order(snapshot) else 4))
+    return maps + (DirectLookup.leaves_nbytes(snapshot) if direct else 0)
+
+
+def parts_to_read_into(pages: int, device: DeviceModel) -> int:
+    """Return how many parts a read buffer of this size has: with two, one is read into while the other is joined.
+
+    Two parts hide the time to join what the buffer holds, and cost one more seek to fill it. So disks that seek in
+    milliseconds have one part.
+    """
+    return 2 if device.seek < _BLOCK_SECONDS + _PAGE_SECONDS * pages else 1
+
+
+def _pages_to_read_into(spare: int) -> int:
+    """Return how many of the spare pages go to the read buffer."""
+    return min(_READ_MOST, _READ_TIGHT * spare // 8, max(_READ_LEAST, spare // _READ_SHARE))
+
+
+def _reading_nbytes(reader: PageReader) -> int:
+    """Return what reading takes beside the pages: the queue, and vectors if threads read instead."""
+    return ReadQueue.nbytes + reader.nbytes_at(1) - reader.page_size

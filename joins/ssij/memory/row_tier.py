@@ -1,0 +1,119 @@
+"""Row tier: all rows of a relation beside its pages, where pages and rows both fit into the memory.
+
+Finding a row in a page takes an access to its index entry, its key, and each column; a row by itself is in one place.
+The tier is filled from the pages once all of them are cached and many tuples have come since the relation changed, a
+few pages after each batch, so that no tuple waits long for it. The pages stay: tuples that need memory take the tier's
+first, and changes of the relation leave most of the pages as they are.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from headrace.joins.memory import MemoryBudget
+    from headrace.joins.ssij.memory.direct_lookup import DirectLookup, LookupResult
+    from headrace.storage.cache import PageCache
+    from headrace.storage.key_words import KeyWords
+    from headrace.storage.row_hash import RowHash
+    from headrace.storage.snapshot import Snapshot
+
+__all__ = ["RowTier"]
+
+_WAIT = 4  # rows per tuple that has to come first: more frequent changes would make the tier useless
+_ROWS_PER_TUPLE = 2  # rows added per tuple of a batch: this never costs much more than the look-ups themselves
+_TUPLES_SHARE = 8  # an eighth of the memory stays free for arriving tuples
+
+
+class RowTier:
+    """All rows, or none as long as some are missing.
+
+    Parameters
+    ----------
+    snapshot
+        Snapshot of the relation.
+    lookup
+        Direct look-up, with descriptors of the cached pages.
+    cache
+        Page cache.
+    budget
+        Budget that the tier charges.
+    """
+
+    def __init__(self, snapshot: Snapshot, lookup: DirectLookup, cache: PageCache, budget: MemoryBudget) -> None:
+        self._lookup = lookup
+        self._cache = cache
+        self._budget = budget
+        self.install(snapshot)
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Start over with another snapshot."""
+        self._leaves = len(snapshot.leaf_pages)
+        self._rows = snapshot.rows
+        self._impossible = snapshot.rows == 0
+        self.drop()
+
+    def drop(self) -> bool:
+        """Remove all rows and release their memory. Return whether there were any."""
+        had = self.nbytes > 0
+        self._table: RowHash | None = None
+        self._frames: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._ends: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        self._done = self._looked = 0
+        self._budget.resize("rows", 0)
+        return had
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the tier holds."""
+        return self._budget.held("rows")
+
+    @property
+    def ready(self) -> bool:
+        """Whether the tier holds all rows."""
+        return self._table is not None and self._done == len(self._frames)
+
+    def find(self, keys: KeyWords, outer: bool) -> LookupResult:
+        """Find rows in a ready tier. See `headrace.storage.row_hash.RowHash.find`."""
+        assert self._table is not None
+        return self._lookup.find_rows(self._table, keys, outer)
+
+    def advance(self, tuples: int, make_room: Callable[[int], bool]) -> None:
+        """Add more rows, after `tuples` tuples were looked up in pages.
+
+        `make_room` makes room for a number of bytes, if possible.
+        """
+        self._looked += tuples
+        early = self._impossible or self._cache.used < self._leaves or _WAIT * self._looked < self._rows
+        if early or (self._table is None and not self._begin(make_room)):
+            return
+        assert self._table is not None
+        before = int(self._ends[self._done - 1]) if self._done else 0
+        stop = 1 + int(np.searchsorted(self._ends, before + _ROWS_PER_TUPLE * tuples))
+        frames, self._done = self._frames[self._done : stop], min(stop, len(self._frames))
+        rows = int(self._ends[self._done - 1]) - before
+        if not self._lookup.add_rows(self._table, self._cache.buffer, frames, rows):
+            self._impossible = True
+            self.drop()
+
+    def _begin(self, make_room: Callable[[int], bool]) -> bool:
+        """Allocate memory for all rows, if there is enough to spare."""
+        frames = self._cache.resident_frames
+        rows = self._lookup.rows(frames)
+        frames, rows = frames[rows > 0], rows[rows > 0]
+        form = self._lookup.form(self._cache.buffer, frames)
+        spare = self._budget.available + self._cache.available * self._cache.page_size
+        slots = 0 if form is None else form.slots(self._rows, spare - self._budget.limit // _TUPLES_SHARE)
+        if form is None or slots == 0 or not make_room(form.nbytes(slots)):
+            self._impossible, self._looked = form is None, 0  # there may be more memory to spare later
+            return False
+        self._budget.resize("rows", form.nbytes(slots))
+        self._table = self._lookup.row_hash(form, slots)
+        self._frames, self._ends = frames, np.cumsum(rows)
+        return True

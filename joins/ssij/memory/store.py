@@ -1,0 +1,373 @@
+"""Memory of SSIJ: the account, the page cache that fills what the others leave, and the buffers.
+
+The division is dynamic (the paper's section IV-A). Stream tuples that need room take the frame of the page with the
+smallest utility, and a join phase gives back to pages what is free. Only the read buffer has a size of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.joins.input_buffer import InputBuffer
+from headrace.joins.relation import disk_order, unchanged_leaves
+from headrace.joins.ssij.memory import _index_kernels
+from headrace.joins.ssij.memory.direct_lookup import DirectLookup
+from headrace.joins.ssij.memory.reservation import BUFFERS, leaf_maps_nbytes, least_memory, parts_to_read_into, reserve
+from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES, WANTED_NBYTES, StreamBuffer
+from headrace.joins.ssij.memory.tiers import Tiers
+from headrace.storage.cache import PageCache, page_buffer
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from headrace.joins.emitter import Emitter
+    from headrace.joins.input_buffer import DeferredSlice
+    from headrace.joins.memory import MemoryBudget
+    from headrace.joins.ssij.memory.stream_buffer import Chunk
+    from headrace.joins.ssij.options import SSIJOptions
+    from headrace.joins.stats import Counters
+    from headrace.storage.reader import PageReader
+    from headrace.storage.snapshot import Snapshot
+
+__all__ = ["ReadBuffer", "Store"]
+
+_FRAME_MAPS = 16 + 17  # maps of the page cache, and the choice of resident pages
+_FRAMES_TO_GROW = 1024
+_SCRATCH_NBYTES = 96  # per tuple: positions, keys twice, leaves, frames, rows and counts
+_DIRECT_SCRATCH_NBYTES = 40  # where only waiting tuples are sorted: leaf and frame, and then places or rows
+_ROW_TIER_NBYTES = 24  # where nothing waits
+
+
+@dataclass(frozen=True, slots=True)
+class ReadBuffer:
+    """Frames that the pages of a join phase are read into.
+
+    Attributes
+    ----------
+    frames : uint8[pages * page size + slack]
+        The frames.
+    pages
+        Number of frames; at least two.
+    parts
+        Two, so that a block is read while the one before is joined; one where longer reads are worth more.
+    """
+
+    frames: NDArray[np.uint8]
+    pages: int
+    parts: int
+
+    @property
+    def block(self) -> int:
+        """Most pages in a block."""
+        return self.pages // self.parts
+
+
+class Store:
+    """The account and everything in it.
+
+    Parameters
+    ----------
+    snapshot
+        Snapshot of the relation.
+    reader
+        Reader of its pages.
+    budget
+        Account to which nothing is charged yet.
+    options
+        Options of the operator.
+    counters
+        Counters of evictions.
+    columns
+        Relation columns of the results.
+    equality
+        Whether keys are looked up, not ranges of keys. Only then can there be tiers or direct look-ups.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If the limit is below the least that works. The message says how much that is.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        reader: PageReader,
+        budget: MemoryBudget,
+        options: SSIJOptions,
+        counters: Counters,
+        columns: Sequence[str],
+        *,
+        equality: bool,
+    ) -> None:
+        self.snapshot = snapshot
+        self.budget = budget
+        self.newest_first = options.newest_first
+        self.plan_reads = options.planner
+        self.input = InputBuffer()
+        self.stream = StreamBuffer(len(snapshot.leaf_pages))
+        self._counters = counters
+        self._pins = 0
+        self._queued = 0
+        self._page = snapshot.page_size
+        self.disk_order = disk_order(snapshot)
+        self.max_scan = options.max_scan
+        spare = budget.limit - least_memory(snapshot, reader, _FRAME_MAPS, direct=False)
+        direct = equality and DirectLookup.possible(snapshot, columns, spare)
+        self._frame_maps = _FRAME_MAPS + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
+        pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps, direct=direct)
+        self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages, parts_to_read_into(pages, reader.device))
+        self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), options.policy())
+        self._fixed = options.cache_share is not None
+        self.cache.resize(self._reserved_frames(options.cache_share or 0.0))
+        self.direct = DirectLookup(snapshot, columns, self.cache.frames_max) if direct else None
+        self.tiers = Tiers(
+            snapshot,
+            columns,
+            budget,
+            self.cache,
+            None if self._fixed else self.direct,
+            equality=equality,
+            beside_pages=options.record_tier,
+        )
+
+    @property
+    def longest_read(self) -> int:
+        """Most disk pages in a read."""
+        return min(self.max_scan, self.read_buffer.block)
+
+    def wanted(self) -> NDArray[np.int32]:
+        """Return the leaves that tuples wait for, in disk order (the paper's P_u)."""
+        leaves = np.empty(self.stream.pages, dtype=np.int32)
+        size = _index_kernels.wanted_leaves(self.stream.demand, self.disk_order, leaves)
+        assert size == len(leaves)
+        return leaves
+
+    def fits(self, tuples: int, index: int) -> bool:
+        """Return whether the stream buffer could grow by these bytes, if all cached pages were evicted."""
+        return self._growth(tuples, index) <= self._reclaimable
+
+    def tuples_at_most(self, row_nbytes: float) -> int:
+        """Return about how many tuples of this size the stream buffer can hold if all cached pages give way."""
+        held = self.budget.held
+        room = self._reclaimable + held("stream_buffer") + held("inverted_index")
+        return max(1, int(room / (row_nbytes + LEAF_RUN_NBYTES)))
+
+    def rows_at_once(self, row_nbytes: float) -> int:
+        """Return for how many tuples of this size the workspace has scratch arrays, beside an output batch.
+
+        Direct look-ups need no batch beside: their results are what they produce, a row for each tuple, which
+        `row_nbytes` includes.
+        """
+        scratch, room = _SCRATCH_NBYTES, self.workspace // 2
+        if self.direct is not None:
+            scratch, room = _DIRECT_SCRATCH_NBYTES, self.workspace
+        if self.tiers.rows is not None and self.tiers.rows.ready:
+            scratch = _ROW_TIER_NBYTES
+        return max(1, int(room / (scratch + row_nbytes)))
+
+    def tuples_in_a_part(self, emitter: Emitter, keys_per_tuple: int) -> int:
+        """Return of how many waiting tuples the workspace can hold a copy, with keys, matches, and results."""
+        row_nbytes = self.stream.tuple_nbytes / max(1, self.stream.rows)
+        keys = keys_per_tuple * row_nbytes if self.snapshot.codec.kind == "bytes" else 0.0
+        each = _SCRATCH_NBYTES + row_nbytes + keys + emitter.row_bytes(row_nbytes)
+        return max(1, int(self.workspace // 2 / each))
+
+    def make_room(self, nbytes: int) -> None:
+        """Shrink the cache until `nbytes` bytes are available. The pages with the smallest utility leave.
+
+        Raises
+        ------
+        MemoryBudgetError
+            If they cannot be had.
+        """
+        missing = self._missing(nbytes)
+        if missing <= 0:
+            return
+        if missing > self._evictable * self._page and self.tiers.release():
+            missing = self._missing(nbytes)
+        frames = -(-missing // self._page)
+        if frames > self._evictable:
+            more = (frames - self._evictable) * self._page
+            raise MemoryBudgetError(
+                f"the join needs {format_size(self.budget.limit + more)} for tuples as large as these, and "
+                f"has {format_size(self.budget.limit)}"
+            )
+        self._shrink(frames)
+
+    def queue(self, nbytes: int) -> None:
+        """Make what room can be had for tuples that arrive while others are joined. Pinned pages stay."""
+        self._queued += nbytes
+        missing = 0 if self._pins else self._missing(self._queued)
+        frames = min(-(-missing // self._page), self._evictable)
+        if frames > 0:
+            self._shrink(frames)
+
+    def unqueue(self, nbytes: int) -> None:
+        """Note that such tuples are no longer queued."""
+        self._queued -= nbytes
+
+    @property
+    def overdrawn(self) -> bool:
+        """Whether more tuples have arrived during a join phase than there can be room for."""
+        return self._queued > self._reclaimable
+
+    def grow(self) -> None:
+        """Give the cache all memory that is available and not wanted by queued tuples."""
+        if self._fixed:
+            return
+        spare = max(0, self.budget.available - self._queued)
+        frames = min(self.cache.frames_max, self.cache.capacity + spare // self._page)
+        if frames > self.cache.capacity:
+            self.budget.resize("cache", frames * self._page)
+            self.cache.resize(frames)
+
+    def pin(self, *, on: bool) -> None:
+        """Forbid or allow the eviction of pages while their rows are being gathered."""
+        self._pins += 1 if on else -1
+
+    def keep(self, leaves: NDArray[np.int32], frames: NDArray[np.int64]) -> None:
+        """Make pages resident that were copied into allocated frames."""
+        self.cache.admit(leaves, frames, self.stream.demand[leaves])
+        if self.direct is not None:
+            self.direct.describe(self.cache.buffer, frames)
+
+    def hold(self, chunk: Chunk) -> None:
+        """Put tuples into the stream buffer."""
+        wanted = min(chunk.wanted_most, len(self.snapshot.leaf_pages) - self.stream.pages)
+        self.make_room(self._growth(chunk.tuple_nbytes, chunk.index_nbytes + WANTED_NBYTES * wanted))
+        self.stream.add(chunk)
+        self.account()
+        while (few := self.stream.mergeable(self.workspace // 2)) and self.try_make_room(
+            self.stream.merged_growth(few)
+        ):
+            self.stream.merge(few)
+            self.account()
+
+    def least_utility(self, nbytes: int) -> int:
+        """Return the greatest utility among the pages that `nbytes` bytes would evict.
+
+        That is the number of tuples that joined with the page since the last join phase.
+        """
+        frames = -(-(nbytes - self.budget.available) // self._page)
+        if frames <= 0:
+            return 0
+        utility = self.cache.utility[self.cache.resident_frames]
+        spare = self.cache.capacity - len(utility)
+        if frames <= spare or len(utility) == 0:
+            return 0
+        worst = min(frames - spare, len(utility)) - 1
+        return int(np.partition(utility, worst)[worst])
+
+    def accept(self, rows: pa.RecordBatch, arrival: float) -> bool:
+        """Put tuples into the input buffer, if there is room for them; return whether there was."""
+        if not self.try_make_room(max(self._page, self.input.nbytes + rows.nbytes) - self.budget.held("input_buffer")):
+            return False
+        self.input.add(rows, arrival)
+        self.account()
+        return True
+
+    def release_stream(self, step: int) -> None:
+        """Empty the stream buffer. Deferred tuples move on by `step` leaves."""
+        self.stream.clear(step)
+        self.account()
+        self.tiers.phase_done(self.try_make_room)
+
+    def take_deferred(self, most: int) -> DeferredSlice | None:
+        """Remove at most `most` deferred tuples and return them; None if there are none."""
+        deferred = self.stream.take_deferred(most)
+        self.account()
+        return deferred
+
+    def drop_pages(self) -> bool:
+        """Evict all cached pages. Return whether there were any."""
+        frames = self.cache.resident_frames
+        self.cache.release(frames)
+        self._counters.pages_evicted += len(frames)
+        return bool(len(frames))
+
+    def install(self, snapshot: Snapshot) -> None:
+        """Switch to another snapshot; cached pages that it left unchanged stay. The stream buffer must be empty.
+
+        Raises
+        ------
+        MemoryBudgetError
+            If its index is too large.
+        """
+        old, self.snapshot = self.snapshot, snapshot
+        direct = self.direct is not None
+        before = old.index_nbytes + leaf_maps_nbytes(old, direct=direct)
+        after = snapshot.index_nbytes + leaf_maps_nbytes(snapshot, direct=direct)
+        was, now = unchanged_leaves(old, snapshot)
+        self.cache.remap(len(snapshot.leaf_pages), was, now)
+        if self.direct is not None:
+            self.direct.install(snapshot)
+        self.make_room(self.tiers.growth(snapshot))
+        self.tiers.install(old, snapshot, was, now)
+        self.make_room(after - before)
+        self.budget.resize("index", self.budget.held("index") + after - before)
+        self.disk_order = disk_order(snapshot)
+        self.stream = StreamBuffer(len(snapshot.leaf_pages))
+
+    def account(self) -> None:
+        """Bring the account of the buffers up to date. Each has at least a page, even when it holds less."""
+        self.budget.resize("stream_buffer", max(self._page, self.stream.tuple_nbytes))
+        self.budget.resize("inverted_index", max(self._page, self.stream.index_nbytes))
+        self.budget.resize("input_buffer", max(self._page, self.input.nbytes))
+
+    def _frames_max(self) -> int:
+        """Charge the cache's maps and return how many frames there can ever be: the table may grow."""
+        spare = self.budget.available - PageCache.map_nbytes(0, 0)
+        most = 2 * len(self.snapshot.leaf_pages) + _FRAMES_TO_GROW
+        frames = max(1, min(spare // (self._page + self._frame_maps), most))
+        self.budget.charge("index", PageCache.map_nbytes(0, 0) + self._frame_maps * frames)
+        return frames
+
+    def _reserved_frames(self, share: float) -> int:
+        """Charge the frames that the cache has from the start: a share of what it and the buffers have."""
+        shared = self.budget.available + len(BUFFERS) * self._page
+        frames = min(self.cache.frames_max, int(share * shared) // self._page, self.budget.available // self._page)
+        self.budget.charge("cache", frames * self._page)
+        return frames
+
+    @property
+    def _evictable(self) -> int:
+        """Frames that the cache can give up."""
+        return 0 if self._fixed else self.cache.capacity
+
+    @property
+    def _reclaimable(self) -> int:
+        """Bytes that are available, or would be if all pages and rows that may leave did so."""
+        return self.budget.available + self.tiers.rows_nbytes + self._evictable * self._page
+
+    def _missing(self, nbytes: int) -> int:
+        """Return how many bytes pages must give up for `nbytes` to be available. The row tier goes before any page."""
+        missing = nbytes - self.budget.available
+        if missing > self.cache.available * self._page and self.tiers.release_rows():
+            missing = nbytes - self.budget.available
+        return missing
+
+    def try_make_room(self, nbytes: int) -> bool:
+        """Make room for `nbytes` bytes, if possible. Return whether it was."""
+        if nbytes > self._reclaimable:
+            return False
+        self.make_room(nbytes)
+        return True
+
+    def _growth(self, tuples: int, index: int) -> int:
+        """Return by how much the account must grow for these additional bytes in the stream buffer and its index."""
+        stream = max(self._page, self.stream.tuple_nbytes + tuples) - self.budget.held("stream_buffer")
+        lists = max(self._page, self.stream.index_nbytes + index) - self.budget.held("inverted_index")
+        return stream + lists
+
+    def _shrink(self, frames: int) -> None:
+        evicted = self.cache.resize(self.cache.capacity - frames)
+        self._counters.pages_evicted += len(evicted)
+        self.budget.resize("cache", self.cache.capacity * self._page)

@@ -1,0 +1,183 @@
+"""Pages of a join phase, in blocks: the next block is read while one is joined, if there is room for two."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from threading import Event
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.joins.ssij.phases._join_kernels import lay_out
+from headrace.storage.errors import HeadraceError
+from headrace.storage.read_queue import Reads
+from headrace.storage.reader import ReadReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from headrace.joins.ssij.context import SSIJContext
+    from headrace.joins.ssij.workers import Workers
+    from headrace.storage.read_queue import Reading
+
+__all__ = ["Block", "ReadAhead"]
+
+_PLAN_NBYTES = 144
+_WORTH_A_THREAD = 64  # fewer pages are verified before a thread has woken up
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Pages that are in the read buffer together.
+
+    Attributes
+    ----------
+    start, stop
+        Range of the wanted leaves.
+    slots : int32[stop - start]
+        Frame of the read buffer in which each of them lies.
+    """
+
+    start: int
+    stop: int
+    slots: NDArray[np.int32]
+
+
+class _Fetch:
+    """Pages being read. A thread, if there is one, awaits and verifies them while others are joined."""
+
+    def __init__(self, reading: Reading, workers: Workers | None) -> None:
+        self._reading = reading
+        self._here = None if workers is None else Event()
+        self._end: Callable[[], None] | None = reading.check if workers is None else workers.start(self._run)
+
+    def arrived(self) -> None:
+        """Wait until the pages are in memory, so that the next ones can be requested."""
+        if self._here is None:
+            self._reading.wait()
+        else:
+            self._here.wait()
+
+    def verified(self) -> None:
+        """Wait until the pages are verified.
+
+        Raises
+        ------
+        CorruptPageError, StorageIOError
+            If a page is not what was written, or cannot be read.
+        """
+        end, self._end = self._end, None
+        assert end is not None
+        try:
+            end()
+        finally:
+            del end  # it refers to the error, which refers to this frame: a reference cycle
+
+    def abandon(self) -> None:
+        """Wait until nothing is written to the frames any more."""
+        if self._here is not None:
+            with suppress(HeadraceError):  # the pages are no longer wanted
+                self.verified()
+        self._reading.abandon()
+
+    def _run(self) -> None:
+        assert self._here is not None
+        try:
+            self._reading.wait()
+        finally:
+            self._here.set()
+        self._reading.check()
+
+
+class ReadAhead:
+    """Reads all wanted leaves by the cheapest plan.
+
+    Parameters
+    ----------
+    context
+        Context of the phases.
+    leaves : int32[n]
+        Wanted leaves in disk order.
+    """
+
+    def __init__(self, context: SSIJContext, leaves: NDArray[np.int32]) -> None:
+        self._context = context
+        self._leaves = leaves
+        self._buffer = context.store.read_buffer
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the blocks. Each can be used until the next one is requested."""
+        clock = self._context.reader.clock
+        ahead = self._buffer.parts > 1
+        helps = ahead and self._context.workers.several and self._buffer.block >= _WORTH_A_THREAD
+        workers = self._context.workers if helps else None
+        before: tuple[Block, _Fetch] | None = None
+        seconds = 0.0
+        try:
+            for coming in chain(self._blocks(), (None,)):
+                begin = clock()
+                arrived, before = before, None
+                if arrived is not None:
+                    arrived[1].arrived()
+                if ahead:
+                    before = self._begin(coming, workers)
+                if arrived is not None:
+                    arrived[1].verified()
+                seconds += clock() - begin
+                if arrived is not None:
+                    yield arrived[0]
+                if not ahead:
+                    before = self._begin(coming, workers)
+        finally:
+            self._context.counters.read_seconds += seconds
+            if before is not None:
+                before[1].abandon()  # nothing else may write to the buffer before it has ended
+
+    def _begin(self, coming: tuple[Block, Reads] | None, workers: Workers | None) -> tuple[Block, _Fetch] | None:
+        return None if coming is None else (coming[0], _Fetch(self._context.queue.begin(coming[1]), workers))
+
+    def _blocks(self) -> Iterator[tuple[Block, Reads]]:
+        """Yield the blocks with their reads, before they are read."""
+        start, number, buffer = 0, 0, self._buffer
+        size, device = self._context.snapshot.page_size, self._context.reader.device
+        while start < len(self._leaves):
+            pages = self._next_pages(start)
+            checksums = self._context.snapshot.leaf_checksums[self._leaves[start : start + len(pages)]]
+            plan = self._context.store.plan_reads(pages, device.seek, device.transfer, self._context.store.longest_read)
+            self._context.counters.add_read(ReadReport(plan.pages_wanted, plan.pages_read, len(plan)))
+            slots, bounds = np.empty(len(pages), dtype=np.int64), np.empty(len(plan) + 1, dtype=np.int64)
+            count = lay_out(
+                plan.start, plan.length, plan.first, pages, number, buffer.block, buffer.parts, slots, bounds
+            )
+            number += count
+            offsets, lengths, places = plan.start * size, plan.length * size, slots[plan.first[:-1]] * size
+            frames, wanted = slots.astype(np.int32), plan.first.tolist()
+            for low, high in pairwise(bounds[: count + 1].tolist()):
+                left, right = wanted[low], wanted[high]
+                yield Block(start + left, start + right, frames[left:right]), Reads(
+                    offsets[low:high], lengths[low:high], places[low:high],
+                    pages[left:right], slots[left:right], checksums[left:right],
+                )  # fmt: skip
+            start += len(pages)
+
+    def _next_pages(self, start: int) -> NDArray[np.int64]:
+        """Return the pages to plan next: all that are left, or as many as the workspace has room to plan."""
+        device = self._context.reader.device
+        most = max(self._buffer.block, self._context.store.workspace // 4 // _PLAN_NBYTES)
+        pages = self._context.snapshot.leaf_pages[self._leaves[start : start + most]]
+        if start + len(pages) < len(self._leaves):
+            pages = pages[: _end_of_runs(pages, device.seek / device.transfer)]
+        return pages
+
+
+def _end_of_runs(pages: NDArray[np.int64], widest: float) -> int:
+    """Return where to cut pages so that the plan of the first part belongs to the best plan of all, if possible.
+
+    No read goes over a gap that costs more than a seek.
+    """
+    cuts = np.flatnonzero(np.diff(pages) - 1 > widest) + 1
+    return int(cuts[-1]) if len(cuts) else len(pages)

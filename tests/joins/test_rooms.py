@@ -1,0 +1,45 @@
+"""Rooms of the joins import in one direction."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+JOINS = Path(__file__).parents[2] / "joins"
+FORBIDDEN = {
+    "memory": ["base", "emitter", "input_buffer", "relation", "predicates", "inlj", "meshjoin", "ssij"],
+    "predicates": ["base", "emitter", "input_buffer", "relation", "memory", "inlj", "meshjoin", "ssij"],
+    "inlj": ["meshjoin", "ssij"],
+    "meshjoin": ["inlj", "ssij"],
+    "ssij": ["inlj", "meshjoin"],
+    "ssij/memory": ["ssij.phases", "ssij.operator", "ssij.context", "ssij.schedule"],
+    "ssij/phases": ["ssij.operator", "ssij.schedule"],
+}
+
+
+def modules_imported(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module.startswith("headrace.joins"):
+            yield from (f"{node.module}.{alias.name}".removeprefix("headrace.joins.") for alias in node.names)
+
+
+@pytest.mark.parametrize("room", FORBIDDEN)
+def test_a_room_does_not_import_what_is_built_on_it(room):
+    found = [
+        f"{path.relative_to(JOINS)} imports {module}"
+        for path in sorted((JOINS / room).rglob("*.py"))
+        for module in modules_imported(path)
+        if any(f"{module}.".startswith(f"{name}.") for name in FORBIDDEN[room])
+    ]
+    assert found == []
+
+
+def test_only_the_package_names_its_operators():
+    found = [
+        f"{path.name} imports {module}"
+        for path in sorted(JOINS.glob("*.py"))
+        if path.name != "__init__.py"
+        for module in modules_imported(path)
+        if module.startswith(("inlj.", "meshjoin.", "ssij."))
+    ]
+    assert found == []
