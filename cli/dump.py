@@ -13,7 +13,7 @@ from headrace.storage.backend import FileBackend
 from headrace.storage.errors import InputError
 from headrace.storage.layout import DIRECTORY_ENTRY, HEADER, INNER_PAGE, LEAF_PAGE, METADATA_PAGE
 from headrace.storage.leaves import verify
-from headrace.storage.moved import moved_columns
+from headrace.storage.relocations import relocation_columns
 from headrace.storage.slots import damaged_copies, read_superblock
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def run_dump(path: Path, page: int | None, console: Console) -> None:
             return
         heads = [head for numbers, frames in _chunks(path, superblock.page_size) for head in _heads(numbers, frames)]
     document = {
-        "superblock": {**asdict(superblock), "moved": _moved(superblock)},
+        "superblock": {**asdict(superblock), "relocations": _relocations(superblock)},
         "damaged_copies": damaged,
         "pages": [asdict(head) for head in heads],
     }
@@ -75,13 +75,14 @@ def _blocks(path: Path, superblock: Superblock, damaged: list[tuple[int, int]], 
         "Pages", ("page", "type", "level", "count", "txid", "sound"), [tuple(asdict(h).values()) for h in shown]
     )
     more = [Text(f"... and {len(heads) - SHOWN:,} more; --json shows all")] if len(heads) > SHOWN else []
-    moved = [Grid("Moved leaves", ("leaf", "rows", "page", "checksum"), _moved(superblock))] if superblock.moved else []
-    return [Pairs(str(path), {**_readable(superblock), **whole}), *moved, grid, *more]
+    columns = ("leaf", "rows", "page", "checksum")
+    relocated = [Grid("Relocated leaves", columns, _relocations(superblock))] if superblock.relocations else []
+    return [Pairs(str(path), {**_readable(superblock), **whole}), *relocated, grid, *more]
 
 
-def _moved(superblock: Superblock) -> list[tuple[int, int, int, str]]:
+def _relocations(superblock: Superblock) -> list[tuple[int, int, int, str]]:
     """Return number, rows, page and checksum of leaves that are not where the inner nodes say."""
-    entries = zip(*(column.tolist() for column in moved_columns(superblock.moved)), strict=True)
+    entries = zip(*(column.tolist() for column in relocation_columns(superblock.relocations)), strict=True)
     return sorted((leaf, rows, page, f"{checksum:016x}") for leaf, rows, page, checksum in entries)
 
 
@@ -89,7 +90,7 @@ def _readable(superblock: Superblock) -> dict[str, Any]:
     return {
         name.replace("_", " "): f"{value:016x}" if name.endswith("checksum") else value
         for name, value in asdict(superblock).items()
-        if name != "moved"
+        if name != "relocations"
     }
 
 

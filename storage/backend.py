@@ -1,16 +1,13 @@
 """The one seam through which storage touches a file: `StorageBackend`, and `FileBackend` on a real disk.
 
 Every byte that storage reads or writes goes through a `StorageBackend`, so that tests can put a simulated disk
-with any fault in its place; compiled code goes through the C functions that it names. This module knows nothing of
-pages, checksums or commits.
+with any fault in its place. This module knows nothing of pages, checksums or commits.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import functools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
@@ -32,11 +29,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "DESCRIPTOR",
-    "END_OF_FILE",
-    "PREAD",
-    "PWRITE",
-    "SYNC",
     "Buffer",
     "FileBackend",
     "Mode",
@@ -53,12 +45,6 @@ _PIECE = 1 << 16
 """Bytes of a write. One of megabytes is kept in folios of megabytes, which make later writes of single pages slow."""
 _FLAGS = {"r": os.O_RDONLY, "w": os.O_RDWR, "x": os.O_RDWR | os.O_CREAT | os.O_EXCL}
 _NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
-
-
-DESCRIPTOR, PREAD, PWRITE, SYNC = range(4)
-"""What is where among the `calls` of a backend."""
-END_OF_FILE = -1
-"""What compiled code says instead of an error's number when the file ends too early."""
 
 
 class StorageBackend(Protocol):
@@ -87,15 +73,6 @@ class StorageBackend(Protocol):
 
     def truncate(self, size: int) -> None:
         """Cut or extend the file to `size` bytes."""
-        ...
-
-    @property
-    def calls(self) -> npt.NDArray[np.int64]:
-        """The same for compiled code: a descriptor, and addresses of C functions as `pread`, `pwrite`, `fdatasync`."""
-        ...
-
-    def error_of(self, call: int, code: int, offset: int) -> BaseException:
-        """Return the error to raise for one of the `calls` that failed, by its `errno` or `END_OF_FILE`."""
         ...
 
     def close(self) -> None:
@@ -136,7 +113,6 @@ class FileBackend:
         self._fd = _open(self._path, _FLAGS[mode])
         self._direct_fd = _open_direct(self._path) if direct else None
         self._name = FileName(self._place, self._fd)
-        self._calls = np.array([self._fd, *_c_functions()], dtype=np.int64)
         self._open = True
 
     @property
@@ -241,21 +217,6 @@ class FileBackend:
         except OSError as error:
             raise _refused("resize", self._path, error) from error
 
-    @property
-    def calls(self) -> npt.NDArray[np.int64]:
-        """The file for compiled code, see `StorageBackend`. Its reads go through the page cache."""
-        self._refuse_closed()
-        return self._calls
-
-    def error_of(self, call: int, code: int, offset: int) -> BaseException:
-        """Return the error to raise for one of the `calls` that failed."""
-        if code == END_OF_FILE:
-            return self._truncated(offset)
-        error = OSError(code, os.strerror(code))
-        if call == SYNC:
-            return _refused("sync", self._path, error)
-        return _refused("read" if call == PREAD else "write", self._path, error, offset)
-
     def _truncated(self, offset: int) -> CorruptionError:
         return CorruptionError(
             f"{self._path} ends at byte {self.size()}, but bytes from {offset} on belong to the table: "
@@ -275,16 +236,6 @@ class FileBackend:
         """Refuse to use a descriptor that may be another file's by now."""
         if not self._open:
             raise ClosedTableError(f"the table {self._path} was closed; open it again")
-
-
-@functools.cache
-def _c_functions() -> tuple[int, ...]:
-    """Return the addresses of `pread`, `pwrite` and `fdatasync`."""
-    library = ctypes.CDLL(None)
-    return tuple(
-        ctypes.cast(function, ctypes.c_void_p).value or 0
-        for function in (library.pread, library.pwrite, library.fdatasync)
-    )
 
 
 def path_text(path: object) -> str:

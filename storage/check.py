@@ -22,7 +22,7 @@ from headrace.storage.keys import Keys
 from headrace.storage.layout import INNER_PAGE, LeafLayout
 from headrace.storage.leaves import gather_keys
 from headrace.storage.metadata import metadata_pages, read_metadata
-from headrace.storage.moved import moved_entries, moved_leaves
+from headrace.storage.relocations import relocated_entries, relocated_leaves
 from headrace.storage.slots import read_superblock
 from headrace.storage.snapshot import root_entries
 from headrace.storage.tree import Entries, aligned_pages, read_entries, read_heads
@@ -59,7 +59,7 @@ class Violation:
     ----------
     invariant
         Its name: superblock, length, metadata, bounds, page-checksum, parent-checksum, transaction, structure,
-        moved, key-order, separators, unique, counts, reachable-once or filter.
+        relocations, key-order, separators, unique, counts, reachable-once or filter.
     page
         Where, or None for the file as a whole.
     detail
@@ -147,13 +147,15 @@ class _Checker:
                 frames, kept = self._read(window)
                 kept = self._inner_only(frames, window, kept, level)
                 good += len(kept)
-                counted = level < self.head.height - 1 or not self.head.moved  # what the root has, nobody says then
+                counted = (
+                    level < self.head.height - 1 or not self.head.relocations
+                )  # no pointer has the root's rows then
                 below.extend(self._children(frames, window, kept, layout, counted=counted))
             whole = whole and good == len(entries)
             entries = Entries.concat(below) if below else Entries.empty(layout.codec.kind)
-        if self.head.moved and not whole:
-            return False  # which leaves have moved is not known if some are missing
-        entries = self._as_moved(entries)
+        if self.head.relocations and not whole:
+            return False  # leaf numbers are not known if some leaves are missing
+        entries = self._as_relocated(entries)
         self.seen.append(entries.pages)
         if whole and len(entries) != self.head.leaves:
             self.report("counts", None, f"the tree has {len(entries)} leaves, the superblock says {self.head.leaves}")
@@ -163,12 +165,13 @@ class _Checker:
             return False
         return _LeafChecker(self, layout, entries).run() and whole
 
-    def _as_moved(self, entries: Entries) -> Entries:
+    def _as_relocated(self, entries: Entries) -> Entries:
         """Return the leaves where they are now."""
-        moved = moved_leaves(self.head.moved)
-        if not len(moved) or moved[-1] < len(entries):
-            return moved_entries(entries, self.head.moved)
-        self.report("moved", None, f"leaf {moved[-1]} has moved, but only {len(entries)} leaves can be reached")
+        relocated = relocated_leaves(self.head.relocations)
+        if not len(relocated) or relocated[-1] < len(entries):
+            return relocated_entries(entries, self.head.relocations)
+        detail = f"leaf {relocated[-1]} is relocated, but only {len(entries)} leaves can be reached"
+        self.report("relocations", None, detail)
         return entries
 
     def _windows(self, entries: Entries) -> Iterator[Entries]:

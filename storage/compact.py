@@ -91,7 +91,7 @@ def _commit(
     with writer.guard():
         draft = writer.begin(take)
         work(draft)
-        writer.commit(draft, None, anew=True)
+        writer.commit(draft, None, rewrite=True)
 
 
 def _front_is_free(writer: Writer) -> bool:
@@ -111,7 +111,7 @@ def _free_before(writer: Writer) -> bool:
 
 def _in_order(snapshot: Snapshot) -> bool:
     """Return whether the leaves follow one another on disk, as only a load or a compaction leaves them."""
-    return not snapshot.superblock.moved and bool((np.diff(snapshot.leaf_pages) == 1).all())
+    return not snapshot.superblock.relocations and bool((np.diff(snapshot.leaf_pages) == 1).all())
 
 
 def _tree_pages(snapshot: Snapshot) -> int:
@@ -133,8 +133,8 @@ def _move(draft: Draft) -> None:
         numbers = draft.pages.place(old.pages)
         checksums = seal_pages(pages, draft.page_size, numbers, draft.pages.txid)
         draft.pages.put(pages, numbers, checksums)
-        moved = Entries(numbers, checksums, old.rows, old.continued, old.separators)
-        done.append(Replacement(leaves, moved, leaves))
+        copies = Entries(numbers, checksums, old.rows, old.continued, old.separators)
+        done.append(Replacement(leaves, copies, leaves))
     draft.install(done)
 
 

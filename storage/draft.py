@@ -128,8 +128,8 @@ class Draft:
         return self._pages
 
     @property
-    def moved(self) -> NDArray[np.int64] | None:
-        """Leaves that were written anew, if the tree is otherwise as it was."""
+    def replaced(self) -> NDArray[np.int64] | None:
+        """Leaves that were replaced one by one, if the shape of the tree did not change; otherwise None."""
         leaves = self._leaves
         return leaves.changed if len(leaves) and leaves.position is None else None
 

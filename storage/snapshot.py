@@ -12,9 +12,8 @@ from headrace.storage.index import Index
 from headrace.storage.keys import KeyCodec, Keys
 from headrace.storage.layout import LeafLayout
 from headrace.storage.metadata import metadata_pages, read_metadata
-from headrace.storage.moved import moved_entries, moved_leaves
+from headrace.storage.relocations import relocated_entries, relocated_leaves
 from headrace.storage.slots import read_superblock
-from headrace.storage.superblock_bytes import read_copy, txid_of
 from headrace.storage.tree import Entries, read_tree
 
 if TYPE_CHECKING:
@@ -38,41 +37,30 @@ class Snapshot:
     path
         Of the file.
     superblock
-        What the commit says of the whole table, or a copy of it.
+        Superblock of the commit.
     layout
         Physical columns of the leaves.
     index
-        Of the leaves, as the inner nodes have it.
-
-    Attributes
-    ----------
-    txid
-        Number of the transaction.
+        Leaf entries and inner nodes as the inner nodes have them.
+    entries
+        Leaf entries as they are now, in key order; by default made from the index and the relocation list.
     """
 
-    __slots__ = ("__weakref__", "_entries", "_superblock", "index", "layout", "path", "txid")
+    __slots__ = ("__weakref__", "entries", "index", "layout", "path", "superblock")
 
-    def __init__(self, path: str, superblock: Superblock | bytes, layout: LeafLayout, index: Index) -> None:
-        self._superblock = superblock
-        self._entries: Entries | None = None
-        self.txid = txid_of(superblock) if isinstance(superblock, bytes) else superblock.txid
+    def __init__(
+        self, path: str, superblock: Superblock, layout: LeafLayout, index: Index, entries: Entries | None = None
+    ) -> None:
         self.path = path
+        self.superblock = superblock
         self.layout = layout
         self.index = index
+        self.entries = relocated_entries(index.written, superblock.relocations) if entries is None else entries
 
     @property
-    def superblock(self) -> Superblock:
-        """What the commit says of the whole table. Decoded when it is asked for, and kept then."""
-        if isinstance(self._superblock, bytes):
-            self._superblock = read_copy(self._superblock)
-        return self._superblock
-
-    @property
-    def entries(self) -> Entries:
-        """One for each leaf, in key order, as it is now. Made when they are asked for, and kept then."""
-        if self._entries is None:
-            self._entries = moved_entries(self.index.written, self.superblock.moved)
-        return self._entries
+    def txid(self) -> int:
+        """Transaction id of the commit."""
+        return self.superblock.txid
 
     @property
     def levels(self) -> tuple[InnerLevel, ...]:
@@ -201,8 +189,10 @@ def open_snapshot(
         layout, index = known.layout, known.index
     else:
         layout, index = _read_index(backend, head)
-    if head.moved and moved_leaves(head.moved)[-1] >= len(index.written):
-        raise CorruptPageError(f"{backend.path}: the superblock moves a leaf that the tree does not have; restore it")
+    if head.relocations and relocated_leaves(head.relocations)[-1] >= len(index.written):
+        raise CorruptPageError(
+            f"{backend.path}: the superblock relocates a leaf that the tree does not have; restore the file"
+        )
     snapshot = Snapshot(backend.path, head, layout, index)
     leaves, rows = len(index.written), int(snapshot.leaf_rows.sum())
     if (leaves, rows) != (head.leaves, head.rows):
@@ -230,7 +220,7 @@ def _read_index(backend: StorageBackend, head: Superblock) -> tuple[LeafLayout, 
 def root_entries(head: Superblock, layout: LeafLayout) -> Entries:
     """Return what a superblock says of the root, as the one entry of a level above it; none for an empty table.
 
-    Its rows are those of the table, which the root has only if no leaf has moved.
+    Its rows are those of the table. The root page has the same number only if no leaf is relocated.
     """
     if head.height == 0:
         return Entries.empty(layout.codec.kind)

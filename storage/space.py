@@ -85,14 +85,10 @@ class FreeSpace:
             Page numbers, each once.
         """
         pages = np.empty(len(hints), dtype=np.int64)
-        self.take_into(np.ascontiguousarray(hints, dtype=np.int64), pages)
-        return pages
-
-    def take_into(self, hints: NDArray[np.int64], pages: NDArray[np.int64]) -> None:
-        """Take a page near each hint and fill in its number; see `take`."""
-        if kernels.take_near(self._free, hints, REACH, pages):
+        if kernels.take_near(self._free, np.ascontiguousarray(hints, dtype=np.int64), REACH, pages):
             far = np.flatnonzero(pages < 0)
             pages[far] = self._take_far(len(far))
+        return pages
 
     def find_stretch(self, count: int) -> int:
         """Return the page from which on `take_onward` should take so many pages."""

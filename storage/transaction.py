@@ -1,32 +1,24 @@
-"""Changes of rows that become one commit: made at once where they are few, else drafted, and handed to the writer.
-
-`headrace.storage.commit` makes them durable.
-"""
+"""`Transaction`: changes of rows that become one commit. `headrace.storage.commit` makes the commit durable."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeAlias
 
-from headrace.storage.changes import Batch, Changes, prepare
+from headrace.storage.changes import prepare
 from headrace.storage.errors import InputError
 from headrace.storage.merge import Counts
-from headrace.storage.new_rows import MOST_ROWS, NewRows
-from headrace.storage.patch import can_patch
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from headrace.storage.changes import Batch
     from headrace.storage.commit import Writer
     from headrace.storage.draft import Draft
 
 __all__ = ["App", "CommitResult", "Transaction", "open_already"]
 
 App: TypeAlias = tuple[str, int]
-_Batches: TypeAlias = tuple[Batch | None, ...]
-"""Upserts, deletes and inserts as they came."""
-
-
-_NONE = Counts()
+"""Name and version of an application."""
 
 
 def open_already() -> InputError:
@@ -70,9 +62,8 @@ class Transaction:
     def __init__(self, writer: Writer, app: App | None, *, skipped: bool) -> None:
         self._writer = writer
         self._app = app
-        self._few: _Batches | None = None
         self._draft: Draft | None = None
-        self._counts = _NONE
+        self._counts = Counts()
         self._result: CommitResult | None = None
         self._ended = False
         self.skipped = skipped
@@ -98,36 +89,15 @@ class Transaction:
             self._ended = True
             raise
 
-    def _apply(self, *batches: Batch | None) -> None:
-        first = self._draft is None and self._few is None
-        changes = self._prepared(batches)
-        if not changes:
-            return
-        if first and changes.count <= MOST_ROWS and can_patch(self._writer.snapshot.layout):
-            rows = NewRows.of(self._writer.snapshot.layout, changes)
-            if self._took_few(rows, batches):
-                return
-        self._counts = self._counts.plus(self._drafted().apply(changes))
-
-    def _took_few(self, rows: NewRows, batches: _Batches) -> bool:
-        """Make changes of few rows without a draft; say whether they were made."""
-        counts = self._writer.change_few(rows)
-        if counts is None:
-            return False
-        self._few, self._counts = batches, counts
-        return True
-
-    def _prepared(self, batches: _Batches) -> Changes:
-        snapshot, (upserts, deletes, inserts) = self._writer.snapshot, batches
-        return prepare(snapshot.layout, upserts=upserts, deletes=deletes, inserts=inserts, unique=snapshot.unique)
+    def _apply(self, upserts: Batch | None, deletes: Batch | None, inserts: Batch | None) -> None:
+        snapshot = self._writer.snapshot
+        changes = prepare(snapshot.layout, upserts=upserts, deletes=deletes, inserts=inserts, unique=snapshot.unique)
+        if changes:
+            self._counts = self._counts.plus(self._drafted().apply(changes))
 
     def _drafted(self) -> Draft:
-        """Return the draft; if first changes were made without one, it makes them again."""
         if self._draft is None:
             self._draft = self._writer.begin()
-        if self._few is not None:
-            self._draft.apply(self._prepared(self._few))
-            self._few = None
         return self._draft
 
     @property
@@ -162,9 +132,7 @@ class Transaction:
     def _commit(self) -> CommitResult:
         if not self.skipped:
             with self._writer.guard():
-                if self._few is not None:
-                    self._writer.commit_few(self._app)
-                elif self._app is not None or (self._draft and self._draft.changed):
+                if self._app is not None or (self._draft and self._draft.changed):
                     self._writer.commit(self._drafted(), self._app)
         txid = self._writer.snapshot.txid
         counts = self._counts

@@ -10,7 +10,6 @@ import pytest
 
 from headrace.storage import Table, commit, handle
 from headrace.storage.errors import ClosedTableError, InputError, LockedError
-from headrace.storage.few_rows import FewRows
 
 ROWS = 5_000
 THREADS = 4
@@ -148,7 +147,7 @@ def test_a_writer_interrupted_as_it_begins_begins_anew(path, monkeypatch):
 
     with Table.open(path) as table:
         with monkeypatch.context() as patch:
-            patch.setattr(FewRows, "__init__", interrupted)
+            patch.setattr(commit, "open_snapshot", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 table.apply(one(1, 1))
         assert table.apply(one(1, 1)).updated == 1

@@ -9,16 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import Model, SimulatedDisk, build, rows_of, writer_of
 
-from headrace.storage import superblock_bytes
+from headrace.storage import superblock
 from headrace.storage.check import check_backend
 from headrace.storage.errors import CorruptionError, CorruptPageError
 from headrace.storage.keys import Keys
-from headrace.storage.moved import moved_entries, moved_leaves
-from headrace.storage.moving import MovingHead
+from headrace.storage.relocations import add_relocations, relocated_entries, relocated_leaves
 from headrace.storage.slots import read_superblock, write_superblock
 from headrace.storage.snapshot import open_snapshot
-from headrace.storage.superblock import FORMAT_VERSION, Proof
-from headrace.storage.superblock_bytes import encode_superblock, txid_of
 from headrace.storage.table import Table
 from headrace.storage.tree import Entries
 
@@ -52,7 +49,7 @@ def moved(disk):
     for row in one_in_each([2, 5, 9, 5, 3], 7):
         writer.apply(batch(row))
         model.apply([{"k": row[0], "v": row[1]}])
-    assert moved_leaves(read_superblock(disk).moved).tolist() == [2, 3, 5, 9]
+    assert relocated_leaves(read_superblock(disk).relocations).tolist() == [2, 3, 5, 9]
     disk.log.clear()
     return disk, model.sorted()
 
@@ -65,38 +62,23 @@ def entries_of(count):
 
 @given(st.lists(st.dictionaries(st.integers(0, 20), st.integers(0, 2**63 - 1), max_size=4), max_size=8))
 def test_a_list_says_of_each_leaf_what_was_said_last(steps):
-    head, expected = MovingHead(read_superblock(BUILT)), {}
+    moved, expected = b"", {}
     for step in steps:
         leaves = np.array(sorted(step), dtype=np.int64)
         values = np.array([step[leaf] for leaf in sorted(step)], dtype=np.int64)
-        head.add(
+        moved = add_relocations(
+            moved,
             leaves,
             dataclasses.replace(
                 entries_of(len(step)), pages=values, checksums=values.astype(np.uint64), rows=values % 1000
             ),
         )
         expected |= step
-    moved = bytes(head.listed)
-    assert moved_leaves(moved).tolist() == sorted(expected)
-    entries = moved_entries(entries_of(21), moved)
+    assert relocated_leaves(moved).tolist() == sorted(expected)
+    entries = relocated_entries(entries_of(21), moved)
     assert entries.pages.tolist() == [expected.get(leaf, leaf + 2) for leaf in range(21)]
     assert entries.checksums.tolist() == [expected.get(leaf, leaf) for leaf in range(21)]
     assert entries.rows.tolist() == [expected[leaf] % 1000 if leaf in expected else leaf * 10 for leaf in range(21)]
-
-
-@pytest.mark.parametrize("apps", [{}, {"a": 1, "b": -2}])
-def test_a_superblock_that_follows_is_encoded_as_any_other(apps):
-    block = dataclasses.replace(read_superblock(BUILT), apps=apps)
-    head, proofs = MovingHead(block), [Proof((4, 5), b"12345678"), None, Proof((7,), b"87654321"), None]
-    for count, proof in zip((0, 5, 2, 0), proofs, strict=True):
-        head.add(np.arange(count), entries_of(count))
-        block = dataclasses.replace(
-            block, version=FORMAT_VERSION, txid=block.txid + 1, rows=block.rows - 3, pages=block.pages + 1,
-            moved=bytes(head.listed), proof=proof,
-        )  # fmt: skip
-        later = head.follow(block.rows, block.pages, proof)
-        assert later == encode_superblock(block)
-        assert txid_of(later) == block.txid
 
 
 def test_what_is_opened_has_the_leaves_where_they_are(moved):
@@ -109,10 +91,10 @@ def test_what_is_opened_has_the_leaves_where_they_are(moved):
 @pytest.mark.parametrize("leaves", [1, 9])
 def test_a_full_list_becomes_inner_nodes(moved, leaves, monkeypatch):
     disk, rows = moved
-    monkeypatch.setattr(superblock_bytes, "MOVED_LEAVES", 4)
+    monkeypatch.setattr(superblock, "MOST_RELOCATIONS", 4)
     changes = one_in_each(range(10, 10 + leaves), 8)
     writer_of(disk).apply(batch(*changes))
-    assert read_superblock(disk).moved == b""
+    assert read_superblock(disk).relocations == b""
     model = Model(["k"], rows)
     model.apply([{"k": k, "v": v} for k, v in changes])
     assert rows_of(disk) == model.sorted()
@@ -129,7 +111,7 @@ def test_moved_leaves_outlive_changes_of_the_tree(moved, deletes, upserts):
     rows = [{"k": k, "v": 1} for k in upserts]
     writer_of(disk).apply(pa.Table.from_pylist(rows, schema=SCHEMA), pa.table({"k": pa.array(deletes, pa.int64())}))
     model.apply(rows, [{"k": k} for k in deletes])
-    assert read_superblock(disk).moved == b""
+    assert read_superblock(disk).relocations == b""
     assert rows_of(disk) == model.sorted()
 
 
@@ -137,7 +119,7 @@ def test_a_commit_without_changes_keeps_the_list(moved):
     disk, rows = moved
     before = read_superblock(disk)
     writer_of(disk).apply(app=("a", 1))
-    assert (read_superblock(disk).moved, read_superblock(disk).apps) == (before.moved, {"a": 1})
+    assert (read_superblock(disk).relocations, read_superblock(disk).apps) == (before.relocations, {"a": 1})
     assert rows_of(disk) == rows
 
 
@@ -145,7 +127,7 @@ def test_applications_that_leave_no_room_for_a_list_are_no_hindrance(disk):
     writer = writer_of(disk)
     writer.apply(batch((10, 1)), app=("x" * 1800, 1))
     writer.apply(batch((10, 2)), app=("y" * 100, 1))
-    assert read_superblock(disk).moved == b""
+    assert read_superblock(disk).relocations == b""
     assert rows_of(disk)[5] == {"k": 10, "v": 2}
 
 
@@ -162,11 +144,11 @@ def test_a_compaction_needs_no_list_and_leaves_the_length_exact(tmp_path):
         last = table.stats.leaves - 1
         for value in range(6):
             table.apply(batch((ROWS[-1]["k"], value), *one_in_each([0, last // 2], value)))
-        assert table.snapshot().superblock.moved
+        assert table.snapshot().superblock.relocations
         assert (np.diff(table.snapshot().leaf_pages) != 1).any()
         assert table.compact().shrunk
         head = table.snapshot().superblock
-        assert (head.moved, head.pages) == (b"", (tmp_path / "t").stat().st_size // PAGE)
+        assert (head.relocations, head.pages) == (b"", (tmp_path / "t").stat().st_size // PAGE)
         assert (np.diff(table.snapshot().leaf_pages) == 1).all()
         assert table.check().ok
     with Table.open(tmp_path / "t") as table:
@@ -191,22 +173,12 @@ def test_readers_see_moved_leaves_and_read_no_inner_nodes_again(tmp_path):
                 assert table.check().ok
 
 
-def test_the_filter_knows_moved_leaves(tmp_path):
+def test_the_filter_knows_relocated_leaves(tmp_path):
     with Table.build(tmp_path / "t", TABLE, key="k", unique=True, page_size=PAGE, filter_bits=8) as table:
         for number in range(20):
             table.apply(batch((2 * number * 700 + 1, number)))
         report = table.check()
         assert (report.violations, report.unfiltered) == ((), 0)
-
-
-def test_a_table_of_an_earlier_version_moves_leaves_from_the_first_commit_on(disk):
-    for number in (1, 2):
-        write_superblock(disk, dataclasses.replace(read_superblock(disk), txid=number, version=2))
-    assert read_superblock(disk).version == 2
-    writer_of(disk).apply(batch((10, 5)))
-    head = read_superblock(disk)
-    assert (head.version, moved_leaves(head.moved).tolist()) == (3, [0])
-    assert rows_of(disk)[5] == {"k": 10, "v": 5}
 
 
 @pytest.mark.parametrize("leaf", [2, 3, 5, 9])
@@ -230,8 +202,8 @@ def test_every_flip_in_a_list_is_survived_or_seen(moved):
     disk, rows = moved
     image = bytes(disk.image)
     head = read_superblock(disk)
-    start = image.index(head.moved, head.slot * PAGE) % PAGE
-    for at in range(start - 2, start + len(head.moved)):
+    start = image.index(head.relocations, head.slot * PAGE) % PAGE
+    for at in range(start - 2, start + len(head.relocations)):
         disk.image[:] = image
         disk.image[head.slot * PAGE + at] ^= 0xFF
         assert read_superblock(disk) == head
@@ -247,9 +219,9 @@ def test_every_flip_in_a_list_is_survived_or_seen(moved):
 def forged(disk, change):
     """Change the list of moved leaves, all checksums of the superblock being right again."""
     head = read_superblock(disk)
-    words = np.frombuffer(head.moved, dtype=np.uint64).reshape(-1, 3).copy()
+    words = np.frombuffer(head.relocations, dtype=np.uint64).reshape(-1, 3).copy()
     change(words)
-    later = dataclasses.replace(head, txid=head.txid + 1, moved=words.tobytes(), proof=None)
+    later = dataclasses.replace(head, txid=head.txid + 1, relocations=words.tobytes(), proof=None)
     write_superblock(disk, later)
     return check_backend(disk).violations
 
@@ -260,8 +232,8 @@ def test_a_list_that_names_no_leaf_is_reported(moved):
     def change(words):
         words[1, 0] = np.uint64(10**6)
 
-    assert "moved" in {v.invariant for v in forged(disk, change)}
-    with pytest.raises(CorruptPageError, match="moves a leaf that the tree does not have"):
+    assert "relocations" in {v.invariant for v in forged(disk, change)}
+    with pytest.raises(CorruptPageError, match="relocates a leaf that the tree does not have"):
         open_snapshot(disk)
 
 
