@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -46,7 +46,7 @@ from headrace.storage.superblock import (
 from headrace.storage.transaction import CommitResult, Transaction, open_already
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -225,53 +225,56 @@ class Writer:
         rewrite
             Whether to write the inner nodes even if the relocation list has room for the leaves.
         """
-        head = self._next_superblock(draft, app)
-        relocations = None if rewrite else self._relocations_after(draft, head)
-        index, freed = self.snapshot.index, draft.freed
-        if relocations is None:
-            head, index, gone = self._rewrite_inner_nodes(draft, head)
-            freed = np.concatenate([freed, gone])
-        else:
-            head = replace(head, pages=max(head.pages, draft.pages.end), relocations=relocations)
-        draft.pages.settle()
-        self._publish(replace(head, proof=draft.pages.proof), index, draft, freed)
-
-    def _next_superblock(self, draft: Draft, app: App | None) -> Superblock:
-        """Return the next superblock, as far as it does not depend on where leaves and inner nodes are."""
         head = self.snapshot.superblock
         apps = head.apps if app is None else {**head.apps, app[0]: app[1]}
-        return replace(head, txid=draft.pages.txid, rows=draft.rows, apps=apps, proof=None)
+        relocations = None if rewrite else self._relocations_after(draft, apps)
+        index, freed = self.snapshot.index, draft.freed
+        if relocations is None:
+            nodes, index, gone = self._rewrite_inner_nodes(draft)
+            freed = np.concatenate([freed, gone])
+        else:
+            nodes = {"pages": max(head.pages, draft.pages.end), "relocations": relocations}
+        draft.pages.settle()
+        proof = draft.pages.proof
+        self._publish(
+            replace(head, txid=draft.pages.txid, rows=draft.rows, apps=apps, proof=proof, **nodes), index, draft, freed
+        )
 
-    def _relocations_after(self, draft: Draft, head: Superblock) -> bytes | None:
+    def _relocations_after(self, draft: Draft, apps: Mapping[str, int]) -> bytes | None:
         """Return the relocation list after a draft, or None if the inner nodes must be written."""
         leaves = draft.replaced
         if leaves is None or len(leaves) > RELOCATED_AT_ONCE:
             return None
-        relocations = add_relocations(head.relocations, leaves, draft.entries.take(leaves))
-        return relocations if len(relocations) <= room_for_relocations(head.apps) * RELOCATION_BYTES else None
+        relocations = add_relocations(self.snapshot.superblock.relocations, leaves, draft.entries.take(leaves))
+        return relocations if len(relocations) <= room_for_relocations(apps) * RELOCATION_BYTES else None
 
-    def _rewrite_inner_nodes(self, draft: Draft, head: Superblock) -> tuple[Superblock, Index, NDArray[np.int64]]:
+    def _rewrite_inner_nodes(self, draft: Draft) -> tuple[dict[str, Any], Index, NDArray[np.int64]]:
         """Write the inner nodes above all changed and all relocated leaves.
 
         Returns
         -------
-        superblock
-            Superblock with the new root and an empty relocation list.
+        fields
+            Fields of the superblock: the new root, and an empty relocation list.
         index
             Index with the new inner nodes.
         freed : int64 array
             Pages of inner nodes that the tree no longer has.
         """
+        head = self.snapshot.superblock
         leaves = draft.leaves.with_changed(relocated_leaves(head.relocations))
         tree = rewrite_inner(leaves, self.snapshot.levels, self.snapshot.fill, draft.pages)
         metadata_end = head.metadata_page + metadata_pages(head.metadata_bytes, head.page_size)
         used = [leaves.entries.pages, *(level.pages for level in tree.levels)]
-        page, checksum, rows = tree.root_entry
-        superblock = replace(
-            head, root_page=page, root_checksum=checksum, rows=rows, height=tree.height, leaves=len(leaves),
-            pages=max(metadata_end, *(int(pages.max(initial=0)) + 1 for pages in used)), relocations=b"",
-        )  # fmt: skip
-        return superblock, Index(leaves.entries, tree.levels), tree.freed
+        page, checksum = tree.root_pointer
+        fields = {
+            "root_page": page,
+            "root_checksum": checksum,
+            "height": tree.height,
+            "leaves": len(leaves),
+            "pages": max(metadata_end, *(int(pages.max(initial=0)) + 1 for pages in used)),
+            "relocations": b"",
+        }
+        return fields, Index(leaves.entries, tree.levels), tree.freed
 
     def _publish(self, superblock: Superblock, index: Index, draft: Draft, freed: NDArray[np.int64]) -> None:
         """Make the written pages and the superblock durable, and make them the state of the table."""

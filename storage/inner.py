@@ -118,10 +118,9 @@ class NewTree:
         return len(self.levels) + len(self.root)
 
     @property
-    def root_entry(self) -> tuple[int, int, int]:
-        """Page, checksum and rows of the root; zeros for an empty table."""
-        root = self.root
-        return (int(root.pages[0]), int(root.checksums[0]), int(root.rows[0])) if len(root) else (0, 0, 0)
+    def root_pointer(self) -> tuple[int, int]:
+        """Page and checksum of the root; zeros for an empty table."""
+        return (int(self.root.pages[0]), int(self.root.checksums[0])) if len(self.root) else (0, 0)
 
 
 def rewrite_inner(leaves: Placed, levels: Sequence[InnerLevel], fill: float, sink: PageSink) -> NewTree:

@@ -60,10 +60,10 @@ def add_relocations(relocations: bytes, leaves: NDArray[np.int64], entries: Entr
         Entry of each of them.
     """
     before, numbers = _words(relocations), leaves.astype(np.uint64)
-    kept = before[~np.isin(before[:, 0] & _LEAF, numbers)]
+    kept = before[((before[:, :1] & _LEAF) != numbers).all(axis=1)]
     first = numbers | (entries.rows.astype(np.uint64) << _ROWS)
-    added = np.stack([first, entries.pages.astype(np.uint64), entries.checksums], axis=1)
-    return np.concatenate([kept, added]).tobytes()
+    added = np.array([first, entries.pages.astype(np.uint64), entries.checksums]).T
+    return kept.tobytes() + added.tobytes()
 
 
 def _words(relocations: bytes) -> NDArray[np.uint64]:
