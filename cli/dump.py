@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.cli.blocks import Grid, Pairs, Text
-from headrace.storage.backend import FileBackend
 from headrace.storage.errors import InputError
-from headrace.storage.layout import DIRECTORY_ENTRY, HEADER, INNER_PAGE, LEAF_PAGE, METADATA_PAGE
-from headrace.storage.leaves import verify
-from headrace.storage.relocations import relocation_columns
-from headrace.storage.slots import damaged_copies, read_superblock
+from headrace.storage.file import FileBackend
+from headrace.storage.format import (
+    DIRECTORY_ENTRY,
+    HEADER,
+    INNER_PAGE,
+    LEAF_PAGE,
+    METADATA_PAGE,
+    damaged_copies,
+    read_superblock,
+)
+from headrace.storage.leaf import verify
+from headrace.storage.tree import relocation_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 
     from headrace.cli.blocks import Block
     from headrace.cli.console import Console
-    from headrace.storage.superblock import Superblock
+    from headrace.storage.format import Superblock
 
 __all__ = ["run_dump"]
 

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from headrace.joins._input_buffer import Arrivals
     from headrace.joins.stats import JoinStats
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageReader
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["StreamJoin"]
 

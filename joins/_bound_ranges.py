@@ -11,16 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.joins._sought import KeyRanges
-from headrace.storage.bounds import extreme, high_bound, low_bound
-from headrace.storage.coerce import coerce
-from headrace.storage.columns import is_bytes
+from headrace.storage.format import coerce, extreme, high_bound, is_bytes, low_bound
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins._sought import Nearest
-    from headrace.storage.coerce import Coerced
-    from headrace.storage.keys import KeyCodec
+    from headrace.storage.format import Coerced, KeyCodec
 
 __all__ = ["BoundRanges", "End"]
 

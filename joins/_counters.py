@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headrace.storage.reader import ReadReport
+    from headrace.storage.read import ReadReport
 
 __all__ = ["Counters"]
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import pyarrow as pa
 
 from headrace.joins.errors import JoinInputError, StreamSchemaError
-from headrace.storage.key_words import KeyWords, key_words
+from headrace.storage.format import KeyWords, key_words
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from headrace.joins._sought import Sought
-    from headrace.storage.keys import KeyCodec, Keys
+    from headrace.storage.format import KeyCodec, Keys
 
 __all__ = [
     "Bound",

@@ -17,14 +17,13 @@ from headrace.joins._bound_ranges import BoundRanges, End
 from headrace.joins.errors import JoinInputError
 from headrace.joins.offsets import Offset, ticks
 from headrace.joins.predicates import Pairs, as_pairs, stream_column
-from headrace.storage.bounds import scale_of
-from headrace.storage.columns import is_bytes
+from headrace.storage.format import is_bytes, scale_of
 
 if TYPE_CHECKING:
     from fractions import Fraction
 
     from headrace.joins._sought import Nearest
-    from headrace.storage.keys import KeyCodec
+    from headrace.storage.format import KeyCodec
 
 __all__ = ["AsOf", "Band", "Range"]
 

@@ -12,19 +12,19 @@ from headrace.storage.kernel_folder import ensure_kernel_folder, usual_folders
 
 if TYPE_CHECKING:
     from headrace.storage.check import CheckReport, Violation
-    from headrace.storage.keys import KeyCodec, Keys
-    from headrace.storage.layout import LeafLayout
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.format.keys import KeyCodec, Keys
+    from headrace.storage.format.layout import LeafLayout
     from headrace.storage.table import Table, TableStats
+    from headrace.storage.tree.snapshot import Snapshot
 
 __all__ = ["CheckReport", "KeyCodec", "Keys", "LeafLayout", "Snapshot", "Table", "TableStats", "Violation"]
 
 _HOMES = {
     "CheckReport": "headrace.storage.check",
-    "KeyCodec": "headrace.storage.keys",
-    "Keys": "headrace.storage.keys",
-    "LeafLayout": "headrace.storage.layout",
-    "Snapshot": "headrace.storage.snapshot",
+    "KeyCodec": "headrace.storage.format.keys",
+    "Keys": "headrace.storage.format.keys",
+    "LeafLayout": "headrace.storage.format.layout",
+    "Snapshot": "headrace.storage.tree.snapshot",
     "Table": "headrace.storage.table",
     "TableStats": "headrace.storage.table",
     "Violation": "headrace.storage.check",

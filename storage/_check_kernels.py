@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from headrace.storage._byte_kernels import load_u16, load_u64
-from headrace.storage._kernels import mask_of
+from headrace.storage.format._byte_kernels import load_u16, load_u64
+from headrace.storage.leaf._search_kernels import mask_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

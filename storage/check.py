@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from headrace.storage import _check_kernels, _kernels
-from headrace.storage import _tree_kernels as tree_kernels
-from headrace.storage.backend import FileBackend
+from headrace.storage import _check_kernels
 from headrace.storage.errors import CorruptionError
-from headrace.storage.filter import FilterFile, leaf_segments
-from headrace.storage.keys import Keys
-from headrace.storage.layout import INNER_PAGE, LeafLayout
-from headrace.storage.leaves import gather_keys
-from headrace.storage.metadata import metadata_pages, read_metadata
-from headrace.storage.relocations import relocated_entries, relocated_leaves
-from headrace.storage.slots import read_superblock
-from headrace.storage.snapshot import root_entries
-from headrace.storage.tree import Entries, aligned_pages, read_entries, read_heads
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.filter.segments import FilterFile, leaf_segments
+from headrace.storage.format import _page_kernels
+from headrace.storage.format.constants import INNER_PAGE
+from headrace.storage.format.keys import Keys
+from headrace.storage.format.layout import LeafLayout
+from headrace.storage.format.metadata import metadata_pages, read_metadata
+from headrace.storage.format.page import aligned_pages, read_heads
+from headrace.storage.format.slots import read_superblock
+from headrace.storage.leaf import _gather_kernels
+from headrace.storage.leaf.decode import gather_keys
+from headrace.storage.tree import _tree_kernels as tree_kernels
+from headrace.storage.tree.nodes import Entries, read_entries
+from headrace.storage.tree.relocations import relocated_entries, relocated_leaves
+from headrace.storage.tree.snapshot import root_entries
 
 if TYPE_CHECKING:
     import os
@@ -33,8 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.storage.backend import StorageBackend
-    from headrace.storage.superblock import Superblock
+    from headrace.storage.file.backend import StorageBackend
+    from headrace.storage.format.superblock import Superblock
 
 __all__ = ["CheckReport", "Violation", "check_backend", "check_file"]
 
@@ -198,7 +202,7 @@ class _Checker:
         size = self.head.page_size
         numbers, checksums = entries.pages[positions], entries.checksums[positions]
         sound, at = np.ones(len(positions), dtype=np.bool_), 0
-        while (bad := _kernels.verify_pages(frames, size, positions[at:], numbers[at:], checksums[at:])) >= 0:
+        while (bad := _page_kernels.verify_pages(frames, size, positions[at:], numbers[at:], checksums[at:])) >= 0:
             at += bad + 1
             sound[at - 1] = False
             self._damaged(frames, positions[at - 1 : at], numbers[at - 1 : at])
@@ -210,7 +214,7 @@ class _Checker:
         return positions[sound]
 
     def _damaged(self, frames: NDArray[np.uint8], position: NDArray[np.int64], number: NDArray[np.int64]) -> None:
-        if _kernels.verify_pages(frames, self.head.page_size, position, number, _UNKNOWN) < 0:
+        if _page_kernels.verify_pages(frames, self.head.page_size, position, number, _UNKNOWN) < 0:
             detail = "the page is whole, but not the one that its parent points to"
             self.report("parent-checksum", int(number[0]), detail)
         else:
@@ -276,13 +280,13 @@ class _LeafChecker:
 
     def _window(self, frames: NDArray[np.uint8], window: Entries, kept: NDArray[np.int64], at: int) -> None:
         frame = kept.astype(np.int32)
-        counts = _kernels.count_rows(frames, self._layout.page_size, frame)
+        counts = _page_kernels.count_rows(frames, self._layout.page_size, frame)
         self._checker.rows += int(counts.sum())
         for position in np.flatnonzero(counts != window.rows[kept]).tolist():
             page = int(window.pages[kept[position]])
             detail = f"holds {counts[position]} rows, the parent says {window.rows[kept[position]]}"
             self._checker.report("counts", page, detail)
-        places, rows, origin = _kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
+        places, rows, origin = _gather_kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
         keys = gather_keys(self._layout, frames, places, rows)
         pages = window.pages[kept][origin]
         self._order(Keys.concat([self._last, keys]), np.concatenate([pages[: len(self._last)], pages]))

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.storage._duckdb import connect, quoted
-from headrace.storage.columns import fixed_type
 from headrace.storage.encodings import not_utf8
 from headrace.storage.errors import InputError
+from headrace.storage.format.columns import fixed_type
 from headrace.storage.read_ahead import read_ahead
 
 if TYPE_CHECKING:

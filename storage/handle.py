@@ -7,20 +7,20 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from headrace.storage.backend import FileBackend
-from headrace.storage.commit import Writer
-from headrace.storage.device import load_device
+from headrace.storage.commit.locks import Claims, FileLocks, check_wait, claim_newest
+from headrace.storage.commit.transaction import open_already
+from headrace.storage.commit.writer import Writer
 from headrace.storage.errors import ClosedTableError, LockedError, StorageIOError
-from headrace.storage.locks import Claims, FileLocks, check_wait, claim_newest
-from headrace.storage.reader import PageReader
-from headrace.storage.snapshot import Snapshot, open_snapshot
-from headrace.storage.transaction import open_already
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.read.device import load_device
+from headrace.storage.read.reader import PageReader
+from headrace.storage.tree.snapshot import Snapshot, open_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from headrace.storage.device import DeviceModel
+    from headrace.storage.read.device import DeviceModel
 
 __all__ = ["TableHandle", "Writing"]
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.storage.filter import FilterFile
-from headrace.storage.lookup import WINDOW_BYTES
-from headrace.storage.plan import plan_cost
+from headrace.storage.filter.segments import FilterFile
+from headrace.storage.read.lookup import WINDOW_BYTES
+from headrace.storage.read.plan import plan_cost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read.reader import PageReader
+    from headrace.storage.tree.snapshot import Snapshot
 
 __all__ = ["TableStats", "scan_cost", "table_stats"]
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from headrace.storage.build import BuildOptions, build_table
 from headrace.storage.check import CheckReport, check_backend
-from headrace.storage.compact import CompactResult, compact
+from headrace.storage.commit.compaction import CompactResult, compact
 from headrace.storage.errors import InputError, SchemaError
-from headrace.storage.filter_upkeep import DEFAULT_FILTER_BITS, build_filter, check_filter_bits, drop_filter
+from headrace.storage.filter.upkeep import DEFAULT_FILTER_BITS, build_filter, check_filter_bits, drop_filter
 from headrace.storage.handle import TableHandle
-from headrace.storage.lookup import lookup, scan
-from headrace.storage.snapshot import pages_of
+from headrace.storage.load.build import BuildOptions, build_table
+from headrace.storage.read.lookup import lookup, scan
 from headrace.storage.stats import TableStats, table_stats
+from headrace.storage.tree.snapshot import pages_of
 from headrace.storage.units import parse_memory
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from headrace.storage.changes import Batch
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.commit.changes import Batch
+    from headrace.storage.commit.transaction import CommitResult, Transaction
+    from headrace.storage.read.reader import PageReader
     from headrace.storage.sources import Source
-    from headrace.storage.transaction import CommitResult, Transaction
+    from headrace.storage.tree.snapshot import Snapshot
 
 __all__ = ["Table", "TableStats"]
 

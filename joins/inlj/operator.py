@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from headrace.joins._relation import TableLike
     from headrace.joins._sought import Sought
     from headrace.joins.predicates import On
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageReader
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["IndexNestedLoops"]
 

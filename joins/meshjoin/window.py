@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins._input_buffer import Arrivals, Piece
-    from headrace.storage.keys import Keys
+    from headrace.storage.format import Keys
 
 __all__ = ["MeshWindow", "WindowBatch"]
 

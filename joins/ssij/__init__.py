@@ -5,7 +5,7 @@ What it holds, all on one account (`store`):
 - `reserve`: the index, the buffer that pages are read into, the workspace, set apart before the first tuple
 - `tiers`: rows apart from their pages, all of them (`whole`) or those asked for often (`records`), and the `filter`
 - `stream_buffer`: tuples that wait, and which pages they wait for
-- pages, in what the others leave (`headrace.storage.cache`)
+- pages, in what the others leave (`headrace.storage.read.cache`)
 
 What it does with a batch, in this order; `phase` is what online phases share, `state` what all do:
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.joins._input_buffer import Piece
     from headrace.joins.ssij.direct_lookup import DirectLookup
     from headrace.joins.ssij.state import SSIJState
-    from headrace.storage.key_words import KeyWords
+    from headrace.storage.format import KeyWords
 
 __all__ = ["DirectPhase", "DirectProbe"]
 

@@ -23,8 +23,7 @@ from headrace.joins.ssij.allocators import give_back_freed_memory
 from headrace.joins.ssij.cached_join import CachedJoin
 from headrace.joins.ssij.parts import Parts
 from headrace.joins.ssij.read_ahead import ReadAhead
-from headrace.storage.leaves import copy_pages
-from headrace.storage.staging import StagedRows
+from headrace.storage.leaf import StagedRows, copy_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -52,7 +52,7 @@ from headrace.joins.ssij.variant import Variant
 from headrace.joins.ssij.whole_phase import WholePhase
 from headrace.joins.ssij.workers import Workers
 from headrace.joins.stats import SSIJStats
-from headrace.storage.read_queue import ReadQueue
+from headrace.storage.read import ReadQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from headrace.joins._relation import TableLike
     from headrace.joins.predicates import On
     from headrace.joins.protocol import Output
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageReader
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["SSIJ"]
 

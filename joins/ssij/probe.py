@@ -11,7 +11,7 @@ from headrace.joins import _result_kernels
 from headrace.joins._sought import locate
 from headrace.joins.ssij import _piece_kernels
 from headrace.joins.ssij.stream_buffer import PIECE_NBYTES, WANTED_NBYTES, ascends, by_leaves
-from headrace.storage.keys import Keys
+from headrace.storage.format import Keys
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from headrace.joins._sought import Sought
     from headrace.joins.predicates import Bound
     from headrace.joins.ssij.filter import FilterTier
-    from headrace.storage.cache import PageCache
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageCache
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["Located", "Probe", "Prober", "sorted_positions", "waiting_nbytes"]
 

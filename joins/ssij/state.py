@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from headrace.joins.ssij.phase_estimate import PhaseEstimate
     from headrace.joins.ssij.store import Store
     from headrace.joins.ssij.workers import Workers
-    from headrace.storage.read_queue import ReadQueue
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageReader, ReadQueue
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["SSIJState"]
 

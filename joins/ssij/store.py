@@ -19,8 +19,8 @@ from headrace.joins.ssij.direct_lookup import DirectLookup
 from headrace.joins.ssij.reserve import BUFFERS, leaf_maps_nbytes, least_memory, parts_to_read_into, reserve
 from headrace.joins.ssij.stream_buffer import PIECE_NBYTES, WANTED_NBYTES, StreamBuffer
 from headrace.joins.ssij.tiers import Tiers
-from headrace.storage.cache import PageCache, page_buffer
 from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.read import PageCache, page_buffer
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from headrace.joins.memory import MemoryBudget
     from headrace.joins.ssij.stream_buffer import Chunk
     from headrace.joins.ssij.variant import Variant
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageReader
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["ReadBuffer", "Store"]
 

@@ -10,7 +10,7 @@ from headrace.joins.ssij.stream_buffer import PIECE_NBYTES
 if TYPE_CHECKING:
     from headrace.joins.memory import Component
     from headrace.joins.ssij.store import Store
-    from headrace.storage.device import DeviceModel
+    from headrace.storage.read import DeviceModel
 
 __all__ = ["Thresholds"]
 

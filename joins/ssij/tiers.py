@@ -12,7 +12,7 @@ import numpy as np
 from headrace.joins.ssij.filter import FilterTier
 from headrace.joins.ssij.records import RecordTier
 from headrace.joins.ssij.whole import WholeTier
-from headrace.storage.keys import Keys
+from headrace.storage.format import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from headrace.joins.memory import MemoryBudget
     from headrace.joins.ssij.direct_lookup import DirectLookup
     from headrace.joins.ssij.records import Sighted
-    from headrace.storage.cache import PageCache
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageCache
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["Tiers"]
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from headrace.joins.memory import MemoryBudget
     from headrace.joins.ssij.direct_lookup import DirectLookup, Found
-    from headrace.storage.cache import PageCache
-    from headrace.storage.key_words import KeyWords
-    from headrace.storage.row_hash import RowHash
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.format import KeyWords
+    from headrace.storage.probe import RowHash
+    from headrace.storage.read import PageCache
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["WholeTier"]
 
@@ -90,7 +90,7 @@ class WholeTier:
         return self._made is not None and self._done == len(self._frames)
 
     def find(self, keys: KeyWords, outer: bool) -> Found:
-        """Find the rows of a ready tier; see `headrace.storage.row_hash.RowHash.find`."""
+        """Find the rows of a ready tier; see `headrace.storage.probe.row_hash.RowHash.find`."""
         assert self._made is not None
         return self._lookup.find_apart(self._made, keys, outer)
 

@@ -15,9 +15,9 @@ from headrace.joins.meshjoin import _window_kernels
 from headrace.joins.ssij import _piece_kernels
 from headrace.joins.ssij.probe import sorted_positions
 from headrace.joins.ssij.stream_buffer import ascending
-from headrace.storage.cache import settle
-from headrace.storage.keys import Keys
-from headrace.storage.plan import plan_cost, plan_reads
+from headrace.storage.format import Keys
+from headrace.storage.read import plan_cost, plan_reads
+from headrace.storage.read.cache import settle
 
 SEEDS = st.integers(0, 2**32 - 1)
 

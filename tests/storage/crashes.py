@@ -7,9 +7,10 @@ import pyarrow as pa
 import pytest
 from simulated import Model, SimulatedDisk, build, crash_images, rows_at, rows_of, writer_of
 
-from headrace.storage import page_writer, superblock
 from headrace.storage.check import check_backend
-from headrace.storage.snapshot import open_snapshot, pages_of
+from headrace.storage.commit import page_writer
+from headrace.storage.format import superblock
+from headrace.storage.tree.snapshot import open_snapshot, pages_of
 
 KINDS = {
     "unique integers": (["k"], True),

@@ -4,16 +4,16 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from headrace.storage.build import BuildOptions, TableWriter
 from headrace.storage.check import check_backend
-from headrace.storage.columns import stored_schema
-from headrace.storage.commit import Writer
-from headrace.storage.device import DeviceModel
+from headrace.storage.commit.locks import NoLocks
+from headrace.storage.commit.writer import Writer
 from headrace.storage.errors import CorruptionError, StorageIOError
-from headrace.storage.locks import NoLocks
-from headrace.storage.lookup import scan
-from headrace.storage.reader import PageReader
-from headrace.storage.snapshot import open_snapshot
+from headrace.storage.format.columns import stored_schema
+from headrace.storage.load.build import BuildOptions, TableWriter
+from headrace.storage.read.device import DeviceModel
+from headrace.storage.read.lookup import scan
+from headrace.storage.read.reader import PageReader
+from headrace.storage.tree.snapshot import open_snapshot
 
 SECTOR = 512
 

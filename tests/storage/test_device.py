@@ -4,9 +4,9 @@ import json
 import numpy as np
 import pytest
 
-from headrace.storage import device as device_module
-from headrace.storage.device import DeviceModel, device_path, fit, load_device, measure, save_device
 from headrace.storage.errors import InputError, StorageIOError
+from headrace.storage.read import device as device_module
+from headrace.storage.read.device import DeviceModel, device_path, fit, load_device, measure, save_device
 
 
 @pytest.fixture

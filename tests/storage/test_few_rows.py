@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Model, SimulatedDisk, build, rows_at, rows_of, writer_of
 
-from headrace.storage import superblock
 from headrace.storage.errors import CorruptPageError, InputError, UniqueViolationError
-from headrace.storage.slots import read_superblock
-from headrace.storage.snapshot import open_snapshot
+from headrace.storage.format import superblock
+from headrace.storage.format.slots import read_superblock
+from headrace.storage.tree.snapshot import open_snapshot
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int32())])
 ROWS = [{"k": k, "v": k % 1000} for k in range(0, 12_000, 2)]

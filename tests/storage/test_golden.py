@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from headrace.storage.errors import FormatVersionError
-from headrace.storage.layout import INNER_PAGE, LEAF_PAGE
-from headrace.storage.superblock import FORMAT_VERSION, hash_bytes
+from headrace.storage.format.constants import FORMAT_VERSION, INNER_PAGE, LEAF_PAGE
+from headrace.storage.format.superblock import hash_bytes
 from headrace.storage.table import Table
 
 GOLDEN_FOLDER = Path(__file__).parent / "golden"

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Model, build, rows_of, writer_of
 
-from headrace.storage import _patch_kernels as kernels
-from headrace.storage import draft
-from headrace.storage import patch as patch_module
+from headrace.storage.commit import _patch_kernels as kernels
+from headrace.storage.commit import draft
+from headrace.storage.commit import patch as patch_module
+from headrace.storage.commit.draft import PageRooms
 from headrace.storage.errors import UniqueViolationError
-from headrace.storage.page_rooms import PageRooms
 
 SCHEMA = pa.schema(
     [

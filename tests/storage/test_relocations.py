@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import Model, SimulatedDisk, build, rows_of, writer_of
 
-from headrace.storage import superblock
 from headrace.storage.check import check_backend
 from headrace.storage.errors import CorruptionError, CorruptPageError
-from headrace.storage.keys import Keys
-from headrace.storage.relocations import add_relocations, relocated_entries, relocated_leaves
-from headrace.storage.slots import read_superblock, write_superblock
-from headrace.storage.snapshot import open_snapshot
+from headrace.storage.format import superblock
+from headrace.storage.format.keys import Keys
+from headrace.storage.format.slots import read_superblock, write_superblock
 from headrace.storage.table import Table
-from headrace.storage.tree import Entries
+from headrace.storage.tree.nodes import Entries
+from headrace.storage.tree.relocations import add_relocations, relocated_entries, relocated_leaves
+from headrace.storage.tree.snapshot import open_snapshot
 
 ROWS = [{"k": k, "v": k % 1000} for k in range(0, 30_000, 2)]
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int32())])

@@ -5,24 +5,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage._byte_kernels import xxh64
-from headrace.storage.backend import FileBackend
 from headrace.storage.errors import FormatVersionError, InputError, NotATableError
-from headrace.storage.slots import (
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.format._byte_kernels import xxh64
+from headrace.storage.format.constants import COPY_BYTES, FORMAT_VERSION, PAGE_SIZES, SLOT_BYTES
+from headrace.storage.format.slots import (
     damaged_copies,
     read_superblock,
     repeat_superblock,
     write_first_superblocks,
     write_superblock,
 )
-from headrace.storage.superblock import (
-    COPY_BYTES,
-    FORMAT_VERSION,
+from headrace.storage.format.superblock import (
     MOST_RELOCATIONS,
-    PAGE_SIZES,
     PROOF_PAGES,
     RELOCATED_AT_ONCE,
-    SLOT_BYTES,
     Proof,
     Superblock,
     check_page_size,

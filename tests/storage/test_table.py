@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import headrace.storage
 from headrace.storage import Table
-from headrace.storage.backend import FileBackend
+from headrace.storage.commit.locks import FileLocks
 from headrace.storage.errors import (
     ClosedTableError,
     InputError,
@@ -21,8 +21,8 @@ from headrace.storage.errors import (
     TableExistsError,
     UniqueViolationError,
 )
-from headrace.storage.locks import FileLocks
-from headrace.storage.lookup import scan
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.read.lookup import scan
 
 shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 

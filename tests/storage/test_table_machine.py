@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulated import Model
 
-from headrace.storage import page_writer, superblock
+from headrace.storage.commit import page_writer
 from headrace.storage.errors import UniqueViolationError
+from headrace.storage.format import superblock
 from headrace.storage.table import Table
 
 SCHEMA = pa.schema(

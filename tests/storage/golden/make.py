@@ -14,7 +14,7 @@ import pyarrow as pa
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from headrace.storage.superblock import FORMAT_VERSION  # noqa: E402 - after the path is set
+from headrace.storage.format.constants import FORMAT_VERSION  # noqa: E402 - after the path is set
 from headrace.storage.table import Table  # noqa: E402 - as above
 
 UTC = dt.UTC
