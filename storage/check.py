@@ -1,6 +1,6 @@
-"""Every invariant of a table file, by name, and all places where one does not hold.
+"""Check of a table file: verifies each invariant, by name, and reports every violation.
 
-Unlike opening a table, a check goes on after the first damage: whatever can still be reached is checked.
+Unlike opening a table, a check continues after the first damage: everything that can still be reached is checked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.storage.errors import CorruptionError
 from headrace.storage.file.backend import FileBackend
 from headrace.storage.filter.segments import FilterFile, leaf_segments
 from headrace.storage.format import _page_kernels
-from headrace.storage.format.constants import INNER_PAGE
+from headrace.storage.format.constants import FIRST_PAGE, INNER_PAGE
 from headrace.storage.format.keys import Keys
 from headrace.storage.format.layout import LeafLayout
 from headrace.storage.format.metadata import metadata_pages, read_metadata
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["CheckReport", "Violation", "check_backend", "check_file"]
 
 _WINDOW_BYTES = 8 << 20
-_SUPERBLOCKS = 2
 _UNKNOWN = np.zeros(0, dtype=np.uint64)
 _FAULTS = {
     1: "is not a leaf",
@@ -57,17 +56,17 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One invariant that does not hold.
+    """Violation of one invariant.
 
     Attributes
     ----------
     invariant
-        Its name: superblock, length, metadata, bounds, page-checksum, parent-checksum, transaction, structure,
-        relocations, key-order, separators, unique, counts, reachable-once or filter.
+        Name of the invariant: superblock, length, metadata, bounds, page-checksum, parent-checksum, transaction,
+        structure, relocations, key-order, separators, unique, counts, reachable-once or filter.
     page
-        Where, or None for the file as a whole.
+        Page number, or None for the file as a whole.
     detail
-        What was found.
+        Description of what was found.
     """
 
     invariant: str
@@ -77,20 +76,20 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What a check found.
+    """Result of a check.
 
     Attributes
     ----------
     path
-        Of the table.
+        Path of the table file.
     violations
         In the order in which they were found.
     pages, rows
-        How many pages and rows were checked.
+        Number of pages and rows that were checked.
     unreferenced
         Pages of the file that this commit does not use; free space, not a violation.
     unfiltered
-        Leaves of which the table's filter knows nothing; they cost speed, not a violation. 0 without a filter.
+        Leaves that the filter does not cover; they cost speed and are not violations. 0 without a filter.
     """
 
     path: str
@@ -124,7 +123,7 @@ class _Checker:
         if self.backend.size() < head.pages * head.page_size:
             self.report("length", None, f"the file has {self.backend.size()} bytes, not {head.pages * head.page_size}")
         metadata = head.metadata_page + np.arange(metadata_pages(head.metadata_bytes, head.page_size))
-        self.seen.append(np.concatenate([np.arange(_SUPERBLOCKS), metadata]).astype(np.int64))
+        self.seen.append(np.concatenate([np.arange(FIRST_PAGE), metadata]).astype(np.int64))
         try:
             schema, key = read_metadata(
                 self.backend, head.page_size, head.metadata_page, head.metadata_bytes, head.metadata_checksum
@@ -184,9 +183,9 @@ class _Checker:
             yield entries.slice(start, min(start + step, len(entries)))
 
     def _read(self, entries: Entries) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return pages, and the positions of those that are what they should be."""
+        """Return pages, and the positions of those that are sound."""
         size, pages = self.head.page_size, entries.pages
-        inside = (pages >= _SUPERBLOCKS) & (pages < min(self.head.pages, self.backend.size() // size))
+        inside = (pages >= FIRST_PAGE) & (pages < min(self.head.pages, self.backend.size() // size))
         for page in pages[~inside].tolist():
             self.report("bounds", page, "a pointer leads outside the file")
         frames = aligned_pages(len(pages), size)
@@ -315,7 +314,7 @@ class _LeafChecker:
             self._checker.report("separators", int(self._entries.pages[leaf]), "a key lies outside the leaf's bounds")
 
     def _filter(self, frames: NDArray[np.uint8], window: Entries, kept: NDArray[np.int64]) -> None:
-        """Check that the filter denies no key that is there."""
+        """Check that the filter rules out no key of the leaves."""
         made = self._checker.filter
         if made is None:
             return
@@ -335,7 +334,7 @@ class _LeafChecker:
 
 
 def check_file(path: str | os.PathLike[str]) -> CheckReport:
-    """Check the newest commit of a table, even if it cannot be opened for its damage.
+    """Check the newest commit of a table, even if it is too damaged to be opened.
 
     Raises
     ------
@@ -344,7 +343,7 @@ def check_file(path: str | os.PathLike[str]) -> CheckReport:
     StorageIOError
         If it cannot be read.
     FormatVersionError
-        If the table is of a newer format.
+        If the table has another format version.
     """
     with contextlib.closing(FileBackend(path)) as backend:
         return check_backend(backend)
@@ -358,7 +357,7 @@ def check_backend(backend: StorageBackend) -> CheckReport:
     StorageIOError
         If the file cannot be read.
     FormatVersionError
-        If the table is of a newer format.
+        If the table has another format version.
     """
     try:
         head = read_superblock(backend)

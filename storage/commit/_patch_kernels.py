@@ -13,6 +13,7 @@ import numpy as np
 from numba import njit
 
 from headrace.storage.format._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64
+from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, SIGN, TEXT_PLAIN, WORD
 from headrace.storage.leaf._encode_kernels import bytes_needed
 
 if TYPE_CHECKING:
@@ -34,18 +35,15 @@ __all__ = [
 ]
 
 
-_HEADER = 24
-_WORD = 8
 _ALL = ~np.uint64(0)
 _MIN, _MAX = np.int64(-(2**63)), np.int64(2**63 - 1)
-_TEXT_PLAIN = 1
 
 
 @njit(cache=True, nogil=True, inline="always")
 def _number(page: NDArray[np.uint8], at: int, width: int) -> Any:
     if width == 0:
         return 0
-    mask = _ALL if width >= _WORD else (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)
+    mask = _ALL if width >= WORD else (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)
     return np.int64(load_u64(page, at) & mask)
 
 
@@ -63,7 +61,7 @@ def put_number(page: NDArray[np.uint8], at: int, value: np.uint64, width: int) -
 
 @njit(cache=True, nogil=True, inline="always")
 def _fits(value: np.uint64, width: int) -> Any:
-    return width >= _WORD or value < (np.uint64(1) << np.uint64(8 * width))
+    return width >= WORD or value < (np.uint64(1) << np.uint64(8 * width))
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -101,7 +99,7 @@ def plan_edits(
 
     An edit replaces old rows edits[e, 0] up to edits[e, 1] by new rows edits[e, 2] up to edits[e, 3].
     """
-    entry = origin + _HEADER
+    entry = origin + HEADER
     rows = np.int64(load_u64(page, origin + 16) >> np.uint64(32))
     base = load_u64(page, entry)
     width = np.int64(page[entry + 14])
@@ -231,12 +229,12 @@ def column_bytes(
     encoding = page[entry + 15]
     frame[0], frame[1] = base, np.uint64(width)
     total = 0
-    if encoding == _TEXT_PLAIN:
+    if encoding == TEXT_PLAIN:
         total = text_end(page, data, width, np.int64(base), rows - 1)
     after = rows
     fits = True
     for edit in range(found):
-        if encoding == _TEXT_PLAIN:
+        if encoding == TEXT_PLAIN:
             before = text_end(page, data, width, np.int64(base), edits[edit, 0] - 1)
             total -= text_end(page, data, width, np.int64(base), edits[edit, 1] - 1) - before
         after += edits[edit, 3] - edits[edit, 2] - edits[edit, 1] + edits[edit, 0]
@@ -245,7 +243,7 @@ def column_bytes(
             if encoding == 0:
                 value = np.uint64(words[row]) ^ flip
                 fits &= null or (_fits(value - base, width) and (not ascending or value >= base))
-            elif encoding == _TEXT_PLAIN:
+            elif encoding == TEXT_PLAIN:
                 length = 0 if null else spans[row + 1] - spans[row]
                 if length < np.int64(base):
                     return -1
@@ -258,7 +256,7 @@ def column_bytes(
         if not fits:
             frame[0], frame[1] = _frame_of(page, data, base, width, rows, edits, found, words, absent, flip)
         return after * np.int64(frame[1])
-    if encoding == _TEXT_PLAIN:
+    if encoding == TEXT_PLAIN:
         return after * width + total if _fits(np.uint64(total - after * np.int64(base)), width) else -1
     return after * width + dictionary_bytes(page, aux)
 
@@ -268,14 +266,11 @@ DONE = 0
 SAME = 1
 """Nothing in the leaf changes."""
 FALLBACK = 2
-"""The leaf has to be encoded anew."""
+"""The leaf has to be encoded again."""
 SMALL = 3
-"""Few rows are left: the leaf is to be joined with a neighbour."""
-_ENTRY = 16
+"""Few rows are left: the leaf has to be joined with a neighbor."""
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
-_SIGN = np.uint64(1 << 63)
 _UNDERFULL = 4
-_TEXT_DICTIONARY = 2
 
 
 @njit(cache=True, nogil=True)
@@ -335,7 +330,7 @@ def _copy_numbers(
         stop = edits[edit, 0] if edit < found else rows
         if after == width and shift == 0:
             length = (stop - source) * width
-            for byte in range(0, length, _WORD):
+            for byte in range(0, length, WORD):
                 store_u64(out, at + byte, load_u64(page, data + source * width + byte))
             at += length
         else:
@@ -440,7 +435,7 @@ def _write_column(
             page, data, width, rows, edits, found, words, codes, 0, frame[0], base - frame[0], width_after, flip,
             absent, out, at,
         )  # fmt: skip
-    elif encoding == _TEXT_PLAIN:
+    elif encoding == TEXT_PLAIN:
         text = at + after * width
         at = _copy_text(page, data, aux, width, np.int64(base), rows, edits, found, spans, heap, absent, out, at, text)
         side = text - out_origin if at > text else 0
@@ -490,7 +485,7 @@ def patch_leaves(
     skip
         Leaves that are left to others; their status is FALLBACK.
     touched_ends, row_ends
-        Where the changes of each leaf end among `touched` and among the new rows.
+        Ends of the changes of each leaf among `touched` and among the new rows.
     places, words, spans, heap, nulls
         The new rows as the encoder takes them.
     average
@@ -527,7 +522,7 @@ def patch_leaves(
             total = rows
             for edit in range(found):
                 total += edits[edit, 3] - edits[edit, 2] - edits[edit, 1] + edits[edit, 0]
-            size = _HEADER + _ENTRY * columns
+            size = HEADER + DIRECTORY_ENTRY * columns
             if found == 0:
                 status[leaf] = SAME
             elif total > 0 and _UNDERFULL * total < average:
@@ -535,14 +530,14 @@ def patch_leaves(
             elif total > 0:
                 status[leaf] = DONE
                 for column in range(columns):
-                    entry = origin + _HEADER + _ENTRY * column
+                    entry = origin + HEADER + DIRECTORY_ENTRY * column
                     absent = nulls[places[column, 2]] if places[column, 2] >= 0 else nothing
                     is_text = places[column, 0] != 0
                     part = column_bytes(
                         frames, origin, entry, rows, edits, found,
                         no_words if is_text else words[places[column, 1]],
                         spans[places[column, 1]] if is_text else no_words,
-                        heap, absent, _SIGN if column == 0 else np.uint64(0), codes[column], frame[column],
+                        heap, absent, SIGN if column == 0 else np.uint64(0), codes[column], frame[column],
                     )  # fmt: skip
                     if part < 0:
                         status[leaf] = FALLBACK
@@ -557,16 +552,16 @@ def patch_leaves(
                 out_origin = written * page_size
                 out[out_origin : out_origin + page_size] = 0
                 store_u64(out, out_origin + 16, np.uint64(1) | (np.uint64(total) << np.uint64(32)))
-                at = out_origin + _HEADER + _ENTRY * columns
+                at = out_origin + HEADER + DIRECTORY_ENTRY * columns
                 for column in range(columns):
-                    entry = origin + _HEADER + _ENTRY * column
+                    entry = origin + HEADER + DIRECTORY_ENTRY * column
                     absent = nulls[places[column, 2]] if places[column, 2] >= 0 else nothing
                     is_text = places[column, 0] != 0
                     at = _write_column(
                         frames, origin, entry, rows, edits, found,
                         no_words if is_text else words[places[column, 1]],
                         spans[places[column, 1]] if is_text else no_words,
-                        heap, absent, with_nulls[column], _SIGN if column == 0 else np.uint64(0), codes[column],
+                        heap, absent, with_nulls[column], SIGN if column == 0 else np.uint64(0), codes[column],
                         frame[column], out, out_origin, at, total,
                     )  # fmt: skip
                 after[leaf] = total

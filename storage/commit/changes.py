@@ -1,6 +1,6 @@
-"""What a caller wants changed, in key order and in stored types: the rows to store, and the keys whose rows go.
+"""`Changes`: the changes of a commit in key order and in stored types: rows to store, and keys whose rows are removed.
 
-Checks the input as far as that is possible without the table's rows. Merging is for `headrace.storage.commit.merge`.
+The input is checked as far as that is possible without the table's rows.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Changes:
     Attributes
     ----------
     keys
-        Of the rows to store, ascending.
+        Keys of the rows to store, ascending.
     payload
-        One array for each payload column, in the order of `keys`.
+        Array of each payload column, in the order of `keys`.
     fresh : bool[n]
-        Whether a row is an insert, whose key's rows stay.
+        Whether a row is an insert, so that present rows with its key stay.
     touched
-        Keys whose present rows go, ascending, each once.
+        Keys whose present rows are removed, ascending, each once.
     upserted : bool[m]
         Which of `touched` are keys of upserts; the others are deletes.
     """
@@ -55,11 +55,11 @@ class Changes:
 
     @property
     def count(self) -> int:
-        """Rows to store, or keys whose rows go, whichever are more."""
+        """Number of rows to store or of keys whose rows are removed, whichever is greater."""
         return max(len(self.keys), len(self.touched))
 
     def slice(self, rows: slice, touched: slice) -> Changes:
-        """Return a run of the rows to store, and a run of the keys whose rows go."""
+        """Return a run of the rows to store, and a run of the keys whose rows are removed."""
         return Changes(
             self.keys.slice(rows.start, rows.stop),
             [array.slice(rows.start, rows.stop - rows.start) for array in self.payload],
@@ -69,7 +69,7 @@ class Changes:
         )
 
     def take(self, rows: NDArray[np.int64], touched: NDArray[np.int64]) -> Changes:
-        """Return the rows to store and the keys whose rows go at these positions, which ascend."""
+        """Return the rows to store and the keys whose rows are removed at these positions, which ascend."""
         index = pa.array(rows)
         return Changes(
             self.keys.take(rows),
@@ -81,7 +81,7 @@ class Changes:
 
 
 def find_keys(keys: Keys, among: Keys) -> NDArray[np.int64]:
-    """Return where each key is among others, or -1; both ascend, among the others each is there once."""
+    """Return the position of each key among others, or -1. Both ascend, and the others are distinct."""
     return kernels.find_sorted(*keys.parts, *among.parts, keys.wide)
 
 
@@ -102,7 +102,7 @@ def prepare(
     deletes
         A batch with the key columns; other columns are ignored. A key that is also upserted is upserted.
     unique
-        Whether a key may be stored only once.
+        Whether a key may occur only once.
 
     Raises
     ------

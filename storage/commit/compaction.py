@@ -1,9 +1,9 @@
-"""Bring a table back into key order on disk, in place, while readers go on, and give space back.
+"""Compaction: restores key order on disk and releases space, in place, while readers continue.
 
-Two commits. The first packs all rows anew by the fill factor and lays them, in key order, behind everything else in
-the file. The second moves the pages, as they are, to the front, which nothing uses any longer; then the file is cut.
-A crash leaves the table at one of these commits, whole. While a reader still needs an earlier commit, the second step
-is left out: the table is in key order, and its space is given back by a later `compact`, which goes on from there.
+A compaction consists of two commits. The first packs all rows again by the fill factor and writes them, in key order,
+after the end of the file. The second moves these pages, unchanged, to the front, which is free by then, and cuts the
+file. A crash leaves the table at one of these commits. If a reader still needs an earlier commit, the second step is
+skipped: the table is in key order, and a later `compact` continues from there and releases the space.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ _CHUNK_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class CompactResult:
-    """What `compact` did.
+    """Result of `compact`.
 
     Attributes
     ----------
     txid
-        Transaction at which the table stands now.
+        Transaction id of the table after the compaction.
     pages_before, pages_after
         Length of the file in pages.
     shrunk
-        Whether space could be given back. If not, a reader needs an earlier commit; compact again when it is done.
+        Whether space was released. If not, a reader needs an earlier commit; compact again when it is done.
     """
 
     txid: int
@@ -52,14 +52,14 @@ class CompactResult:
 
 
 def compact(writer: Writer, adopt: Callable[[Snapshot], None]) -> CompactResult:
-    """Restore key order on disk; the writer has been acquired.
+    """Restore key order on disk. The writer holds its lock.
 
     Parameters
     ----------
     writer
-        Of the table.
+        Writer of the table.
     adopt
-        Called with the table's new state after each commit, so that the caller's own claim on the old one ends.
+        Called with the new snapshot after each commit, so that the caller releases its claim on the old one.
 
     Raises
     ------
@@ -96,7 +96,7 @@ def _commit(
 
 
 def _front_is_free(writer: Writer) -> bool:
-    """Return whether all pages of the tree have room in one piece at the front of the file, or lie there."""
+    """Return whether all pages of the tree fit in one run at the front of the file, or are there already."""
     count = _tree_pages(writer.snapshot)
     free = writer.space.free
     if not _free_before(writer):
@@ -111,7 +111,7 @@ def _free_before(writer: Writer) -> bool:
 
 
 def _in_order(snapshot: Snapshot) -> bool:
-    """Return whether the leaves follow one another on disk, as only a load or a compaction leaves them."""
+    """Return whether the leaves are consecutive on disk, as after a load or a compaction."""
     return not snapshot.superblock.relocations and bool((np.diff(snapshot.leaf_pages) == 1).all())
 
 

@@ -1,7 +1,6 @@
-"""A commit in the making: changed leaves are read, merged, written to free pages and put in place in memory.
+"""`Draft`: the next state of a table. Changed leaves are read, patched or merged, and written to free pages.
 
-Nothing that a draft does can be seen by a reader: it writes only to pages that are free. `storage.commit` decides
-whether it becomes the table's next state.
+Readers cannot see a draft, because it writes only to free pages. `writer` decides whether it becomes the next state.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """Leaves that go, the entries that come, and for each of these the first leaf that it replaces."""
+    """Leaves to replace, the new entries, and for each new entry the first leaf that it replaces."""
 
     leaves: NDArray[np.int64]
     entries: Entries
@@ -59,21 +58,21 @@ class Replacement:
 
     @property
     def in_place(self) -> bool:
-        """Whether one leaf comes for each that goes; it then has the same separator."""
+        """Whether each leaf is replaced by one leaf, which then has the same separator."""
         return self.at is self.leaves or np.array_equal(self.at, self.leaves)
 
 
 class Draft:
-    """The next state of a table, as far as it is made.
+    """The next state of a table, as far as it is complete.
 
     Parameters
     ----------
     base
-        The state that it begins from.
+        Snapshot that the draft starts from.
     reader
-        Reads the table's pages.
+        Page reader of the table.
     pages
-        Writes the new ones.
+        Writer of the new pages.
     """
 
     def __init__(self, base: Snapshot, reader: PageReader, pages: PageWriter) -> None:
@@ -122,17 +121,17 @@ class Draft:
 
     @property
     def rows(self) -> int:
-        """Rows of the relation as it is now."""
+        """Current number of rows."""
         return self._rows
 
     @property
     def entries(self) -> Entries:
-        """Of the leaves as they are now."""
+        """Current leaf entries."""
         return self._leaves.entries
 
     @property
     def pages(self) -> PageWriter:
-        """What writes the new pages."""
+        """Writer of the new pages."""
         return self._pages
 
     @property
@@ -143,16 +142,16 @@ class Draft:
 
     @property
     def leaves(self) -> Placed:
-        """The leaves as they are now, and which of them are new."""
+        """Current leaf entries, and which of them are new."""
         return self._leaves
 
     @property
     def freed(self) -> NDArray[np.int64]:
-        """Pages of the base that this state no longer has."""
+        """Pages of the base snapshot that the draft does not have."""
         return np.concatenate([_NONE, *self._freed])
 
     def _parts(self, changes: Changes) -> list[Part]:
-        """Cut changes into parts that touch few leaves each, never within a run of leaves that one key spans."""
+        """Cut changes into batches of few leaves each, never within a run of leaves that one key spans."""
         first, last = self._locate(changes.touched)
         same = changes.touched is changes.keys
         row_first, row_last = (first, last) if same else self._locate(changes.keys)
@@ -186,7 +185,7 @@ class Draft:
         return self.read(part.leaves, rooms.take())
 
     def _patch(self, rooms: PageRooms, part: Part, frames: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Patched]:
-        """Patch those leaves that can be; return also all as they were."""
+        """Patch the leaves that can be patched; return also the old pages."""
         leaves = part.leaves
         ends = tuple(np.searchsorted(at, leaves, side="right") for at in (part.touched_leaf, part.leaf))
         return frames, patch_leaves(
@@ -195,7 +194,7 @@ class Draft:
         )  # fmt: skip
 
     def _put(self, part: Part, patched: Patched) -> Replacement:
-        """Write the pages that patching left."""
+        """Write patched pages."""
         leaves = part.leaves[patched.done]
         numbers = self._pages.place(self._hints_near(leaves), together=part.dense)
         checksums = seal_pages(patched.pages, self.page_size, numbers, self._pages.txid)
@@ -205,7 +204,7 @@ class Draft:
         return Replacement(leaves, entries, leaves)
 
     def _change(self, part: Part, present: LeafRows, barred: NDArray[np.int64] = _NONE) -> tuple[Replacement, Counts]:
-        """Merge changes into the present rows of their leaves; `barred` leaves have been changed already."""
+        """Merge changes into the present rows of their leaves; `barred` leaves were changed already."""
         rows, dirty, counts = apply_changes(self._layout, present, part.changes, part.leaf, unique=self._base.unique)
         changed = np.isin(part.leaves, dirty)
         size = np.bincount(positions(part.leaves, rows.leaf), minlength=len(changed))
@@ -222,9 +221,9 @@ class Draft:
     def _draw_in(
         self, part: Part, rows: NDArray[np.int64], changed: NDArray[np.bool_], barred: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Join groups that got too small with a neighbour; return the leaves, and which share rows with the next.
+        """Join groups that became too small with a neighbor; return the leaves, and which share rows with the next one.
 
-        A group whose neighbours are both barred stays small until it is changed again.
+        A group whose neighbors are both barred stays small until it is changed again.
         """
         group = np.concatenate([[0], np.cumsum(~part.joined[:-1])])
         count = np.bincount(group, weights=rows)
@@ -252,7 +251,7 @@ class Draft:
         return LeafRows(keys, gather(layout, frames, places, rows), read[places])
 
     def read(self, leaves: NDArray[np.int64], room: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        """Return the pages of leaves side by side, in this room if one is given."""
+        """Return the pages of leaves side by side, in the buffer `room` if one is given."""
         pages, checksums = self.entries.pages[leaves], self.entries.checksums[leaves]
         if len(leaves) <= _FEW_LEAVES:
             return read_pages(self._reader.backend, self.page_size, pages, checksums, room)
@@ -284,7 +283,7 @@ class Draft:
     def _hints(
         self, group: NDArray[np.int64], first: NDArray[np.int64], leaves: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Return where new pages should go: where the leaf is that they replace, or its neighbours if it strayed."""
+        """Return where to place new pages: near the leaf that they replace, or near its neighbors if it is far away."""
         if not len(self._leaves):
             return np.zeros(len(group), dtype=np.int64)
         count = np.bincount(group, minlength=len(first))
@@ -293,7 +292,7 @@ class Draft:
         return self._hints_near(leaf)
 
     def _hints_near(self, leaf: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the median of where leaves and their neighbours are."""
+        """Return the median of the pages of each leaf and its neighbors."""
         pages, end = self._leaves.entries.pages, len(self._leaves) - 1
         before, here, after = pages[np.maximum(leaf - 1, 0)], pages[leaf], pages[np.minimum(leaf + 1, end)]
         hints: NDArray[np.int64] = np.maximum(np.minimum(before, after), np.minimum(np.maximum(before, after), here))
@@ -313,7 +312,7 @@ class Draft:
         return Keys.concat([outer, inner]).take(order), np.concatenate([outer_flags, inner_flags])[order]
 
     def install(self, done: list[Replacement]) -> None:
-        """Put new leaves in the place of old ones."""
+        """Replace old leaves by new ones."""
         if not done:
             return
         self.changed = True
@@ -358,7 +357,7 @@ class Draft:
 
 
 def _with_open_left(entries: Entries) -> Entries:
-    """Return the entries with minus infinity as the first separator, which a dropped first leaf takes away."""
+    """Return the entries with minus infinity as the first separator, which is lost if the first leaf is dropped."""
     if not len(entries):
         return entries
     separators = Keys.concat([Keys.lowest(entries.separators.kind), entries.separators.slice(1, len(entries))])
@@ -372,7 +371,7 @@ _SPARSE = 2
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Leaves that are changed together in memory.
+    """Batch of changes: neighboring leaves that are changed together in memory, and the changes that affect them.
 
     Attributes
     ----------
@@ -381,13 +380,13 @@ class Part:
     joined : bool[m]
         Whether a leaf shares its rows with the next one.
     low, high
-        Leaves from `low` on and before `high` may be drawn in as neighbours.
+        Leaves from `low` up to `high` may be joined as neighbors.
     dense
-        Whether most leaves of a stretch of the table are changed together, so that they may move together.
+        Whether most leaves of a stretch of the table are changed, so that they may be placed together.
     changes
-        What changes in them.
+        Changes of these leaves.
     leaf, touched_leaf
-        The leaf of each row to store, and the first one of each key whose rows go.
+        Leaf of each row to store, and first leaf of each key whose rows are removed.
     """
 
     leaves: NDArray[np.int64]
@@ -409,14 +408,14 @@ class Part:
         leaf: NDArray[np.int64],
         first: NDArray[np.int64],
     ) -> Part:
-        """Return the part of all changes that falls into some leaves; `bounds` are `low` and `high`."""
+        """Return the batch of the changes that affect some leaves; `bounds` are `low` and `high`."""
         around = [int(leaves[0]), int(leaves[-1]) + 1]
         dense = around[1] - around[0] <= _SPARSE * len(leaves)
         rows, touched = slice(*np.searchsorted(leaf, around)), slice(*np.searchsorted(first, around))
         return cls(leaves, joined, *bounds, dense, changes.slice(rows, touched), leaf[rows], first[touched])
 
     def only(self, some: NDArray[np.bool_]) -> Part:
-        """Return some of the leaves with what changes in them."""
+        """Return the batch of some of the leaves."""
         rows = np.flatnonzero(some[positions(self.leaves, self.leaf)])
         touched = np.flatnonzero(some[positions(self.leaves, self.touched_leaf)])
         return replace(
@@ -435,12 +434,12 @@ def positions(leaves: NDArray[np.int64], leaf: NDArray[np.int64]) -> NDArray[np.
 
 
 class PageRooms:
-    """Rooms for so many pages each. Several threads may take them, and give them back when they are done.
+    """Pool of page buffers, which are reused because fresh memory is slow to get. Several threads may use it.
 
     Parameters
     ----------
     pages, page_size
-        How many fit in a room, and the bytes of one.
+        Pages of a buffer, and page size in bytes.
     """
 
     def __init__(self, pages: int, page_size: int) -> None:
@@ -449,14 +448,14 @@ class PageRooms:
         self._idle: list[NDArray[np.uint8]] = []
 
     def take(self) -> NDArray[np.uint8]:
-        """Return a room, with anything in it."""
+        """Return a buffer with arbitrary content."""
         try:
             return self._idle.pop()
         except IndexError:
             return aligned_pages(self._pages, self._page_size)
 
     def give(self, *rooms: NDArray[np.uint8]) -> None:
-        """Take rooms back."""
+        """Return buffers to the pool."""
         self._idle.extend(rooms)
 
 
@@ -464,9 +463,9 @@ _Part = TypeVar("_Part")
 
 
 def ahead(parts: Sequence[_Part], *steps: Callable[[_Part, Any], Any]) -> Iterator[tuple[_Part, Any]]:
-    """Yield each part with what is made of it in steps, each of which takes what the one before made of the same part.
+    """Yield each part with the result of all steps; each step takes the part and the result of the step before.
 
-    While a part is worked on the next ones are prepared, by a thread for each step.
+    While the caller works on a part, a thread for each step prepares the next parts.
     """
     if len(parts) < 2:  # noqa: PLR2004 - nothing to do ahead
         for part in parts:

@@ -1,19 +1,19 @@
-"""Who may write to a table file, and which snapshots its readers still need: byte-range locks on the file itself.
+"""Locks of a table file: the writer's lock, and the claims of readers on snapshots. Both are byte-range locks.
 
 The locks are those of an open file description (OFD): they belong to the descriptor they were taken through, work
 between processes and between handles of one process, and vanish when the descriptor is closed or its process dies.
-They lie far beyond the end of any table, so no byte of it is ever waited for:
+They are far beyond the end of any table, so they never block access to its bytes:
 
     2^62            exclusive: the writer
     2^62 + 1 + t    shared: a reader of the snapshot of transaction `t`
 
-A claim is nothing but such a shared lock: readers of one snapshot share one byte, there is no limit to their number,
-a reader needs no right to write, and one that dies leaves nothing behind. The locks follow the file, not its name:
-a table that was replaced by a rename keeps those of its old readers to itself.
+A claim is such a shared lock: readers of one snapshot share one byte, their number is not limited, a reader needs no
+permission to write, and one that dies leaves nothing behind. The locks belong to the file, not to its name: a table
+that was replaced by a rename keeps those of its old readers.
 
 Why a claim is never too late: a reader takes its claim and then reads the superblock again. If that still names the
 claimed transaction, the claim stood before any later commit was durable, and a writer looks for claims only after
-its previous commit was. Otherwise the reader claims anew.
+its previous commit was. Otherwise the reader claims the newer snapshot.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LONGEST_PAUSE = 0.1
 
 
 def check_wait(wait: float) -> None:
-    """Refuse what is no time to wait.
+    """Raise unless `wait` is a time to wait.
 
     Raises
     ------
@@ -76,7 +76,7 @@ class NoLocks:
         """Do nothing."""
 
     def oldest_claim(self, before: int) -> int | None:
-        """Return None: nobody reads."""
+        """Return None: there are no readers."""
 
 
 class FileLocks:
@@ -106,7 +106,7 @@ class FileLocks:
         self._pause = pause
 
     def take_writer(self, wait: float = 0.0) -> None:
-        """Become the one writer.
+        """Take the writer's lock.
 
         Parameters
         ----------
@@ -116,7 +116,7 @@ class FileLocks:
         Raises
         ------
         LockedError
-            If another handle is still the writer after that time.
+            If another handle still has the lock after that time.
         InputError
             If the time is not a number of seconds.
         StorageIOError
@@ -135,21 +135,21 @@ class FileLocks:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def release_writer(self) -> None:
-        """Let another writer in."""
+        """Release the writer's lock."""
         self._lock(fcntl.F_UNLCK, _WRITER)
 
     def claim(self, txid: int) -> None:
-        """Keep the pages of a snapshot from being used again."""
+        """Claim a snapshot, so that its pages are not reused."""
         self._lock(fcntl.F_RDLCK, _CLAIMS + txid)
 
     def release(self, txid: int) -> None:
-        """Give a claim back."""
+        """Release a claim."""
         self._lock(fcntl.F_UNLCK, _CLAIMS + txid)
 
     def oldest_claim(self, before: int) -> int | None:
         """Return the lowest transaction id below `before` that another handle claims, or None.
 
-        Claims taken through this descriptor are not seen: a handle keeps its own books.
+        Claims taken through this descriptor are not included; a handle tracks its own.
         """
         found = None
         end = before
@@ -201,14 +201,14 @@ def claim_newest(backend: StorageBackend, locks: Locks) -> Superblock:
 
 
 class Claims:
-    """The claims of one handle: each lasts as long as a snapshot of its transaction is in use anywhere.
+    """Claims of one handle: each lasts as long as a snapshot of its transaction is in use.
 
     A process that is forked shares the locks of its parent, so it releases none of them.
 
     Parameters
     ----------
     locks
-        Of the handle's file.
+        Locks of the handle's file.
     """
 
     def __init__(self, locks: Locks) -> None:
@@ -229,7 +229,7 @@ class Claims:
             self._kept[weakref.ref(snapshot, self._drop)] = snapshot.txid
 
     def give_up(self, txid: int) -> None:
-        """Release a claim that no snapshot came of."""
+        """Release a claim for which no snapshot was opened."""
         with self._guard:
             if not self._closed and txid not in self._count and os.getpid() == self._process:
                 self._locks.release(txid)

@@ -1,8 +1,8 @@
-"""Rows of a few leaves brought together with changes, and how the result is cut into leaves again. Does no I/O.
+"""Merging of changes into the rows of leaves, and packing of the result into leaves. Does no I/O.
 
-Everything is decided over arrays: which rows stay, the merged order, which leaves share their rows, where pages end.
-A group is a run of neighbouring leaves that are rewritten together: those that one changed key spans, and a leaf that
-got too small together with its neighbour.
+All decisions are made over arrays: which rows stay, the merged order, which leaves share rows, where pages end. A group
+is a run of neighboring leaves that are rewritten together: those that one changed key spans, or a leaf that became too
+small and its neighbor.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Counts(NamedTuple):
     deleted: int = 0
 
     def plus(self, other: Counts) -> Counts:
-        """Return what two changes did."""
+        """Return the sum of two counts."""
         return Counts(self.inserted + other.inserted, self.updated + other.updated, self.deleted + other.deleted)
 
 
@@ -65,7 +65,7 @@ class LeafRows:
         )
 
     def in_leaf_order(self) -> LeafRows:
-        """Return the rows ordered by their leaves; rows of one leaf keep their order."""
+        """Return the rows in the order of their leaves; rows of one leaf keep their order."""
         return self.take(np.argsort(self.leaf, kind="stable"))
 
 
@@ -77,11 +77,11 @@ def apply_changes(
     Parameters
     ----------
     layout
-        Of the table.
+        Leaf layout of the table.
     rows
-        All rows of the leaves that the changes touch.
+        All rows of the leaves that the changes affect.
     changes
-        Those that fall into these leaves.
+        Changes that affect these leaves.
     leaf : int64[n]
         Leaf ordinal of each row to store.
     unique
@@ -90,16 +90,16 @@ def apply_changes(
     Returns
     -------
     merged
-        The rows as they are to be.
+        Rows after the changes.
     dirty : int64 array
-        Ordinals of leaves whose rows are others than before; some may occur more than once.
+        Ordinals of leaves whose rows changed; some may occur more than once.
     counts
-        What was changed.
+        Numbers of changed rows.
 
     Raises
     ------
     UniqueViolationError
-        If an insert's key is there already and the table is unique.
+        If the table is unique and has the key of an insert already.
     """
     gone = find_keys(rows.keys, changes.touched)
     keep = gone < 0
@@ -120,7 +120,7 @@ def _refuse_present(layout: LeafLayout, rows: LeafRows, keep: NDArray[np.bool_],
 
 
 def unique_violation(layout: LeafLayout, keys: Keys, at: int) -> UniqueViolationError:
-    """Return the error that one of the keys to insert is in a unique table already."""
+    """Return the error for a key to insert that a unique table has already."""
     key = layout.codec.describe(keys, at)
     return UniqueViolationError(f"key {key} is in the table already, and the table is unique; nothing was changed")
 
@@ -135,7 +135,7 @@ def _count(gone: NDArray[np.int64], changes: Changes) -> Counts:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Leaves that replace groups of leaves; not yet sealed, for their page numbers are not known.
+    """Leaves that replace groups of leaves; not sealed yet, because their page numbers are not known.
 
     Attributes
     ----------
@@ -159,7 +159,7 @@ class Packed:
         return np.diff(self.group, prepend=-1) != 0
 
     def with_groups(self, numbers: NDArray[np.int64]) -> Packed:
-        """Return the same pages with their groups named otherwise."""
+        """Return the same pages with other group numbers."""
         return replace(self, group=numbers[self.group])
 
 
@@ -173,7 +173,7 @@ def pack_groups(layout: LeafLayout, rows: LeafRows, ends: NDArray[np.int64], fil
     Parameters
     ----------
     layout
-        Of the table.
+        Leaf layout of the table.
     rows
         In key order.
     ends : int64[g]

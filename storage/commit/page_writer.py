@@ -1,4 +1,4 @@
-"""New pages of one transaction: where they go, how they are written, and how they are given back."""
+"""`PageWriter`: places and writes the new pages of one transaction, and returns them if it is undone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["PageWriter"]
 
 TOGETHER = 128
-"""Pages that are worth a place of their own, where they lie together."""
+"""Number of pages from which on they are placed together."""
 _SYNC_BYTES = 4 << 20
 
 
@@ -32,15 +32,15 @@ class PageWriter:
     Parameters
     ----------
     backend
-        The file.
+        Storage backend of the table file.
     space
         Its free pages.
     page_size, txid
-        Bytes in a page, and the transaction.
+        Page size in bytes, and the transaction id.
     take
-        Which free pages to take, given a hint for each; by default those near the hints.
+        Chooses free pages, given a hint for each; by default those near the hints.
     filtered
-        The table's filter, which is to know the leaves.
+        The table's filter, which is kept up to date.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class PageWriter:
         self.txid = txid
 
     def expect(self, count: int) -> None:
-        """Look for room for so many pages that are to lie together, if they are worth it."""
+        """Find a stretch of the file for `count` pages to be placed together, if they are enough."""
         self._next = self._space.find_stretch(count) if count >= TOGETHER else None
 
     def place(self, hints: NDArray[np.int64], *, together: bool = False) -> NDArray[np.int64]:
-        """Take a page for each hint; of those that are to lie `together` each one behind the last, if there is room."""
+        """Take a page near each hint; pages that belong `together` follow one another if there is room."""
         if together and self._next is not None:
             pages = self._space.take_onward(self._next, len(hints))
             self._next = int(pages[-1]) + 1 if len(pages) else self._next
@@ -81,7 +81,7 @@ class PageWriter:
 
     @property
     def taken(self) -> list[NDArray[np.int64]]:
-        """All pages that were taken."""
+        """Pages that were taken."""
         return self._taken
 
     @property
@@ -102,19 +102,19 @@ class PageWriter:
             self._begin_sync()
 
     def _begin_sync(self) -> None:
-        """Let the disk begin with what is written while more is made; what the commit relies on is its last sync."""
+        """Start to sync what was written while more pages are made. The commit relies only on its last sync."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="headrace-sync")
         self._unsynced = 0
         self._syncs.append(self._pool.submit(self._backend.sync))
 
     def settle(self) -> None:
-        """Wait until no write is under way.
+        """Wait until no sync is running.
 
         Raises
         ------
         StorageIOError
-            If the disk failed to write something. It tells so only once.
+            If the disk failed to write something. It reports a failure only once.
         """
         self._stop()
         for sync in self._syncs:
@@ -126,7 +126,7 @@ class PageWriter:
             self._pool = None
 
     def give(self, pages: NDArray[np.int64]) -> None:
-        """Return pages of this transaction that it no longer needs."""
+        """Free pages of this transaction that it no longer needs."""
         self._space.give(pages)
         if self._checksums is not None:
             for page in pages.tolist():
@@ -134,18 +134,18 @@ class PageWriter:
 
     @property
     def proof(self) -> Proof | None:
-        """The proof that the pages of this transaction are on disk, if they are few."""
+        """Proof that the pages of this transaction are on disk, or None if they are too many."""
         return None if self._checksums is None else Proof.of(self._checksums)
 
     def _note(self, numbers: NDArray[np.int64], checksums: NDArray[np.uint64]) -> None:
-        """Note the checksums of pages as long as they are few."""
+        """Record the checksums of pages as long as they are few."""
         if self._checksums is None or len(self._checksums) + len(numbers) > PROOF_PAGES:
             self._checksums = None
             return
         self._checksums.update(zip(numbers.tolist(), checksums.tolist(), strict=True))
 
     def roll_back(self) -> None:
-        """Return all pages that were taken."""
+        """Free all pages that were taken."""
         self._stop()
         for pages in self._taken:
             self._space.give(pages)

@@ -1,7 +1,7 @@
-"""The fast way to change leaves: patched in their encoded form where the new values fit, which most do.
+"""Patching of leaves in their encoded form, which works if the new values fit, as most do.
 
-Only tables with keys of one word are patched. Whatever cannot be patched is left to `storage.merge`: leaves that a
-key spans, that get too full or too small, and new texts outside a column's base and width in their page.
+Only tables with keys of one word are patched. The rest is left to `merge`: leaves that a key spans, leaves that become
+too full or too small, and new texts that do not fit the base and width of their column in the page.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ __all__ = ["Patched", "can_patch", "patch_leaves"]
 
 @dataclass(frozen=True, slots=True)
 class Patched:
-    """Leaves that were patched, not yet sealed.
+    """Patched leaves, not sealed yet.
 
     Attributes
     ----------
     pages : uint8 array
-        The first p in it.
+        Buffer whose first p pages are the patched leaves.
     done : bool[m]
-        Which of the leaves the pages replace.
+        Leaves that the pages replace.
     rest : bool[m]
         Leaves that are left to `headrace.storage.commit.merge`, including neighbors of leaves that got too small.
     rows : int64[p]
         Rows of each page.
     counts
-        What was changed in leaves other than the rest.
+        Numbers of changed rows in leaves other than the rest.
     """
 
     pages: NDArray[np.uint8]
@@ -50,7 +50,7 @@ class Patched:
 
 
 def can_patch(layout: LeafLayout) -> bool:
-    """Return whether leaves of a table can be patched at all."""
+    """Return whether leaves of a table can be patched."""
     return layout.codec.kind == "u64"
 
 
@@ -66,31 +66,31 @@ def patch_leaves(
     unique: bool,
     average: int,
 ) -> Patched:
-    """Patch those leaves that can be.
+    """Patch the leaves that can be patched.
 
     Parameters
     ----------
     layout
-        Of the table.
+        Leaf layout of the table.
     frames
-        The leaves side by side.
+        Pages of the leaves, side by side.
     leaves, joined
-        Their ordinals, and which of them share rows with the next one.
+        Ordinals of the leaves, and which of them share rows with the next one.
     changes
-        Those that fall into these leaves.
+        Changes that affect these leaves.
     ends
-        For each leaf where its changes end among `changes.touched` and among `changes.keys`.
+        Ends of the changes of each leaf among `changes.touched` and among `changes.keys`.
     out
-        Room for as many pages.
+        Buffer for as many pages.
     unique
         Whether a key may occur only once.
     average
-        Rows of a leaf on average.
+        Average number of rows in a leaf.
 
     Raises
     ------
     UniqueViolationError
-        If an insert's key is there already and the table is unique.
+        If the table is unique and has the key of an insert already.
     """
     skip = joined
     if joined.any():
@@ -105,7 +105,7 @@ def patch_leaves(
 
 
 class _Patch:
-    """One call of the kernel with what it takes."""
+    """Arguments of the kernel, which is called once or twice."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class _Patch:
         self._columns = new.places, new.words, new.spans, new.heap, new.nulls
 
     def run(self, skip: NDArray[np.bool_]) -> tuple[Patched, NDArray[np.bool_]]:
-        """Patch all leaves but those to skip; return also which got too small."""
+        """Patch all leaves except those to skip; return also which became too small."""
         layout, changes, out = self._layout, self._changes, self._out
         status, after = np.empty(len(skip), dtype=np.int64), np.zeros(len(skip), dtype=np.int64)
         counts = np.zeros(3, dtype=np.int64)
@@ -146,7 +146,7 @@ class _Patch:
 
 
 def _beside(leaves: NDArray[np.int64], some: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return some of the leaves together with their neighbours in the table, as far as these are among the leaves."""
+    """Return some of the leaves together with those of their neighbors that are among the leaves."""
     adjacent = np.diff(leaves) == 1
     near = some.copy()
     near[1:] |= some[:-1] & adjacent

@@ -1,16 +1,15 @@
-"""Which pages of a table file are free, and which of them new pages take. In memory only; nothing here does I/O.
+"""`FreeSpace`: the free pages of a table file, and the choice of pages for new ones. In memory only; does no I/O.
 
-The free pages are those that no page of the newest commit points to, so the map is made anew when a table is opened
-for writing. A page that a commit frees is held back while a reader may still need the state before that commit.
+Pages that the newest commit does not reach are free, so the map is built when a table is opened for writing. A page
+that a commit frees is held back while a reader may need the state before that commit.
 
-New pages go near where the scan order wants them: to the nearest free page, else to an extent of `EXTENT` pages that
-all such overflow shares, else to the end of the file. What one commit moves far away stays together there, in key
-order, so that reading in key order stays a matter of long runs.
+A new page is placed near the position that the scan order asks for: in the nearest free page, else in an extent of
+`EXTENT` pages that all such overflow shares, else at the end of the file. Pages that one commit places far away so stay
+together in key order, and reading in key order still finds long runs.
 
-Pages that take the place of most leaves of a long stretch of the table go to a stretch of the file instead, the
-shortest with that many free pages, one behind the other in key order: they are written by few large writes, and read
-so later. Where such a stretch is less than half free the file grows for them, but to no more than `MOST_GROWTH` times
-what is in use.
+Pages that replace most leaves of a long stretch of the table are placed, in key order, in the shortest stretch of the
+file with enough free pages instead, so that few large operations write and read them. If less than half of that stretch
+is free, the file grows, but to no more than `MOST_GROWTH` times the pages in use.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _SPARSE = 2
 
 
 class FreeSpace:
-    """The free pages of one file.
+    """Free pages of one file.
 
     Parameters
     ----------
@@ -45,7 +44,7 @@ class FreeSpace:
     Attributes
     ----------
     held
-        How many pages wait for readers.
+        Number of pages that are held back for readers.
     """
 
     def __init__(self, pages: int, used: NDArray[np.int64]) -> None:
@@ -57,7 +56,7 @@ class FreeSpace:
 
     @property
     def pages(self) -> int:
-        """Length of the file in pages, as far as it was ever given out."""
+        """Length of the file in pages."""
         return len(self._free)
 
     @property
@@ -77,7 +76,7 @@ class FreeSpace:
         Parameters
         ----------
         hints
-            Where each page should go, in the order in which the pages are to lie.
+            Page number near which each page should be placed, in the order in which the pages should be.
 
         Returns
         -------
@@ -91,14 +90,14 @@ class FreeSpace:
         return pages
 
     def find_stretch(self, count: int) -> int:
-        """Return the page from which on `take_onward` should take so many pages."""
+        """Return the page from which `take_onward` should take `count` pages."""
         start, length = kernels.shortest_stretch(self._free, count)
         sparse = length < count or length > _SPARSE * count
         used = len(self._free) - int(np.count_nonzero(self._free)) - self.held
         return len(self._free) if sparse and len(self._free) + count <= MOST_GROWTH * used else start
 
     def take_onward(self, start: int, count: int) -> NDArray[np.int64]:
-        """Take the first free pages from `start` on, ascending; where they end the file grows."""
+        """Take the first free pages from `start` on, ascending; the file grows if they are too few."""
         pages = np.empty(count, dtype=np.int64)
         found = kernels.take_onward(self._free, start, pages)
         if found < count:
@@ -106,7 +105,7 @@ class FreeSpace:
         return pages
 
     def grow(self, count: int) -> NDArray[np.int64]:
-        """Take pages behind the end of the file."""
+        """Take pages after the end of the file."""
         first = len(self._free)
         self._free = np.concatenate([self._free, np.zeros(count, dtype=np.uint8)])
         return np.arange(first, first + count, dtype=np.int64)
@@ -119,24 +118,24 @@ class FreeSpace:
         return end
 
     def give(self, pages: NDArray[np.int64]) -> None:
-        """Return pages that nobody can need."""
+        """Free pages that no reader can need."""
         self._free[pages] = 1
 
     def hold(self, txid: int, pages: NDArray[np.int64]) -> None:
-        """Hold back pages that transaction `txid` freed: readers of earlier transactions may need them."""
+        """Hold back pages that transaction `txid` freed; readers of earlier transactions may need them."""
         if len(pages):
             self._held.append((txid, pages))
             self.held += len(pages)
 
     def hold_free(self, txid: int) -> None:
-        """Hold back all that is free now: readers from before this map was made may need it."""
+        """Hold back all free pages; readers from before this map was built may need them."""
         pages = self.free
         self._free[pages] = 0
         self._overflow = range(0)
         self.hold(txid, pages)
 
     def reclaim(self, oldest: int) -> None:
-        """Free what is held, now that `oldest` is the earliest transaction that anybody reads."""
+        """Free held pages, given the earliest transaction that is still read."""
         if not self._held or self._held[0][0] > oldest:
             return
         due = np.concatenate([pages for txid, pages in self._held if txid <= oldest])

@@ -22,25 +22,25 @@ App: TypeAlias = tuple[str, int]
 
 
 def open_already() -> InputError:
-    """Return the error of a change that begins while a transaction is open."""
+    """Return the error for a change that begins while a transaction is open."""
     return InputError("a transaction of this table is open already; end it before the next change begins")
 
 
 class CommitResult(NamedTuple):
-    """What a commit did.
+    """Result of a commit.
 
     Attributes
     ----------
     txid
-        Transaction at which the table stands now.
+        Transaction id of the table after the commit.
     inserted
-        Rows stored under keys that were not there (or by `inserts`).
+        Rows stored under new keys, or by `inserts`.
     updated
-        Rows stored in place of rows with the same key.
+        Rows that replaced rows with the same key.
     deleted
-        Rows removed because their keys were to be deleted.
+        Rows deleted by their keys.
     skipped
-        Whether the application had committed this version or a later one already, so that nothing was done.
+        Whether the application had already committed this version or a later one, so that nothing was done.
     """
 
     txid: int
@@ -51,12 +51,12 @@ class CommitResult(NamedTuple):
 
 
 class Transaction:
-    """Changes that become one commit when the ``with`` block ends, or none if it ends by an exception.
+    """Changes that become one commit when the ``with`` block ends without an exception.
 
     Attributes
     ----------
     skipped
-        Whether the application committed this version before, so that nothing will be done.
+        Whether the application has already committed this version, so that nothing will be done.
     """
 
     def __init__(self, writer: Writer, app: App | None, *, skipped: bool) -> None:
@@ -76,7 +76,7 @@ class Transaction:
         Raises
         ------
         InputError
-            If the changes cannot be made. The whole transaction is then undone.
+            If the changes are refused. The whole transaction is then undone.
         """
         if self._ended:
             raise InputError("the transaction has ended; begin a new one")
@@ -102,7 +102,7 @@ class Transaction:
 
     @property
     def result(self) -> CommitResult:
-        """What the commit did; known when the ``with`` block has ended.
+        """Result of the commit; known when the ``with`` block has ended.
 
         Raises
         ------
@@ -126,7 +126,7 @@ class Transaction:
             if kind is None:
                 self._result = self._commit()
         finally:
-            self._draft = None  # it holds on to the state that it began from, whose pages then stay
+            self._draft = None  # a draft keeps its base snapshot alive, and with it the pages of that
             self._writer.abandon()
 
     def _commit(self) -> CommitResult:

@@ -1,7 +1,7 @@
 """Access to files: the seam through which every byte of a table passes.
 
 In: paths, offsets and buffers. Out: bytes, durability, and errors that name the file and the remedy. Contains the
-storage backend, asynchronous direct reads, and temporary files whose owner may die. Knows nothing of pages.
+storage backend, asynchronous direct reads, and temporary files whose owner may die. Knows nothing about pages.
 """
 
 from __future__ import annotations

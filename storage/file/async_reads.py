@@ -1,8 +1,8 @@
-"""Many reads in flight without threads: the kernel's asynchronous I/O (Linux, `io_submit`), called directly.
+"""Asynchronous reads without threads: direct calls of the kernel's asynchronous I/O (Linux, `io_submit`).
 
-It takes reads of files opened with `O_DIRECT` and returns at once; waiting for them is a call of its own, so that the
-caller works while the disk does. Where the kernel has it not, or refuses it, `open_kernel_queue` gives None and reads
-are made by threads. Knows nothing of pages.
+Reads of files opened with `O_DIRECT` are submitted by one call and awaited by another, so the caller works while the
+disk does. If the kernel does not support or refuses this, `open_kernel_queue` returns None and threads make the reads.
+Knows nothing about pages.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ _READ, _DESCRIPTOR_BIT = 0, 32
 _EVENT_DATA, _EVENT_RESULT = 0, 2  # words of an event
 _NONE = np.zeros(0, dtype=np.intp)
 READ_NBYTES = (_CONTROL_BLOCK_WORDS + _EVENT_WORDS + 1) * _WORD
-"""Bytes that a queue holds for each read it may have in flight."""
+"""Bytes of memory of a queue for each read in flight."""
 
 
 class KernelQueue:
-    """Reads of one file, so many at a time. Made by `open_kernel_queue`; belongs to one thread of one process.
+    """Queue of reads of one file. Created by `open_kernel_queue`; belongs to one thread of one process.
 
     Parameters
     ----------
     descriptor
-        Of a file opened with `O_DIRECT`.
+        Descriptor of a file opened with `O_DIRECT`.
     depth
-        Most reads in flight.
+        Maximum number of reads in flight.
     context
-        The kernel's side of the queue.
+        Handle of the queue in the kernel.
     """
 
     def __init__(self, descriptor: int, depth: int, context: _Context) -> None:
@@ -63,15 +63,15 @@ class KernelQueue:
         self._events = np.zeros((depth, _EVENT_WORDS), dtype=np.int64)
         self._first_event = ctypes.c_void_p(self._events.ctypes.data)
         self._close = weakref.finalize(self, context.destroy)
-        self._close.atexit = False  # the kernel takes back what a process leaves
+        self._close.atexit = False  # the kernel frees the queue when the process ends
 
     @property
     def usable(self) -> bool:
-        """Whether the queue is this process's own: it does not outlive a fork."""
+        """Whether the queue belongs to this process: it does not survive a fork."""
         return self._context.own
 
     def submit(self, offsets: NDArray[np.int64], lengths: NDArray[np.int64], addresses: NDArray[np.int64]) -> None:
-        """Begin to read; at most `depth` reads, and none before those before have been waited for."""
+        """Submit at most `depth` reads. All earlier reads must have been awaited."""
         size = len(offsets)
         blocks = self._blocks[:size]
         blocks[:, _OFFSET], blocks[:, _LENGTH], blocks[:, _ADDRESS] = offsets, lengths, addresses
@@ -85,7 +85,7 @@ class KernelQueue:
             context.submitted += taken
 
     def wait(self, lengths: NDArray[np.int64]) -> NDArray[np.intp]:
-        """Return, once all are done, which of the submitted reads, of these lengths, did not bring all of its bytes."""
+        """Wait for all submitted reads, of these lengths, and return the positions of those that were short."""
         brought = np.zeros(0, dtype=np.int64)
         done, context = 0, self._context
         while done < context.submitted:
@@ -93,7 +93,7 @@ class KernelQueue:
             got = _call(_EVENTS, context.name, most, most, self._first_event, None)
             if got == len(lengths) and self._events[:got, _EVENT_RESULT].sum() == lengths.sum():
                 context.submitted = 0
-                return _NONE  # no read brings more than its bytes, and a failure brings less than none
+                return _NONE  # no read returns more than its length, and an error is negative
             if got > 0:
                 brought = np.zeros(len(lengths), dtype=np.int64) if done == 0 else brought
                 brought[self._events[:got, _EVENT_DATA]] = self._events[:got, _EVENT_RESULT]
@@ -104,18 +104,18 @@ class KernelQueue:
         return np.flatnonzero(brought != lengths) if done else np.arange(len(lengths))
 
     def settle(self) -> None:
-        """Return when nothing is in flight any more, whatever became of it."""
+        """Wait until no read is in flight, and ignore the results."""
         if self._context.submitted and self._close.alive:
             self.wait(np.zeros(self._context.submitted, dtype=np.int64))
         self._context.submitted = 0
 
     def close(self) -> None:
-        """Give the queue back; what is in flight ends first."""
+        """Free the queue, after the reads in flight."""
         self._close()
 
 
 class _Context:
-    """The kernel's side of a queue: its name, and how many reads it was given that have not been waited for."""
+    """Handle of a queue in the kernel, and the number of submitted reads that were not awaited yet."""
 
     def __init__(self, name: ctypes.c_ulong) -> None:
         self.name = name
@@ -124,21 +124,21 @@ class _Context:
 
     @property
     def own(self) -> bool:
-        """Whether it was made by this process."""
+        """Whether this process created it."""
         return self._process == os.getpid()
 
     def destroy(self) -> None:
-        """Give it back. The kernel takes a tenth of a second over that, so a thread waits if nothing is in flight."""
+        """Free the queue. The kernel takes a tenth of a second, so a thread does it if nothing is in flight."""
         if not self.own:
             return
-        if self.submitted:  # the frames may be freed next
+        if self.submitted:  # the caller may free the frames next
             _call(_DESTROY, self.name)
-        else:  # not `threading`, whose lock may be held where garbage is collected
+        else:  # not `threading`: its lock may be held during garbage collection
             _thread.start_new_thread(_call, (_DESTROY, self.name))
 
 
 def open_kernel_queue(descriptor: int, depth: int) -> KernelQueue | None:
-    """Return a queue for a file opened with `O_DIRECT`, None if the kernel gives none."""
+    """Return a queue for a file opened with `O_DIRECT`, or None if the kernel refuses one."""
     if not sys.platform.startswith("linux") or platform.machine() not in _NUMBERS:
         return None
     name = ctypes.c_ulong(0)

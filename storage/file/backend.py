@@ -1,7 +1,7 @@
-"""The one seam through which storage touches a file: `StorageBackend`, and `FileBackend` on a real disk.
+"""`StorageBackend`, the only way in which storage accesses a table file, and `FileBackend`, which uses a real disk.
 
-Every byte that storage reads or writes goes through a `StorageBackend`, so that tests can put a simulated disk
-with any fault in its place. This module knows nothing of pages, checksums or commits.
+Every byte that storage reads or writes goes through a `StorageBackend`, so tests can replace it by a simulated disk
+with any fault. This module knows nothing about pages, checksums or commits.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ Mode = Literal["r", "w", "x"]
 
 _IOV_MAX = os.sysconf("SC_IOV_MAX") if os.sysconf("SC_IOV_MAX") > 0 else 1024
 _PIECE = 1 << 16
-"""Bytes of a write. One of megabytes is kept in folios of megabytes, which make later writes of single pages slow."""
+"""Maximum bytes of one write. The kernel keeps larger writes in large folios, which slow down later small writes."""
 _FLAGS = {"r": os.O_RDONLY, "w": os.O_RDWR, "x": os.O_RDWR | os.O_CREAT | os.O_EXCL}
 _NOT_DIRECT = (errno.EINVAL, errno.EOPNOTSUPP, errno.EFAULT)
 
 
 class StorageBackend(Protocol):
-    """What storage needs of a file. Calls may come from several threads at once; each names its offset."""
+    """File operations that storage needs. Calls may come from several threads at once; each has its own offset."""
 
     @property
     def path(self) -> str:
@@ -69,12 +69,12 @@ class StorageBackend(Protocol):
         ...
 
     def close(self) -> None:
-        """Give the file back; closing twice is allowed."""
+        """Close the file; closing twice is allowed."""
         ...
 
 
 class FileBackend:
-    """A file on disk, read with `O_DIRECT` where the file system and the buffers allow it.
+    """A file on disk, read with `O_DIRECT` if the file system and the buffers allow it.
 
     Reads that `O_DIRECT` refuses (unaligned memory, offset or length, or a file system without it) are served
     through the page cache. Writes always go through the page cache and become durable with `sync`.
@@ -82,7 +82,7 @@ class FileBackend:
     Parameters
     ----------
     path
-        The file.
+        Path of the table file.
     mode
         ``"r"`` reads, ``"w"`` reads and writes an existing file, ``"x"`` creates a new one.
     direct
@@ -95,7 +95,7 @@ class FileBackend:
     TableExistsError
         If there is one and `mode` is ``"x"``.
     InputError
-        If the path is not one.
+        If the path is not a valid path.
     StorageIOError
         If the operating system refuses for another reason.
     """
@@ -115,7 +115,7 @@ class FileBackend:
 
     @property
     def place(self) -> str:
-        """The path from the root on: it leads to the same place in whatever folder the process works."""
+        """Absolute path, which does not depend on the working folder of the process."""
         return self._place
 
     @property
@@ -125,7 +125,7 @@ class FileBackend:
 
     @property
     def direct_descriptor(self) -> int | None:
-        """The descriptor of reads that bypass the page cache; None if there are none."""
+        """Descriptor for reads that bypass the page cache, or None."""
         self._refuse_closed()
         return self._direct_fd
 
@@ -135,7 +135,7 @@ class FileBackend:
         return self._fd
 
     def has_its_name(self) -> bool:
-        """Whether the path still leads to this file, not to another or to none."""
+        """Whether the path still names this file."""
         return self._name.holds()
 
     def pread_into(self, offset: int, buffers: Sequence[Buffer]) -> None:
@@ -217,7 +217,7 @@ class FileBackend:
         )
 
     def close(self) -> None:
-        """Close the file. Locks held through it are given back."""
+        """Close the file. Locks held through it are released."""
         if not self._open:
             return
         self._open = False
@@ -226,7 +226,7 @@ class FileBackend:
             os.close(self._direct_fd)
 
     def _refuse_closed(self) -> None:
-        """Refuse to use a descriptor that may be another file's by now."""
+        """Raise if the file was closed: its descriptor may belong to another file by now."""
         if not self._open:
             raise ClosedTableError(f"the table {self._path} was closed; open it again")
 
@@ -237,7 +237,7 @@ def path_text(path: object) -> str:
     Raises
     ------
     InputError
-        If it is none: not text, empty, or with a zero byte.
+        If it is not a path: not text, empty, or with a zero byte.
     """
     text = os.fspath(path) if isinstance(path, str | os.PathLike) else None
     if not isinstance(text, str) or not text or "\0" in text:
@@ -265,7 +265,7 @@ def sync_folder(folder: str | os.PathLike[str]) -> None:
 
 def _open(path: str, flags: int) -> int:
     try:
-        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)  # a pipe is refused, not waited for
+        fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)  # a pipe is refused instead of blocking
     except FileNotFoundError as error:
         raise TableNotFoundError(_missing(path, creating=bool(flags & os.O_CREAT))) from error
     except FileExistsError as error:
@@ -289,7 +289,7 @@ def _open_direct(path: str) -> int | None:
     flag = getattr(os, "O_DIRECT", None)
     if flag is None:
         return None
-    with contextlib.suppress(OSError):  # a file system without O_DIRECT is read through the page cache instead
+    with contextlib.suppress(OSError):  # without O_DIRECT, reads go through the page cache
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | flag)
     return None
 
@@ -318,17 +318,17 @@ def _after(buffers: Sequence[Buffer], done: int) -> Sequence[Buffer]:
 
 
 class FileName:
-    """The name by which a file was opened.
+    """The path by which a file was opened.
 
-    The name by which the system knows the descriptor is asked first: it says the same of a path without symbolic
-    links, and who asks for a file's times makes the system write new ones with the next sync.
+    The path that the system reports for the descriptor is compared first, which is equivalent for a path without
+    symbolic links. `stat` is avoided: after it the system writes new file times with the next sync.
 
     Parameters
     ----------
     place
-        The path from the root on.
+        Absolute path.
     fd
-        Of the open file.
+        Descriptor of the open file.
     """
 
     def __init__(self, place: str, fd: int) -> None:
@@ -338,7 +338,7 @@ class FileName:
         self._name = _name_without_links(place, fd)
 
     def holds(self) -> bool:
-        """Whether the path still leads to this file, not to another or to none."""
+        """Whether the path still names this file."""
         if self._name is not None and _name_of(self._fd) == self._name:
             return True
         try:
@@ -348,22 +348,22 @@ class FileName:
 
 
 def _name_of(fd: int) -> str | None:
-    """Return the path by which the system knows an open file; None if it does not tell."""
+    """Return the path that the system reports for an open file, or None."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - on the way of each commit
+        return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - part of each commit
     except OSError:
         return None
 
 
 def _name_without_links(place: str, fd: int) -> str | None:
-    """Return the name of a descriptor if that is the path from the root on, with no symbolic link on its way.
+    """Return the reported path of a descriptor if it equals the absolute path, so that there is no symbolic link in it.
 
-    A name that looks like what the system says of a removed file proves nothing.
+    A path that ends as that of a removed file does is not used.
     """
     name = _name_of(fd)
     return name if name == place and not place.endswith(" (deleted)") else None
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:
-    """Return what tells a file from all others while it is open."""
+    """Return the identity of a file while it is open."""
     return stat.st_dev, stat.st_ino

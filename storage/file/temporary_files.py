@@ -1,7 +1,8 @@
-"""What a build that was killed leaves behind: told from what a live one works on by a claim, and removed.
+"""Temporary files and folders, and removal of those that a killed process left behind.
 
-A claim is an exclusive `flock` on the file or folder. It belongs to a descriptor, so it goes with its process however
-that ends, and process ids, which are given again, need not be trusted. A file system without such locks keeps remains.
+A process claims its temporary file or folder by an exclusive `flock`. The lock belongs to a descriptor, so it
+disappears with the process, and process ids, which are reused, need not be trusted. On a file system without such locks
+nothing is removed.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ _SCRATCH = ".headrace-sort-"
 
 @contextlib.contextmanager
 def claimed(make: Callable[[], Path]) -> Iterator[Path]:
-    """Make a file or folder, and claim it for as long as the context lasts.
+    """Create a file or folder, and claim it within the context.
 
     Parameters
     ----------
     make
-        Makes it and returns where it is. Called again if another build took it for remains before it was claimed.
+        Creates it and returns its path. Called again if another process removed it before it was claimed.
     """
     while True:
         path = make()
@@ -45,7 +46,7 @@ def claimed(make: Callable[[], Path]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def scratch_folder(parent: Path) -> Iterator[Path]:
-    """Give a new folder that is removed at the end of the context, or by a later call if the process is killed."""
+    """Yield a new folder that is removed at the end of the context, or by a later call if the process is killed."""
     remove_remains(parent, re.compile(re.escape(_SCRATCH) + ".*"))
     with claimed(lambda: Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=parent))) as folder:
         try:
@@ -55,20 +56,22 @@ def scratch_folder(parent: Path) -> Iterator[Path]:
 
 
 def remove_remains(folder: Path, names: re.Pattern[str]) -> None:
-    """Remove the files and folders in a folder whose whole names match and that nobody has claimed."""
+    """Remove the files and folders in a folder whose whole names match and that no process has claimed."""
     for path in folder.iterdir():
         if names.fullmatch(path.name):
-            with contextlib.suppress(OSError):  # claimed, gone by now, or another user's: no matter for this build
+            with contextlib.suppress(
+                OSError
+            ):  # claimed, removed meanwhile, or another user's: none of these matters here
                 _remove_unclaimed(path)
 
 
 def _claim(path: Path) -> int | None:
-    """Return a descriptor that holds the claim, or None if the path was removed before it could."""
+    """Return a descriptor that holds the claim, or None if the path was removed before."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
-    with contextlib.suppress(OSError):  # without such locks nobody can take the path for remains either
+    with contextlib.suppress(OSError):  # without such locks no process removes the path either
         fcntl.flock(fd, fcntl.LOCK_EX)
     if _leads_to(path, fd):
         return fd

@@ -2,7 +2,7 @@
 
 A segment is a run of blocks of 256 bits, four words each. A key's hash chooses the block by its upper half and the bits
 in it by its product with an odd number. In memory a segment may be folded to fewer blocks, each the union of one or
-more neighbours: block `b` becomes block ``b * narrow >> 32``, where `narrow` is the share of blocks that are left,
+more neighbors: block `b` becomes block ``b * narrow >> 32``, where `narrow` is the share of blocks that are left,
 times 2**32.
 """
 
@@ -39,7 +39,7 @@ def _block(hashed: np.uint64, blocks: int, narrow: int) -> Any:
 
 @njit(cache=True, nogil=True)
 def hash_words(keys: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
-    """Hash keys of one word: the finaliser of MurmurHash3, which no two words share."""
+    """Hash keys of one word: the finalizer of MurmurHash3, which no two words share."""
     for i in range(len(keys)):
         word = keys[i]
         word = (word ^ (word >> np.uint64(33))) * _MIX_1
@@ -163,7 +163,7 @@ def take_proven(
     Parameters
     ----------
     start : int64[n]
-        Where each slot begins in `slots`.
+        Offset of each slot in `slots`.
     size
         Bytes of a segment in its slot.
     """

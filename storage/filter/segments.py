@@ -1,9 +1,9 @@
-"""The negative filter of a table: which keys a leaf surely does not hold, in a file beside the table.
+"""The negative filter of a table: a file beside the table that says which keys are certainly not in a leaf.
 
-The file is derived data. It holds a segment, a small blocked Bloom filter, for each leaf page, and with it a tag that
-proves the segment to be of exactly this page; what is torn, lost, stale or another table's fails its tag, and then
-nothing is known of that leaf. So it is written without any sync, before or after the commit, and can only be too
-ignorant, never wrong. `FORMAT.md` describes its bytes.
+The file is derived data. It has a segment, a small blocked Bloom filter, for each leaf page, and a tag that proves that
+the segment describes exactly this page. A segment that is torn, lost, stale or from another table does not match its
+tag, and is ignored. The file is therefore written without a sync, before or after the commit: it may be incomplete, but
+never wrong. `FORMAT.md` describes its bytes.
 """
 
 from __future__ import annotations
@@ -136,14 +136,14 @@ def leaf_segments(
 
 
 class FilterFile:
-    """A filter that is there and has a sound header.
+    """An existing filter file with a sound header.
 
     Parameters
     ----------
     backend
-        Its file.
+        Storage backend of the filter file.
     shape
-        Of its segments.
+        Shape of its segments.
     """
 
     def __init__(self, backend: StorageBackend, shape: FilterShape) -> None:
@@ -197,15 +197,15 @@ class FilterFile:
         Parameters
         ----------
         pages : int64[n]
-            In any order.
+            Page numbers, in any order.
         checksums : uint64[n]
-            What their parents say of them.
+            Checksums from the parents' pointers.
         shape
             The filter's own, folded to what there is room for.
         segments : uint64[m, words]
-            Where they go.
+            Receives the segments.
         place : int32[n]
-            Which row of it is each page's.
+            Row of `segments` for each page.
         known : bool[m]
             Set to whether the segment is proven.
         """

@@ -1,6 +1,6 @@
-"""A table's negative filter as it is made, kept up to date with each change, and removed.
+"""Creation, maintenance and removal of a table's negative filter.
 
-What the filter is and how it lies on disk is in `storage.filter`. None of this ever fails a change of the table.
+`segments` describes the filter and its file. A failure here never fails a change of the table.
 """
 
 from __future__ import annotations
@@ -53,16 +53,16 @@ def check_filter_bits(bits: float) -> float:
 
 
 class FilterWriter:
-    """Keeps a filter up to date with the pages that a writer writes, if the table has one when the writer begins.
+    """Keeps a filter up to date with the pages that a writer writes, if the table has a filter when the writer starts.
 
-    A filter that cannot be written is left as it is, with a warning: what it says of other pages is still proven.
+    If the filter cannot be written, a warning is logged; its segments of other pages are still proven.
 
     Parameters
     ----------
     table
         Path of the table.
     layout
-        Of its leaves.
+        Layout of its leaves.
     """
 
     def __init__(self, table: str, layout: LeafLayout) -> None:
@@ -88,14 +88,14 @@ class FilterWriter:
             self.close()
 
     def close(self) -> None:
-        """Give the file back; closing twice is allowed."""
+        """Close the file; closing twice is allowed."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
 
 def build_filter(snapshot: Snapshot, reader: PageReader, bits: float = DEFAULT_FILTER_BITS) -> None:
-    """Make the filter of a table's newest commit, in the place of one that is there; nobody else may be writing to it.
+    """Build the filter of a table's newest commit and replace an existing one; the caller holds the writer's lock.
 
     Raises
     ------

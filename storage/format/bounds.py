@@ -1,7 +1,7 @@
-"""A stream's column as bounds of a key column: the least key not below a value, the greatest not above it.
+"""Bounds of a key column from values of a stream: the least key not below a value, the greatest key not above it.
 
 The two may differ in width, unit and scale. Whatever the rounding, a bound is exact: a key column's value lies above it
-if and only if it lies above the stream's value. Bounds beyond the key type's ends are moved there, or cannot be met.
+if and only if it lies above the stream's value. Bounds beyond the range of the key type are clamped, or cannot be met.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SIGN = np.uint64(_HALF)
 
 
 class Scale:
-    """How values of a type lie on a line that other types share.
+    """Scale of a type: how its values compare with those of other types.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Scale:
 
 
 def scale_of(dtype: pa.DataType) -> Scale | None:
-    """Return where values of a type lie, None for types that have an order only, or none that bounds are known for.
+    """Return the scale of a type, or None for types that have only an order or no bounds.
 
     Examples
     --------
@@ -90,11 +90,11 @@ def low_bound(
     Parameters
     ----------
     column
-        Of the stream.
+        Column of the stream.
     target
         A key column's type.
     name
-        Of the stream's column, for messages.
+        Name of the stream's column, for messages.
     offset
         Added to each value, in whole numbers of the target: units of an integer or timestamp, days of a date, last
         places of a decimal.
@@ -104,7 +104,7 @@ def low_bound(
     Returns
     -------
     array
-        Of type `target`, without nulls.
+        Bounds of type `target`, without nulls.
     valid : bool[n] or None
         False for nulls, and where no value of the type is large enough; None if all are valid.
 
@@ -136,7 +136,7 @@ def high_bound(
 ) -> Coerced:
     """Return the greatest values of `target` that are not above those of a column; see `low_bound`.
 
-    There is no greatest text below another: for text and binary types `strict` is left to whoever compares.
+    There is no greatest text below another text, so for text and binary types the caller handles `strict`.
     """
     if is_bytes(target):
         return coerce(column, target, name)
@@ -145,7 +145,7 @@ def high_bound(
 
 
 def extreme(target: pa.DataType, rows: int, *, greatest: bool) -> pa.Array:
-    """Return the least or the greatest value of a type, so many times. Text has no greatest.
+    """Return an array of the least or the greatest value of a type. Text has no greatest value.
 
     Examples
     --------

@@ -1,7 +1,7 @@
-"""Make a column fit a key column without changing what it means, or say which rows cannot.
+"""Conversion of a column to the type of a key column without a change of meaning.
 
 A stream's key column may be narrower, wider, in another unit or of another scale than the table's. Values that the
-table's type cannot hold can never match: they are marked, not refused. Types between which no value could ever be
+table's type cannot hold can never match: they are marked as not valid. Types between which no value could ever be
 equal (text against numbers, a local time against an instant) are refused before the first row.
 """
 
@@ -24,21 +24,21 @@ Coerced = tuple[pa.Array, NDArray[np.bool_] | None]
 
 
 def coerce(column: pa.Array | pa.ChunkedArray, target: pa.DataType, name: str) -> Coerced:
-    """Return a column as `target`, and which of its rows are not null and can be equal to a value of `target`.
+    """Return a column as type `target`, and which rows are not null and can equal a value of that type.
 
     Parameters
     ----------
     column
-        Values as they come.
+        Column to convert.
     target
-        A type that keys can have.
+        Type of a key column.
     name
-        Of the column, for messages.
+        Name of the column, for messages.
 
     Returns
     -------
     array
-        Of type `target`, without nulls; rows that are not valid hold any value.
+        Values of type `target`, without nulls; rows that are not valid have arbitrary values.
     valid : bool[n] or None
         None if all rows are valid.
 

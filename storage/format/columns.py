@@ -1,8 +1,8 @@
-"""Logical Arrow columns as the physical columns that pages hold, and back.
+"""Conversion between logical Arrow columns and the physical columns of pages.
 
 A fixed-width column is one column of 64-bit integers (floats as their bits), or two for decimals of more than 18
 digits; a text or binary column is one column of bytes. Dictionary, large and view types are stored as their plain
-relatives. Nothing here knows pages or keys.
+relatives. Knows nothing about pages or keys.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _MAX_TEXT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class FixedType:
-    """How a fixed-width type is held: the numpy type of its Arrow buffer, and in how many 64-bit words."""
+    """Storage of a fixed-width type: the numpy type of its Arrow buffer, and the number of 64-bit words."""
 
     dtype: np.dtype[np.generic]
     signed: bool
@@ -78,7 +78,7 @@ _INT128 = FixedType(np.dtype(np.int64), signed=True, words=2)
 
 
 def fixed_type(dtype: pa.DataType) -> FixedType | None:
-    """Return how a type is held in 64-bit words, or None if it is not of fixed width."""
+    """Return how a type is stored in 64-bit words, or None if it is not of fixed width."""
     if isinstance(dtype, pa.BaseExtensionType):
         return None
     found = _FIXED.get(dtype)
@@ -182,7 +182,7 @@ def conform(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatc
 
 
 class _Memory:
-    """Memory of an Arrow buffer for numpy, which keeps this object, and so the buffer, for as long as it needs."""
+    """Memory of an Arrow buffer for numpy, which keeps this object, and with it the buffer, alive."""
 
     def __init__(self, buffer: pa.Buffer) -> None:
         self._buffer = buffer
@@ -195,9 +195,9 @@ class _Memory:
 
 
 def view_of(buffer: pa.Buffer | None, dtype: Any) -> NDArray[Any]:
-    """Return the memory of a buffer as an array, without a copy. Nobody may write to it.
+    """Return the memory of a buffer as an array, without a copy. It must not be written to.
 
-    It is not flagged as read-only, so that compiled kernels meet one type of array and are compiled once.
+    It is not flagged as read-only, so that kernels are compiled for one array type only.
     """
     if buffer is None or buffer.size == 0:
         return np.zeros(0, dtype=dtype)
@@ -218,7 +218,7 @@ def null_mask(array: pa.Array) -> NDArray[np.bool_] | None:
 
 
 def fixed_values(array: pa.Array) -> list[NDArray[np.int64]]:
-    """Return the 64-bit words of a fixed-width array, most significant word first; nulls hold any value."""
+    """Return the 64-bit words of a fixed-width array, most significant word first; nulls have arbitrary values."""
     kind = fixed_type(array.type)
     assert kind is not None, array.type
     start, end = array.offset, array.offset + len(array)

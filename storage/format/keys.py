@@ -1,4 +1,4 @@
-"""Key columns as normalised keys whose byte order is the order of the rows. Knows neither pages nor files.
+"""Key columns as normalized keys whose byte order is the order of the rows. Knows nothing about pages or files.
 
 Two kinds: keys of fixed-width columns that take at most eight bytes together are one unsigned integer each ("u64");
 all others are strings of bytes ("bytes"). Signed numbers have their sign bit flipped, columns follow each other most
@@ -27,6 +27,7 @@ from headrace.storage.format.columns import (
     is_bytes,
     text_to_array,
 )
+from headrace.storage.format.constants import SIGN, WORD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,16 +40,14 @@ __all__ = ["KeyCodec", "Keys", "Kind", "stable_order"]
 Kind = Literal["u64", "bytes"]
 KeySource: TypeAlias = pa.RecordBatch | pa.Table | Sequence[pa.Array | pa.ChunkedArray]
 
-_WORD = 8
 _SHOWN = 60
-_SIGN = np.uint64(1 << 63)
 _NO_OFFSETS = np.zeros(1, dtype=np.int64)
 _NO_DATA = np.zeros(1, dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Normalised keys, one per row.
+    """Normalized keys, one per row.
 
     Attributes
     ----------
@@ -57,7 +56,7 @@ class Keys:
     prefix : uint64[n]
         The key itself, or the first eight bytes of it as a big-endian number padded with zeros.
     offsets : int64[n + 1] or None
-        Where the bytes of each key begin and end in `data`; not necessarily from 0 on.
+        Offsets in `data` at which the bytes of each key begin and end; they need not start at 0.
     data : uint8 array or None
     """
 
@@ -76,14 +75,14 @@ class Keys:
 
     @property
     def parts(self) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint8]]:
-        """Prefix, offsets and data for kernels, which take arrays even where a kind has none."""
+        """Prefix, offsets and data for kernels; empty arrays if the kind has none."""
         if self.offsets is None or self.data is None:
             return self.prefix, _NO_OFFSETS, _NO_DATA
         return self.prefix, self.offsets, self.data
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the keys need: not more of a shared buffer than they use."""
+        """Bytes of the keys; of a shared buffer, only those that they use."""
         if self.offsets is None:
             return self.prefix.nbytes
         return self.prefix.nbytes + self.offsets.nbytes + int(self.offsets[-1] - self.offsets[0])
@@ -95,14 +94,14 @@ class Keys:
 
     @classmethod
     def empty(cls, kind: Kind) -> Keys:
-        """Return no keys."""
+        """Return an empty array of keys."""
         if kind == "u64":
             return cls("u64", np.zeros(0, dtype=np.uint64))
         return cls("bytes", np.zeros(0, dtype=np.uint64), np.zeros(1, dtype=np.int64), np.zeros(0, dtype=np.uint8))
 
     @classmethod
     def lowest(cls, kind: Kind) -> Keys:
-        """Return one key that no other is below."""
+        """Return the lowest possible key."""
         if kind == "u64":
             return cls("u64", np.zeros(1, dtype=np.uint64))
         return cls.from_bytes(np.zeros(2, dtype=np.int64), np.zeros(0, dtype=np.uint8))
@@ -139,7 +138,7 @@ class Keys:
     def comparable(self, row: int) -> bytes:
         """Return one key as bytes that compare as keys do."""
         if self.offsets is None or self.data is None:
-            return int(self.prefix[row]).to_bytes(_WORD, "big")
+            return int(self.prefix[row]).to_bytes(WORD, "big")
         return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
 
     def argsort(self) -> NDArray[np.int64]:
@@ -174,12 +173,12 @@ def _as_binary(keys: Keys) -> pa.Array:
 
 
 class KeyCodec:
-    """Turns key columns into normalised keys and back.
+    """Turns key columns into normalized keys and back.
 
     Parameters
     ----------
     schema
-        Of the table.
+        Schema of the table.
     columns
         Names of the key columns, most significant first.
 
@@ -200,11 +199,11 @@ class KeyCodec:
         self.columns = tuple(columns)
         self.types = _key_types(schema, self.columns)
         self._fixed = [fixed_type(dtype) for dtype in self.types]
-        width = sum(_WORD + 1 if fixed is None else fixed.width for fixed in self._fixed)
-        self.kind: Kind = "u64" if width <= _WORD else "bytes"
+        width = sum(WORD + 1 if fixed is None else fixed.width for fixed in self._fixed)
+        self.kind: Kind = "u64" if width <= WORD else "bytes"
 
     def encode(self, source: KeySource) -> Keys:
-        """Return the keys of rows that are to be stored.
+        """Return the keys of rows to store.
 
         Parameters
         ----------
@@ -232,19 +231,19 @@ class KeyCodec:
     def encode_stream(
         self, source: KeySource, names: Sequence[str] | None = None
     ) -> tuple[Keys, NDArray[np.bool_] | None]:
-        """Return the keys of rows that look for a match, and which of them can have one.
+        """Return the keys of stream rows, and which of them can have a match.
 
         Parameters
         ----------
         source
-            As of `encode`.
+            See `encode`.
         names
-            What the source calls its columns, for messages; the key's names if not given.
+            Names of the columns in the source, for messages; by default those of the key.
 
         Returns
         -------
         keys
-            Keys of rows that are not valid hold any value.
+            Keys; those of rows that are not valid have arbitrary values.
         valid : bool[n] or None
             False for null keys and for values that the key column's type cannot hold; None if all are valid.
 
@@ -266,7 +265,7 @@ class KeyCodec:
         return self._unpack_u64(keys.prefix) if self.kind == "u64" else self._unpack_bytes(keys)
 
     def describe(self, keys: Keys, row: int) -> str:
-        """Return one key as people read it, for messages."""
+        """Return one key as text, for messages."""
         values = [_shown(array) for array in self.decode(keys.slice(row, row + 1))]
         values = [value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..." for value in values]
         return ", ".join(f"{name}={value}" for name, value in zip(self.columns, values, strict=True))
@@ -320,7 +319,7 @@ class KeyCodec:
                 kernels.append_bytes(data, cursor, *bytes_of(array), position < len(arrays) - 1)
                 continue
             for words in _ordered_words(array, fixed):
-                kernels.append_fixed(data, cursor, words, min(fixed.width, _WORD))
+                kernels.append_fixed(data, cursor, words, min(fixed.width, WORD))
         return Keys.from_bytes(offsets, data)
 
     def _unpack_u64(self, packed: NDArray[np.uint64]) -> list[pa.Array]:
@@ -328,7 +327,7 @@ class KeyCodec:
         for dtype, fixed in zip(reversed(self.types), reversed(self._fixed), strict=True):
             assert fixed is not None
             arrays.append(fixed_to_array(dtype, _unordered_words([packed], fixed)))
-            if fixed.width < _WORD:
+            if fixed.width < WORD:
                 packed = packed >> np.uint64(8 * fixed.width)
         return arrays[::-1]
 
@@ -338,7 +337,7 @@ class KeyCodec:
         arrays = []
         for position, (dtype, fixed) in enumerate(zip(self.types, self._fixed, strict=True)):
             if fixed is not None:
-                width = min(fixed.width, _WORD)
+                width = min(fixed.width, WORD)
                 words = [kernels.read_fixed(data, cursor, width) for _ in range(fixed.words)]
                 arrays.append(fixed_to_array(dtype, _unordered_words(words, fixed)))
                 continue
@@ -376,7 +375,7 @@ def _ordered_words(array: pa.Array, fixed: FixedType) -> list[NDArray[np.uint64]
 
 def _ordered(values: NDArray[np.int64], fixed: FixedType) -> NDArray[np.uint64]:
     """Return the first word of a column's values as unsigned numbers in their order."""
-    word, bits = values.view(np.uint64), 8 * min(fixed.width, _WORD)
+    word, bits = values.view(np.uint64), 8 * min(fixed.width, WORD)
     if fixed.signed:
         word = word ^ np.uint64(1 << (bits - 1))
     return word if bits == 64 else word & np.uint64((1 << bits) - 1)  # noqa: PLR2004 - bits of a word
@@ -384,15 +383,15 @@ def _ordered(values: NDArray[np.int64], fixed: FixedType) -> NDArray[np.uint64]:
 
 def _unordered_words(words: Sequence[NDArray[np.uint64]], fixed: FixedType) -> list[NDArray[np.int64]]:
     """Undo `_ordered_words`; bits above the column's width are dropped."""
-    up = np.uint64(64 - 8 * min(fixed.width, _WORD))
+    up = np.uint64(64 - 8 * min(fixed.width, WORD))
     if not fixed.signed:
         return [((words[0] << up) >> up).view(np.int64)]
-    first = ((words[0] << up) ^ _SIGN).view(np.int64) >> up.view(np.int64)
+    first = ((words[0] << up) ^ SIGN).view(np.int64) >> up.view(np.int64)
     return [first, *(word.view(np.int64) for word in words[1:])]
 
 
 def _shown(array: pa.Array) -> str:
-    """Return the first value as people read it."""
+    """Return the first value as text."""
     try:
         return str(array[0])
     except (OverflowError, ValueError):  # a time that Python has no type for
@@ -408,7 +407,7 @@ def stable_order(
     """Return the stable order of keys by their prefixes.
 
     The leading bits of each prefix and its position share one integer, so that a plain sort of integers gives the
-    order up to keys whose leading bits are the same; those few are put in order among themselves.
+    order up to keys whose leading bits are the same; those few are sorted separately.
 
     Parameters
     ----------
@@ -417,7 +416,7 @@ def stable_order(
     exact
         Whether the prefix is the whole key.
     order_of
-        Gives the stable order of the keys at the positions it gets.
+        Returns the stable order of the keys at the given positions.
 
     Returns
     -------

@@ -1,7 +1,4 @@
-"""Where things lie in a leaf: the constants of the format and the physical columns of a table. Moves no bytes.
-
-`FORMAT.md` shows the same as diagrams.
-"""
+"""`LeafLayout`: the physical columns of a table's leaves. `FORMAT.md` has diagrams of a leaf."""
 
 from __future__ import annotations
 
@@ -32,11 +29,11 @@ class PhysicalColumn:
     Attributes
     ----------
     name, dtype
-        Of the logical column.
+        Name and type of the logical column.
     first
-        Its first entry in the directory.
+        First entry of the column in the directory.
     words
-        How many entries it has: 64-bit words, most significant first. 0 means one entry of bytes.
+        Number of 64-bit words, each with an entry, most significant first. 0 means one entry of bytes.
     """
 
     name: str
@@ -51,16 +48,16 @@ class PhysicalColumn:
 
 
 class LeafLayout:
-    """The physical columns of a table's leaves. Entry 0 of the directory is the normalised key.
+    """The physical columns of a table's leaves. Entry 0 of the directory is the normalized key.
 
     Parameters
     ----------
     schema
-        Of the table, in stored types.
+        Schema of the table, in stored types.
     key
         Names of the key columns.
     page_size
-        Bytes of a page.
+        Page size in bytes.
 
     Raises
     ------
@@ -88,7 +85,7 @@ class LeafLayout:
         return HEADER + DIRECTORY_ENTRY * self.entries
 
     def select(self, columns: Sequence[str] | None) -> list[str]:
-        """Return names of columns, by default those of the payload; a single name will do.
+        """Return names of columns, by default those of the payload; a single name is allowed.
 
         Raises
         ------

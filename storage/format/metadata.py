@@ -1,7 +1,7 @@
-"""The metadata pages of a table: its schema and key columns as an Arrow IPC message. Knows nothing of rows.
+"""The metadata pages of a table: its schema and key columns as an Arrow IPC message. Knows nothing about rows.
 
 The text is cut into pages of type 3 that follow one another: a page header, then as many bytes as fit. The
-superblock says where it begins, how long it is, and its XXH64.
+superblock has its first page, its length and its XXH64.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SEED = np.uint64(0)
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """Metadata as a superblock points to it."""
+    """Sealed metadata pages, and the fields of the superblock that point to them."""
 
     pages: NDArray[np.uint8]
     count: int
@@ -41,7 +41,7 @@ class Metadata:
 
 
 def metadata_pages(length: int, page_size: int) -> int:
-    """Return how many pages metadata of so many bytes takes."""
+    """Return the number of pages for metadata of `length` bytes."""
     return -(-length // (page_size - HEADER))
 
 

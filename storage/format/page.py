@@ -26,19 +26,19 @@ _FEW = 16
 
 
 def key_limit(page_size: int) -> int:
-    """Return how many bytes a byte key may have, so that an inner page always has room for several separators."""
+    """Return the maximum bytes of a byte key, so that an inner page always has room for several separators."""
     return page_size // 4
 
 
 def aligned_pages(count: int, page_size: int) -> NDArray[np.uint8]:
-    """Return zeroed room for pages and the kernels' slack behind them, aligned for direct I/O."""
+    """Return a zeroed buffer for pages and the slack that kernels need after them, aligned for direct I/O."""
     room = np.zeros(count * page_size + SLACK + _BLOCK, dtype=np.uint8)
     start = -room.__array_interface__["data"][0] % _BLOCK
     return room[start : start + count * page_size + SLACK]
 
 
 def runs_of(numbers: NDArray[np.int64]) -> Iterable[tuple[int, int]]:
-    """Return where runs of pages that follow one another begin and end in `numbers`."""
+    """Return start and end in `numbers` of each run of consecutive pages."""
     if len(numbers) <= _FEW:
         some = numbers.tolist()
         ends = [at for at in range(1, len(some)) if some[at] != some[at - 1] + 1]
@@ -61,12 +61,12 @@ def read_pages(
     checksums: NDArray[np.uint64] | None,
     room: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return pages of the file side by side, in this room if one is given, each one verified.
+    """Return verified pages of the file side by side, in the buffer `room` if one is given.
 
     Raises
     ------
     CorruptPageError
-        If a page lies outside the file, or its content is not what its checksum or its parent says.
+        If a page is outside the file, or does not match its checksum or its parent's pointer.
     """
     beyond = (numbers < 0) | ((numbers + 1) * page_size > backend.size())
     if beyond.any():
@@ -85,7 +85,7 @@ def read_pages(
 
 
 def damaged_page(backend: StorageBackend, page: int) -> CorruptPageError:
-    """Return the error of a page whose content is not what its checksum or its parent says."""
+    """Return the error for a page that does not match its checksum or its parent's pointer."""
     return CorruptPageError(
         f"{backend.path}: page {page} is damaged: its checksum is not the one that was written; "
         "restore the file or build it again"

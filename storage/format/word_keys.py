@@ -1,4 +1,4 @@
-"""`KeyWords`: keys of one word each, as they lie in the column of a batch where that is possible."""
+"""`KeyWords`: keys of one word each, used directly from the column of a batch if possible."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from headrace.storage.format.coercion import coerce
 from headrace.storage.format.columns import fixed_type, fixed_values
+from headrace.storage.format.constants import WORD
 from headrace.storage.format.keys import Keys
 
 if TYPE_CHECKING:
@@ -21,23 +22,22 @@ if TYPE_CHECKING:
 
 __all__ = ["KeyWords", "key_words"]
 
-_WORD = 8
 _SIGN, _NOTHING = np.uint64(1 << 63), np.uint64(0)
 _ALL_VALID = np.zeros(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
 class KeyWords:
-    """Keys that rows look for.
+    """Keys to find.
 
     Attributes
     ----------
     words : uint64[n]
-        A key is its word plus `above`, modulo 2**64.
+        Words; a key is its word plus `above`, modulo 2**64.
     above
-        The same for all.
+        Constant that is added to each word.
     valid : bool[n] or None
-        Which keys can be in the table at all; all, if None.
+        False for keys that cannot be in the table; None if all can be.
     """
 
     words: NDArray[np.uint64]
@@ -45,18 +45,18 @@ class KeyWords:
     valid: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:
-        self.words.flags.writeable = False  # as the words of a batch are: kernels are compiled for one kind of array
+        self.words.flags.writeable = False  # as the words of a batch, so that kernels are compiled once
 
     def __len__(self) -> int:
         return len(self.words)
 
     @property
     def flags(self) -> NDArray[np.bool_]:
-        """`valid` for kernels, which take arrays: empty if all are."""
+        """`valid` as an array for kernels: empty if all keys are valid."""
         return _ALL_VALID if self.valid is None else self.valid
 
     def keys(self) -> Keys:
-        """Return the normalised keys."""
+        """Return the normalized keys."""
         return Keys("u64", self.words + self.above if self.above else self.words)
 
 
@@ -66,13 +66,13 @@ def key_words(codec: KeyCodec, columns: Sequence[pa.Array]) -> KeyWords:
     Parameters
     ----------
     codec
-        Of keys of one word.
+        Codec of keys of one word.
     columns
         See `headrace.storage.format.keys.KeyCodec.encode_stream`, which says what is refused.
     """
     fixed = fixed_type(codec.types[0])
     assert fixed is not None
-    if fixed.width < _WORD:
+    if fixed.width < WORD:
         keys, valid = codec.encode_stream(columns)
         return KeyWords(keys.prefix, valid=valid)
     array, valid = coerce(columns[0], codec.types[0], codec.columns[0])

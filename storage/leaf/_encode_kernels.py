@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit
 
 from headrace.storage.format._byte_kernels import copy_bytes, store_u64
+from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, SIGN, TEXT_DICTIONARY, TEXT_PLAIN
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["bytes_needed", "dictionary_size", "plan_leaves", "write_leaves"]
 
 
-_HEADER = 24
-_ENTRY = 16
 _BLOCK = 32
 _MAX = np.int64(2**63 - 1)
 _MIN = np.int64(-(2**63))
@@ -63,7 +62,7 @@ def _take_block(
 
     `bottom` and `top` are room for what the block would make of `low` and of `high` or `total`.
     """
-    size = _HEADER + _ENTRY * len(places)
+    size = HEADER + DIRECTORY_ENTRY * len(places)
     for column in range(len(places)):
         slot = places[column, 1]
         smallest = low[column]
@@ -154,7 +153,7 @@ def plan_leaves(
                 row += _BLOCK
                 continue
         count = row - start + 1
-        size = _HEADER + _ENTRY * columns
+        size = HEADER + DIRECTORY_ENTRY * columns
         for column in range(columns):
             slot = places[column, 1]
             null = places[column, 2] >= 0 and nulls[places[column, 2], row] != 0
@@ -196,11 +195,6 @@ def plan_leaves(
         ends[pages] = rows
         pages += 1
     return ends[:pages], -1
-
-
-_SIGN = np.uint64(1 << 63)
-_TEXT_PLAIN = 1
-_TEXT_DICTIONARY = 2
 
 
 @njit(cache=True, nogil=True)
@@ -283,7 +277,7 @@ def _write_text(
         text - origin if total > 0 else 0,
         bitmap,
         width,
-        _TEXT_PLAIN,
+        TEXT_PLAIN,
     )
     end = 0
     for row in range(rows):
@@ -322,7 +316,7 @@ def _write_dictionary(
         block - origin,
         bitmap,
         width,
-        _TEXT_DICTIONARY,
+        TEXT_DICTIONARY,
     )
     for row in range(rows):
         code = 0 if len(absent) > 0 and absent[row] != 0 else local[codes[row]]
@@ -398,9 +392,9 @@ def write_leaves(
         stop = ends[number]
         origin = number * page_size
         store_u64(pages, origin + 16, np.uint64(1) | (np.uint64(stop - start) << np.uint64(32)))
-        at = origin + _HEADER + _ENTRY * columns
+        at = origin + HEADER + DIRECTORY_ENTRY * columns
         for column in range(columns):
-            entry = origin + _HEADER + _ENTRY * column
+            entry = origin + HEADER + DIRECTORY_ENTRY * column
             slot = places[column, 1]
             absent = nothing
             bitmap = 0
@@ -413,7 +407,7 @@ def write_leaves(
                         pages[at + (row >> 3)] |= np.uint8(absent[row] << (row & 7))
                     at += (stop - start + 7) >> 3
             if places[column, 0] == 0:
-                flip = _SIGN if column == 0 and flip_key else np.uint64(0)
+                flip = SIGN if column == 0 and flip_key else np.uint64(0)
                 at = _write_words(pages, entry, origin, at, words[slot, start:stop], absent, bitmap, flip)
                 continue
             lengths = spans[slot, start : stop + 1]

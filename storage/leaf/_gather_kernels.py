@@ -8,6 +8,7 @@ import numpy as np
 from numba import njit
 
 from headrace.storage.format._byte_kernels import copy_bytes, load_u64, store_u64
+from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER
 from headrace.storage.leaf._search_kernels import mask_of, text_span
 
 if TYPE_CHECKING:
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 __all__ = ["expand_rows", "gather_spans", "gather_text", "gather_words"]
 
 
-_HEADER = 24
-_ENTRY = 16
 _U16 = np.uint64(0xFFFF)
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
@@ -38,7 +37,7 @@ def gather_words(
     Parameters
     ----------
     entry
-        Of the directory.
+        Number of the entry in the directory.
     out : uint8[n * size + 8]
     valid : uint8[n]
         Becomes 1 for values that are present.
@@ -53,7 +52,7 @@ def gather_words(
         if frame[i] != last and frame[i] >= 0:
             last = frame[i]
             page = _I64(last) * page_size
-            at = page + _HEADER + _ENTRY * entry
+            at = page + HEADER + DIRECTORY_ENTRY * entry
             base = load_u64(frames, at)
             packed = load_u64(frames, at + 8)
             data = page + _I64(packed & _U16)
@@ -92,7 +91,7 @@ def gather_spans(
         valid[i] = 0
         if frame[i] >= 0:
             page = _I64(frame[i]) * page_size
-            at = page + _HEADER + _ENTRY * entry
+            at = page + HEADER + DIRECTORY_ENTRY * entry
             packed = load_u64(frames, at + 8)
             bitmap = _I64((packed >> np.uint64(32)) & _U16)
             if bitmap == 0 or (frames[page + bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1 == 0:
@@ -119,7 +118,7 @@ def gather_text(
         length = offsets[i + 1] - offsets[i]
         if length > 0:
             page = _I64(frame[i]) * page_size
-            at = page + _HEADER + _ENTRY * entry
+            at = page + HEADER + DIRECTORY_ENTRY * entry
             start, _ = text_span(frames, page, load_u64(frames, at), load_u64(frames, at + 8), _I64(row[i]))
             copy_bytes(frames, start, out, offsets[i], length)
 

@@ -1,7 +1,7 @@
 """Compiled search for keys and ranges of keys in encoded leaves, in place. Arrays in, arrays out.
 
 `frames` is a flat uint8 array of whole pages with eight spare bytes at its end; `frame` says in which of them a row
-lies, -1 for nowhere. A directory entry is a base and one packed word (see FORMAT.md).
+is, -1 for none. A directory entry is a base and one packed word (see FORMAT.md).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from numba import njit
 
 from headrace.storage.format._byte_kernels import bswap_u64, compare_bytes, load_u16, load_u64
+from headrace.storage.format.constants import HEADER, WORD
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -30,9 +31,6 @@ __all__ = [
 ]
 
 
-_HEADER = 24
-_ENTRY = 16
-_WORD = 8
 _TEXT_DICTIONARY = np.uint64(2)
 _U16 = np.uint64(0xFFFF)
 _ALL = ~np.uint64(0)
@@ -54,7 +52,7 @@ def first_not_below(
     Parameters
     ----------
     data, width, mask
-        Where the keys begin, their bytes, and the bits of so many bytes.
+        Offset of the first key, bytes of a key, and a mask of that many bytes.
     target
         Above the page's base.
     """
@@ -110,8 +108,8 @@ def search_u64(
             last = frame[i]
             page = _I64(last) * page_size
             rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
-            base = load_u64(frames, page + _HEADER)
-            packed = load_u64(frames, page + _HEADER + 8)
+            base = load_u64(frames, page + HEADER)
+            packed = load_u64(frames, page + HEADER + 8)
             data = page + _I64(packed & _U16)
             width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
             mask = mask_of(np.uint64(width))
@@ -192,13 +190,13 @@ def order_of(
     word = np.uint64(0)
     if length > 0:
         word = bswap_u64(load_u64(frames, left))
-        if length < _WORD:
+        if length < WORD:
             word &= ~((np.uint64(1) << np.uint64(64 - 8 * length)) - np.uint64(1))
     if word != prefix:
         return -1 if word < prefix else 1
-    if length <= _WORD or end - start <= _WORD:
+    if length <= WORD or end - start <= WORD:
         return length - (end - start)
-    return compare_bytes(frames, left + _WORD, left_end, data, start + _WORD, end)
+    return compare_bytes(frames, left + WORD, left_end, data, start + WORD, end)
 
 
 @njit(cache=True, nogil=True)
@@ -221,8 +219,8 @@ def search_bytes(
             continue
         page = _I64(frame[i]) * page_size
         rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
-        base = load_u64(frames, page + _HEADER)
-        packed = load_u64(frames, page + _HEADER + 8)
+        base = load_u64(frames, page + HEADER)
+        packed = load_u64(frames, page + HEADER + 8)
         word, start, stop = prefix[i], offsets[i], offsets[i + 1]
         low = 0
         high = rows
@@ -266,8 +264,8 @@ _BELOW, _NOT_ABOVE = False, True
 def _rank_u64(frames: NDArray[np.uint8], page: int, key: np.uint64) -> int:
     """Return how many rows of a page are below a key: by interpolation, then galloping, then halving."""
     rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
-    base = load_u64(frames, page + _HEADER)
-    packed = load_u64(frames, page + _HEADER + 8)
+    base = load_u64(frames, page + HEADER)
+    packed = load_u64(frames, page + HEADER + 8)
     data = page + _I64(packed & _U16)
     width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
     mask = mask_of(np.uint64(width))
@@ -321,7 +319,7 @@ def nearest_u64(
     """Find the last row not above `high`, or the first not below `low`.
 
     The count is 1 if that row lies in the range, 0 if it does not, and -1 if the page has no such row, so that only its
-    neighbour can tell.
+    neighbor can tell.
     """
     for i in range(len(frame)):
         row[i] = 0
@@ -337,8 +335,8 @@ def nearest_u64(
         if at < 0 or at == rows:
             count[i] = -1
             continue
-        base = load_u64(frames, page + _HEADER)
-        packed = load_u64(frames, page + _HEADER + 8)
+        base = load_u64(frames, page + HEADER)
+        packed = load_u64(frames, page + HEADER + 8)
         width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
         key = base + (load_u64(frames, page + _I64(packed & _U16) + at * width) & mask_of(np.uint64(width)))
         row[i] = at
@@ -356,8 +354,8 @@ def _rank_bytes(
     equal: bool,
 ) -> int:
     """Return how many rows of a page are below a key, or with `equal` not above it."""
-    base = load_u64(frames, page + _HEADER)
-    packed = load_u64(frames, page + _HEADER + 8)
+    base = load_u64(frames, page + HEADER)
+    packed = load_u64(frames, page + HEADER + 8)
     low = _I64(0)
     high = _I64(load_u64(frames, page + 16) >> np.uint64(32))
     while low < high:
@@ -421,8 +419,8 @@ def nearest_bytes(
             continue
         page = _I64(frame[i]) * page_size
         rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
-        base = load_u64(frames, page + _HEADER)
-        packed = load_u64(frames, page + _HEADER + 8)
+        base = load_u64(frames, page + HEADER)
+        packed = load_u64(frames, page + HEADER + 8)
         start, stop = low_offsets[i], low_offsets[i + 1]
         begin, end = high_offsets[i], high_offsets[i + 1]
         if last:

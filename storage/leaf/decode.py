@@ -1,6 +1,6 @@
-"""Rows of leaves: found by key in encoded pages, and gathered from them as Arrow arrays.
+"""Search for keys in encoded leaves, and gathering of their rows as Arrow arrays.
 
-All work on rows happens in compiled kernels; this module prepares their arrays. It neither reads nor writes files.
+Compiled kernels do the work on rows; this module prepares their arrays. It does no I/O.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ class FixedColumn:
     Parameters
     ----------
     column
-        Of the table.
+        Column of the table.
     room
-        Most values.
+        Maximum number of values.
     """
 
     def __init__(self, column: PhysicalColumn, room: int) -> None:
@@ -69,7 +69,7 @@ class FixedColumn:
         frame: NDArray[np.int32],
         row: NDArray[np.int32],
     ) -> None:
-        """Gather the values of rows to the place `start`, beyond those written before; frame -1 gives nulls."""
+        """Gather the values of rows to position `start`, after those written before; frame -1 gives nulls."""
         valid = self._valid[start:]
         missing = 0
         for entry, words in enumerate(self._words, self._column.first):
@@ -91,15 +91,15 @@ def search(
     Parameters
     ----------
     layout
-        Of the table.
+        Leaf layout of the table.
     frames : uint8[m * page_size + 8]
         Pages.
     frame : int32[n]
-        The page of each key; -1 for none.
+        Frame of the page of each key; -1 for none.
     keys
-        Of the table's kind.
+        Keys to find, of the table's kind.
     unique
-        Whether no key occurs twice, which saves looking.
+        Whether no key occurs twice, so that a search can stop at the first match.
 
     Returns
     -------
@@ -130,11 +130,11 @@ def search_range(
     Parameters
     ----------
     layout, frames, frame
-        As of `search`.
+        See `search`.
     low, high
-        The ends of each range. The low one is part of it.
+        Bounds of each range. The low bound is included.
     closed
-        Whether the high one is; it always is where keys are words.
+        Whether the high bound is included; for keys of one word it always is.
 
     Returns
     -------
@@ -158,15 +158,15 @@ def search_nearest(
     Parameters
     ----------
     layout, frames, frame, low, high
-        As of `search_range`.
+        See `search_range`.
     last
-        Whether the row is wanted that is nearest to `high`.
+        Whether to find the row nearest to `high` instead of the one nearest to `low`.
 
     Returns
     -------
     row, count : int32[n]
-        The row and 1; or 0 if the table has no row in the range; or -1 if the page cannot tell: all of its rows lie
-        beyond the end, and the neighbouring leaf on the range's side is to be asked.
+        Row and count: 1 if the row is in the range, 0 if the table has no row in the range, -1 if all rows of the page
+        are beyond the end, so that the neighboring leaf has to be searched.
     """
     row = np.empty(len(low), dtype=np.int32)
     count = np.empty(len(low), dtype=np.int32)
@@ -196,11 +196,11 @@ def gather(
     Parameters
     ----------
     layout
-        Of the table.
+        Leaf layout of the table.
     frames : uint8[m * page_size + 8]
         Pages.
     frame, row : int32[n]
-        Where each row lies; a frame of -1 gives nulls.
+        Frame and row number of each row; frame -1 gives nulls.
     columns
         Names; key columns may be among them. By default all payload columns.
 
@@ -219,7 +219,7 @@ def gather(
 def gather_keys(
     layout: LeafLayout, frames: NDArray[np.uint8], frame: NDArray[np.int32], row: NDArray[np.int32]
 ) -> Keys:
-    """Return the normalised keys of rows; rows that are nowhere get 0, or no bytes."""
+    """Return the normalized keys of rows; rows with frame -1 get 0, or no bytes."""
     if layout.codec.kind == "u64":
         out = np.empty(len(frame) * 8 + SLACK, dtype=np.uint8)
         valid = np.empty(len(frame), dtype=np.uint8)
@@ -240,7 +240,7 @@ def decode_pages(
     Parameters
     ----------
     frame : int32[n]
-        The pages, in the order wanted.
+        Frames of the pages, in the order of the result.
     columns
         Names; by default all columns of the table, key columns included.
     """
@@ -267,16 +267,16 @@ def verify(
     checksums: NDArray[np.uint64] | None,
     frame: NDArray[np.int64],
 ) -> int:
-    """Return the position of the first page that is not what its checksum and its parent say, or -1.
+    """Return the position of the first page that does not match its checksum or its parent's pointer, or -1.
 
     Parameters
     ----------
     numbers : int64[n]
         Page numbers in the file.
     checksums : uint64[n] or None
-        From the parents' pointers.
+        Checksums from the parents' pointers.
     frame : int64[n]
-        Where the pages lie in `frames`.
+        Frame of each page in `frames`.
     """
     expected = _NO_CHECKSUMS if checksums is None else checksums
     return int(_page_kernels.verify_pages(frames, page_size, frame, numbers, expected))

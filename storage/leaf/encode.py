@@ -1,6 +1,6 @@
-"""Rows in key order encoded into leaves: where pages end is planned, then they are written.
+"""`LeafEncoder`: packs rows in key order into leaves.
 
-All work on rows happens in compiled kernels; this module prepares their arrays. It neither reads nor writes files.
+Compiled kernels do the work on rows; this module prepares their arrays. It does no I/O.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TEXT = 0
 
 @dataclass(frozen=True, slots=True)
 class EncodedLeaves:
-    """Leaves that are not yet sealed.
+    """Encoded leaves, not sealed yet.
 
     Attributes
     ----------
@@ -56,7 +56,7 @@ class EncodedLeaves:
 
 
 class WordRoom:
-    """Memory for the words of rows that are encoded one batch after the other."""
+    """Memory for the words of rows, reused from batch to batch."""
 
     def __init__(self) -> None:
         self._room = np.empty(0, dtype=np.int64)
@@ -69,16 +69,16 @@ class WordRoom:
 
 
 class PhysicalRows:
-    """The matrices that the encoder's kernels take, built column by column.
+    """The matrices that the kernels of the encoder take, built column by column.
 
     Parameters
     ----------
     layout
-        Of the table.
+        Leaf layout of the table.
     keys, payload
         The rows.
     room
-        Where `words` may lie until the next rows take it.
+        Memory for `words`; the next rows overwrite it.
     """
 
     def __init__(
@@ -175,14 +175,14 @@ def _matrix(rows: Sequence[NDArray[Scalar]], columns: int, dtype: type[Scalar]) 
 
 
 class LeafEncoder:
-    """Packs rows in key order into leaves: first where pages end is planned, then they are written.
+    """Packs rows in key order into leaves: `plan` decides where pages end, `write` encodes them.
 
     Parameters
     ----------
     layout
-        Of the table.
+        Leaf layout of the table.
     keys
-        In ascending order.
+        Keys in ascending order.
     payload
         One array for each payload column, in stored types.
     first_row
@@ -222,7 +222,7 @@ class LeafEncoder:
         limit
             Bytes of a page to fill; a row that needs more has a page of its own.
         breaks
-            Rows, in ascending order, at which a page ends in any case.
+            Rows, in ascending order, at which a page must end.
 
         Raises
         ------
@@ -241,7 +241,7 @@ class LeafEncoder:
         return ends
 
     def write(self, ends: NDArray[np.int64]) -> EncodedLeaves:
-        """Return the pages that end at these rows; what follows the last of them is left out."""
+        """Return the pages that end at these rows; rows after the last end are not encoded."""
         pages = aligned_pages(len(ends), self._layout.page_size)
         _encode_kernels.write_leaves(
             self._places, self._words, self._spans, self._heap, self._nulls, self._codes, self._cardinality,

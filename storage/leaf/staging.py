@@ -1,4 +1,4 @@
-"""Columns of rows that are gathered from pages a few at a time, and become Arrow arrays once they are many."""
+"""`StagedRows`: rows that are gathered from pages a few at a time, and become Arrow arrays at the end."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class StagedRows:
     Parameters
     ----------
     layout
-        Of the table.
+        Leaf layout of the table.
     columns
-        Names, key columns perhaps among them.
+        Names of the columns; key columns are allowed.
     room
-        Most rows.
+        Maximum number of rows.
     """
 
     def __init__(self, layout: LeafLayout, columns: Sequence[str], room: int) -> None:
@@ -47,7 +47,7 @@ class StagedRows:
 
     @property
     def free(self) -> int:
-        """How many rows more there is room for."""
+        """Number of rows that still fit."""
         return self._room - self.rows
 
     def add(self, frames: NDArray[np.uint8], frame: NDArray[np.int32], row: NDArray[np.int32]) -> None:
@@ -59,6 +59,6 @@ class StagedRows:
         self.rows += len(frame)
 
     def arrays(self) -> list[pa.Array]:
-        """Return the columns; at least one row was added, and none can be added any more."""
+        """Return the columns. At least one row must have been added, and none can be added afterwards."""
         others = {name: pa.concat_arrays([part[at] for part in self._parts]) for at, name in enumerate(self._others)}
         return [others[name] if name in others else self._fixed[name].array(self.rows) for name in self._names]

@@ -31,6 +31,7 @@ from headrace.storage.errors import (
 from headrace.storage.file.backend import FileBackend, StorageBackend, path_text, sync_folder
 from headrace.storage.file.temporary_files import claimed, remove_remains
 from headrace.storage.filter.upkeep import drop_filter
+from headrace.storage.format.constants import FIRST_PAGE
 from headrace.storage.format.keys import Keys
 from headrace.storage.format.layout import LeafLayout
 from headrace.storage.format.metadata import encode_metadata
@@ -51,7 +52,6 @@ _P = ParamSpec("_P")
 __all__ = ["BuildOptions", "TableWriter", "build_table", "leaf_limit"]
 
 _FIRST_TXID = 1
-_SUPERBLOCKS = 2
 _CHUNK_ROWS = 1 << 17
 _CHUNK_BYTES = 8 << 20
 _SYNC_BYTES = 8 << 20
@@ -96,7 +96,7 @@ class _Rows:
 
 
 def leaf_limit(page_size: int, fill: float) -> int:
-    """Return how many bytes of a page a load fills."""
+    """Return the number of bytes of a page that a load fills."""
     return int(page_size * fill)
 
 
@@ -106,9 +106,9 @@ class TableWriter:
     Parameters
     ----------
     backend
-        An empty file.
+        Storage backend of an empty file.
     schema
-        Of the batches, in stored types.
+        Schema of the batches, in stored types.
     options
         Layout of the table.
     """
@@ -118,8 +118,8 @@ class TableWriter:
         self._options = options
         self._layout = LeafLayout(schema, options.key, options.page_size)
         self._limit = leaf_limit(options.page_size, options.fill)
-        self._metadata = encode_metadata(schema, self._layout.key, options.page_size, _SUPERBLOCKS, _FIRST_TXID)
-        self._next_page = _SUPERBLOCKS + self._metadata.count
+        self._metadata = encode_metadata(schema, self._layout.key, options.page_size, FIRST_PAGE, _FIRST_TXID)
+        self._next_page = FIRST_PAGE + self._metadata.count
         self._rows = 0
         self._parts: list[Entries] = []
         self._last: Keys | None = None
@@ -181,7 +181,7 @@ class TableWriter:
         for pages, above in build_levels(entries, self._options.page_size, self._limit, self._next_page, _FIRST_TXID):
             self._put(pages, len(above))
             height, root = height + 1, above
-        self._put_at(_SUPERBLOCKS, self._metadata.pages, self._metadata.count)
+        self._put_at(FIRST_PAGE, self._metadata.pages, self._metadata.count)
         self._wait()
         self._settle()
         superblock = self._superblock(root, leaves, height)
@@ -217,7 +217,7 @@ class TableWriter:
         raise NotInOrderError(f"row {self._rows + row} (key {key}) is out of key order")
 
     def _add(self, encoder: LeafEncoder, ends: NDArray[np.int64], keys: Keys) -> None:
-        """Have the pages that end at these rows written; their checksums are known when that is done."""
+        """Start to write the pages that end at these rows; their checksums are known when that is done."""
         first = np.concatenate([np.zeros(1, dtype=np.int64), ends])
         numbers = self._next_page + np.arange(len(ends), dtype=np.int64)
         checksums = np.zeros(len(ends), dtype=np.uint64)
@@ -254,7 +254,7 @@ class TableWriter:
         self._start(count, self._backend.pwrite, page * size, pages[: count * size])
 
     def _start(self, count: int, write: Callable[_P, None], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Write so many pages beside what goes on."""
+        """Write pages in a thread."""
         self._wait(_WRITES - 1)
         self._writing.append(self._pool.submit(write, *args, **kwargs))
         self._unsynced += count * self._options.page_size
@@ -263,12 +263,12 @@ class TableWriter:
             self._syncing, self._unsynced = self._pool.submit(self._backend.sync), 0
 
     def _wait(self, left: int = 0) -> None:
-        """Wait until no more than that many writes are under way."""
+        """Wait until at most `left` writes are running."""
         while len(self._writing) > left:
             self._writing.popleft().result()
 
     def _settle(self) -> None:
-        """Wait for the sync that goes on; the disk tells only once if it failed to write something."""
+        """Wait for the running sync; the disk reports a failed write only once."""
         if self._syncing is not None:
             self._syncing.result()
             self._syncing = None
@@ -283,7 +283,7 @@ class TableWriter:
             rows=self._rows,
             leaves=leaves,
             pages=self._next_page,
-            metadata_page=_SUPERBLOCKS,
+            metadata_page=FIRST_PAGE,
             metadata_bytes=self._metadata.length,
             metadata_checksum=self._metadata.checksum,
             fill=self._options.fill,
@@ -313,7 +313,7 @@ def build_table(
             except NotInOrderError:
                 with sorted_rows(source, options.key, memory, spill, target) as rows:
                     superblock = _write_file(temporary, rows, options)
-            with contextlib.suppress(StorageIOError):  # what stays there proves nothing of this table
+            with contextlib.suppress(StorageIOError):  # a filter of the old table proves nothing about this one
                 drop_filter(target)
             temporary.replace(target)
         sync_folder(target.parent)
@@ -340,7 +340,7 @@ def _places(
                 f"{target} exists already; name another file or ask to overwrite it (overwrite=True, --overwrite)"
             )
         if target.exists() and not target.is_file():
-            raise InputError(f"{target} is no regular file, which a table could replace; name another file")
+            raise InputError(f"{target} is not a regular file; name another file")
         if not spill.is_dir():
             raise InputError(f"there is no folder {spill} to sort in; create it or name another one")
     except OSError as error:
@@ -369,5 +369,5 @@ def _write_batch(writer: TableWriter, batch: pa.RecordBatch, keys: Keys | None, 
         writer.write(batch, keys)
     except KeyInputError as error:
         if hoped:
-            raise NotInOrderError from error  # told with the row's number when the source is read again
+            raise NotInOrderError from error  # reported with the row's number when the source is read again
         raise

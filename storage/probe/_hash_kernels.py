@@ -60,11 +60,11 @@ def fill_slots(
     Parameters
     ----------
     facts
-        Of `headrace.storage.probe._probe_kernels.describe_pages`.
+        Page descriptors, see `headrace.storage.probe._probe_kernels.describe_pages`.
     frame
-        The pages.
+        Frames of the pages.
     low, slots, stride, key_mask, nulls, words, memory
-        Of `headrace.storage.probe.row_hash.RowHash`.
+        Arrays of a `headrace.storage.probe.row_hash.RowHash`.
     """
     passed = 0
     for page in frame:
@@ -186,7 +186,7 @@ def find_slots(
     Parameters
     ----------
     memory, low, slots, stride, key_mask, nulls, words
-        Of `headrace.storage.probe.row_hash.RowHash`.
+        Arrays of a `headrace.storage.probe.row_hash.RowHash`.
     key, above
         Words, and what keys are above them.
     valid : bool[n] or bool[0]
@@ -196,9 +196,9 @@ def find_slots(
     certain
         Whether no result can have a null.
     sizes, starts, out, present, missing
-        Of `headrace.storage.probe.fixed_rows.FixedRows`.
+        Arrays of a `headrace.storage.probe.fixed_rows.FixedRows`.
     source : int32[n]
-        Of each result: its key's position.
+        Position of each result's key.
     """
     home, found = np.empty(2 * _GROUP, dtype=np.int64), np.empty(_GROUP, dtype=np.int64)
     every = len(valid) == 0

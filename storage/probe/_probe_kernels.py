@@ -1,4 +1,4 @@
-"""Compiled look-ups in the order of a stream: leaf, page and row of one key after the other. Arrays in, arrays out.
+"""Compiled lookups in the order of a stream: leaf, page and row of one key after the other. Arrays in, arrays out.
 
 Keys in no order are wherever memory is slowest, so what a group of keys will touch is asked for before the group
 ahead of it is searched, and has come by then. What a search needs of a page, its *facts*, is kept apart from the pages,
@@ -15,6 +15,7 @@ import numpy as np
 from numba import njit
 
 from headrace.storage.format._byte_kernels import load_u64, prefetch, store_u64
+from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, WORD
 from headrace.storage.leaf._search_kernels import first_not_below, mask_of
 
 if TYPE_CHECKING:
@@ -38,11 +39,9 @@ unit of the key above the base, and what is to be added for the whole part to be
 FACTS_OF_A_COLUMN = 2
 """Words of a page's column: its directory entry."""
 
-_WORD = 8
 _GROUP = 8  # of keys: two groups of lines are about what a core can wait for at once
 _SAMPLES = 32
 _IN_GUESSES = np.uint64(2 * _GROUP - 1)
-_HEADER, _ENTRY = 24, 16  # of a leaf page; see storage/FORMAT.md
 _U8, _U16 = np.uint64(0xFF), np.uint64(0xFFFF)
 _KEY_WIDTH = np.uint64(16)
 _BITMAP, _WIDTH, _ROWS = np.uint64(32), np.uint64(48), np.uint64(32)
@@ -144,22 +143,22 @@ def describe_pages(
     Parameters
     ----------
     entries : int64[words]
-        Of the columns, in the pages' directories.
+        Directory entries of the columns' words.
     facts : uint64[frames, FACTS + FACTS_OF_A_COLUMN * words]
     guesses : float32, the same memory
     """
     for at in frame:
         page = at * page_size
         rows = load_u64(frames, page + 16) >> _ROWS
-        packed = load_u64(frames, page + _HEADER + 8)
+        packed = load_u64(frames, page + HEADER + 8)
         last = page + _I64(packed & _U16) + (_I64(rows) - 1) * _I64(_width(packed))
         top = load_u64(frames, last) & mask_of(_width(packed)) if rows > 0 else np.uint64(0)
-        facts[at, 0] = load_u64(frames, page + _HEADER)
+        facts[at, 0] = load_u64(frames, page + HEADER)
         slope = np.float64(_I64(rows) - 1) / np.float64(top) if top > 0 else 0.0
         guesses[at, 2], guesses[at, 3] = slope, _offset(frames, page, packed, _I64(rows), slope)
         facts[at, 2] = (packed & _U16) | (_width(packed) << _KEY_WIDTH) | (rows << _ROWS)
         for word in range(len(entries)):
-            entry = page + _HEADER + _ENTRY * entries[word]
+            entry = page + HEADER + DIRECTORY_ENTRY * entries[word]
             facts[at, FACTS + FACTS_OF_A_COLUMN * word] = load_u64(frames, entry)
             facts[at, FACTS + FACTS_OF_A_COLUMN * word + 1] = load_u64(frames, entry + 8)
 
@@ -313,7 +312,7 @@ def probe_pages(
     Parameters
     ----------
     facts, guesses
-        Of `describe_pages`.
+        Page descriptors, see `describe_pages`.
     key, above
         Words, and what keys are above them.
     frame : int32[n]
@@ -321,15 +320,15 @@ def probe_pages(
     outer
         Whether a key without a match gives a row of nulls.
     sizes, starts, out, valid, missing
-        Of `headrace.storage.probe.fixed_rows.FixedRows`.
+        Arrays of a `headrace.storage.probe.fixed_rows.FixedRows`.
     row : int32[n]
-        Where each key was found in its page, -1 if nowhere.
+        Row of each key in its page, -1 if the key is not there.
     source : int32[n]
-        Of each result: its key's position.
+        Position of each result's key.
     """
     stride, words = facts.shape[1], len(sizes)
     flat, flat_guesses = facts.reshape(facts.size), guesses.reshape(guesses.size)
-    lines, nbytes = flat.view(np.uint8), _WORD * stride
+    lines, nbytes = flat.view(np.uint8), WORD * stride
     guess = np.empty(2 * _GROUP, dtype=np.int64)
     begin, results, group, end = _U64(0), _U64(0), _U64(_GROUP), _U64(len(key))
     stop = min(group, end)

@@ -1,4 +1,4 @@
-"""Columns of fixed width that a kernel fills row by row: one buffer, and Arrow arrays of it in the end."""
+"""`FixedRows`: columns of fixed width that a kernel fills row by row in one buffer, and that become Arrow arrays."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class FixedRows:
     Parameters
     ----------
     columns
-        Of fixed width.
+        Columns of fixed width.
     room
-        Most rows.
+        Maximum number of rows.
 
     Attributes
     ----------
     entries : int64[words]
-        Of the words in a leaf's directory.
+        Entries of the words in a leaf's directory.
     sizes, starts : int64[words]
         Bytes of a value of each word, and where its first value goes.
     out : uint8 array

@@ -1,4 +1,4 @@
-"""`LeafRanges`: from keys of one word to leaves, in a few steps that do not depend on the keys before."""
+"""`LeafRanges`: locates leaves for keys of one word, in a few steps that do not depend on earlier keys."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LeafRanges:
     Parameters
     ----------
     snapshot
-        Of a table whose keys are of one word.
+        Snapshot of a table with keys of one word.
     """
 
     def __init__(self, snapshot: Snapshot) -> None:
@@ -59,7 +59,7 @@ class LeafRanges:
         Parameters
         ----------
         keys
-            Of rows that look for a match.
+            Keys to find.
         frame_of : int32[leaves]
             Frame of each leaf, -1 for none.
 

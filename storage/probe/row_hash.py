@@ -1,4 +1,4 @@
-"""`RowHash`: all rows of a relation by key, apart from their pages, so that a look-up touches one place in memory.
+"""`RowHash`: a row store with all rows of a relation by key, so that a lookup touches one place in memory.
 
 A slot is a row: its key, what is null of it, and the words of its columns, each in as few bytes as the relation needs::
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from headrace.storage.format.constants import WORD
 from headrace.storage.probe import _hash_kernels as kernels
 from headrace.storage.probe._probe_kernels import FACTS, FACTS_OF_A_COLUMN
 from headrace.storage.probe.fixed_rows import FixedRows
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["RowHash", "SlotForm"]
 
-_WORD = 8
 _SPARSE, _DENSE = 2.0, 4 / 3  # slots for each row: more would not be faster, less would be slow
 _BEHIND = 4096  # slots behind the last home, the last of them always empty
 _MOST_WORDS = 64
@@ -69,14 +69,14 @@ class SlotForm:
         Parameters
         ----------
         facts
-            Of each page with rows; see `headrace.storage.probe._probe_kernels.describe_pages`.
+            Descriptor of each page with rows, see `headrace.storage.probe._probe_kernels.describe_pages`.
         greatest
-            Of all keys.
+            Greatest key.
         """
         words = (facts.shape[1] - FACTS) // FACTS_OF_A_COLUMN
         low = facts[:, 0].min()
         key_nbytes = (int(greatest - low) + 1).bit_length() + 7 >> 3
-        if words > _MOST_WORDS or key_nbytes > _WORD:
+        if words > _MOST_WORDS or key_nbytes > WORD:
             return None
         packed = facts[:, FACTS + 1 :: FACTS_OF_A_COLUMN]
         ranges = [
@@ -110,7 +110,7 @@ class SlotForm:
     def words(self) -> NDArray[np.uint64]:
         """uint64[words, 4]: where in a slot to load eight bytes, their shift, their mask, and what to add."""
         ends = self.key_nbytes + self.nulls_nbytes + np.cumsum(self.widths)
-        places = np.maximum(ends - _WORD, 0)  # so that a load stays within the slot
+        places = np.maximum(ends - WORD, 0)  # so that a load stays within the slot
         shifts = np.minimum(8 * (ends - self.widths - places), 56)
         return np.stack([places.astype(np.uint64), shifts.astype(np.uint64), _masks(self.widths), self.bases], axis=1)
 
@@ -121,11 +121,11 @@ class RowHash:
     Parameters
     ----------
     columns
-        Of the rows, of fixed width.
+        Columns of the rows, of fixed width.
     form
-        Of the slots.
+        Form of the slots.
     slots
-        How many.
+        Number of slots.
     """
 
     def __init__(self, columns: Sequence[PhysicalColumn], form: SlotForm, slots: int) -> None:
@@ -151,7 +151,7 @@ class RowHash:
         frames, page_size, facts, frame
             The pages; see `headrace.storage.probe._probe_kernels.describe_pages`.
         rows
-            In these pages.
+            Number of rows in these pages.
         """
         self._rows += rows
         passed = kernels.fill_slots(
@@ -167,14 +167,14 @@ class RowHash:
         Parameters
         ----------
         keys
-            Of rows that look for a match.
+            Keys to find.
         outer
             Whether keys that are not there give a row of nulls.
 
         Returns
         -------
         source : int32[results]
-            Of each result: its key's position, ascending.
+            Position of each result's key, ascending.
         columns
             One value to a result.
         """
@@ -199,7 +199,7 @@ def _range(base: NDArray[np.uint64], width: NDArray[np.uint64]) -> tuple[np.uint
     low, mask = base.min(), _masks(width)
     top = (base - low) + mask
     if (top < mask).any():
-        return low, _WORD
+        return low, WORD
     return low, int(top.max()).bit_length() + 7 >> 3
 
 
@@ -211,5 +211,5 @@ def _narrower_range(base: NDArray[np.uint64], width: NDArray[np.uint64]) -> tupl
 
 def _masks(widths: NDArray[np.integer]) -> NDArray[np.uint64]:
     """Return the bits of so many bytes."""
-    bits = np.uint64(64) - np.uint64(8) * np.minimum(widths.astype(np.uint64), np.uint64(_WORD))
+    bits = np.uint64(64) - np.uint64(8) * np.minimum(widths.astype(np.uint64), np.uint64(WORD))
     return np.where(widths == 0, np.uint64(0), _ALL >> np.minimum(bits, np.uint64(63)))

@@ -1,4 +1,4 @@
-"""Compiled book-keeping of the page cache. Arrays in, arrays out."""
+"""Compiled bookkeeping of the page cache. Arrays in, arrays out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Frames for leaf pages in one preallocated buffer, and the policies that choose which pages stay.
 
 A frame is free, held (a page is being read into it or joined from it) or resident (found by `frame_of`). Pages are
-named by their leaf ordinal, so that one array maps them. Reading pages is for `storage.reader`, deciding what is worth
-keeping in a join phase for `settle`, which is pure.
+named by their leaf ordinal, so that one array maps them. Reading pages is for `storage.reader`, and `settle`, a pure
+function, decides which pages a join phase keeps.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ __all__ = ["LRU", "AgeingCounter", "CachePolicy", "PageCache", "UtilityCounter",
 
 
 class CachePolicy(Protocol):
-    """How the score of a frame moves; the frame with the lowest score leaves first. Vectorised over batches."""
+    """Policy for the scores of frames; the frame with the lowest score is evicted first."""
 
     def touch(self, score: NDArray[np.int64], frame: NDArray[np.int32]) -> None:
-        """Note that a stream tuple joined with each of these frames, one after the other; negative ones are none."""
+        """Note that a stream tuple joined with each of these frames in turn; negative numbers are ignored."""
         ...
 
     def of_candidates(self, counts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -33,7 +33,7 @@ class CachePolicy(Protocol):
         ...
 
     def phase_done(self, score: NDArray[np.int64]) -> None:
-        """Note that a join phase is over."""
+        """Update the scores at the end of a join phase."""
         ...
 
 
@@ -79,7 +79,7 @@ class LRU:
         return np.arange(begin, begin + len(counts), dtype=np.int64)
 
     def phase_done(self, score: NDArray[np.int64]) -> None:
-        """Keep the times: age does not start anew with a phase."""
+        """Do nothing: times of use stay valid across phases."""
 
 
 def settle(
@@ -128,9 +128,9 @@ class PageCache:
     Parameters
     ----------
     frames_max
-        Frames there can ever be. Frames never used cost no memory.
+        Maximum number of frames. Frames that were never used cost no memory.
     page_size
-        Bytes in a page.
+        Page size in bytes.
     leaves
         Leaf pages of the snapshot; their ordinals index the map.
     policy
@@ -239,7 +239,7 @@ class PageCache:
         self.utility[frames] = self.policy.of_candidates(np.asarray(counts, dtype=np.int64))
 
     def touch(self, frame: NDArray[np.int32]) -> None:
-        """Note that a stream tuple joined with each of these resident frames; negative ones are none."""
+        """Note that a stream tuple joined with each of these resident frames; negative numbers are ignored."""
         self.policy.touch(self.utility, frame)
 
     def release(self, frames: NDArray[np.integer]) -> None:

@@ -1,7 +1,7 @@
-"""What a read costs on the disk that holds a table: the model ``C(N) = S + T * N``, its measurement, its file.
+"""Cost of reads on the disk of a table: the model ``C(N) = S + T * N``, its measurement, and its file.
 
-S and T are measured through the same calls and at the same number of reads in flight as the page reader uses, for a
-disk that serves sixteen reads at once charges each of them a fraction of what it charges one alone. They are seconds
+S and T are measured with the calls and the number of reads in flight that the page reader uses, because a disk that
+serves sixteen reads at once charges each of them a fraction of the cost of a single read. They are seconds
 of wall-clock time per read and per page at that depth. Planning with them is for `headrace.storage.read.plan`.
 """
 
@@ -51,7 +51,7 @@ class DeviceModel:
     transfer
         Seconds that each page in it adds: the paper's T.
     page_size
-        Bytes in a page.
+        Page size in bytes.
     queue_depth
         Reads in flight that the costs are valid for.
     direct
@@ -123,7 +123,7 @@ def measure(
         A file of at least 64 MiB, read in place, or a folder (a smaller file: its folder), where a temporary file of
         64 MiB is written and removed.
     page_size
-        Bytes in a page.
+        Page size in bytes.
     queue_depth
         Reads in flight.
     clock, seed

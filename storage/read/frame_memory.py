@@ -1,4 +1,4 @@
-"""`FrameMemory`: memory for page frames, in huge pages as long as nothing of it was given back."""
+"""`FrameMemory`: memory for page frames, in huge pages until some of it is given back."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.storage.format.constants import SLACK
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["SLACK_BYTES", "FrameMemory"]
 
-SLACK_BYTES = 8
-"""Bytes behind the last frame that a kernel may load, so that it can read any value as eight bytes."""
+SLACK_BYTES = SLACK
+"""Bytes after the last frame, because kernels load eight bytes at a time."""
 
 
 class FrameMemory:
     """Private memory that is taken when it is first written.
 
-    Look-ups in no order spend a third of their time on finding where in memory small pages are. But a huge page takes
-    two megabytes when its first byte is written, and where a part of it is given back the system may fill it again. So
-    only memory that may be used anyway is in huge pages, and none any more once something has been given back.
+    Random lookups spend a third of their time on address translation if pages are small. But a huge page takes two
+    megabytes when its first byte is written, and the system may fill it again after a part of it was given back. So
+    only memory within the allowance is in huge pages, and none once something has been given back.
 
     Parameters
     ----------

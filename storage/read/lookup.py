@@ -1,6 +1,6 @@
 """Rows of a snapshot by key or by key range, read window by window in bounded memory.
 
-Joins have operators of their own.
+Joins have their own operators.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_leaves(snapshot: Snapshot, reader: PageReader, leaves: NDArray[np.integ
 
 
 def lookup(snapshot: Snapshot, reader: PageReader, keys: pa.RecordBatch | pa.Table) -> pa.Table:
-    """Return the rows that have the given keys, in the order of these; see `Table.lookup`."""
+    """Return the rows that have the given keys, in their order; see `Table.lookup`."""
     if not isinstance(keys, pa.RecordBatch | pa.Table):
         raise KeyInputError(
             f"keys to look up are a pyarrow record batch or table with the columns {', '.join(snapshot.key)}, "

@@ -1,4 +1,4 @@
-"""Which reads bring the wanted pages in at the least cost (paper, section IV-D). Decides only; reading is for others.
+"""Read plans: which reads fetch the wanted pages at the least cost (paper, section IV-D). Does no I/O.
 
 Under the cost model ``C(N) = S + T * N`` a gap is worth reading over while its pages cost no more than a seek. So the
 wanted pages are cut wherever the gap costs more. What is left are runs; one that is no longer than `max_scan` is one

@@ -1,4 +1,4 @@
-"""Reads that go on while their caller works: begun in one call, awaited and verified in others.
+"""`ReadQueue`: asynchronous reads of pages, submitted in one call, awaited and verified in others.
 
 Each read brings adjacent disk pages to adjacent frames, the pages of its gaps too.
 """
@@ -24,7 +24,7 @@ _DEPTH = 64
 
 @dataclass(frozen=True, slots=True)
 class Reads:
-    """What to read, and where to.
+    """Reads to make, and their target frames.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Reads:
     frame_ids : int64[n]
         Their frames. Those of one read lie as far apart as its pages, and those between are overwritten.
     checksums : uint64[n]
-        What the parents' pointers say.
+        Checksums from the parents' pointers.
     """
 
     offsets: NDArray[np.int64]
@@ -49,12 +49,12 @@ class Reads:
 
 
 class ReadQueue:
-    """Begins reads of one reader's file into one buffer; one `Reading` at a time, and by one thread at a time.
+    """Submits reads of one file into one buffer; one `Reading` and one thread at a time.
 
     Parameters
     ----------
     reader
-        Of the file.
+        Page reader of the file.
     frames
         Flat page-aligned buffer with slack behind its end.
     """
@@ -74,7 +74,7 @@ class ReadQueue:
         return Reading(self, self._queue(), reads)
 
     def close(self) -> None:
-        """Give the kernel's queue back."""
+        """Free the queue in the kernel."""
         if self._kernel is not None:
             self._kernel.close()
             self._kernel = None
@@ -90,7 +90,7 @@ class ReadQueue:
 
 
 class Reading:
-    """Reads that were begun. Wait for them before anything else happens to their frames, then check them."""
+    """Reads in flight. Wait for them before their frames are used for anything else, then check them."""
 
     def __init__(self, queue: ReadQueue, kernel: KernelQueue | None, reads: Reads) -> None:
         self._queue = queue
@@ -120,11 +120,11 @@ class Reading:
             self._at = self._stop
             if self._stop < len(offsets):
                 self._submit(self._kernel)
-            if len(short):  # whatever the kernel did not do the reader does again, and says why it cannot
+            if len(short):  # the reader repeats short reads, and raises the reason if they fail
                 fill(offsets[short], lengths[short], frames, places[short])
 
     def abandon(self) -> None:
-        """Return when nothing is written to the frames any more; what was read is of no use."""
+        """Wait until no read writes to the frames, and discard what was read."""
         if self._kernel is not None:
             self._kernel.settle()
 

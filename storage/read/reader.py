@@ -1,7 +1,7 @@
-"""Reads wanted pages into frames: plans the reads, runs them in parallel, and verifies what came.
+"""`PageReader`: reads wanted pages into frames. It plans the reads, runs them in parallel, and verifies the pages.
 
-Every read goes straight into the frames of its wanted pages with one scattered call; pages of a gap all land in one
-bounce page that nobody looks at. Which pages are wanted, and which frames they go to, is the caller's business.
+Every read goes directly into the frames of its wanted pages by one scattered call; all pages of a gap go into one
+bounce page, which is never used. The caller chooses the pages and the frames.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _UNKNOWN = np.zeros(0, dtype=np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What some reads did. Reports add up."""
+    """Statistics of reads. Reports can be added."""
 
     pages_wanted: int = 0
     pages_read: int = 0
@@ -60,11 +60,11 @@ class PageReader:
     Parameters
     ----------
     backend
-        The file.
+        Storage backend of the table file.
     page_size
-        Bytes in a page.
+        Page size in bytes.
     device
-        Cost of a read on its disk; decides the plans.
+        Cost of reads on its disk, which decides the plans.
     threads
         Reads in flight.
     max_scan
@@ -96,7 +96,7 @@ class PageReader:
 
     @property
     def nbytes(self) -> int:
-        """Most bytes that reading takes beside the frames and the plan: the bounce page and the vectors in flight."""
+        """Maximum bytes of memory for reading beside frames and plan: the bounce page and the vectors in flight."""
         return self.nbytes_at(self.max_scan)
 
     def nbytes_at(self, max_scan: int) -> int:
@@ -193,7 +193,7 @@ class PageReader:
             self._share(job, reads)
 
     def _forget_parents_threads(self) -> None:
-        """Begin anew in a forked process, which has none of the threads, and whose lock nobody might ever open."""
+        """Start over in a forked process, which has none of the threads, and whose lock may be held forever."""
         if self._process != os.getpid():
             self._starting = threading.Lock()
             self._pool = None

@@ -12,16 +12,13 @@ import numpy as np
 from numba import njit
 
 from headrace.storage.format._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64
+from headrace.storage.format.constants import CHILD_BYTES, HEADER, SEPARATOR_END, WORD
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["locate", "plan_inner", "read_inner", "read_separators", "write_inner", "write_node", "write_nodes"]
+__all__ = ["locate", "plan_inner", "read_inner", "read_separators", "write_nodes"]
 
-_HEADER = 24
-_CHILD = 25
-_WORD = 8
-_END = 2
 _FEWEST = 2
 _GALLOP = 6
 
@@ -31,14 +28,14 @@ def plan_inner(offsets: NDArray[np.int64], wide: bool, rows: int, limit: int) ->
     """Return where each inner page ends when entries are packed greedily, at least two to a page."""
     ends = np.empty(rows, dtype=np.int64)
     pages = 0
-    size = _HEADER
+    size = HEADER
     count = 0
     for row in range(rows):
-        entry = _CHILD + (_END + offsets[row + 1] - offsets[row] if wide else _WORD)
+        entry = CHILD_BYTES + (SEPARATOR_END + offsets[row + 1] - offsets[row] if wide else WORD)
         if count >= _FEWEST and size + entry > limit:
             ends[pages] = row
             pages += 1
-            size = _HEADER
+            size = HEADER
             count = 0
         size += entry
         count += 1
@@ -49,7 +46,7 @@ def plan_inner(offsets: NDArray[np.int64], wide: bool, rows: int, limit: int) ->
 
 
 @njit(cache=True, nogil=True)
-def write_node(
+def _write_node(
     prefix: NDArray[np.uint64],
     offsets: NDArray[np.int64],
     data: NDArray[np.uint8],
@@ -68,18 +65,18 @@ def write_node(
     count = stop - start
     kind = np.uint64(2) | (np.uint64(level) << np.uint64(16)) | (np.uint64(count) << np.uint64(32))
     store_u64(pages, origin + 16, kind)
-    at = origin + _HEADER
+    at = origin + HEADER
     for i in range(count):
         store_u64(pages, at + 8 * i, np.uint64(children[start + i]))
         store_u64(pages, at + 8 * (count + i), checksums[start + i])
         store_u64(pages, at + 8 * (2 * count + i), np.uint64(rows[start + i]))
         pages[at + 24 * count + i] = flags[start + i]
-    at += _CHILD * count
+    at += CHILD_BYTES * count
     if not wide:
         for i in range(count):
             store_u64(pages, at + 8 * i, prefix[start + i])
         return
-    text = at + _END * count
+    text = at + SEPARATOR_END * count
     end = 0
     for i in range(count):
         length = offsets[start + i + 1] - offsets[start + i]
@@ -87,31 +84,6 @@ def write_node(
         end += length
         pages[at + 2 * i] = np.uint8(end & 0xFF)
         pages[at + 2 * i + 1] = np.uint8(end >> 8)
-
-
-@njit(cache=True, nogil=True)
-def write_inner(
-    prefix: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
-    data: NDArray[np.uint8],
-    wide: bool,
-    children: NDArray[np.int64],
-    checksums: NDArray[np.uint64],
-    rows: NDArray[np.int64],
-    flags: NDArray[np.uint8],
-    ends: NDArray[np.int64],
-    page_size: int,
-    level: int,
-    pages: NDArray[np.uint8],
-) -> None:
-    """Write the inner pages that end at the entries `ends` into `pages`, zeroed uint8[len(ends) * page_size + 8]."""
-    start = 0
-    for number in range(len(ends)):
-        write_node(
-            prefix, offsets, data, wide, children, checksums, rows, flags,
-            start, ends[number], level, pages, number * page_size,
-        )  # fmt: skip
-        start = ends[number]
 
 
 @njit(cache=True, nogil=True)
@@ -124,18 +96,25 @@ def write_nodes(
     checksums: NDArray[np.uint64],
     rows: NDArray[np.int64],
     flags: NDArray[np.uint8],
-    first: NDArray[np.int64],
-    nodes: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    stops: NDArray[np.int64],
     page_size: int,
     level: int,
     pages: NDArray[np.uint8],
     sums: NDArray[np.int64],
 ) -> None:
-    """Write some nodes of a level whose children begin at `first`, and the rows below each of them, into `sums`."""
-    for number in range(len(nodes)):
-        start = first[nodes[number]]
-        stop = first[nodes[number] + 1]
-        write_node(
+    """Write the nodes whose children are the entries from `starts[i]` up to `stops[i]`.
+
+    Parameters
+    ----------
+    pages : uint8[len(starts) * page_size + 8]
+        Filled; must be zero before.
+    sums : int64[len(starts)]
+        Filled with the rows below each node.
+    """
+    for number in range(len(starts)):
+        start, stop = starts[number], stops[number]
+        _write_node(
             prefix, offsets, data, wide, children, checksums, rows, flags,
             start, stop, level, pages, number * page_size,
         )  # fmt: skip
@@ -160,7 +139,7 @@ def read_inner(
     Parameters
     ----------
     first : int64[pages + 1]
-        Where the entries of each page go.
+        Position of the first entry of each page in the flat arrays.
     prefix
         Filled for keys of one word.
     offsets : int64[entries + 1]
@@ -168,11 +147,11 @@ def read_inner(
     """
     for page in range(len(first) - 1):
         count = first[page + 1] - first[page]
-        fixed = count * (_CHILD + (_END if wide else _WORD))
-        if fixed > page_size - _HEADER:
+        fixed = count * (CHILD_BYTES + (SEPARATOR_END if wide else WORD))
+        if fixed > page_size - HEADER:
             return page
-        at = page * page_size + _HEADER
-        separators = at + _CHILD * count
+        at = page * page_size + HEADER
+        separators = at + CHILD_BYTES * count
         end = 0
         for i in range(count):
             entry = first[page] + i
@@ -184,7 +163,7 @@ def read_inner(
                 prefix[entry] = load_u64(frames, separators + 8 * i)
                 continue
             reached = load_u16(frames, separators + 2 * i)
-            if reached < end or fixed + reached > page_size - _HEADER:
+            if reached < end or fixed + reached > page_size - HEADER:
                 return page
             offsets[entry + 1] = offsets[entry] + reached - end
             end = reached
@@ -199,7 +178,7 @@ def read_separators(
     result = np.empty(offsets[-1], dtype=np.uint8)
     for page in range(len(first) - 1):
         count = first[page + 1] - first[page]
-        text = page * page_size + _HEADER + (_CHILD + _END) * count
+        text = page * page_size + HEADER + (CHILD_BYTES + SEPARATOR_END) * count
         start = offsets[first[page]]
         copy_bytes(frames, text, result, start, offsets[first[page + 1]] - start)
     return result

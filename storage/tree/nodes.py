@@ -1,7 +1,7 @@
-"""The inner levels of the B+-tree: written bottom up, read top down into flat arrays. Knows nothing of leaves' rows.
+"""Inner nodes of the B+-tree, written bottom up and read top down into flat arrays. Knows nothing about rows.
 
-Inner nodes are read as a whole when a table is opened; afterwards the index is `Entries` of the lowest level, one
-per leaf, in key order.
+All inner nodes are read when a table is opened; the index is then the `Entries` of the lowest level, one for each leaf,
+in key order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NO_CHECKSUMS = np.zeros(0, dtype=np.uint64)
 
 @dataclass(frozen=True, slots=True)
 class Entries:
-    """What inner nodes say of their children, in key order.
+    """Entries of inner nodes: pointers to their children, in key order.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Entries:
     rows : int64[n]
         Rows below each child.
     continued : uint8[n]
-        1 if the first key of this child may also be the last one of the child before it.
+        1 if the first key of a child may also be the last key of the child before it.
     separators
         No key of a child is below its separator, and no key of the children before is above it. The first is
         minus infinity: 0, or no bytes.
@@ -65,7 +65,7 @@ class Entries:
         return fixed + self.separators.nbytes
 
     def replaced(self, at: NDArray[np.int64], new: Entries) -> Entries:
-        """Return the entries with others at the positions `at`, which have the same separators."""
+        """Return the entries with new ones, which have the same separators, at the positions `at`."""
         pages, checksums, rows = self.pages.copy(), self.checksums.copy(), self.rows
         pages[at], checksums[at] = new.pages, new.checksums
         if not np.array_equal(rows[at], new.rows):
@@ -101,6 +101,17 @@ class Entries:
             Keys.concat([part.separators for part in parts]),
         )
 
+    def node_pages(
+        self, starts: NDArray[np.int64], stops: NDArray[np.int64], page_size: int, level: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Return nodes with the entries from `starts[i]` up to `stops[i]`, not sealed, and the rows below each."""
+        pages, rows = aligned_pages(len(starts), page_size), np.empty(len(starts), dtype=np.int64)
+        kernels.write_nodes(
+            *self.separators.parts, self.separators.wide, self.pages, self.checksums, self.rows, self.continued,
+            starts, stops, page_size, level, pages, rows,
+        )  # fmt: skip
+        return pages, rows
+
     def take(self, index: NDArray[np.int64]) -> Entries:
         """Return the entries at these positions."""
         return Entries(
@@ -119,9 +130,9 @@ class InnerLevel:
     Attributes
     ----------
     nodes
-        What is said of them one level up.
+        Entries of the nodes one level up.
     first : int64[m + 1]
-        Positions in the level below at which each node's children begin.
+        Position of each node's first child in the level below.
     """
 
     nodes: Entries
@@ -139,7 +150,7 @@ class InnerLevel:
 
 
 def separators_between(last: Keys, first: Keys) -> tuple[Keys, NDArray[np.uint8]]:
-    """Return separators for neighbouring leaves, and whether a key spans both.
+    """Return separators for neighboring leaves, and whether a key spans both.
 
     Parameters
     ----------
@@ -169,11 +180,11 @@ def build_levels(
     Parameters
     ----------
     entries
-        Of the leaves. With fewer than two there are no inner levels.
+        Leaf entries. With fewer than two there are no inner levels.
     limit
-        Bytes of a page to fill.
+        Bytes to fill in each page.
     first_page
-        Where the first inner page goes; all follow one another.
+        Page of the first inner node; the others follow it.
     """
     level = 1
     while len(entries) > 1:
@@ -187,19 +198,14 @@ def _build_level(
     entries: Entries, page_size: int, limit: int, first_page: int, txid: int, level: int
 ) -> tuple[NDArray[np.uint8], Entries]:
     keys = entries.separators
-    prefix, offsets, data = keys.parts
-    ends = kernels.plan_inner(offsets, keys.wide, len(entries), limit)
-    pages = aligned_pages(len(ends), page_size)
-    kernels.write_inner(
-        prefix, offsets, data, keys.wide, entries.pages, entries.checksums, entries.rows, entries.continued,
-        ends, page_size, level, pages,
-    )  # fmt: skip
-    numbers = first_page + np.arange(len(ends), dtype=np.int64)
+    ends = kernels.plan_inner(keys.parts[1], keys.wide, len(entries), limit)
     starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
+    pages, rows = entries.node_pages(starts, ends, page_size, level)
+    numbers = first_page + np.arange(len(ends), dtype=np.int64)
     return pages, Entries(
         numbers,
         seal_pages(pages, page_size, numbers, txid),
-        np.add.reduceat(entries.rows, starts),
+        rows,
         entries.continued[starts],
         keys.take(starts),
     )
@@ -220,7 +226,7 @@ def read_tree(
     Returns
     -------
     entries
-        Of the leaves.
+        Leaf entries.
     levels
         Inner levels, root first.
     """
@@ -271,14 +277,14 @@ def _inner_counts(
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """What the inner nodes say. Commits that move few leaves share it.
+    """Index of a table as the inner nodes have it. Commits that relocate leaves share it.
 
     Attributes
     ----------
     written
-        One entry for each leaf, in key order, as the inner nodes have it.
+        Entry of each leaf, in key order.
     levels
-        The inner nodes, root first.
+        Inner levels, root first.
     """
 
     written: Entries

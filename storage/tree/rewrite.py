@@ -1,7 +1,7 @@
-"""The inner levels of a tree whose leaves have changed: only nodes on the paths to changes are written anew.
+"""Rewriting of inner nodes after leaves have changed: only nodes on the paths to changes are written.
 
-Works level by level from the leaves up, each time over all children at once: children that are as they were keep
-their node, the others are gathered and cut into new nodes. Where pages go and how they are written is the caller's.
+Works level by level from the leaves up, over all children of a level at once: unchanged nodes keep their children, the
+children of the other nodes are gathered and cut into new nodes. The caller places and writes the pages.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from headrace.storage.format.constants import HEADER
-from headrace.storage.format.page import aligned_pages, seal_pages
+from headrace.storage.format.constants import CHILD_BYTES, HEADER, SEPARATOR_END, WORD
+from headrace.storage.format.page import seal_pages
 from headrace.storage.tree import _tree_kernels as kernels
 from headrace.storage.tree.nodes import Entries, InnerLevel
 
@@ -23,14 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["NewTree", "PageSink", "Placed", "rewrite_inner"]
 
-_CHILD = 25
-_U64 = 8
-_END = 2
 _UNDERFULL = 4
 
 
 class PageSink(Protocol):
-    """Where new pages go."""
+    """Places and writes new pages."""
 
     @property
     def page_size(self) -> int:
@@ -53,17 +50,17 @@ class PageSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Entries of a changed level, and where they stand in the level as it was.
+    """Entries of a changed level, and their positions in the level before.
 
     Attributes
     ----------
     entries
         In key order.
     changed : int64 array
-        Which of them are new, ascending; the others were there before.
+        Positions of the new entries, ascending; the others existed before.
     position : int64[n] or None
-        For an entry that was there before its position then; for a new one that of the first entry it replaces. None
-        if every entry stands where one stood, with the same separator.
+        Position before the change; for a new entry that of the first entry it replaces. None if each entry replaces
+        one entry with the same separator.
     """
 
     entries: Entries
@@ -75,7 +72,7 @@ class Placed:
 
     @property
     def kept(self) -> NDArray[np.bool_]:
-        """bool[n], which entries were there before."""
+        """bool[n], which entries existed before."""
         kept = np.ones(len(self), dtype=np.bool_)
         kept[self.changed] = False
         return kept
@@ -86,7 +83,7 @@ class Placed:
         return np.arange(len(self)) if self.position is None else self.position
 
     def with_changed(self, before: NDArray[np.int64]) -> Placed:
-        """Return the same, but entries that stood at these positions are new."""
+        """Return the same with the entries at these earlier positions marked as new."""
         if not len(before):
             return self
         also = before if self.position is None else np.flatnonzero(np.isin(self.position, before))
@@ -97,7 +94,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class NewTree:
-    """The inner part of a tree.
+    """The inner levels of a tree.
 
     Attributes
     ----------
@@ -136,7 +133,7 @@ def rewrite_inner(leaves: Placed, levels: Sequence[InnerLevel], fill: float, sin
     fill
         Share of a page to fill where nodes are split.
     sink
-        Where new nodes go.
+        Receives the new nodes.
     """
     children = leaves
     new_levels: list[InnerLevel] = []
@@ -160,17 +157,12 @@ def rewrite_inner(leaves: Placed, levels: Sequence[InnerLevel], fill: float, sin
 
 
 def _replace_nodes(children: Placed, old: InnerLevel, level: int, sink: PageSink) -> tuple[Placed, InnerLevel]:
-    """Write anew the nodes whose children changed, child for child."""
+    """Rewrite the nodes whose children changed, child for child."""
     nodes = old.first.searchsorted(children.changed, side="right") - 1
     first = np.ones(len(nodes), dtype=np.bool_)
     np.not_equal(nodes[1:], nodes[:-1], out=first[1:])
     nodes = nodes[first]
-    below, rows = children.entries, np.empty(len(nodes), dtype=np.int64)
-    pages = aligned_pages(len(nodes), sink.page_size)
-    kernels.write_nodes(
-        *below.separators.parts, below.separators.wide, below.pages, below.checksums, below.rows, below.continued,
-        old.first, nodes, sink.page_size, level, pages, rows,
-    )  # fmt: skip
+    pages, rows = children.entries.node_pages(old.first[nodes], old.first[nodes + 1], sink.page_size, level)
     numbers = sink.place(old.pages[nodes])
     checksums = seal_pages(pages, sink.page_size, numbers, sink.txid)
     sink.put(pages, numbers, checksums)
@@ -180,7 +172,7 @@ def _replace_nodes(children: Placed, old: InnerLevel, level: int, sink: PageSink
 
 
 class _Level:
-    """One level: the nodes as they were, and the children that they are to have."""
+    """One level: its old nodes and its new children."""
 
     def __init__(self, children: Placed, old: InnerLevel, level: int, fill: float, sink: PageSink) -> None:
         self._children = children.entries
@@ -211,7 +203,7 @@ class _Level:
         return self._join(np.flatnonzero(~changed[group]), new, self._node[first], np.diff(ends, prepend=0))
 
     def _groups(self) -> NDArray[np.int64]:
-        """Put nodes that changed and got too small together with the next, the last one with that before it."""
+        """Join nodes that changed and became too small with the next node, the last one with the node before."""
         small = self._changed & (self._bytes < self._sink.page_size // _UNDERFULL)
         joined = small[:-1].copy()
         if len(joined):
@@ -271,21 +263,15 @@ def _write_nodes(
     """Write nodes that end at the children `ends`, and return the entries that point to them."""
     if not len(ends):
         return children.take(ends)
-    prefix, offsets, data = children.separators.parts
-    pages = aligned_pages(len(ends), sink.page_size)
-    kernels.write_inner(
-        prefix, offsets, data, children.separators.wide,
-        children.pages, children.checksums, children.rows, children.continued,
-        ends, sink.page_size, level, pages,
-    )  # fmt: skip
+    starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
+    pages, rows = children.node_pages(starts, ends, sink.page_size, level)
     numbers = sink.place(hints)
     checksums = seal_pages(pages, sink.page_size, numbers, sink.txid)
     sink.put(pages, numbers, checksums)
-    starts = np.concatenate([[0], ends[:-1]])
     return Entries(
         numbers,
         checksums,
-        np.add.reduceat(children.rows, starts),
+        rows,
         children.continued[starts],
         children.separators.take(starts),
     )
@@ -293,5 +279,5 @@ def _write_nodes(
 
 def _entry_sizes(entries: Entries) -> NDArray[np.int64]:
     if entries.separators.offsets is None:
-        return np.full(len(entries), _CHILD + _U64, dtype=np.int64)
-    return np.diff(entries.separators.offsets) + (_CHILD + _END)
+        return np.full(len(entries), CHILD_BYTES + WORD, dtype=np.int64)
+    return np.diff(entries.separators.offsets) + (CHILD_BYTES + SEPARATOR_END)

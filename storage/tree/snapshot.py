@@ -1,4 +1,4 @@
-"""`Snapshot`: one committed state of a table, immutable, with its whole index in memory. Reads no leaves."""
+"""`Snapshot`: one committed, immutable state of a table with its whole index in memory. Reads no leaves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.storage.errors import CorruptionError, CorruptPageError
+from headrace.storage.format.constants import FIRST_PAGE
 from headrace.storage.format.keys import KeyCodec, Keys
 from headrace.storage.format.layout import LeafLayout
 from headrace.storage.format.metadata import metadata_pages, read_metadata
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Snapshot", "open_snapshot", "pages_of", "root_entries"]
 
-_SUPERBLOCKS = 2
-
 
 class Snapshot:
     """The relation at one transaction.
@@ -34,7 +33,7 @@ class Snapshot:
     Parameters
     ----------
     path
-        Of the file.
+        Path of the table file.
     superblock
         Superblock of the commit.
     layout
@@ -83,7 +82,7 @@ class Snapshot:
 
     @property
     def codec(self) -> KeyCodec:
-        """Turns key columns into normalised keys and back."""
+        """Turns key columns into normalized keys and back."""
         return self.layout.codec
 
     @property
@@ -118,7 +117,7 @@ class Snapshot:
 
     @property
     def leaf_checksums(self) -> NDArray[np.uint64]:
-        """uint64[n], what the leaves' parents say of them."""
+        """uint64[n], checksum of each leaf from its pointer."""
         return self.entries.checksums
 
     @property
@@ -165,7 +164,7 @@ def open_snapshot(
     Parameters
     ----------
     backend
-        The file.
+        Storage backend of the table file.
     superblock
         The commit to read; by default the newest.
     known
@@ -176,7 +175,7 @@ def open_snapshot(
     NotATableError
         If the file is not a table.
     CorruptionError
-        If it is damaged.
+        If the file is damaged.
     """
     head = read_superblock(backend) if superblock is None else superblock
     if backend.size() < head.pages * head.page_size:
@@ -203,7 +202,7 @@ def open_snapshot(
 
 
 def _tree_of(head: Superblock) -> tuple[int, ...]:
-    """Return what says which metadata and inner nodes a commit has: their checksums are below that of the root."""
+    """Return the fields that identify metadata and inner nodes; the root's checksum covers all inner nodes."""
     return head.metadata_page, head.metadata_checksum, head.height, head.root_page, head.root_checksum
 
 
@@ -217,7 +216,7 @@ def _read_index(backend: StorageBackend, head: Superblock) -> tuple[LeafLayout, 
 
 
 def root_entries(head: Superblock, layout: LeafLayout) -> Entries:
-    """Return what a superblock says of the root, as the one entry of a level above it; none for an empty table.
+    """Return the superblock's pointer to the root as a level of one entry; no entry for an empty table.
 
     Its rows are those of the table. The root page has the same number only if no leaf is relocated.
     """
@@ -238,4 +237,4 @@ def pages_of(snapshot: Snapshot) -> NDArray[np.int64]:
     count = metadata_pages(head.metadata_bytes, head.page_size)
     metadata = head.metadata_page + np.arange(count, dtype=np.int64)
     inner = [level.pages for level in snapshot.levels]
-    return np.concatenate([np.arange(_SUPERBLOCKS, dtype=np.int64), metadata, *inner, snapshot.leaf_pages])
+    return np.concatenate([np.arange(FIRST_PAGE, dtype=np.int64), metadata, *inner, snapshot.leaf_pages])
