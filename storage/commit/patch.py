@@ -125,8 +125,7 @@ class _Patch:
         self._out = out
         self._unique = unique
         self._average = average
-        new = PhysicalRows(layout, changes.keys, changes.payload)
-        self._columns = new.places, new.words, new.spans, new.heap, new.nulls
+        self._columns = PhysicalRows(layout, changes.keys, changes.payload).columns
 
     def run(self, skip: NDArray[np.bool_]) -> tuple[Patched, NDArray[np.bool_]]:
         """Patch all leaves except those to skip; return also which became too small."""
@@ -135,8 +134,11 @@ class _Patch:
         counts = np.zeros(3, dtype=np.int64)
         clash = kernels.patch_leaves(
             self._frames, layout.page_size, skip,
-            changes.touched.prefix, changes.upserted, self._ends[0], changes.keys.prefix, changes.fresh, self._ends[1],
-            *self._columns, self._unique, self._average, out, status, after, counts,
+            kernels.LeafChanges(
+                changes.touched.prefix, changes.upserted, self._ends[0],
+                changes.keys.prefix, changes.fresh, self._ends[1],
+            ),
+            self._columns, self._unique, self._average, out, status, after, counts,
         )  # fmt: skip
         if clash >= 0:
             raise unique_violation(layout, changes.keys, clash)

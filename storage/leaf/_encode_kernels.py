@@ -1,16 +1,8 @@
-"""Compiled leaf encoder: how many rows fit in each page is planned, then the pages are written. Arrays in, arrays out.
-
-Columns come as matrices, one row per physical column: `words` for 64-bit integers, `spans` for the offsets of text
-in `heap`, `codes` for the dictionary codes of repetitive text, `nulls` for the columns that have any. `places`
-says for each entry of the directory where it is found:
-
-    places[c, 0]  1 if the entry is text           places[c, 1]  row in `words` or `spans`
-    places[c, 2]  row in `nulls`, or -1            places[c, 3]  row in `codes`, or -1
-"""
+"""Compiled leaf encoder: `plan_leaves` decides how many rows fit in each page, `write_leaves` writes the pages."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -21,12 +13,43 @@ from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, SIGN, TEX
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["bytes_needed", "dictionary_size", "plan_leaves", "write_leaves"]
+__all__ = ["RowColumns", "bytes_needed", "dictionary_size", "plan_leaves", "write_leaves"]
 
 
 _BLOCK = 32
 _MAX = np.int64(2**63 - 1)
 _MIN = np.int64(-(2**63))
+
+
+class RowColumns(NamedTuple):
+    """Rows as matrices with one row for each physical column.
+
+    Attributes
+    ----------
+    places : int64[entries, 4]
+        For each entry of the directory: 1 if it is text, else 0; its row in `words` or `spans`; its row in `nulls`, or
+        -1; its row in `codes`, or -1.
+    words : int64[words, rows]
+        Values of the 64-bit columns.
+    spans : int64[texts, rows + 1]
+        Offsets of the texts in `heap`.
+    heap : uint8 array
+        Texts of all columns.
+    nulls : uint8[columns with nulls, rows]
+        1 where a value is null.
+    codes : int32[columns, rows]
+        Dictionary codes of the text columns that look repetitive.
+    cardinality
+        Number of different codes.
+    """
+
+    places: NDArray[np.int64]
+    words: NDArray[np.int64]
+    spans: NDArray[np.int64]
+    heap: NDArray[np.uint8]
+    nulls: NDArray[np.uint8]
+    codes: NDArray[np.int32]
+    cardinality: int
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -60,7 +83,7 @@ def _take_block(
 ) -> bool:
     """Add a block of rows to a page if all of them fit; for columns without nulls and dictionaries.
 
-    `bottom` and `top` are room for what the block would make of `low` and of `high` or `total`.
+    `bottom` and `top` are buffers for the new values of `low`, and of `high` or `total`.
     """
     size = HEADER + DIRECTORY_ENTRY * len(places)
     for column in range(len(places)):
@@ -93,22 +116,18 @@ def _take_block(
 
 @njit(cache=True, nogil=True)
 def plan_leaves(
-    places: NDArray[np.int64],
-    words: NDArray[np.int64],
-    spans: NDArray[np.int64],
-    nulls: NDArray[np.uint8],
-    codes: NDArray[np.int32],
-    cardinality: int,
+    columns_in: RowColumns,
     rows: int,
     limit: int,
     page_size: int,
     breaks: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], int]:
-    """Return where each page ends when rows are packed greedily, and the first row that fits in no page, or -1.
+    """Return where each page ends if `rows` rows are packed greedily, and the first row that fits in no page, or -1.
 
-    A page takes rows while it needs at most `limit` bytes, and at least one row if that fits in `page_size`. At the
-    rows `breaks`, in ascending order, a page ends in any case.
+    A page takes rows as long as it needs at most `limit` bytes, and at least one row if that fits in `page_size`. At
+    the rows `breaks`, in ascending order, a page must end.
     """
+    places, words, spans, _, nulls, codes, cardinality = columns_in
     columns = len(places)
     ends = np.empty(rows, dtype=np.int64)
     pages = 0
@@ -342,7 +361,7 @@ def _number_entries(
     local: NDArray[np.int32],
     first: NDArray[np.int64],
 ) -> tuple[int, int, int]:
-    """Assign numbers to the codes of a page as they appear; return how many, and bytes with and without dictionary."""
+    """Assign numbers to the codes of a page; return how many, and bytes with and without dictionary."""
     distinct = 0
     heap = 0
     total = 0
@@ -367,13 +386,7 @@ def _number_entries(
 
 @njit(cache=True, nogil=True)
 def write_leaves(
-    places: NDArray[np.int64],
-    words: NDArray[np.int64],
-    spans: NDArray[np.int64],
-    heap: NDArray[np.uint8],
-    nulls: NDArray[np.uint8],
-    codes: NDArray[np.int32],
-    cardinality: int,
+    rows: RowColumns,
     ends: NDArray[np.int64],
     page_size: int,
     flip_key: bool,
@@ -381,8 +394,9 @@ def write_leaves(
 ) -> None:
     """Write the pages that end at the rows `ends` into `pages`, zeroed uint8[len(ends) * page_size + 8].
 
-    Checksum, transaction and page type are for `seal_pages`.
+    `seal_pages` adds checksum and transaction.
     """
+    places, words, spans, heap, nulls, codes, cardinality = rows
     columns = len(places)
     local = np.full(cardinality, -1, dtype=np.int32)
     first = np.empty(page_size, dtype=np.int64)

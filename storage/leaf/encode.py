@@ -16,6 +16,7 @@ from headrace.storage.errors import InputError
 from headrace.storage.format.columns import bytes_of, fixed_values, null_mask
 from headrace.storage.format.page import aligned_pages, key_limit
 from headrace.storage.leaf import _encode_kernels
+from headrace.storage.leaf._encode_kernels import RowColumns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +34,7 @@ _SIGN = np.int64(-(2**63))
 _SAMPLE = 1024
 _NO_BREAKS = np.zeros(0, dtype=np.int64)
 _TEXT = 0
+_NO_TEXT = np.zeros(0, dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +88,14 @@ class PhysicalRows:
     ) -> None:
         self.rows = len(keys)
         self._room = room or WordRoom()
-        self.cardinality = 0
+        self._cardinality = 0
         self._words: list[NDArray[np.int64]] = []
         self._spans: list[NDArray[np.int64]] = []
         self._heaps: list[NDArray[np.uint8]] = []
         self._heap_size = 0
         self._nulls: list[NDArray[np.uint8]] = []
         self._codes: list[NDArray[np.int32]] = []
-        self.places = np.full((layout.entries, 4), -1, dtype=np.int64)
+        self._places = np.full((layout.entries, 4), -1, dtype=np.int64)
         self._add_key(keys)
         for column, array in zip(layout.columns, payload, strict=True):
             self._add(column, array)
@@ -120,7 +122,7 @@ class PhysicalRows:
             self._words.append(values)
 
     def _place(self, entry: int, *, text: bool, slot: int, nulls: int = -1, codes: int = -1) -> None:
-        self.places[entry] = (text, slot, nulls, codes)
+        self._places[entry] = (text, slot, nulls, codes)
 
     def _add_text(self, offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         start, end = int(offsets[0]), int(offsets[-1])
@@ -135,39 +137,30 @@ class PhysicalRows:
             return -1
         encoded = array.dictionary_encode()
         self._codes.append(np.asarray(encoded.indices.fill_null(0)).astype(np.int32, copy=False))
-        self.cardinality = max(self.cardinality, len(encoded.dictionary), 1)
+        self._cardinality = max(self._cardinality, len(encoded.dictionary), 1)
         return len(self._codes) - 1
 
     @property
-    def words(self) -> NDArray[np.int64]:
-        """The 64-bit words: int64[words, rows]."""
+    def columns(self) -> RowColumns:
+        """The matrices."""
+        return RowColumns(
+            self._places,
+            self._word_matrix(),
+            _matrix(self._spans, self.rows + 1, np.int64),
+            np.concatenate([_NO_TEXT, *self._heaps]),
+            _matrix(self._nulls, self.rows, np.uint8),
+            _matrix(self._codes, self.rows, np.int32),
+            self._cardinality,
+        )
+
+    def _word_matrix(self) -> NDArray[np.int64]:
         words = self._room.matrix(len(self._words), self.rows)
         for slot, values in enumerate(self._words):
-            if slot == 0 and self.places[0, _TEXT] == 0:
+            if slot == 0 and self._places[0, _TEXT] == 0:
                 np.bitwise_xor(values, _SIGN, out=words[slot])  # unsigned keys in the order of signed integers
             else:
                 words[slot] = values
         return words
-
-    @property
-    def spans(self) -> NDArray[np.int64]:
-        """Offsets of the texts in `heap`: int64[texts, rows + 1]."""
-        return _matrix(self._spans, self.rows + 1, np.int64)
-
-    @property
-    def nulls(self) -> NDArray[np.uint8]:
-        """1 where a value is null: uint8[columns with nulls, rows]."""
-        return _matrix(self._nulls, self.rows, np.uint8)
-
-    @property
-    def codes(self) -> NDArray[np.int32]:
-        """Codes of the values of repetitive texts: int32[columns, rows]."""
-        return _matrix(self._codes, self.rows, np.int32)
-
-    @property
-    def heap(self) -> NDArray[np.uint8]:
-        """All texts, one after the other."""
-        return np.concatenate([np.zeros(0, dtype=np.uint8), *self._heaps])
 
 
 def _matrix(rows: Sequence[NDArray[Scalar]], columns: int, dtype: type[Scalar]) -> NDArray[Scalar]:
@@ -210,9 +203,7 @@ class LeafEncoder:
         self._keys = keys
         self._first_row = first_row
         physical = PhysicalRows(layout, keys, payload, room)
-        self._rows, self._cardinality = physical.rows, physical.cardinality
-        self._places, self._words, self._spans = physical.places, physical.words, physical.spans
-        self._heap, self._nulls, self._codes = physical.heap, physical.nulls, physical.codes
+        self._rows, self._columns = physical.rows, physical.columns
 
     def plan(self, limit: int, breaks: NDArray[np.int64] = _NO_BREAKS) -> NDArray[np.int64]:
         """Return the rows at which pages end when they are packed greedily.
@@ -229,10 +220,7 @@ class LeafEncoder:
         InputError
             If a row is too large for a page.
         """
-        ends, too_long = _encode_kernels.plan_leaves(
-            self._places, self._words, self._spans, self._nulls, self._codes, self._cardinality,
-            self._rows, limit, self._layout.page_size, breaks,
-        )  # fmt: skip
+        ends, too_long = _encode_kernels.plan_leaves(self._columns, self._rows, limit, self._layout.page_size, breaks)
         if too_long >= 0:
             raise InputError(
                 f"row {self._first_row + too_long} (key {self._layout.codec.describe(self._keys, too_long)}) does not "
@@ -243,10 +231,7 @@ class LeafEncoder:
     def write(self, ends: NDArray[np.int64]) -> EncodedLeaves:
         """Return the pages that end at these rows; rows after the last end are not encoded."""
         pages = aligned_pages(len(ends), self._layout.page_size)
-        _encode_kernels.write_leaves(
-            self._places, self._words, self._spans, self._heap, self._nulls, self._codes, self._cardinality,
-            ends, self._layout.page_size, not self._keys.wide, pages,
-        )  # fmt: skip
+        _encode_kernels.write_leaves(self._columns, ends, self._layout.page_size, not self._keys.wide, pages)
         return EncodedLeaves(pages, np.concatenate([np.zeros(1, dtype=np.int64), ends]))
 
 
