@@ -1,6 +1,12 @@
-"""Clustered tables on disk: a relation in key order, in pages, behind one index that fits in memory.
+"""Clustered tables on disk: a relation in key order, in pages, with an index that fits in memory.
 
-`Table` is where to begin. Names are imported when they are first used, so that importing the package stays cheap.
+The rooms, each of which imports only those before it:
+
+- `file` accesses files, `format` defines what their bytes mean, `leaf` encodes and searches leaves;
+- `tree` has the inner nodes and snapshots, `read` reads leaves, `filter` identifies absent keys, `probe` serves joins;
+- `commit` changes tables, `load` builds them. On top are `Table`, its handle, check and statistics.
+
+Start with `Table`. Names are imported when they are first used, so that importing the package stays cheap.
 """
 
 from __future__ import annotations

@@ -167,8 +167,8 @@ def pack_groups(layout: LeafLayout, rows: LeafRows, ends: NDArray[np.int64], fil
     """Cut rows into leaves so that no leaf holds rows of two groups.
 
     A group that fits in one page gets one. A group that does not is spread evenly over as many pages as have room for
-    later changes by the fill factor. The last group of the table is filled from the left instead, so that keys that
-    only ever grow leave full pages behind.
+    later changes by the fill factor. The last group of the table is filled from the left instead, so that ascending
+    inserts leave full pages.
 
     Parameters
     ----------
@@ -179,14 +179,14 @@ def pack_groups(layout: LeafLayout, rows: LeafRows, ends: NDArray[np.int64], fil
     ends : int64[g]
         Row at which each group ends.
     fill
-        Share of a page to fill where a group takes several.
+        Share of a page to fill if a group needs several pages.
     last
         Whether the last group holds the last leaf of the table.
 
     Raises
     ------
     InputError
-        If a key or a row is too large for a page.
+        If a key or a row does not fit in a page.
     """
     encoder = LeafEncoder(layout, rows.keys, rows.payload)
     tight = encoder.plan(layout.page_size, ends)

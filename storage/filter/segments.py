@@ -62,16 +62,16 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class FilterShape:
-    """What all segments of a filter have in common.
+    """Shape of all segments of a filter.
 
     Attributes
     ----------
     blocks
-        Of 256 bits in a segment on disk.
+        Blocks of 256 bits in a segment on disk.
     probes
         Bits that a key sets, all in one block.
     kept
-        Blocks in memory, to which those on disk are folded.
+        Blocks of a segment in memory; those on disk are folded to them.
     """
 
     blocks: int
@@ -109,12 +109,12 @@ class FilterShape:
 
 
 def filter_path(table: str | os.PathLike[str]) -> Path:
-    """Return the file beside a table that holds its filter."""
+    """Return the path of a table's filter file."""
     return Path(f"{os.fspath(table)}{_SUFFIX}")
 
 
 def hash_keys(keys: Keys) -> NDArray[np.uint64]:
-    """Return what the filter knows of keys."""
+    """Return the hashes of keys."""
     out = np.empty(len(keys), dtype=np.uint64)
     if keys.offsets is None or keys.data is None:
         kernels.hash_words(keys.prefix, out)
@@ -152,7 +152,7 @@ class FilterFile:
 
     @classmethod
     def open(cls, table: str | os.PathLike[str], *, writing: bool = False) -> Self | None:
-        """Return the filter of a table; None if it has none, or none that can be used."""
+        """Return the filter of a table, or None if it has no usable one."""
         path = f"{os.fspath(table)}{_SUFFIX}"
         if not os.path.isfile(path):  # noqa: PTH113 - asked at every commit
             return None
@@ -175,7 +175,7 @@ class FilterFile:
         self.close()
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         self._backend.close()
 
     @property
@@ -201,13 +201,13 @@ class FilterFile:
         checksums : uint64[n]
             Checksums from the parents' pointers.
         shape
-            The filter's own, folded to what there is room for.
+            Shape of the filter, perhaps folded for the available memory.
         segments : uint64[m, words]
             Receives the segments.
         place : int32[n]
             Row of `segments` for each page.
         known : bool[m]
-            Set to whether the segment is proven.
+            Filled with whether each segment is proven.
         """
         size = self.shape.slot_nbytes
         order = np.argsort(pages)
@@ -230,7 +230,7 @@ class FilterFile:
             )  # fmt: skip
 
     def store(self, segments: NDArray[np.uint64], pages: NDArray[np.int64], checksums: NDArray[np.uint64]) -> None:
-        """Write the segments of pages with their tags, those that follow one another with one call."""
+        """Write the segments of pages with their tags, consecutive ones with one call."""
         size = self.shape.slot_nbytes
         slots = np.empty(len(pages) * size + SLACK, dtype=np.uint8)
         kernels.seal_segments(segments, pages, checksums, slots)
@@ -238,7 +238,7 @@ class FilterFile:
             self._backend.pwrite(int(pages[start]) * size, slots[start * size : stop * size])
 
     def cut(self, pages: int) -> None:
-        """Give back the slots beyond so many pages."""
+        """Cut off the slots after `pages` pages."""
         self._backend.truncate(min(self._backend.size(), pages * self.shape.slot_nbytes))
 
 
@@ -258,7 +258,7 @@ def _windows(wanted: NDArray[np.int64], most: int) -> list[tuple[int, int]]:
 
 
 def _read_shape(backend: StorageBackend) -> FilterShape | None:
-    """Return what the header says, or None if it is not sound."""
+    """Return the shape in the header, or None if the header is not sound."""
     header = np.zeros(_HEADER.size, dtype=np.uint8)
     try:
         backend.pread_into(0, [header])

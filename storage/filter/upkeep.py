@@ -39,7 +39,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def check_filter_bits(bits: float) -> float:
-    """Return the bits a key, or refuse them.
+    """Return the bits for each key, or raise.
 
     Raises
     ------
@@ -142,10 +142,10 @@ def _fill(made: FilterFile, snapshot: Snapshot, reader: PageReader) -> None:
 
 
 def cut_filter(table: str, pages: int) -> None:
-    """Give back what a filter holds beyond so many pages, if the table has one."""
+    """Cut off the slots of a filter after `pages` pages, if the table has a filter."""
     made = FilterFile.open(table, writing=True)
     if made is not None:
-        with made, contextlib.suppress(StorageIOError):  # it is a little longer then
+        with made, contextlib.suppress(StorageIOError):  # the file then stays longer than necessary
             made.cut(pages)
 
 

@@ -301,7 +301,7 @@ def build_table(
     temp_directory: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
 ) -> Superblock:
-    """Write a table file from any source. A build that fails leaves nothing behind. See `Table.build`."""
+    """Write a table file from any source. A build that fails removes its files. See `Table.build`."""
     target, spill = _places(path, temp_directory, overwrite=overwrite)
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}-{threading.get_ident()}")
     try:
@@ -360,14 +360,14 @@ def _write_file(path: Path, rows: SortedRows, options: BuildOptions) -> Superblo
     ):
         backend.truncate(0)
         for batch, keys in rows.batches:
-            _write_batch(writer, batch, keys, hoped=rows.hoped)
+            _write_batch(writer, batch, keys, assume_sorted=rows.hoped)
         return writer.finish()
 
 
-def _write_batch(writer: TableWriter, batch: pa.RecordBatch, keys: Keys | None, *, hoped: bool) -> None:
+def _write_batch(writer: TableWriter, batch: pa.RecordBatch, keys: Keys | None, *, assume_sorted: bool) -> None:
     try:
         writer.write(batch, keys)
     except KeyInputError as error:
-        if hoped:
+        if assume_sorted:
             raise NotInOrderError from error  # reported with the row's number when the source is read again
         raise

@@ -22,7 +22,7 @@ __all__ = ["FixedRows"]
 
 
 class FixedRows:
-    """Room for some rows of some columns. Kernels know words, not columns: a decimal has two.
+    """Buffer for rows of some columns. Kernels know words, not columns: a decimal has two words.
 
     Parameters
     ----------
@@ -36,13 +36,13 @@ class FixedRows:
     entries : int64[words]
         Entries of the words in a leaf's directory.
     sizes, starts : int64[words]
-        Bytes of a value of each word, and where its first value goes.
+        Bytes of a value of each word, and offset of its first value.
     out : uint8 array
-        The values, with spare bytes behind those of each word.
+        Values, with spare bytes after those of each word.
     valid : uint8[words, room]
-        To become 1 for values that are present, 0 for nulls.
+        Filled with 1 for present values and 0 for nulls.
     missing : int64[words]
-        To become how many are null.
+        Filled with the number of nulls.
     """
 
     def __init__(self, columns: Sequence[PhysicalColumn], room: int) -> None:

@@ -20,10 +20,10 @@ _PER_LEAF = 2
 
 
 class LeafRanges:
-    """The range of the separators in intervals of equal width, and the first leaf of each.
+    """The range of the separators, divided into intervals of equal width, and the first leaf of each interval.
 
-    There are two intervals to a leaf at most. Where keys lie evenly a leaf is found almost at once, elsewhere by
-    halving among the leaves of an interval.
+    There are at most two intervals for each leaf. If keys are evenly distributed, a leaf is found almost at once, else
+    by binary search among the leaves of an interval.
 
     Parameters
     ----------
@@ -45,12 +45,12 @@ class LeafRanges:
 
     @property
     def held(self) -> int:
-        """Bytes that the ranges take."""
+        """Bytes of memory."""
         return self._first.nbytes
 
     @staticmethod
     def nbytes(leaves: int) -> int:
-        """Return the most bytes for so many leaves."""
+        """Return the maximum bytes for a number of leaves."""
         return 4 * (_PER_LEAF * leaves + 1)
 
     def locate(self, keys: KeyWords, frame_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
@@ -68,7 +68,7 @@ class LeafRanges:
         leaf, frame : int32[n]
             Frame -1 for leaves that are in none, -2 for keys that cannot be in the table.
         waiting
-            How many frames are -1.
+            Number of frames that are -1.
         """
         leaf, frame = np.empty((2, len(keys)), dtype=np.int32)
         if len(self._separators) == 0:

@@ -1,11 +1,11 @@
 """`RowHash`: a row store with all rows of a relation by key, so that a lookup touches one place in memory.
 
-A slot is a row: its key, what is null of it, and the words of its columns, each in as few bytes as the relation needs::
+A slot is a row: its key, its null bits, and the words of its columns, each in as few bytes as the relation needs::
 
     key - lowest key + 1 | null bits | word - its base | word - its base | ...
 
-Key 0 is an empty slot. A row is in the first slot that was free from its key's home on, so a search ends at its key or
-at an empty slot.
+Key 0 is an empty slot. A row is in the first free slot from its key's home slot on, so a search ends at its key or at
+an empty slot.
 """
 
 from __future__ import annotations
@@ -32,28 +32,28 @@ if TYPE_CHECKING:
 
 __all__ = ["RowHash", "SlotForm"]
 
-_SPARSE, _DENSE = 2.0, 4 / 3  # slots for each row: more would not be faster, less would be slow
-_BEHIND = 4096  # slots behind the last home, the last of them always empty
+_SPARSE, _DENSE = 2.0, 4 / 3  # slots for each row: more are not faster, fewer are slow
+_BEHIND = 4096  # slots after the last home slot; the last of them is always empty
 _MOST_WORDS = 64
-_MOST_PASSED = 8  # taken slots for each row: more, and too many keys have the same home
+_MOST_PASSED = 8  # occupied slots passed for each row; more mean that too many keys collide
 _U8 = np.uint64(0xFF)
 _SIGN, _ALL = np.uint64(1 << 63), np.uint64(2**64 - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class SlotForm:
-    """What a slot looks like.
+    """Layout of a slot.
 
     Attributes
     ----------
     low
-        Least key.
+        Lowest key.
     key_nbytes, nulls_nbytes
-        Bytes of a key above it, and of the marks of nulls.
+        Bytes of a key above the lowest one, and of the null bits.
     bases : uint64[words]
-        What is taken from each word.
+        Base that is subtracted from each word.
     widths : int64[words]
-        Bytes of what is left.
+        Bytes of each difference.
     """
 
     low: np.uint64
@@ -98,12 +98,12 @@ class SlotForm:
         return self.key_nbytes + self.nulls_nbytes + int(self.widths.sum())
 
     def slots(self, rows: int, most_nbytes: int) -> int:
-        """Return how many slots to have for so many rows within so many bytes; 0 if these are too few."""
+        """Return the number of slots for a number of rows within a budget of bytes; 0 if the budget is too small."""
         room = (most_nbytes - SLACK_BYTES) // self.stride - _BEHIND
         return min(int(_SPARSE * rows), room) if room >= _DENSE * rows else 0
 
     def nbytes(self, slots: int) -> int:
-        """Return the bytes of so many slots."""
+        """Return the bytes of a number of slots."""
         return (slots + _BEHIND) * self.stride + SLACK_BYTES
 
     @property
@@ -144,7 +144,7 @@ class RowHash:
     def add(
         self, frames: NDArray[np.uint8], page_size: int, facts: NDArray[np.uint64], frame: NDArray[np.int64], rows: int
     ) -> bool:
-        """Put the rows of some pages into slots; return False if the keys are such that it is of no use to go on.
+        """Put the rows of some pages into slots; return False if too many keys collide.
 
         Parameters
         ----------
@@ -162,21 +162,21 @@ class RowHash:
         return bool(passed >= 0)
 
     def find(self, keys: KeyWords, outer: bool) -> tuple[NDArray[np.int32], list[pa.Array]]:
-        """Look keys up; threads may do so at once.
+        """Find keys. Several threads may do this at the same time.
 
         Parameters
         ----------
         keys
             Keys to find.
         outer
-            Whether keys that are not there give a row of nulls.
+            Whether absent keys give a row of nulls.
 
         Returns
         -------
         source : int32[results]
             Position of each result's key, ascending.
         columns
-            One value to a result.
+            One value for each result.
         """
         fixed, source = FixedRows(self._columns, len(keys)), np.empty(len(keys), dtype=np.int32)
         results = kernels.find_slots(
@@ -188,7 +188,7 @@ class RowHash:
 
     @property
     def _place(self) -> tuple[np.uint64, np.uint64, int, np.uint64, int, NDArray[np.uint64]]:
-        """What kernels want to know of the slots."""
+        """Arguments of kernels that describe the slots."""
         form = self._form
         nulls = form.key_nbytes if form.nulls_nbytes else -1
         return form.low, self._slots, form.stride, self._key_mask, nulls, self._words

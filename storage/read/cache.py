@@ -85,7 +85,7 @@ class LRU:
 def settle(
     resident: NDArray[np.int64], candidates: NDArray[np.int64], capacity: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Settle before the first read which pages stay: the paper's ToKeep and ToRemove (section IV-C).
+    """Decide before the first read which pages stay: the paper's ToKeep and ToRemove (section IV-C).
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def settle(
     Returns
     -------
     keep, remove
-        Which candidates are to be cached, which resident pages give way. With equal scores a resident page stays.
+        Candidates to cache, and resident pages to evict. With equal scores a resident page stays.
 
     Examples
     --------
@@ -134,7 +134,7 @@ class PageCache:
     leaves
         Leaf pages of the snapshot; their ordinals index the map.
     policy
-        Which page leaves first; `UtilityCounter` if not given.
+        Chooses the page to evict first; by default a `UtilityCounter`.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ class PageCache:
         self.utility: NDArray[np.int64] = np.zeros(frames_max, dtype=np.int64)
         self._frame_of = np.full(leaves, -1, dtype=np.int32)
         self._leaf_of = np.full(frames_max, -1, dtype=np.int32)
-        # Free frames as a stack: the first `_cold` have no memory behind them, so warm ones are always used first.
+        # Free frames as a stack: the first `_cold` have no memory yet, so warm ones are always used first.
         self._free = np.arange(frames_max - 1, -1, -1, dtype=np.int32)
         self._free_count = frames_max
         self._cold = frames_max
@@ -193,7 +193,7 @@ class PageCache:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory behind the frames used so far, and of all maps; huge pages may add frames within capacity."""
+        """Bytes of memory of the frames used so far, and of all maps; huge pages may add frames within capacity."""
         maps = (self.utility, self._frame_of, self._leaf_of, self._free)
         return self._written + SLACK_BYTES + sum(array.nbytes for array in maps)
 
@@ -209,7 +209,7 @@ class PageCache:
 
     @staticmethod
     def map_nbytes(frames_max: int, leaves: int) -> int:
-        """Return what a cache costs before it holds a page."""
+        """Return the bytes of an empty cache."""
         return SLACK_BYTES + 16 * frames_max + 4 * leaves
 
     def frame_of(self, leaves: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -302,7 +302,7 @@ class PageCache:
 
     @property
     def _written(self) -> int:
-        """Bytes of the frames that have memory behind them: the first ones, until some was given back."""
+        """Bytes of the frames that have memory: the first ones, until some was given back."""
         return (self.frames_max - self._cold) * self.page_size
 
     def _trim(self) -> None:

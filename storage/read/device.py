@@ -208,12 +208,12 @@ class _Probe:
 
 
 def device_path(table: str | os.PathLike[str]) -> Path:
-    """Return the file beside a table that keeps the costs of its disk."""
+    """Return the path of the file beside a table with the costs of its disk."""
     return Path(f"{os.fspath(table)}.device.json")
 
 
 def save_device(table: str | os.PathLike[str], model: DeviceModel) -> None:
-    """Keep a measured model beside a table.
+    """Write a measured model to a file beside a table.
 
     Raises
     ------
@@ -226,18 +226,18 @@ def save_device(table: str | os.PathLike[str], model: DeviceModel) -> None:
         temporary.write_text(json.dumps(asdict(model), indent=1) + "\n", encoding="utf-8")
         temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
+        with contextlib.suppress(OSError):  # the first error is the one to report
             temporary.unlink(missing_ok=True)
-        raise StorageIOError(f"cannot keep the costs of the disk in {path}: {error.strerror}") from error
+        raise StorageIOError(f"cannot write the costs of the disk to {path}: {error.strerror}") from error
 
 
 def load_device(table: str | os.PathLike[str], page_size: int) -> DeviceModel:
-    """Return the model kept beside a table, or the default if its disk was never measured.
+    """Return the model from the file beside a table, or the default if its disk was never measured.
 
     Raises
     ------
     InputError
-        If the file is there but is not what `save_device` writes; remove it or measure again.
+        If the file exists but `save_device` did not write it; remove it or measure again.
     """
     path = device_path(table)
     try:

@@ -44,7 +44,7 @@ class FrameMemory:
         self._whole = True
 
     def allow(self, nbytes: int, written: int) -> None:
-        """Let the first `nbytes` take memory, of which the first `written` have been in use so far."""
+        """Allow the first `nbytes` to use memory; the first `written` of them have been in use so far."""
         if not self._whole:
             return
         if nbytes > self._allowed:
@@ -55,7 +55,7 @@ class FrameMemory:
         self._allowed = nbytes
 
     def break_up(self, written: int) -> None:
-        """Have no huge pages from now on; what is behind the first `written` bytes holds nothing yet."""
+        """Use no huge pages from now on; memory after the first `written` bytes is still unused."""
         if self._whole:
             self.allow(0, written)
             self._whole = False

@@ -71,7 +71,7 @@ def plan_reads(pages: npt.NDArray[np.int64], seek: float, transfer: float, max_s
     pages
         int64[n], page numbers in ascending order, each once.
     seek, transfer
-        Seconds (any unit will do) that a read costs, and that each page in it adds: the paper's S and T.
+        Cost of a read, and of each page in it, in seconds or any other unit: the paper's S and T.
     max_scan
         Most disk pages in one read, the unwanted ones included.
 

@@ -29,13 +29,13 @@ class Reads:
     Attributes
     ----------
     offsets, lengths : int64[reads]
-        Bytes of the file.
+        Offset and length of each read in the file.
     places : int64[reads]
-        First byte of each in the frames.
+        Offset of each read in the frames.
     pages : int64[n]
-        Numbers of the pages wanted.
+        Numbers of the wanted pages.
     frame_ids : int64[n]
-        Their frames. Those of one read lie as far apart as its pages, and those between are overwritten.
+        Frames of the pages. Those of one read are as far apart as its pages; frames in between are overwritten.
     checksums : uint64[n]
         Checksums from the parents' pointers.
     """
@@ -56,7 +56,7 @@ class ReadQueue:
     reader
         Page reader of the file.
     frames
-        Flat page-aligned buffer with slack behind its end.
+        Flat page-aligned buffer with slack after its end.
     """
 
     nbytes = _DEPTH * READ_NBYTES

@@ -128,7 +128,7 @@ class PageReader:
         pages
             int64[n], page numbers in ascending order, each once.
         frames
-            Flat page-aligned buffer with slack behind its end (`PageCache.buffer`, `page_buffer`).
+            Flat page-aligned buffer with slack after its end (`PageCache.buffer`, `page_buffer`).
         frame_ids
             Frame of each page.
         checksums

@@ -131,7 +131,7 @@ def rewrite_inner(leaves: Placed, levels: Sequence[InnerLevel], fill: float, sin
     levels
         Inner levels as they were, root first.
     fill
-        Share of a page to fill where nodes are split.
+        Share of a page to fill if nodes are split.
     sink
         Receives the new nodes.
     """
@@ -222,7 +222,7 @@ class _Level:
         parts = np.where(size <= room, 1, -(-size // target))
         share = np.where(parts == 1, room + 1, -(-size // parts))
         if parts[-1] > 1:
-            share[-1] = target  # keys that only ever grow leave full nodes behind
+            share[-1] = target  # ascending inserts then leave full nodes
         offset = np.cumsum(self._size) - self._size - (np.cumsum(size) - size)[group_of]
         part = (offset // share[group_of])[dirty]
         cut = (np.diff(group_of[dirty]) != 0) | (np.diff(part) != 0)

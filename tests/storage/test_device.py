@@ -79,5 +79,5 @@ def test_a_damaged_file_is_named(tmp_path, content):
 def test_folders_that_are_missing(tmp_path):
     with pytest.raises(StorageIOError, match="cannot measure"):
         measure(tmp_path / "absent" / "table")
-    with pytest.raises(StorageIOError, match="cannot keep"):
+    with pytest.raises(StorageIOError, match="cannot write the costs"):
         save_device(tmp_path / "absent" / "table", DeviceModel.default(8192))
