@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.blocks import Pairs
 from headrace.cli.errors import InputFileError
-from headrace.storage.device import DeviceModel, device_path, measure, save_device
-from headrace.storage.superblock import MAGIC, check_page_size
+from headrace.storage.format import MAGIC, check_page_size
+from headrace.storage.read import DeviceModel, device_path, measure, save_device
 
 if TYPE_CHECKING:
     from pathlib import Path

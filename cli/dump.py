@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.cli.blocks import Grid, Pairs, Text
-from headrace.storage.backend import FileBackend
 from headrace.storage.errors import InputError
-from headrace.storage.layout import DIRECTORY_ENTRY, HEADER, INNER_PAGE, LEAF_PAGE, METADATA_PAGE
-from headrace.storage.leaves import verify
-from headrace.storage.moved import moved_columns
-from headrace.storage.slots import damaged_copies, read_superblock
+from headrace.storage.file import FileBackend
+from headrace.storage.format import (
+    DIRECTORY_ENTRY,
+    HEADER,
+    INNER_PAGE,
+    LEAF_PAGE,
+    METADATA_PAGE,
+    damaged_copies,
+    read_superblock,
+)
+from headrace.storage.leaf import verify
+from headrace.storage.tree import relocation_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,7 +29,7 @@ if TYPE_CHECKING:
 
     from headrace.cli.blocks import Block
     from headrace.cli.console import Console
-    from headrace.storage.superblock import Superblock
+    from headrace.storage.format import Superblock
 
 __all__ = ["run_dump"]
 
@@ -61,7 +68,7 @@ def run_dump(path: Path, page: int | None, console: Console) -> None:
             return
         heads = [head for numbers, frames in _chunks(path, superblock.page_size) for head in _heads(numbers, frames)]
     document = {
-        "superblock": {**asdict(superblock), "moved": _moved(superblock)},
+        "superblock": {**asdict(superblock), "relocations": _relocations(superblock)},
         "damaged_copies": damaged,
         "pages": [asdict(head) for head in heads],
     }
@@ -75,13 +82,14 @@ def _blocks(path: Path, superblock: Superblock, damaged: list[tuple[int, int]], 
         "Pages", ("page", "type", "level", "count", "txid", "sound"), [tuple(asdict(h).values()) for h in shown]
     )
     more = [Text(f"... and {len(heads) - SHOWN:,} more; --json shows all")] if len(heads) > SHOWN else []
-    moved = [Grid("Moved leaves", ("leaf", "rows", "page", "checksum"), _moved(superblock))] if superblock.moved else []
-    return [Pairs(str(path), {**_readable(superblock), **whole}), *moved, grid, *more]
+    columns = ("leaf", "rows", "page", "checksum")
+    relocated = [Grid("Relocated leaves", columns, _relocations(superblock))] if superblock.relocations else []
+    return [Pairs(str(path), {**_readable(superblock), **whole}), *relocated, grid, *more]
 
 
-def _moved(superblock: Superblock) -> list[tuple[int, int, int, str]]:
+def _relocations(superblock: Superblock) -> list[tuple[int, int, int, str]]:
     """Return number, rows, page and checksum of leaves that are not where the inner nodes say."""
-    entries = zip(*(column.tolist() for column in moved_columns(superblock.moved)), strict=True)
+    entries = zip(*(column.tolist() for column in relocation_columns(superblock.relocations)), strict=True)
     return sorted((leaf, rows, page, f"{checksum:016x}") for leaf, rows, page, checksum in entries)
 
 
@@ -89,7 +97,7 @@ def _readable(superblock: Superblock) -> dict[str, Any]:
     return {
         name.replace("_", " "): f"{value:016x}" if name.endswith("checksum") else value
         for name, value in asdict(superblock).items()
-        if name != "moved"
+        if name != "relocations"
     }
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.cli.errors import OutputFileError
-from headrace.storage.remains import claimed, remove_remains
+from headrace.storage.file import claimed, remove_remains
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

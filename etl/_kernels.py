@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from headrace.storage._byte_kernels import xxh64
+from headrace.storage.format import xxh64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from headrace.etl.equality import Conformed, KeyRule, check_comparable, check_rule, conform
 from headrace.etl.errors import DeclarationError, DimensionError
 from headrace.etl.ranking import key_text, rank_rows
-from headrace.storage.columns import stored_type
+from headrace.storage.format import stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -22,7 +22,7 @@ from headrace.etl.equality import Conformed, KeyRule, check_rule, conform
 from headrace.etl.errors import DeclarationError
 from headrace.etl.ranking import rank_rows, sort_rows, starts_of_runs
 from headrace.etl.sharding import shard_of
-from headrace.storage.columns import stored_type
+from headrace.storage.format import stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -11,7 +11,7 @@ Declared once per key column and applied to the dimension's rows, to the stream 
 - Types that cannot match are an error before the first row.
 
 A value that the key's type cannot hold (3,000,000,000 against an int32 key) equals no key; `Conformed.unfit` says so.
-The conversion itself is `headrace.storage.coerce`, so that etl and the joins agree on every value.
+The conversion itself is `headrace.storage.format.coercion`, so that etl and the joins agree on every value.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.etl.errors import DeclarationError
-from headrace.storage.coerce import coerce
-from headrace.storage.columns import as_array, stored_type
+from headrace.storage.format import as_array, coerce, stored_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

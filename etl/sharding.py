@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.etl.equality import KeyRule
-    from headrace.storage.keys import Keys
+    from headrace.storage.format import Keys
 
 __all__ = ["shard_of"]
 
@@ -69,7 +69,7 @@ def shard_of(
     if shards < 1:
         raise DeclarationError(f"there is at least one shard, not {shards}")
     from headrace.etl._kernels import hash_keys  # noqa: PLC0415 - numba comes in with the first key that is hashed
-    from headrace.storage.keys import KeyCodec  # noqa: PLC0415 - as above
+    from headrace.storage.format import KeyCodec  # noqa: PLC0415 - as above
 
     rules = rules or {}
     arrays = [

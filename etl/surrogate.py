@@ -33,7 +33,7 @@ from headrace.etl.errors import ConservationError, DeclarationError, DimensionEr
 from headrace.etl.lookup import Lookup, Policy
 from headrace.etl.outcomes import Outcome
 from headrace.etl.ranking import key_text, rank_rows, sort_rows
-from headrace.storage.columns import is_bytes
+from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

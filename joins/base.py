@@ -29,8 +29,8 @@ from headrace.storage.units import parse_duration, parse_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageReader
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["JoinAlgorithm", "JoinParameters", "StreamJoin"]
 

@@ -10,15 +10,15 @@ import pyarrow as pa
 
 from headrace.joins import _result_kernels as kernels
 from headrace.joins.errors import JoinInputError
-from headrace.storage.columns import fixed_type
-from headrace.storage.leaves import gather
+from headrace.storage.format import fixed_type
+from headrace.storage.leaf import gather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["Emitter", "How", "Matches", "check_how", "output_schema", "rows_at"]
 

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from headrace.joins.errors import JoinInputError, JoinStateError
-from headrace.storage.snapshot import Snapshot
+from headrace.storage.tree import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from headrace.storage.device import DeviceModel
-    from headrace.storage.reader import PageReader
+    from headrace.storage.read import DeviceModel, PageReader
 
 __all__ = [
     "Relation",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
-    from headrace.storage.reader import ReadReport
+    from headrace.storage.read import ReadReport
 
 __all__ = ["Counters", "JoinStats", "MemoryUse", "SSIJStats"]
 

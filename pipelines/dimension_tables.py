@@ -17,7 +17,7 @@ from headrace.pipelines.dimension_check import Audit, Finding, Repair
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.row_sizes import LONGEST_ROW, RowSizes, long_row
 from headrace.pipelines.table_support import refuse_float_keys, refuse_twins
-from headrace.storage.columns import is_bytes
+from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

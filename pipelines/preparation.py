@@ -30,9 +30,8 @@ from headrace.pipelines.table_support import (
     require_support,
 )
 from headrace.pipelines.unknown_member import add_unknown_member
-from headrace.storage.columns import stored_type
-from headrace.storage.superblock import PAGE_SIZES
-from headrace.storage.tree import key_limit
+from headrace.storage.format import PAGE_SIZES, stored_type
+from headrace.storage.format.page import key_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

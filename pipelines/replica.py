@@ -43,7 +43,7 @@ from headrace.storage.errors import (
     TableNotFoundError,
     UniqueViolationError,
 )
-from headrace.storage.superblock import PAGE_SIZES
+from headrace.storage.format import PAGE_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,10 +15,8 @@ import pyarrow.compute as pc
 
 from headrace.etl.ranking import key_text
 from headrace.pipelines.errors import DeltaTableError
-from headrace.storage.columns import as_array, is_bytes
-from headrace.storage.layout import LeafLayout
-from headrace.storage.superblock import PAGE_SIZES
-from headrace.storage.tree import key_limit
+from headrace.storage.format import PAGE_SIZES, LeafLayout, as_array, is_bytes
+from headrace.storage.format.page import key_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -96,7 +94,7 @@ class RowSizes:
         return max(2 * self._overhead, whole, key * (LONGEST_ROW // LONGEST_KEY))
 
     def _key_bytes(self, rows: pa.Table) -> NDArray[np.int64]:
-        from headrace.storage.keys import KeyCodec  # noqa: PLC0415 - numba comes in only when rows are long
+        from headrace.storage.format import KeyCodec  # noqa: PLC0415 - numba comes in only when rows are long
 
         codec = KeyCodec(self.schema, self.key.names)
         if codec.kind == "u64":

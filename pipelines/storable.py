@@ -152,7 +152,7 @@ class KeyLimit:
         most = sum(_most_bytes(column) for column in values)
         if most <= self.limit:
             return None
-        from headrace.storage.keys import KeyCodec  # noqa: PLC0415 - numba comes in only when keys are long
+        from headrace.storage.format import KeyCodec  # noqa: PLC0415 - numba comes in only when keys are long
 
         usable = np.logical_and.reduce([np.asarray(column.is_valid()) for column in values])
         keys = KeyCodec(self.key, self.key.names).pack([column.filter(pa.array(usable)) for column in values])

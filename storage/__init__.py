@@ -1,6 +1,12 @@
-"""Clustered tables on disk: a relation in key order, in pages, behind one index that fits in memory.
+"""Clustered tables on disk: a relation in key order, in pages, with an index that fits in memory.
 
-`Table` is where to begin. Names are imported when they are first used, so that importing the package stays cheap.
+The rooms, each of which imports only those before it:
+
+- `file` accesses files, `format` defines what their bytes mean, `leaf` encodes and searches leaves;
+- `tree` has the inner nodes and snapshots, `read` reads leaves, `filter` identifies absent keys, `probe` serves joins;
+- `commit` changes tables, `load` builds them. On top are `Table`, its handle, check and statistics.
+
+Start with `Table`. Names are imported when they are first used, so that importing the package stays cheap.
 """
 
 from __future__ import annotations
@@ -12,19 +18,19 @@ from headrace.storage.kernel_folder import ensure_kernel_folder, usual_folders
 
 if TYPE_CHECKING:
     from headrace.storage.check import CheckReport, Violation
-    from headrace.storage.keys import KeyCodec, Keys
-    from headrace.storage.layout import LeafLayout
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.format.keys import KeyCodec, Keys
+    from headrace.storage.format.layout import LeafLayout
     from headrace.storage.table import Table, TableStats
+    from headrace.storage.tree.snapshot import Snapshot
 
 __all__ = ["CheckReport", "KeyCodec", "Keys", "LeafLayout", "Snapshot", "Table", "TableStats", "Violation"]
 
 _HOMES = {
     "CheckReport": "headrace.storage.check",
-    "KeyCodec": "headrace.storage.keys",
-    "Keys": "headrace.storage.keys",
-    "LeafLayout": "headrace.storage.layout",
-    "Snapshot": "headrace.storage.snapshot",
+    "KeyCodec": "headrace.storage.format.keys",
+    "Keys": "headrace.storage.format.keys",
+    "LeafLayout": "headrace.storage.format.layout",
+    "Snapshot": "headrace.storage.tree.snapshot",
     "Table": "headrace.storage.table",
     "TableStats": "headrace.storage.table",
     "Violation": "headrace.storage.check",

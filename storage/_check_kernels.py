@@ -1,4 +1,4 @@
-"""Compiled structure check of leaves that may be damaged. Reads nothing outside the page, whatever it holds."""
+"""Compiled structure check of leaves that may be damaged. Reads nothing outside a page, whatever its content."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from headrace.storage._byte_kernels import load_u16, load_u64
-from headrace.storage._kernels import mask_of
+from headrace.storage.format._byte_kernels import load_u16, load_u64
+from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, LEAF_PAGE, WORD
+from headrace.storage.leaf._search_kernels import mask_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["leaf_faults"]
 
-_HEADER = 24
-_ENTRY = 16
-_LEAF = 1
-_WORD = 8
 _TEXT_WIDTH = 2
 _DICTIONARY = 2
 _U16 = np.uint64(0xFFFF)
@@ -42,7 +39,7 @@ def _plain_fault(frames: NDArray[np.uint8], rows: int, base: int, ends: int, wid
 
 @njit(cache=True, nogil=True)
 def _keys_fault(frames: NDArray[np.uint8], data: int, rows: int, base: np.uint64, width: int) -> bool:
-    """Whether a key lies below the base of its block, so that look-ups would not find it."""
+    """Whether a key lies below the base of its block, so that lookups would not find it."""
     mask = mask_of(np.uint64(width))
     least = base
     for row in range(rows):
@@ -99,21 +96,21 @@ def leaf_faults(
         Whether each entry of the directory is text.
     faults : int64[pages]
     """
-    start = _HEADER + _ENTRY * len(text)
+    start = HEADER + DIRECTORY_ENTRY * len(text)
     for number in range(pages):
         page = number * page_size
         head = load_u64(frames, page + 16)
         rows = _I64(head >> np.uint64(32))
         faults[number] = 0
-        if head & np.uint64(0xFF) != np.uint64(_LEAF):
+        if head & np.uint64(0xFF) != np.uint64(LEAF_PAGE):
             faults[number] = NOT_A_LEAF
             continue
         if rows < 1 or rows > page_size:
             faults[number] = BAD_COUNT
             continue
         for entry in range(len(text)):
-            base = _I64(load_u64(frames, page + _HEADER + _ENTRY * entry))
-            packed = load_u64(frames, page + _HEADER + _ENTRY * entry + 8)
+            base = _I64(load_u64(frames, page + HEADER + DIRECTORY_ENTRY * entry))
+            packed = load_u64(frames, page + HEADER + DIRECTORY_ENTRY * entry + 8)
             data = _I64(packed & _U16)
             nulls = _I64((packed >> np.uint64(32)) & _U16)
             width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
@@ -121,7 +118,7 @@ def leaf_faults(
             is_text = text[entry] != 0
             kind = 0
             sound = (
-                is_text == (encoding != 0) and encoding <= _DICTIONARY and width <= (_TEXT_WIDTH if is_text else _WORD)
+                is_text == (encoding != 0) and encoding <= _DICTIONARY and width <= (_TEXT_WIDTH if is_text else WORD)
             )
             if not sound or (is_text and (base < 0 or base > page_size)):
                 kind = BAD_ENTRY

@@ -1,6 +1,6 @@
-"""Every invariant of a table file, by name, and all places where one does not hold.
+"""Check of a table file: verifies each invariant, by name, and reports every violation.
 
-Unlike opening a table, a check goes on after the first damage: whatever can still be reached is checked.
+Unlike opening a table, a check continues after the first damage: everything that can still be reached is checked.
 """
 
 from __future__ import annotations
@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from headrace.storage import _check_kernels, _kernels
-from headrace.storage import _tree_kernels as tree_kernels
-from headrace.storage.backend import FileBackend
+from headrace.storage import _check_kernels
 from headrace.storage.errors import CorruptionError
-from headrace.storage.filter import FilterFile, leaf_segments
-from headrace.storage.keys import Keys
-from headrace.storage.layout import INNER_PAGE, LeafLayout
-from headrace.storage.leaves import gather_keys
-from headrace.storage.metadata import metadata_pages, read_metadata
-from headrace.storage.moved import moved_entries, moved_leaves
-from headrace.storage.slots import read_superblock
-from headrace.storage.snapshot import root_entries
-from headrace.storage.tree import Entries, aligned_pages, read_entries, read_heads
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.filter.segments import FilterFile, leaf_segments
+from headrace.storage.format import _page_kernels
+from headrace.storage.format.constants import FIRST_PAGE, INNER_PAGE
+from headrace.storage.format.keys import Keys
+from headrace.storage.format.layout import LeafLayout
+from headrace.storage.format.metadata import metadata_pages, read_metadata
+from headrace.storage.format.page import aligned_pages, read_heads
+from headrace.storage.format.slots import read_superblock
+from headrace.storage.leaf import _gather_kernels
+from headrace.storage.leaf.decode import gather_keys
+from headrace.storage.tree import _tree_kernels as tree_kernels
+from headrace.storage.tree.nodes import Entries, read_entries
+from headrace.storage.tree.relocations import relocated_entries, relocated_leaves
+from headrace.storage.tree.snapshot import root_entries
 
 if TYPE_CHECKING:
     import os
@@ -33,13 +37,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.storage.backend import StorageBackend
-    from headrace.storage.superblock import Superblock
+    from headrace.storage.file.backend import StorageBackend
+    from headrace.storage.format.superblock import Superblock
 
 __all__ = ["CheckReport", "Violation", "check_backend", "check_file"]
 
 _WINDOW_BYTES = 8 << 20
-_SUPERBLOCKS = 2
 _UNKNOWN = np.zeros(0, dtype=np.uint64)
 _FAULTS = {
     1: "is not a leaf",
@@ -53,17 +56,17 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One invariant that does not hold.
+    """Violation of one invariant.
 
     Attributes
     ----------
     invariant
-        Its name: superblock, length, metadata, bounds, page-checksum, parent-checksum, transaction, structure,
-        moved, key-order, separators, unique, counts, reachable-once or filter.
+        Name of the invariant: superblock, length, metadata, bounds, page-checksum, parent-checksum, transaction,
+        structure, relocations, key-order, separators, unique, counts, reachable-once or filter.
     page
-        Where, or None for the file as a whole.
+        Page number, or None for the file as a whole.
     detail
-        What was found.
+        Description of what was found.
     """
 
     invariant: str
@@ -73,20 +76,20 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class CheckReport:
-    """What a check found.
+    """Result of a check.
 
     Attributes
     ----------
     path
-        Of the table.
+        Path of the table file.
     violations
         In the order in which they were found.
     pages, rows
-        How many pages and rows were checked.
+        Number of pages and rows that were checked.
     unreferenced
         Pages of the file that this commit does not use; free space, not a violation.
     unfiltered
-        Leaves of which the table's filter knows nothing; they cost speed, not a violation. 0 without a filter.
+        Leaves that the filter does not cover; they cost speed and are not violations. 0 without a filter.
     """
 
     path: str
@@ -120,7 +123,7 @@ class _Checker:
         if self.backend.size() < head.pages * head.page_size:
             self.report("length", None, f"the file has {self.backend.size()} bytes, not {head.pages * head.page_size}")
         metadata = head.metadata_page + np.arange(metadata_pages(head.metadata_bytes, head.page_size))
-        self.seen.append(np.concatenate([np.arange(_SUPERBLOCKS), metadata]).astype(np.int64))
+        self.seen.append(np.concatenate([np.arange(FIRST_PAGE), metadata]).astype(np.int64))
         try:
             schema, key = read_metadata(
                 self.backend, head.page_size, head.metadata_page, head.metadata_bytes, head.metadata_checksum
@@ -147,13 +150,15 @@ class _Checker:
                 frames, kept = self._read(window)
                 kept = self._inner_only(frames, window, kept, level)
                 good += len(kept)
-                counted = level < self.head.height - 1 or not self.head.moved  # what the root has, nobody says then
+                counted = (
+                    level < self.head.height - 1 or not self.head.relocations
+                )  # no pointer has the root's rows then
                 below.extend(self._children(frames, window, kept, layout, counted=counted))
             whole = whole and good == len(entries)
             entries = Entries.concat(below) if below else Entries.empty(layout.codec.kind)
-        if self.head.moved and not whole:
-            return False  # which leaves have moved is not known if some are missing
-        entries = self._as_moved(entries)
+        if self.head.relocations and not whole:
+            return False  # leaf numbers are not known if some leaves are missing
+        entries = self._as_relocated(entries)
         self.seen.append(entries.pages)
         if whole and len(entries) != self.head.leaves:
             self.report("counts", None, f"the tree has {len(entries)} leaves, the superblock says {self.head.leaves}")
@@ -163,12 +168,13 @@ class _Checker:
             return False
         return _LeafChecker(self, layout, entries).run() and whole
 
-    def _as_moved(self, entries: Entries) -> Entries:
+    def _as_relocated(self, entries: Entries) -> Entries:
         """Return the leaves where they are now."""
-        moved = moved_leaves(self.head.moved)
-        if not len(moved) or moved[-1] < len(entries):
-            return moved_entries(entries, self.head.moved)
-        self.report("moved", None, f"leaf {moved[-1]} has moved, but only {len(entries)} leaves can be reached")
+        relocated = relocated_leaves(self.head.relocations)
+        if not len(relocated) or relocated[-1] < len(entries):
+            return relocated_entries(entries, self.head.relocations)
+        detail = f"leaf {relocated[-1]} is relocated, but only {len(entries)} leaves can be reached"
+        self.report("relocations", None, detail)
         return entries
 
     def _windows(self, entries: Entries) -> Iterator[Entries]:
@@ -177,9 +183,9 @@ class _Checker:
             yield entries.slice(start, min(start + step, len(entries)))
 
     def _read(self, entries: Entries) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return pages, and the positions of those that are what they should be."""
+        """Return pages, and the positions of those that are sound."""
         size, pages = self.head.page_size, entries.pages
-        inside = (pages >= _SUPERBLOCKS) & (pages < min(self.head.pages, self.backend.size() // size))
+        inside = (pages >= FIRST_PAGE) & (pages < min(self.head.pages, self.backend.size() // size))
         for page in pages[~inside].tolist():
             self.report("bounds", page, "a pointer leads outside the file")
         frames = aligned_pages(len(pages), size)
@@ -195,7 +201,7 @@ class _Checker:
         size = self.head.page_size
         numbers, checksums = entries.pages[positions], entries.checksums[positions]
         sound, at = np.ones(len(positions), dtype=np.bool_), 0
-        while (bad := _kernels.verify_pages(frames, size, positions[at:], numbers[at:], checksums[at:])) >= 0:
+        while (bad := _page_kernels.verify_pages(frames, size, positions[at:], numbers[at:], checksums[at:])) >= 0:
             at += bad + 1
             sound[at - 1] = False
             self._damaged(frames, positions[at - 1 : at], numbers[at - 1 : at])
@@ -207,7 +213,7 @@ class _Checker:
         return positions[sound]
 
     def _damaged(self, frames: NDArray[np.uint8], position: NDArray[np.int64], number: NDArray[np.int64]) -> None:
-        if _kernels.verify_pages(frames, self.head.page_size, position, number, _UNKNOWN) < 0:
+        if _page_kernels.verify_pages(frames, self.head.page_size, position, number, _UNKNOWN) < 0:
             detail = "the page is whole, but not the one that its parent points to"
             self.report("parent-checksum", int(number[0]), detail)
         else:
@@ -273,13 +279,13 @@ class _LeafChecker:
 
     def _window(self, frames: NDArray[np.uint8], window: Entries, kept: NDArray[np.int64], at: int) -> None:
         frame = kept.astype(np.int32)
-        counts = _kernels.count_rows(frames, self._layout.page_size, frame)
+        counts = _page_kernels.count_rows(frames, self._layout.page_size, frame)
         self._checker.rows += int(counts.sum())
         for position in np.flatnonzero(counts != window.rows[kept]).tolist():
             page = int(window.pages[kept[position]])
             detail = f"holds {counts[position]} rows, the parent says {window.rows[kept[position]]}"
             self._checker.report("counts", page, detail)
-        places, rows, origin = _kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
+        places, rows, origin = _gather_kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
         keys = gather_keys(self._layout, frames, places, rows)
         pages = window.pages[kept][origin]
         self._order(Keys.concat([self._last, keys]), np.concatenate([pages[: len(self._last)], pages]))
@@ -308,7 +314,7 @@ class _LeafChecker:
             self._checker.report("separators", int(self._entries.pages[leaf]), "a key lies outside the leaf's bounds")
 
     def _filter(self, frames: NDArray[np.uint8], window: Entries, kept: NDArray[np.int64]) -> None:
-        """Check that the filter denies no key that is there."""
+        """Check that the filter rules out no key of the leaves."""
         made = self._checker.filter
         if made is None:
             return
@@ -328,7 +334,7 @@ class _LeafChecker:
 
 
 def check_file(path: str | os.PathLike[str]) -> CheckReport:
-    """Check the newest commit of a table, even if it cannot be opened for its damage.
+    """Check the newest commit of a table, even if it is too damaged to be opened.
 
     Raises
     ------
@@ -337,7 +343,7 @@ def check_file(path: str | os.PathLike[str]) -> CheckReport:
     StorageIOError
         If it cannot be read.
     FormatVersionError
-        If the table is of a newer format.
+        If the table has another format version.
     """
     with contextlib.closing(FileBackend(path)) as backend:
         return check_backend(backend)
@@ -351,7 +357,7 @@ def check_backend(backend: StorageBackend) -> CheckReport:
     StorageIOError
         If the file cannot be read.
     FormatVersionError
-        If the table is of a newer format.
+        If the table has another format version.
     """
     try:
         head = read_superblock(backend)

@@ -1,6 +1,6 @@
-"""Every error of the storage layer, and the root of all errors of Headrace.
+"""All errors of the storage layer, and the root of all errors of Headrace.
 
-Three families must not be confused: input that the caller can mend (`InputError`, also a `ValueError`),
+There are three families: input that the caller can correct (`InputError`, also a `ValueError`),
 a file that is damaged (`CorruptionError`), and an operating system that refuses (`StorageIOError`).
 """
 
@@ -60,7 +60,7 @@ class TableNotFoundError(InputError):
 
 
 class TableExistsError(InputError):
-    """The path to build at is taken and `overwrite` was not asked for."""
+    """The path to build at exists and `overwrite` was not requested."""
 
 
 class CorruptionError(HeadraceError):
@@ -76,7 +76,7 @@ class CorruptPageError(CorruptionError):
 
 
 class FormatVersionError(HeadraceError):
-    """The file was written by a newer format than this release reads."""
+    """The table has another format version than the one that this release reads."""
 
 
 class StorageIOError(HeadraceError):
@@ -88,7 +88,7 @@ class LockedError(StorageIOError):
 
 
 class ClosedTableError(StorageIOError):
-    """The table was closed. Raised by whatever would touch its file; open the table again."""
+    """The table was closed. Raised by every operation that needs its file; open the table again."""
 
 
 class PoisonedHandleError(StorageIOError):

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.storage._duckdb import connect, quoted
-from headrace.storage.columns import conform
 from headrace.storage.errors import InputError, KeyInputError
-from headrace.storage.remains import scratch_folder
+from headrace.storage.file.temporary_files import scratch_folder
+from headrace.storage.format.columns import conform
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import duckdb
 
     from headrace.storage.files import Rows
-    from headrace.storage.keys import KeyCodec
+    from headrace.storage.format.keys import KeyCodec
 
 __all__ = ["LEAST_MEMORY", "sort_externally"]
 

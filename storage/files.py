@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.storage.columns import fixed_type
 from headrace.storage.errors import InputError
+from headrace.storage.format.columns import fixed_type
 from headrace.storage.read_ahead import read_ahead
 from headrace.storage.records import (
     COMPRESSIONS,

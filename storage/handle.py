@@ -1,4 +1,4 @@
-"""An open table file: the snapshot it stands at, the claim on it, its page reader, and its writer once it has one."""
+"""`TableHandle`: an open table file with its current snapshot, the claim on that, its page reader, and its writer."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from headrace.storage.backend import FileBackend
-from headrace.storage.commit import Writer
-from headrace.storage.device import load_device
+from headrace.storage.commit.locks import Claims, FileLocks, check_wait, claim_newest
+from headrace.storage.commit.transaction import open_already
+from headrace.storage.commit.writer import Writer
 from headrace.storage.errors import ClosedTableError, LockedError, StorageIOError
-from headrace.storage.locks import Claims, FileLocks, check_wait, claim_newest
-from headrace.storage.reader import PageReader
-from headrace.storage.snapshot import Snapshot, open_snapshot
-from headrace.storage.transaction import open_already
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.read.device import load_device
+from headrace.storage.read.reader import PageReader
+from headrace.storage.tree.snapshot import Snapshot, open_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from headrace.storage.device import DeviceModel
+    from headrace.storage.read.device import DeviceModel
 
 __all__ = ["TableHandle", "Writing"]
 
 _LONGEST_COMMIT = 5.0
-_WRITERS_THREADS = 4  # more only get into each other's way where most of what is read is in memory
+_WRITERS_THREADS = 4  # more of them contend for the lock when most pages are in memory
 
 
 class TableHandle:
@@ -34,7 +34,7 @@ class TableHandle:
     Parameters
     ----------
     path
-        The file.
+        Path of the table file.
     direct
         Whether reads bypass the page cache where they can.
 
@@ -61,7 +61,7 @@ class TableHandle:
             raise
 
     def refresh(self) -> Snapshot:
-        """Go to the newest commit, of the file that now has the table's name, and return it.
+        """Move to the newest commit of the file that now has the table's name, and return it.
 
         Raises
         ------
@@ -70,7 +70,7 @@ class TableHandle:
         TableNotFoundError
             If there is no such file any more.
         CorruptionError
-            If it is damaged.
+            If the file is damaged.
         """
         self._refuse_closed()
         current: Snapshot | None = self.snapshot
@@ -81,7 +81,7 @@ class TableHandle:
         return self.snapshot
 
     def reader(self) -> PageReader:
-        """Return what reads the table's pages, by the costs measured for its disk."""
+        """Return the page reader of the table, which plans by the costs measured for its disk."""
         self._refuse_closed()
         if self._reader is None:
             page_size = self.snapshot.page_size
@@ -90,19 +90,18 @@ class TableHandle:
         return self._reader
 
     def writing(self, wait: float = 0.0) -> Writing:
-        """Be the table's writer within a ``with`` block, and stand at the newest commit afterwards.
+        """Hold the writer's lock within a ``with`` block, and move to the newest commit afterwards.
 
         Raises
         ------
         ClosedTableError
             If the handle was closed.
         LockedError
-            If another handle is the writer, or another thread writes through this one, and still is after `wait`
-            seconds.
+            If another handle, or another thread through this one, still holds the lock after `wait` seconds.
         InputError
             If this thread has a transaction open.
         PoisonedHandleError
-            If a write of this handle failed before.
+            If an earlier write of this handle failed.
         StorageIOError
             If the file may not be written, the table was replaced by another file, or the handle came from another
             process.
@@ -110,7 +109,7 @@ class TableHandle:
         return Writing(self, wait)
 
     def begin_writing(self, wait: float) -> Writer:
-        """Become the table's writer and return it; ends with `end_writing`. Raises as `writing` does."""
+        """Take the writer's lock and return the writer; ends with `end_writing`. Raises as `writing` does."""
         self._refuse_closed()
         self._refuse_forked()
         if not self._turn.acquire(blocking=False):
@@ -148,7 +147,7 @@ class TableHandle:
         return writer
 
     def end_writing(self, writer: Writer, *, done: bool) -> None:
-        """Stand at the newest commit if all was `done`, and let another writer in."""
+        """Release the writer's lock; if all was `done`, move to the newest commit."""
         try:
             if done:
                 self.adopt(writer.snapshot)
@@ -166,20 +165,21 @@ class TableHandle:
         self._turn.release()
 
     def _has(self, writer: Writer) -> bool:
-        """Return whether a writer is the handle's still: its file was not closed meanwhile."""
+        """Return whether a writer still belongs to the handle: its file was not closed meanwhile."""
         return self._writer is not None and self._writer.writer is writer
 
     def stay_writer(self, wait: float = 0.0) -> None:
-        """Be the table's writer until the handle is closed. Raises as `writing` does."""
+        """Hold the writer's lock until the handle is closed. Raises as `writing` does."""
         with self.writing(wait) as writer:
             writer.acquire()
             self._exclusive = True
 
     def adopt(self, snapshot: Snapshot) -> None:
-        """Stand at a snapshot that the handle's own writer committed.
+        """Move to a snapshot that the handle's own writer committed.
 
-        While nobody else can be the writer, only its next commit frees pages of this one. So then it is claimed when it
-        is left, which is before that commit's pages are taken again, and only if somebody uses it still.
+        While the handle holds the lock for good, only its next commit frees pages of this snapshot. The snapshot is
+        then claimed only when the handle leaves it, and only if it is still in use; that is before the freed pages
+        are reused.
         """
         if snapshot is self.snapshot:
             return
@@ -194,9 +194,9 @@ class TableHandle:
             self._claims.keep(used)
 
     def close(self) -> None:
-        """Give the file, the claims and the writer's lock back; closing twice is allowed.
+        """Release the file, the claims and the writer's lock; closing twice is allowed.
 
-        A commit that another thread makes is waited for, but a transaction that it leaves open not for long.
+        Waits for a commit of another thread, but only a few seconds for a transaction that it leaves open.
         """
         others = os.getpid() == self._process and self._whose not in {0, threading.get_ident()}
         taken = others and self._turn.acquire(timeout=_LONGEST_COMMIT)
@@ -223,7 +223,7 @@ class TableHandle:
             raise ClosedTableError(f"the table {self.backend.path} was closed; open it again")
 
     def _refuse_forked(self) -> None:
-        """Refuse a handle of the parent process: both would hold its one lock."""
+        """Raise if the handle belongs to the parent process: both processes would share one lock."""
         if os.getpid() != self._process:
             raise StorageIOError(
                 f"{self.backend.path} was opened before this process was forked; open it again to change it"
@@ -236,7 +236,7 @@ class TableHandle:
             )
 
     def _reopen(self) -> None:
-        """Turn to the file that has the table's name now. The old one stays open for snapshots that are in use."""
+        """Open the file that has the table's name now. The old one stays open for snapshots that are in use."""
         backend = FileBackend(self.backend.place, direct=self.backend.direct)
         if self._writer is not None:
             self._writer.close()
@@ -268,7 +268,7 @@ class TableHandle:
 
 
 class Writing:
-    """The time in which a handle is the table's writer: a ``with`` block; see `TableHandle.writing`."""
+    """Context in which a handle holds the writer's lock; see `TableHandle.writing`."""
 
     __slots__ = ("_handle", "_wait", "_writer")
 
@@ -287,9 +287,9 @@ class Writing:
 
 
 class _OwnWriter:
-    """A writer with a descriptor of its own, for the handle's is open for reading only.
+    """A writer with a descriptor of its own, because the handle's descriptor is open for reading only.
 
-    It reads through the page cache, which holds what it wrote.
+    It reads through the page cache of the operating system, which contains what it wrote.
     """
 
     def __init__(self, read: FileBackend, device: DeviceModel) -> None:

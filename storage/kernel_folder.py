@@ -1,8 +1,8 @@
-"""A folder for compiled kernels, where neither the package nor the home can be written to. Knows no kernel.
+"""A folder for compiled kernels, for systems where neither the package nor the home folder is writable.
 
-Numba keeps what it compiled beside the sources or in the user's cache folder, and refuses to work if it can write to
-neither, as in a container with a read-only file system. Then a folder of this process serves, and kernels are compiled
-anew by each process.
+Numba stores compiled code beside the sources or in the user's cache folder, and refuses to work if neither is writable,
+as in a container with a read-only file system. A temporary folder of this process is used then, and each process
+compiles the kernels again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _SETTING = "NUMBA_CACHE_DIR"
 
 
 def ensure_kernel_folder(usual: Iterable[Path]) -> None:
-    """Set ``NUMBA_CACHE_DIR`` to a temporary folder if it is not set and none of the usual folders can be written to.
+    """Set ``NUMBA_CACHE_DIR`` to a temporary folder if it is not set and none of the usual folders is writable.
 
     Raises
     ------
     StorageIOError
-        If there can be no temporary folder either.
+        If no temporary folder can be created either.
     """
     if os.environ.get(_SETTING) or any(map(_writable, usual)):
         return
@@ -38,14 +38,14 @@ def ensure_kernel_folder(usual: Iterable[Path]) -> None:
         folder = tempfile.mkdtemp(prefix="headrace-kernels-")
     except OSError as error:
         raise StorageIOError(
-            f"there is no folder to keep compiled kernels in: set {_SETTING} to one that can be written to ({error})"
+            f"there is no folder for compiled kernels: set {_SETTING} to a writable folder ({error})"
         ) from error
     os.environ[_SETTING] = folder
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 
 def usual_folders() -> tuple[Path, ...]:
-    """Return where numba would look: beside the sources, and the user's cache folder if there is a home."""
+    """Return the folders that numba would use: beside the sources, and the user's cache folder if there is a home."""
     beside = Path(__file__).parent / "__pycache__"
     try:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()

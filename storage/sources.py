@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import pyarrow as pa
 
-from headrace.storage.backend import path_text
-from headrace.storage.columns import conform, stored_schema
 from headrace.storage.errors import InputError
+from headrace.storage.file.backend import path_text
 from headrace.storage.files import Rows, open_files
-from headrace.storage.keys import KeyCodec, Keys
+from headrace.storage.format.columns import conform, stored_schema
+from headrace.storage.format.keys import KeyCodec, Keys
 from headrace.storage.read_ahead import read_ahead
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a table is and how it lies on disk, in numbers."""
+"""Statistics of a table: its size, and its layout on disk."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.storage.filter import FilterFile
-from headrace.storage.lookup import WINDOW_BYTES
-from headrace.storage.plan import plan_cost
+from headrace.storage.filter.segments import FilterFile
+from headrace.storage.read.lookup import WINDOW_BYTES
+from headrace.storage.read.plan import plan_cost
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read.reader import PageReader
+    from headrace.storage.tree.snapshot import Snapshot
 
 __all__ = ["TableStats", "scan_cost", "table_stats"]
 
 
 @dataclass(frozen=True, slots=True)
 class TableStats:
-    """What a table is and how it lies on disk.
+    """Size and layout on disk of a table.
 
     Attributes
     ----------
@@ -33,20 +33,20 @@ class TableStats:
     height
         Levels of the tree, leaves included.
     page_size, fill, unique
-        As the table was built.
+        Options with which the table was built.
     txid
         Number of the newest transaction.
     index_bytes
-        Memory that the index takes in an open table.
+        Bytes of the index in memory while the table is open.
     rows_per_leaf
-        Average.
+        Average number of rows in a leaf.
     free_pages
         Pages of the file that the newest commit does not use.
     fragmentation
-        What reading all rows in key order costs more than after a load, as a share, by the costs of the disk:
-        0 after a load, 0.3 if it costs 1.3 times as much. `Table.compact` brings it back to 0.
+        Additional cost of reading all rows in key order, as a share of the cost after a load, by the costs of the
+        disk: 0 after a load, 0.3 if reading costs 1.3 times as much. `Table.compact` resets it to 0.
     filter_bits, filter_bytes
-        Bits that the filter has for a key on average, and the length of its file; 0 without a filter.
+        Average bits of the filter for each key, and bytes of its file; 0 without a filter.
     """
 
     rows: int
@@ -67,7 +67,7 @@ class TableStats:
 
 
 def table_stats(snapshot: Snapshot, reader: PageReader, used: int) -> TableStats:
-    """Return the numbers of a snapshot of which `used` pages of the file are part."""
+    """Return the statistics of a snapshot that consists of `used` pages of the file."""
     rows_per_leaf = snapshot.rows / max(len(snapshot.entries), 1)
     filter_bits, filter_bytes = _filter_size(snapshot.path, rows_per_leaf)
     head, leaves, size = snapshot.superblock, len(snapshot.entries), reader.backend.size()

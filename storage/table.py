@@ -1,4 +1,4 @@
-"""`Table`: a clustered table as its users see it. The work is done by the modules that it calls."""
+"""`Table`: the public interface of a clustered table."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
-from headrace.storage.build import BuildOptions, build_table
 from headrace.storage.check import CheckReport, check_backend
-from headrace.storage.compact import CompactResult, compact
+from headrace.storage.commit.compaction import CompactResult, compact
 from headrace.storage.errors import InputError, SchemaError
-from headrace.storage.filter_upkeep import DEFAULT_FILTER_BITS, build_filter, check_filter_bits, drop_filter
+from headrace.storage.filter.upkeep import DEFAULT_FILTER_BITS, build_filter, check_filter_bits, drop_filter
 from headrace.storage.handle import TableHandle
-from headrace.storage.lookup import lookup, scan
-from headrace.storage.snapshot import pages_of
+from headrace.storage.load.build import BuildOptions, build_table
+from headrace.storage.read.lookup import lookup, scan
 from headrace.storage.stats import TableStats, table_stats
+from headrace.storage.tree.snapshot import pages_of
 from headrace.storage.units import parse_memory
 
 if TYPE_CHECKING:
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from headrace.storage.changes import Batch
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.commit.changes import Batch
+    from headrace.storage.commit.transaction import CommitResult, Transaction
+    from headrace.storage.read.reader import PageReader
     from headrace.storage.sources import Source
-    from headrace.storage.transaction import CommitResult, Transaction
+    from headrace.storage.tree.snapshot import Snapshot
 
 __all__ = ["Table", "TableStats"]
 
 
 class Table:
-    """A relation on disk, clustered by its key. Open one with `Table.open` or make one with `Table.build`.
+    """A relation on disk, clustered by its key. Open one with `Table.open` or create one with `Table.build`.
 
-    Once it is closed, whatever needs the file raises `ClosedTableError`. Threads that change it at once are writers of
-    their own: each waits for the others as long as it says, or is refused.
+    After `close`, methods that need the file raise `ClosedTableError`. Threads that change the table at the same time
+    take turns like separate writers: each waits for the others for up to `wait` seconds, and is then refused.
 
     Examples
     --------
@@ -73,39 +73,39 @@ class Table:
     ) -> Self:
         """Load a table and open it.
 
-        The file appears whole or not at all: a build that fails or is killed leaves no table, and one that it was to
-        overwrite stays as it was.
+        The file appears complete or not at all: a build that fails or is killed leaves no table, and leaves a table
+        that it should overwrite unchanged.
 
         Parameters
         ----------
         path
-            Of the table.
+            Path of the table file.
         source
             Rows in any order: a `pyarrow.Table`, a `RecordBatchReader` or other iterable of record batches, or the
             path of a Parquet or CSV file or of a folder of them, or several such paths.
         key
-            Names of the key columns, most significant first; a single name will do.
+            Names of the key columns, most significant first, or a single name.
         unique
             Refuse a key that occurs twice.
         page_size
-            Bytes of a page: 4096, 8192, 16384, 32768 or 65536.
+            Page size in bytes: 4096, 8192, 16384, 32768 or 65536.
         fill
-            Share of each page that the load fills; the rest is for later changes.
+            Fill factor: share of each page that the load fills; the rest is for later changes.
         memory
-            What sorting may take; a source that needs more is sorted on disk.
+            Memory for sorting; a source that needs more is sorted on disk.
         temp_directory
-            Where to sort what does not fit; by default beside the table.
+            Folder for sorting what does not fit in memory; by default that of the table.
         app
             Name and version of the application whose state the table holds, see `apply`.
         overwrite
-            Replace a table that is there.
+            Whether to replace an existing table.
         filter_bits
-            Bits a key of a negative filter, see `build_filter`; by default there is none.
+            Bits for each key of a negative filter, see `build_filter`; by default there is no filter.
 
         Raises
         ------
         TableExistsError
-            If the path is taken.
+            If the path exists.
         SchemaError
             If a column cannot be stored, or a key column is missing.
         KeyInputError
@@ -113,8 +113,8 @@ class Table:
         UniqueViolationError
             If the table is to be unique and a key occurs twice; the message names it.
         InputError
-            If the source cannot be read or is the table's own file, a row does not fit in a page, or an option is
-            none that there is.
+            If the source cannot be read or is the table's own file, a row does not fit in a page, or an option
+            is not valid.
         """
         options = BuildOptions(_names(key), unique, page_size, fill, app)
         bits = None if filter_bits is None else check_filter_bits(filter_bits)
@@ -144,10 +144,10 @@ class Table:
         Parameters
         ----------
         path
-            Of the table.
+            Path of the table file.
         mode
-            ``"r"``: read, and be the table's one writer while a change is made. ``"w"``: be it until the table is
-            closed.
+            ``"r"``: read, and hold the writer's lock only while a change is made. ``"w"``: hold the writer's lock until
+            the table is closed.
         wait
             Seconds to wait for another writer, with mode ``"w"``.
         direct
@@ -160,11 +160,11 @@ class Table:
         NotATableError
             If the file is not a table.
         CorruptionError
-            If it is damaged.
+            If the file is damaged.
         LockedError
-            If another handle is the writer and still is after `wait` seconds, with mode ``"w"``.
+            If another handle still holds the writer's lock after `wait` seconds, with mode ``"w"``.
         InputError
-            If the mode is another one.
+            If the mode is neither.
         """
         if mode not in {"r", "w"}:
             raise InputError(f"a table is opened with mode 'r' or 'w', not {mode!r}")
@@ -178,7 +178,7 @@ class Table:
         return cls(handle)
 
     def close(self) -> None:
-        """Give the file and its locks back; closing twice is allowed."""
+        """Close the file and release its locks; closing twice is allowed."""
         self._handle.close()
 
     def __enter__(self) -> Self:
@@ -191,7 +191,7 @@ class Table:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """Path of the table file."""
         return Path(self._handle.backend.path)
 
     @property
@@ -205,15 +205,15 @@ class Table:
         return self._handle.snapshot.key
 
     def snapshot(self) -> Snapshot:
-        """Return the commit that the table stands at. Its pages stay as they are for as long as it is used."""
+        """Return the current commit of this handle. Its pages stay unchanged as long as it is in use."""
         return self._handle.snapshot
 
     def refresh(self) -> Snapshot:
-        """Go to the newest commit and return it."""
+        """Move to the newest commit and return it."""
         return self._handle.refresh()
 
     def reader(self) -> PageReader:
-        """Return what reads the table's pages, by the costs measured for its disk."""
+        """Return the page reader of the table, which plans by the costs measured for its disk."""
         return self._handle.reader()
 
     def apply(
@@ -225,16 +225,16 @@ class Table:
         app: tuple[str, int] | None = None,
         wait: float = 0.0,
     ) -> CommitResult:
-        """Change rows in one atomic, durable commit, and go to it.
+        """Change rows in one atomic, durable commit, and move to it.
 
         Parameters
         ----------
         upserts
-            Rows with all columns of the table. They take the place of all rows that have their keys.
+            Rows with all columns of the table. They replace all rows that have their keys.
         deletes
-            Key columns; all rows with these keys go. A key that is upserted too is upserted.
+            Key columns; all rows with these keys are deleted, except those that are also upserted.
         inserts
-            Rows that are added to those with the same key; in a unique table there must be none.
+            Rows to add beside those with the same key; in a unique table no such row may exist.
         app
             Name and version of an application whose state the table holds. If the table has reached that version,
             nothing is done and the result says `skipped`.
@@ -248,19 +248,19 @@ class Table:
         KeyInputError
             If a key is null.
         UniqueViolationError
-            If the table is unique and a key would be there twice; nothing is changed.
+            If the table is unique and a key would occur twice; nothing is changed.
         LockedError
-            If another handle is the writer and still is after `wait` seconds.
+            If another handle still holds the writer's lock after `wait` seconds.
         StorageIOError
-            If a write fails. The handle then refuses all further changes with `PoisonedHandleError`; opened again, the
-            table stands at its last commit.
+            If a write fails. The handle then refuses all further changes with `PoisonedHandleError`; when the table
+            is opened again, it is at its last commit.
         """
         with self._handle.writing(wait) as writer:
             return writer.apply(upserts, deletes, inserts=inserts, app=app)
 
     @contextlib.contextmanager
     def transaction(self, *, app: tuple[str, int] | None = None, wait: float = 0.0) -> Iterator[Transaction]:
-        """Make several changes one commit: it happens when the ``with`` block ends, unless by an exception.
+        """Combine several changes into one commit, made when the ``with`` block ends without an exception.
 
         Yields
         ------
@@ -284,10 +284,10 @@ class Table:
             yield change
 
     def compact(self, *, wait: float = 0.0) -> CompactResult:
-        """Restore key order on disk and the fill factor, and give space back, while readers go on.
+        """Restore key order on disk and the fill factor, and release space, while readers continue.
 
-        Safe at any moment: a crash leaves the table at one of the commits that it is made of. While the table is
-        compacted the file holds all rows twice.
+        A crash leaves the table at one of the commits of the compaction. During the compaction the file contains all
+        rows twice.
 
         Parameters
         ----------
@@ -297,7 +297,7 @@ class Table:
         Raises
         ------
         LockedError
-            If another handle is the writer and still is after `wait` seconds.
+            If another handle still holds the writer's lock after `wait` seconds.
         StorageIOError
             If a write fails, for instance because the disk is full; see `apply`.
         """
@@ -305,24 +305,24 @@ class Table:
             return compact(writer, self._handle.adopt)
 
     def build_filter(self, bits: float = DEFAULT_FILTER_BITS, *, wait: float = 0.0) -> None:
-        """Make a negative filter: joins then know of most keys that are not in the table without reading a page.
+        """Build a negative filter, with which joins recognize most absent keys without reading a page.
 
-        It is a file beside the table, ``NAME.filter``, which every later change keeps up to date. It may be removed at
-        any time, see `drop_filter`; a table without it gives the same answers.
+        The filter is a file beside the table, ``NAME.filter``, which every later change keeps up to date. It may be
+        removed at any time, see `drop_filter`; the answers are the same without it.
 
         Parameters
         ----------
         bits
-            For a key, from 4 to 16. With 8, about 3 % of absent keys are not recognised; with 4, about 15 %.
+            Bits for each key, from 4 to 16. With 8, about 3 % of absent keys are not recognized; with 4, about 15 %.
         wait
             Seconds to wait for another writer.
 
         Raises
         ------
         InputError
-            If there cannot be so many bits.
+            If the number of bits is not from 4 to 16.
         LockedError
-            If another handle is the writer and still is after `wait` seconds.
+            If another handle still holds the writer's lock after `wait` seconds.
         StorageIOError
             If the file cannot be written.
         """
@@ -340,12 +340,12 @@ class Table:
         Parameters
         ----------
         keys
-            Has the key columns, by name. Null keys and keys that are not in the table match nothing.
+            Batch with the key columns, by name. Null keys and keys that are not in the table match nothing.
 
         Returns
         -------
         pyarrow.Table
-            All columns, in the order of the given keys; several rows for a key that the table has several times.
+            Matching rows with all columns, in the order of the given keys.
         """
         return lookup(self._handle.snapshot, self.reader(), keys)
 
@@ -357,7 +357,7 @@ class Table:
         Parameters
         ----------
         low, high
-            A value, or for a key of several columns a tuple with one for each; None for no bound.
+            Bounds: a value, or a tuple with one value for each key column; None for no bound.
         columns
             Names of the columns to return; by default all.
 
@@ -371,22 +371,22 @@ class Table:
         return scan(self._handle.snapshot, self.reader(), low, high, columns)
 
     def check(self) -> CheckReport:
-        """Verify every invariant of the newest commit in the file, and report all that do not hold."""
+        """Verify every invariant of the newest commit in the file, and report all violations."""
         return check_backend(self._handle.backend)
 
     def app_version(self, app_id: str) -> int | None:
-        """Return the version that an application's state in this table has reached, or None if it never wrote."""
+        """Return the version that an application has reached in this table, or None if it never wrote."""
         return self._handle.snapshot.superblock.apps.get(app_id)
 
     @property
     def stats(self) -> TableStats:
-        """What the table is and how it lies on disk."""
+        """Size and layout on disk of the table."""
         snapshot = self._handle.snapshot
         return table_stats(snapshot, self._handle.reader(), len(pages_of(snapshot)))
 
 
 def _names(key: object) -> tuple[str, ...]:
-    """Return the names of key columns, of which one alone will do."""
+    """Return the names of the key columns, which may come as a single name."""
     names = (key,) if isinstance(key, str) else tuple(key) if isinstance(key, Iterable) else ()
     if not all(isinstance(name, str) for name in names) or not isinstance(key, Iterable):
         raise SchemaError(f"a key is the name of a column or a list of such names, not {key!r}")

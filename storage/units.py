@@ -1,4 +1,4 @@
-"""Sizes and durations as people write them. Holds the two parsers that every layer shares, nothing else."""
+"""Parsers and formatters for sizes and durations as text."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def parse_duration(value: float | str) -> float:
 
 
 def format_size(size: int) -> str:
-    """Return a size as people read it, rounded up: a budget of what is read is enough.
+    """Return a size as text, rounded up, so that the text as a budget is enough.
 
     Examples
     --------

@@ -1,6 +1,7 @@
 """A layer imports only those to its left, and asking for help imports nothing heavy."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,13 @@ LAYERS = ("storage", "joins", "etl", "pipelines", "cli")
 FIRST_PARTY = (*LAYERS, "samples")
 ALLOWED = {layer: {*LAYERS[: rank + 1]} for rank, layer in enumerate(LAYERS)}
 ALLOWED["cli"].add("samples")
+ROOMS = ("file", "format", "leaf", "tree", "read", "filter", "probe", "commit", "load")
+"""Rooms of storage: a room imports only those to its left, and of the modules on top only the errors.
+
+`load` also imports the readers of sources.
+"""
+TOP = {room: {"errors", "_lazy"} for room in ROOMS}
+TOP["load"] |= {"sources"}
 SPARK_FREE = ("storage", "joins", "etl")
 HEAVY = (
     "numba",
@@ -42,6 +50,15 @@ def package_of(module):
     return rest.split(".")[0] if top == "headrace" else top
 
 
+def imported_parts(path):
+    """Yield line and dotted name below `headrace.storage` of every import from there."""
+    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[:2] == ["headrace", "storage"]:
+            below = node.module.split(".")[2:]
+            for name in node.names:
+                yield node.lineno, ".".join([*below, name.name])
+
+
 def imports_of(layer, wanted):
     return [
         f"{path.relative_to(ROOT)}:{line} imports {package}"
@@ -54,6 +71,39 @@ def imports_of(layer, wanted):
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_imports_only_those_to_its_left(layer):
     assert imports_of(layer, set(FIRST_PARTY) - ALLOWED[layer] | {"benchmarks", "tests"}) == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_of_storage_imports_only_those_to_its_left(room):
+    allowed = {*ROOMS[: ROOMS.index(room) + 1], *TOP[room]}
+    assert [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sorted((ROOT / "storage" / room).rglob("*.py"))
+        for line, name in imported_parts(path)
+        if name.split(".")[0] not in allowed
+    ] == []
+
+
+def test_every_folder_of_storage_is_a_room():
+    folders = {path.parent.name for path in (ROOT / "storage").glob("*/__init__.py")}
+    assert folders - {"records"} == set(ROOMS)
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_exports_what_it_lists(room):
+    package = importlib.import_module(f"headrace.storage.{room}")
+    assert sorted(set(package.__all__)) == sorted(package.__all__)
+    assert [name for name in package.__all__ if not hasattr(package, name)] == []
+
+
+@pytest.mark.parametrize("layer", [name for name in LAYERS if name != "storage"])
+def test_other_layers_import_from_the_rooms(layer):
+    assert [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sorted((ROOT / layer).rglob("*.py"))
+        for line, name in imported_parts(path)
+        if name.split(".")[0] in ROOMS and name.count(".") > 1
+    ] == []
 
 
 @pytest.mark.parametrize("layer", SPARK_FREE)

@@ -15,9 +15,8 @@ from pathlib import Path
 from benchmarks.experiments._relations import MAX_SCAN
 from headrace.joins import SSIJ
 from headrace.storage import Table
-from headrace.storage.backend import FileBackend
-from headrace.storage.device import DeviceModel, measure, save_device
-from headrace.storage.reader import PageReader
+from headrace.storage.file import FileBackend
+from headrace.storage.read import DeviceModel, PageReader, measure, save_device
 
 __all__ = ["Costs", "Run", "World"]
 

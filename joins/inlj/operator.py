@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from headrace.joins.predicates import On
     from headrace.joins.predicates.search_keys import SearchKeys
     from headrace.joins.relation import TableLike
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageReader
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["IndexNestedLoops"]
 

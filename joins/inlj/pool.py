@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.inlj import _pool_kernels as kernels
-from headrace.storage.cache import page_buffer
-from headrace.storage.plan import ReadPlan
-from headrace.storage.reader import PageReader, ReadReport
+from headrace.storage.read import PageReader, ReadPlan, ReadReport, page_buffer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["BufferPool"]
 

@@ -27,9 +27,9 @@ from headrace.joins.meshjoin.window import MeshWindow
 from headrace.joins.predicates import Equality
 from headrace.joins.relation import TableLike, affordable_scan
 from headrace.joins.stats import JoinStats
-from headrace.storage.cache import page_buffer
-from headrace.storage.keys import Keys
-from headrace.storage.leaves import gather_keys
+from headrace.storage.format import Keys
+from headrace.storage.leaf import gather_keys
+from headrace.storage.read import page_buffer
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
     from headrace.joins.meshjoin.window import WindowBatch
     from headrace.joins.predicates import On
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageReader
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["MeshJoin"]
 

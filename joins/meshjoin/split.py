@@ -11,7 +11,7 @@ from headrace.joins.errors import MemoryBudgetError
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
-    from headrace.storage.device import DeviceModel
+    from headrace.storage.read import DeviceModel
 
 __all__ = ["MeshSplit", "split_memory"]
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.input_buffer import Arrivals, BatchSlice
-    from headrace.storage.keys import Keys
+    from headrace.storage.format import Keys
 
 __all__ = ["MeshWindow", "WindowBatch"]
 

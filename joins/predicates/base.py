@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.predicates.search_keys import SearchKeys
-    from headrace.storage.keys import KeyCodec
+    from headrace.storage.format import KeyCodec
 
 __all__ = ["Bound", "Pairs", "Predicate", "as_pairs", "refusal", "stream_column"]
 

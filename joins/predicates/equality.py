@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from headrace.joins.errors import JoinInputError
 from headrace.joins.predicates.base import Pairs, Predicate, as_pairs, refusal, stream_column
-from headrace.storage.key_words import KeyWords, key_words
+from headrace.storage.format import KeyWords, key_words
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from headrace.storage.keys import KeyCodec, Keys
+    from headrace.storage.format import KeyCodec, Keys
 
 __all__ = ["BoundEquality", "Equality", "On", "as_predicate"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.errors import JoinInputError
-from headrace.storage.bounds import scale_of
+from headrace.storage.format import scale_of
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:

@@ -19,16 +19,13 @@ from headrace.joins.errors import JoinInputError
 from headrace.joins.predicates.base import Pairs, as_pairs, stream_column
 from headrace.joins.predicates.offsets import Offset, ticks
 from headrace.joins.predicates.search_keys import KeyRanges
-from headrace.storage.bounds import extreme, high_bound, low_bound, scale_of
-from headrace.storage.coerce import coerce
-from headrace.storage.columns import is_bytes
+from headrace.storage.format import coerce, extreme, high_bound, is_bytes, low_bound, scale_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.predicates.search_keys import Nearest
-    from headrace.storage.coerce import Coerced
-    from headrace.storage.keys import KeyCodec
+    from headrace.storage.format import Coerced, KeyCodec
 
 
 __all__ = ["AsOf", "Band", "BoundRanges", "End", "Range"]

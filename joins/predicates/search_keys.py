@@ -8,14 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from headrace.storage.keys import Keys
-from headrace.storage.leaves import search, search_nearest, search_range
+from headrace.storage.format import Keys
+from headrace.storage.leaf import search, search_nearest, search_range
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["KeyRanges", "Nearest", "SearchKeys", "find", "locate"]
 

@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from headrace.joins.ssij.memory.store import Store
     from headrace.joins.ssij.workers import Workers
     from headrace.joins.stats import Counters
-    from headrace.storage.read_queue import ReadQueue
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageReader, ReadQueue
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["SSIJContext"]
 

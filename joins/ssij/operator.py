@@ -51,7 +51,7 @@ from headrace.joins.ssij.phases.row_tier import RowTierPhase
 from headrace.joins.ssij.schedule import Schedule, Thresholds
 from headrace.joins.ssij.workers import Workers
 from headrace.joins.stats import SSIJStats
-from headrace.storage.read_queue import ReadQueue
+from headrace.storage.read import ReadQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -61,8 +61,8 @@ if TYPE_CHECKING:
     from headrace.joins.predicates import On
     from headrace.joins.protocol import Output
     from headrace.joins.relation import TableLike
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageReader
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["SSIJ"]
 

@@ -6,8 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.joins.errors import JoinInputError
-from headrace.storage.cache import LRU, AgeingCounter, CachePolicy, UtilityCounter
-from headrace.storage.plan import ReadPlan, plan_reads, plan_reads_greedily
+from headrace.storage.read import (
+    LRU,
+    AgeingCounter,
+    CachePolicy,
+    ReadPlan,
+    UtilityCounter,
+    plan_reads,
+    plan_reads_greedily,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable

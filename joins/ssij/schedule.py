@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from headrace.joins.memory import Component
     from headrace.joins.ssij.cost import PhaseEstimate
     from headrace.joins.ssij.memory.store import Store
-    from headrace.storage.device import DeviceModel
+    from headrace.storage.read import DeviceModel
 
 __all__ = ["Schedule", "Thresholds"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from headrace.cli.errors import OutputFileError
 from headrace.cli.sink import ParquetSink
-from headrace.storage.remains import remove_remains
+from headrace.storage.file import remove_remains
 
 SCHEMA = pa.schema([("k", pa.int64())])
 

@@ -136,9 +136,9 @@ def test_dump_lists_moved_leaves(table, invoke):
     with Table.open(table) as opened:
         opened.apply(pa.Table.from_batches(list(opened.scan())).slice(0, 1))
         page = int(opened.snapshot().leaf_pages[0])
-    ((leaf, rows, moved_to, _),) = invoke("table", "dump", table, "--json").document["superblock"]["moved"]
+    ((leaf, rows, moved_to, _),) = invoke("table", "dump", table, "--json").document["superblock"]["relocations"]
     assert (leaf, rows, moved_to) == (0, 3, page)
-    assert "Moved leaves" in invoke("table", "dump", table).out
+    assert "Relocated leaves" in invoke("table", "dump", table).out
 
 
 @pytest.mark.parametrize("page", [0, 1, 10**6, 10**18, 10**30])

@@ -96,7 +96,7 @@ def test_an_operator_that_failed_is_freed(table, monkeypatch, threads):
         raise CorruptPageError("page 7")
 
     with monkeypatch.context() as patch:
-        patch.setattr("headrace.storage.read_queue.Reading.check", damaged)
+        patch.setattr("headrace.storage.read.read_queue.Reading.check", damaged)
         with contextlib.suppress(CorruptPageError):
             join.flush().drain()
     with pytest.raises(JoinStateError, match=r"failed before \(page 7\)"):

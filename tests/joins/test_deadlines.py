@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from headrace.joins import SSIJ
 from headrace.joins.ssij.cost import PhaseEstimate
 from headrace.joins.timing import OperatorTime, WaitRecord
-from headrace.storage.backend import FileBackend
-from headrace.storage.device import DeviceModel
-from headrace.storage.reader import PageReader
+from headrace.storage.file import FileBackend
+from headrace.storage.read import DeviceModel, PageReader
 
 SEEK, TRANSFER = 0.010, 0.001
 READ = SEEK + TRANSFER

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from headrace.joins import SSIJ
 from headrace.storage import Table
-from headrace.storage.key_words import KeyWords
-from headrace.storage.keys import Keys
-from headrace.storage.leaf_ranges import LeafRanges
+from headrace.storage.format import Keys, KeyWords
+from headrace.storage.probe import LeafRanges
 
 SEEDS = st.integers(0, 2**32 - 1)
 LOWEST, HIGHEST = -(2**63), 2**63 - 1

@@ -16,9 +16,9 @@ from headrace.joins.ssij.memory import _index_kernels
 from headrace.joins.ssij.memory.stream_buffer import ascending
 from headrace.joins.ssij.phases import _join_kernels
 from headrace.joins.ssij.phases.base import sorted_positions
-from headrace.storage.cache import settle
-from headrace.storage.keys import Keys
-from headrace.storage.plan import plan_cost, plan_reads
+from headrace.storage.format import Keys
+from headrace.storage.read import plan_cost, plan_reads
+from headrace.storage.read.cache import settle
 
 SEEDS = st.integers(0, 2**32 - 1)
 

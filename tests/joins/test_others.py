@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from headrace.joins import IndexNestedLoops, MeshJoin
 from headrace.joins.meshjoin.split import split_memory
-from headrace.storage.device import DeviceModel
 from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.read import DeviceModel
 
 KEYS = 3000
 

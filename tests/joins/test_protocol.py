@@ -9,7 +9,7 @@ from headrace.joins.errors import FinishedError, JoinInputError, JoinStateError,
 from headrace.joins.protocol import Progress, WorkQueue
 from headrace.joins.stats import JoinStats, MemoryUse, SSIJStats
 from headrace.storage.errors import CorruptPageError, KeyInputError, SchemaError
-from headrace.storage.keys import KeyCodec
+from headrace.storage.format import KeyCodec
 
 
 def batch(*numbers):

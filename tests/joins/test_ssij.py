@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from headrace.joins import SSIJ, Band
 from headrace.joins.errors import JoinInputError
-from headrace.storage.backend import FileBackend
-from headrace.storage.device import DeviceModel
 from headrace.storage.errors import MemoryBudgetError
-from headrace.storage.read_queue import ReadQueue
-from headrace.storage.reader import PageReader
+from headrace.storage.file import FileBackend
+from headrace.storage.read import DeviceModel, PageReader, ReadQueue
 
 KEYS = 3000
 

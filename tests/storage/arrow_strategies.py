@@ -8,7 +8,7 @@ import decimal
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from headrace.storage.columns import is_bytes
+from headrace.storage.format.columns import is_bytes
 
 INT_RANGES = {
     pa.int8(): (-(2**7), 2**7 - 1),

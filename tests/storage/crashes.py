@@ -7,9 +7,10 @@ import pyarrow as pa
 import pytest
 from simulated import Model, SimulatedDisk, build, crash_images, rows_at, rows_of, writer_of
 
-from headrace.storage import page_writer, superblock_bytes
 from headrace.storage.check import check_backend
-from headrace.storage.snapshot import open_snapshot, pages_of
+from headrace.storage.commit import page_writer
+from headrace.storage.format import superblock
+from headrace.storage.tree.snapshot import open_snapshot, pages_of
 
 KINDS = {
     "unique integers": (["k"], True),
@@ -95,7 +96,7 @@ class Workload:
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(page_writer, "PROOF_PAGES", int(rng.choice([0, 12, 64])))
                 patch.setattr(page_writer, "TOGETHER", int(rng.choice([1, 128])))
-                patch.setattr(superblock_bytes, "MOVED_LEAVES", int(rng.choice([0, 2, 6, 72])))
+                patch.setattr(superblock, "MOST_RELOCATIONS", int(rng.choice([0, 2, 6, 72])))
                 writer.apply(table_of(upserts), table_of(deletes), app=("crash", len(self.states)))
             model = self.states[-1].model.copy()
             model.apply(upserts, deletes)

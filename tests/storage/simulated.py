@@ -1,21 +1,19 @@
 """A disk in memory that keeps, drops or garbles what was not synced, and fails on request; and tables on it."""
 
-import ctypes
 from dataclasses import dataclass, field
 
-import numpy as np
 import pyarrow as pa
 
-from headrace.storage.build import BuildOptions, TableWriter
 from headrace.storage.check import check_backend
-from headrace.storage.columns import stored_schema
-from headrace.storage.commit import Writer
-from headrace.storage.device import DeviceModel
+from headrace.storage.commit.locks import NoLocks
+from headrace.storage.commit.writer import Writer
 from headrace.storage.errors import CorruptionError, StorageIOError
-from headrace.storage.locks import NoLocks
-from headrace.storage.lookup import scan
-from headrace.storage.reader import PageReader
-from headrace.storage.snapshot import open_snapshot
+from headrace.storage.format.columns import stored_schema
+from headrace.storage.load.build import BuildOptions, TableWriter
+from headrace.storage.read.device import DeviceModel
+from headrace.storage.read.lookup import scan
+from headrace.storage.read.reader import PageReader
+from headrace.storage.tree.snapshot import open_snapshot
 
 SECTOR = 512
 
@@ -47,8 +45,6 @@ class SimulatedDisk:
     path: str = "simulated"
     log: list = field(default_factory=list)
     fail: object = None
-    callbacks: tuple = field(default=(), compare=False, repr=False)
-    raised: BaseException | None = field(default=None, compare=False, repr=False)
 
     def pread_into(self, offset, buffers):
         for buffer in buffers:
@@ -79,39 +75,6 @@ class SimulatedDisk:
 
     def size(self):
         return len(self.image)
-
-    @property
-    def calls(self):
-        """What compiled code calls; what is raised within reaches the caller by `error_of`."""
-        if not self.callbacks:
-            self.callbacks = self._callbacks()
-        return np.array([0, *(ctypes.cast(call, ctypes.c_void_p).value for call in self.callbacks)], dtype=np.int64)
-
-    def error_of(self, _call, _code, _offset):
-        return self.raised
-
-    def _callbacks(self):
-        def called(operation, result):
-            try:
-                operation()
-            except BaseException as error:  # noqa: BLE001 - C code cannot pass it on; `error_of` does
-                self.raised = error
-                return -1
-            return result
-
-        def pread(_, memory, length, offset):
-            target = (ctypes.c_char * length).from_address(memory)
-            return called(lambda: self.pread_into(offset, [target]), length)
-
-        def pwrite(_, memory, length, offset):
-            return called(lambda: self.pwrite(offset, ctypes.string_at(memory, length)), length)
-
-        def fdatasync(_):
-            return called(self.sync, 0)
-
-        word, size, address = ctypes.c_int, ctypes.c_ssize_t, ctypes.c_void_p
-        transfer = ctypes.CFUNCTYPE(size, word, address, size, size)
-        return transfer(pread), transfer(pwrite), ctypes.CFUNCTYPE(word, word)(fdatasync)
 
     def close(self):
         pass

@@ -3,9 +3,9 @@ import os
 import numpy as np
 import pytest
 
-from headrace.storage import backend as backend_module
-from headrace.storage.backend import FileBackend, sync_folder
 from headrace.storage.errors import CorruptionError, StorageIOError, TableExistsError, TableNotFoundError
+from headrace.storage.file import backend as backend_module
+from headrace.storage.file.backend import FileBackend, sync_folder
 
 
 def aligned(size, alignment=4096):

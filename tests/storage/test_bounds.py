@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage.bounds import extreme, high_bound, low_bound, scale_of
 from headrace.storage.errors import KeyInputError
+from headrace.storage.format.bounds import extreme, high_bound, low_bound, scale_of
 
 INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
 NUMBERS = [*INTEGERS, pa.decimal128(5, 2), pa.decimal128(18, 0), pa.decimal128(18, 18)]

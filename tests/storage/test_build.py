@@ -7,13 +7,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from simulated import SimulatedDisk
 
-from headrace.storage import Table, build
-from headrace.storage.backend import FileBackend
-from headrace.storage.columns import stored_schema
+from headrace.storage import Table
 from headrace.storage.errors import InputError, StorageIOError
-from headrace.storage.lookup import scan
-from headrace.storage.reader import PageReader
-from headrace.storage.snapshot import open_snapshot
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.format.columns import stored_schema
+from headrace.storage.load import build
+from headrace.storage.read.lookup import scan
+from headrace.storage.read.reader import PageReader
+from headrace.storage.tree.snapshot import open_snapshot
 
 
 def write(path, batches, options, monkeypatch=None, chunk=None):
@@ -59,7 +60,7 @@ def test_wide_rows_are_encoded_in_small_chunks(tmp_path):
 
 
 def _device():
-    from headrace.storage.device import DeviceModel  # noqa: PLC0415 - only here
+    from headrace.storage.read.device import DeviceModel  # noqa: PLC0415 - only here
 
     return DeviceModel.default(8192)
 

@@ -4,7 +4,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage._byte_kernels import compare_bytes, copy_bytes, xxh64
+from headrace.storage.format._byte_kernels import compare_bytes, copy_bytes, xxh64
 
 SLACK = b"\xa5" * 8
 

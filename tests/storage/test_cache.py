@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headrace.storage.cache import LRU, PageCache, UtilityCounter, page_buffer, settle
 from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.read.cache import LRU, PageCache, UtilityCounter, page_buffer, settle
 
 PAGE = 4096
 

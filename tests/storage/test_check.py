@@ -6,12 +6,12 @@ import pyarrow as pa
 import pytest
 
 from headrace.storage import Table
-from headrace.storage._byte_kernels import xxh64
-from headrace.storage.backend import FileBackend
 from headrace.storage.check import check_backend
 from headrace.storage.errors import CorruptionError, NotATableError
-from headrace.storage.slots import write_superblock
-from headrace.storage.snapshot import pages_of
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.format._byte_kernels import xxh64
+from headrace.storage.format.slots import write_superblock
+from headrace.storage.tree.snapshot import pages_of
 
 PAGE = 4096
 

@@ -7,9 +7,9 @@ from arrow_strategies import INT_RANGES, array_of, values_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage.coerce import coerce
-from headrace.storage.columns import fixed_values
 from headrace.storage.errors import KeyInputError
+from headrace.storage.format.coercion import coerce
+from headrace.storage.format.columns import fixed_values
 
 DECIMALS = (pa.decimal128(4, 1), pa.decimal128(18, 6), pa.decimal128(38, 0), pa.decimal128(38, 38))
 EXACT = (*INT_RANGES, *DECIMALS)

@@ -3,7 +3,8 @@ import pyarrow as pa
 import pytest
 from simulated import Model, SimulatedDisk, Sync, Write, build, rows_at, rows_of, writer_of
 
-from headrace.storage import draft, page_writer, superblock_bytes
+from headrace.storage.commit import draft, page_writer
+from headrace.storage.commit.locks import NoLocks
 from headrace.storage.errors import (
     CorruptPageError,
     InputError,
@@ -13,10 +14,10 @@ from headrace.storage.errors import (
     StorageIOError,
     UniqueViolationError,
 )
-from headrace.storage.locks import NoLocks
-from headrace.storage.slots import read_superblock
-from headrace.storage.snapshot import open_snapshot, pages_of
-from headrace.storage.superblock_bytes import decode_superblock
+from headrace.storage.format import superblock
+from headrace.storage.format.slots import read_superblock
+from headrace.storage.format.superblock import decode_superblock
+from headrace.storage.tree.snapshot import open_snapshot, pages_of
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.string())])
 
@@ -232,7 +233,7 @@ def test_underfull_leaves_are_merged(writer, disk):
 
 @pytest.mark.parametrize(("room", "nodes"), [(72, 0), (0, 2)])
 def test_only_what_a_change_needs_is_written(room, nodes, monkeypatch):
-    monkeypatch.setattr(superblock_bytes, "MOVED_LEAVES", room)
+    monkeypatch.setattr(superblock, "MOST_RELOCATIONS", room)
     disk = build(table_of(rows(range(20000))), ["k"], unique=True)
     writer = writer_of(disk)
     assert (writer.snapshot.superblock.height, writer.snapshot.superblock.leaves > 200) == (3, True)

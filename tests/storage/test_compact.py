@@ -3,7 +3,7 @@ import pyarrow as pa
 import pytest
 from simulated import SimulatedDisk, build, crash_images, rows_of, writer_of
 
-from headrace.storage.compact import compact
+from headrace.storage.commit.compaction import compact
 from headrace.storage.table import Table
 
 

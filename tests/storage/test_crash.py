@@ -9,7 +9,7 @@ import pytest
 from crashes import KINDS, crash_everywhere, distinct, one_row, random_rows, table_of
 from simulated import Model, SimulatedDisk, build, rows_of, writer_of
 
-from headrace.storage import page_writer
+from headrace.storage.commit import page_writer
 from headrace.storage.errors import PoisonedHandleError, StorageIOError
 
 

@@ -4,9 +4,9 @@ import json
 import numpy as np
 import pytest
 
-from headrace.storage import device as device_module
-from headrace.storage.device import DeviceModel, device_path, fit, load_device, measure, save_device
 from headrace.storage.errors import InputError, StorageIOError
+from headrace.storage.read import device as device_module
+from headrace.storage.read.device import DeviceModel, device_path, fit, load_device, measure, save_device
 
 
 @pytest.fixture
@@ -79,5 +79,5 @@ def test_a_damaged_file_is_named(tmp_path, content):
 def test_folders_that_are_missing(tmp_path):
     with pytest.raises(StorageIOError, match="cannot measure"):
         measure(tmp_path / "absent" / "table")
-    with pytest.raises(StorageIOError, match="cannot keep"):
+    with pytest.raises(StorageIOError, match="cannot write the costs"):
         save_device(tmp_path / "absent" / "table", DeviceModel.default(8192))

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Model, SimulatedDisk, build, rows_at, rows_of, writer_of
 
-from headrace.storage import commit, superblock_bytes
 from headrace.storage.errors import CorruptPageError, InputError, UniqueViolationError
-from headrace.storage.slots import read_superblock
-from headrace.storage.snapshot import open_snapshot
+from headrace.storage.format import superblock
+from headrace.storage.format.slots import read_superblock
+from headrace.storage.tree.snapshot import open_snapshot
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int32())])
 ROWS = [{"k": k, "v": k % 1000} for k in range(0, 12_000, 2)]
@@ -32,15 +32,6 @@ def batch_of(rows):
 def fresh(*, unique=True):
     disk = SimulatedDisk(bytearray(BUILT[unique].image))
     return disk, writer_of(disk)
-
-
-@pytest.fixture
-def drafts(monkeypatch):
-    """Count how many commits were drafted instead."""
-    seen = []
-    begin = commit.Writer.begin
-    monkeypatch.setattr(commit.Writer, "begin", lambda self, *args: seen.append(1) or begin(self, *args))
-    return seen
 
 
 def same_index(left, right):
@@ -75,31 +66,13 @@ def test_few_rows_are_changed_as_a_model_says(commits, unique):
     assert rows_of(disk) == model.sorted()
 
 
-def test_few_rows_take_no_draft_and_write_few_pages(drafts):
+def test_few_rows_write_few_pages():
     disk, writer = fresh()
     for at in range(5):
         assert writer.apply(batch_of([{"k": 2000 * at, "v": 1}, {"k": 2000 * at + 2, "v": 2}])).updated == 2
-    assert not drafts
     assert len(writer.snapshot.levels) > 2
     assert writer.snapshot.superblock.pages <= len(BUILT[True].image) // 4096 + 3 * len(writer.snapshot.levels) + 3
     assert same_index(writer.snapshot, open_snapshot(disk))
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [{"k": at * 500, "v": 1} for at in range(12)],
-        [{"k": 2 * at, "v": 1} for at in range(65)],
-    ],
-    ids=["many leaves", "many rows"],
-)
-def test_what_cannot_be_patched_is_drafted(drafts, rows):
-    disk, writer = fresh()
-    writer.apply(batch_of(rows))
-    assert drafts
-    model = Model(["k"], ROWS)
-    model.apply(rows)
-    assert rows_of(disk) == model.sorted()
 
 
 @pytest.mark.parametrize(
@@ -111,10 +84,9 @@ def test_what_cannot_be_patched_is_drafted(drafts, rows):
     ],
     ids=["descending", "other types and order", "a slice"],
 )
-def test_rows_are_taken_in_any_form(drafts, rows):
+def test_rows_are_taken_in_any_form(rows):
     disk, writer = fresh()
     writer.apply(rows)
-    assert not drafts
     found = {row["k"]: row["v"] for row in rows_of(disk)}
     assert (found[0], found[4], found[8]) == (0, 2, 1)
 
@@ -157,7 +129,7 @@ def test_an_abandoned_transaction_changes_nothing():
 
 def test_each_snapshot_stays_as_it_was(monkeypatch):
     """Also over a commit that writes inner nodes anew."""
-    monkeypatch.setattr(superblock_bytes, "MOVED_LEAVES", 3)
+    monkeypatch.setattr(superblock, "MOST_RELOCATIONS", 3)
     disk, writer = fresh()
     seen = [(open_snapshot(disk), writer.snapshot)]
     for at in range(8):
@@ -177,14 +149,13 @@ def test_a_damaged_leaf_is_reported_and_nothing_is_written():
     assert writer.apply(batch_of([{"k": 11_998, "v": 1}])).updated == 1
 
 
-def test_an_application_that_has_no_room_leaves_the_others(drafts):
+def test_an_application_that_has_no_room_leaves_the_others():
     disk, writer = fresh()
     writer.apply(batch_of([{"k": 2, "v": 1}]), app=("a", 1))
     with pytest.raises(InputError, match="shorter"):
         writer.apply(batch_of([{"k": 4, "v": 1}]), app=("b" * 3000, 1))
     assert writer.apply(batch_of([{"k": 6, "v": 1}]), app=("a", 1)).skipped
     writer.apply(batch_of([{"k": 8, "v": 1}]))
-    assert not drafts
     assert dict(read_superblock(disk).apps) == {"a": 1}
     found = {row["k"]: row["v"] for row in rows_of(disk)}
     assert [found[key] for key in (2, 4, 6, 8)] == [1, 4, 6, 1]

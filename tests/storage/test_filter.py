@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.storage import Table
-from headrace.storage.backend import FileBackend
 from headrace.storage.check import check_file
 from headrace.storage.errors import InputError, LockedError, StorageIOError
-from headrace.storage.filter import FilterFile, filter_path, hash_keys
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.filter.segments import FilterFile, filter_path, hash_keys
 
 KEYS = 4000
 TEXT = "key-{:06d}"

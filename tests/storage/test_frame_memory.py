@@ -4,7 +4,7 @@ import errno
 import mmap
 from pathlib import Path
 
-from headrace.storage.frame_memory import FrameMemory
+from headrace.storage.read.frame_memory import FrameMemory
 
 HUGE = 2 << 20
 

@@ -36,7 +36,7 @@ def test_a_process_without_a_usual_folder_has_its_own_while_it_lives(tmp_path):
         "import os, pathlib, headrace.storage.kernel_folder as folder\n"
         "os.environ.pop('NUMBA_CACHE_DIR', None)\n"
         f"folder.ensure_kernel_folder([pathlib.Path({str(NOWHERE)!r})])\n"
-        "from headrace.storage._cache_kernels import count_uses\n"
+        "from headrace.storage.read._cache_kernels import count_uses\n"
         "import numpy as np\n"
         "score = np.zeros(2, dtype=np.int64)\n"
         "count_uses(score, np.array([1, 1], dtype=np.int32))\n"

@@ -5,9 +5,9 @@ import threading
 import numpy as np
 import pytest
 
-from headrace.storage import kernel_reads
-from headrace.storage.backend import FileBackend
-from headrace.storage.cache import page_buffer
+from headrace.storage.file import async_reads as kernel_reads
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.read.cache import page_buffer
 
 PAGE, PAGES = 4096, 16
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.storage.errors import KeyInputError, SchemaError
-from headrace.storage.keys import KeyCodec, Keys
+from headrace.storage.format.keys import KeyCodec, Keys
 
 
 def key_bytes(keys):

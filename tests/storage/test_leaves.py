@@ -6,12 +6,20 @@ from arrow_strategies import rows_of, tables, values_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.storage.columns import conform, stored_schema
-from headrace.storage.encode import LeafEncoder
 from headrace.storage.errors import InputError, SchemaError
-from headrace.storage.layout import LeafLayout
-from headrace.storage.leaves import decode_pages, expand_matches, gather, search, search_nearest, search_range, verify
-from headrace.storage.tree import seal_pages
+from headrace.storage.format.columns import conform, stored_schema
+from headrace.storage.format.layout import LeafLayout
+from headrace.storage.format.page import seal_pages
+from headrace.storage.leaf.decode import (
+    decode_pages,
+    expand_matches,
+    gather,
+    search,
+    search_nearest,
+    search_range,
+    verify,
+)
+from headrace.storage.leaf.encode import LeafEncoder
 
 PAGE_SIZES = st.sampled_from([4096, 8192, 16384, 32768, 65536])
 

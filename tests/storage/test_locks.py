@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage.backend import FileBackend
+from headrace.storage.commit.locks import FileLocks, NoLocks, claim_newest
 from headrace.storage.errors import LockedError, StorageIOError
-from headrace.storage.locks import FileLocks, NoLocks, claim_newest
-from headrace.storage.slots import write_superblock
-from headrace.storage.superblock import Superblock
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.format.slots import write_superblock
+from headrace.storage.format.superblock import Superblock
 
 HOLDER = """
 import sys
-from headrace.storage.backend import FileBackend
-from headrace.storage.locks import FileLocks
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.commit.locks import FileLocks
 backend = FileBackend(sys.argv[1], "w")
 locks = FileLocks(backend.fileno(), sys.argv[1])
 locks.take_writer()

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import Model, build, rows_of, writer_of
 
-from headrace.storage import _patch_kernels as kernels
-from headrace.storage import draft, transaction
-from headrace.storage import patch as patch_module
+from headrace.storage.commit import _patch_kernels as kernels
+from headrace.storage.commit import draft
+from headrace.storage.commit import patch as patch_module
+from headrace.storage.commit.draft import PageRooms
 from headrace.storage.errors import UniqueViolationError
-from headrace.storage.page_rooms import PageRooms
 
 SCHEMA = pa.schema(
     [
@@ -136,7 +136,6 @@ def test_nothing_of_what_was_in_a_room_before_gets_into_a_page(rows, changes):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(draft, "PageRooms", Rooms)
             patch.setattr(Rooms, "content", content)
-            patch.setattr(transaction, "MOST_ROWS", -1)
             for upserts, deletes in changes:
                 writer_of(disk).apply(table_of(upserts), table_of(deletes).select(["k"]))
         images.append(bytes(disk.image))

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.storage.errors import InputError
-from headrace.storage.plan import plan_cost, plan_reads, plan_reads_greedily
+from headrace.storage.read.plan import plan_cost, plan_reads, plan_reads_greedily
 
 
 def papers_program(pages, seek, transfer, max_scan):

@@ -9,7 +9,7 @@ import pytest
 from nursery import ROWS, Nursery, batch, build_table, matches
 
 from headrace.storage.errors import LockedError, StorageIOError, TableNotFoundError
-from headrace.storage.lookup import scan
+from headrace.storage.read.lookup import scan
 from headrace.storage.table import Table
 
 

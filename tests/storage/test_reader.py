@@ -8,11 +8,11 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage.backend import FileBackend
-from headrace.storage.cache import page_buffer
-from headrace.storage.device import DeviceModel
 from headrace.storage.errors import CorruptPageError, StorageIOError
-from headrace.storage.reader import PageReader, ReadReport
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.read.cache import page_buffer
+from headrace.storage.read.device import DeviceModel
+from headrace.storage.read.reader import PageReader, ReadReport
 
 PAGE = 4096
 PAGES = 300
@@ -174,10 +174,10 @@ def test_a_forked_process_reads_with_threads_of_its_own(tmp_path):
     code = """
 import os, sys
 import numpy as np
-from headrace.storage.backend import FileBackend
-from headrace.storage.cache import page_buffer
-from headrace.storage.device import DeviceModel
-from headrace.storage.reader import PageReader
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.read.cache import page_buffer
+from headrace.storage.read.device import DeviceModel
+from headrace.storage.read.reader import PageReader
 
 def read(reader):
     offsets = np.arange(8) * 4096

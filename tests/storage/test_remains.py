@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.storage import Table
-from headrace.storage.remains import claimed, remove_remains, scratch_folder
+from headrace.storage.file.temporary_files import claimed, remove_remains, scratch_folder
 
 BUILD = """
 import sys, pyarrow as pa

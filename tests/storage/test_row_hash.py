@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from headrace.storage.row_hash import SlotForm
+from headrace.storage.probe.row_hash import SlotForm
 
 ROWS = 100
 

@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage.space import EXTENT, MOST_GROWTH, REACH, FreeSpace
+from headrace.storage.commit.space import EXTENT, MOST_GROWTH, REACH, FreeSpace
 
 
 def test_a_page_goes_to_the_nearest_free_one():

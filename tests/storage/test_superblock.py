@@ -5,34 +5,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage._byte_kernels import xxh64
-from headrace.storage.backend import FileBackend
 from headrace.storage.errors import FormatVersionError, InputError, NotATableError
-from headrace.storage.slots import (
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.format._byte_kernels import xxh64
+from headrace.storage.format.constants import COPY_BYTES, FORMAT_VERSION, PAGE_SIZES, SLOT_BYTES
+from headrace.storage.format.slots import (
     damaged_copies,
     read_superblock,
     repeat_superblock,
     write_first_superblocks,
     write_superblock,
 )
-from headrace.storage.superblock import (
-    COPY_BYTES,
-    FORMAT_VERSION,
-    MOVED_AT_ONCE,
-    PAGE_SIZES,
+from headrace.storage.format.superblock import (
+    MOST_RELOCATIONS,
     PROOF_PAGES,
-    SLOT_BYTES,
+    RELOCATED_AT_ONCE,
     Proof,
     Superblock,
     check_page_size,
-)
-from headrace.storage.superblock_bytes import (
-    MOVED_LEAVES,
     decode_superblock,
     encode_superblock,
-    fitted,
-    room_for_moved,
-    tail_of,
+    room_for_relocations,
+    without_oversized_proof,
 )
 
 FIRST = Superblock(
@@ -84,41 +78,35 @@ def test_the_bytes_are_stable():
     block = encode_superblock(FIRST)
     assert len(block) == COPY_BYTES
     assert block[:8] == b"HEADRACE"
-    assert block[16:32].hex() == "03000000002000000100000000000000"
-    assert block[8:16].hex() == "c02999a01d2850b5"
+    assert block[16:32].hex() == "04000000002000000100000000000000"
+    assert block[8:16].hex() == "c9d4c156a6af17d7"
 
 
 def test_moved_leaves_are_read_back_and_repeated():
     moved = bytes(range(240)) * 7
-    block = replace(FIRST, moved=moved, proof=Proof((4, 5), b"12345678"))
+    block = replace(FIRST, relocations=moved, proof=Proof((4, 5), 12345678))
     read = decode_superblock(encode_superblock(block), 1)
-    assert (read, read.moved, read.proof) == (block, moved, block.proof)
-    again = decode_superblock(encode_superblock(block, repeated=True), 0)
-    assert (again, again.moved, again.proof) == (block, moved, None)
-
-
-def test_superblocks_of_earlier_versions_are_read():
-    for version in range(1, FORMAT_VERSION):
-        block = replace(FIRST, version=version)
-        assert decode_superblock(encode_superblock(block), 1) == block
+    assert (read, read.relocations, read.proof) == (block, moved, block.proof)
+    again = decode_superblock(encode_superblock(replace(block, proof=None), 0), 0)
+    assert (again, again.relocations, again.proof) == (block, moved, None)
 
 
 @pytest.mark.parametrize("name", [0, 300, 500, 1800])
 def test_as_many_leaves_move_as_there_is_room_for(name):
     block = replace(FIRST, apps={"a" * name: 1} if name else {})
-    room = room_for_moved(tail_of(block))
-    proof = Proof(tuple(range(MOVED_AT_ONCE)), b"12345678")
-    assert room == MOVED_LEAVES if not name else room < MOVED_LEAVES
+    room = room_for_relocations(block.apps)
+    proof = Proof(tuple(range(RELOCATED_AT_ONCE)), 12345678)
+    assert room == MOST_RELOCATIONS if not name else room < MOST_RELOCATIONS
     if room > 0:
-        full = replace(block, txid=2, moved=bytes(24 * room), proof=proof)
-        assert fitted(full).proof == proof
+        full = replace(block, txid=2, relocations=bytes(24 * room), proof=proof)
+        assert without_oversized_proof(full).proof == proof
         assert decode_superblock(encode_superblock(full), 0) == full
 
 
 def test_a_proof_is_left_out_if_there_is_no_room():
-    proof = Proof(tuple(range(PROOF_PAGES)), b"12345678")
-    assert fitted(replace(FIRST, proof=proof)).proof == proof
-    full = fitted(replace(FIRST, apps={"a" * 1500: 1}, proof=proof))
+    proof = Proof(tuple(range(PROOF_PAGES)), 12345678)
+    assert without_oversized_proof(replace(FIRST, proof=proof)).proof == proof
+    full = without_oversized_proof(replace(FIRST, apps={"a" * 1500: 1}, proof=proof))
     assert full.proof is None
     assert len(encode_superblock(full)) == COPY_BYTES
 
@@ -166,9 +154,19 @@ def test_other_files_are_not_tables(tmp_path, content):
     backend.close()
 
 
-def test_newer_formats_are_refused(table):
-    write_superblock(table, replace(FIRST, txid=2, version=99))
-    with pytest.raises(FormatVersionError, match="format version 99"):
+@pytest.mark.parametrize(("version", "remedy"), [(99, "newer release"), (FORMAT_VERSION - 1, "build the table again")])
+def test_other_format_versions_are_refused(table, version, remedy):
+    write_superblock(table, replace(FIRST, txid=2, version=version))
+    with pytest.raises(FormatVersionError, match=f"format version {version}.*{remedy}"):
+        read_superblock(table)
+
+
+def test_a_format_version_whose_checksum_is_another_is_named(table):
+    whole = bytearray(2 * encode_superblock(replace(FIRST, version=3)))
+    whole[8:16] = whole[2056:2064] = b"BLAKE2b!"
+    for slot in (0, 1):
+        table.pwrite(slot * FIRST.page_size, bytes(whole))
+    with pytest.raises(FormatVersionError, match="format version 3, but this release reads only version 4"):
         read_superblock(table)
 
 
@@ -205,7 +203,7 @@ def proven(table):
 
 
 def test_a_proof_is_read_back():
-    block = replace(FIRST, proof=Proof(tuple(range(5, 5 + PROOF_PAGES)), b"12345678"))
+    block = replace(FIRST, proof=Proof(tuple(range(5, 5 + PROOF_PAGES)), 12345678))
     assert decode_superblock(encode_superblock(block), 1).proof == block.proof
 
 

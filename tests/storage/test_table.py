@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import headrace.storage
 from headrace.storage import Table
-from headrace.storage.backend import FileBackend
+from headrace.storage.commit.locks import FileLocks
 from headrace.storage.errors import (
     ClosedTableError,
     InputError,
@@ -21,8 +21,8 @@ from headrace.storage.errors import (
     TableExistsError,
     UniqueViolationError,
 )
-from headrace.storage.locks import FileLocks
-from headrace.storage.lookup import scan
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.read.lookup import scan
 
 shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 
@@ -322,7 +322,7 @@ def test_a_time_to_wait_is_a_number_of_seconds(tmp_path, wait):
 def test_what_is_no_regular_file_is_not_replaced(tmp_path, make):
     make(tmp_path / "t")
     kind = (tmp_path / "t").stat().st_mode
-    with pytest.raises(InputError, match="t is no regular file, which a table could replace"):
+    with pytest.raises(InputError, match="t is not a regular file; name another file"):
         Table.build(tmp_path / "t", pa.table({"k": [1]}), "k", overwrite=True)
     assert (tmp_path / "t").stat().st_mode == kind
 

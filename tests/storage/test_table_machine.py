@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from simulated import Model
 
-from headrace.storage import page_writer, superblock_bytes
+from headrace.storage.commit import page_writer
 from headrace.storage.errors import UniqueViolationError
+from headrace.storage.format import superblock
 from headrace.storage.table import Table
 
 SCHEMA = pa.schema(
@@ -139,9 +140,9 @@ class TableMachine(RuleBasedStateMachine):
     def commit_at_once_up_to(self, pages):
         self.limits.setattr(page_writer, "PROOF_PAGES", pages)
 
-    @rule(leaves=st.sampled_from([0, 2, superblock_bytes.MOVED_LEAVES]))
+    @rule(leaves=st.sampled_from([0, 2, superblock.MOST_RELOCATIONS]))
     def move_up_to(self, leaves):
-        self.limits.setattr(superblock_bytes, "MOVED_LEAVES", leaves)
+        self.limits.setattr(superblock, "MOST_RELOCATIONS", leaves)
 
     @rule(rows=st.lists(row, min_size=1, max_size=2))
     def change_few(self, rows):

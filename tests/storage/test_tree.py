@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.storage import _tree_kernels
 from headrace.storage.errors import CorruptPageError
-from headrace.storage.keys import KeyCodec, Keys
-from headrace.storage.tree import Entries, build_levels, read_tree, separators_between
+from headrace.storage.format.keys import KeyCodec, Keys
+from headrace.storage.tree import _tree_kernels
+from headrace.storage.tree.nodes import Entries, build_levels, read_tree, separators_between
 
 PAGE = 4096
 

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.storage import Table, commit, handle
+from headrace.storage import Table, handle
+from headrace.storage.commit import writer
 from headrace.storage.errors import ClosedTableError, InputError, LockedError
-from headrace.storage.few_rows import FewRows
 
 ROWS = 5_000
 THREADS = 4
@@ -99,14 +99,14 @@ def test_a_table_closed_within_its_transaction_says_so(table):
 
 
 def test_closing_waits_for_the_commit_of_another_thread(table, monkeypatch):
-    inside, go_on, apply, done = threading.Event(), threading.Event(), commit.Writer.apply, []
+    inside, go_on, apply, done = threading.Event(), threading.Event(), writer.Writer.apply, []
 
     def slowly(*args, **options):
         inside.set()
         go_on.wait(60)
         return apply(*args, **options)
 
-    monkeypatch.setattr(commit.Writer, "apply", slowly)
+    monkeypatch.setattr(writer.Writer, "apply", slowly)
     writing = threading.Thread(target=lambda: done.append(table.apply(one(1, 9))))
     closing = threading.Thread(target=table.close)
     writing.start()
@@ -136,7 +136,7 @@ def test_a_change_interrupted_before_it_begins_leaves_no_transaction_open(table,
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(commit, "Transaction", interrupted)
+        patch.setattr(writer, "Transaction", interrupted)
         with pytest.raises(KeyboardInterrupt):
             table.apply(deletes=pa.table({"k": [1]}))
     assert table.apply(deletes=pa.table({"k": [1]})).deleted == 1
@@ -148,7 +148,7 @@ def test_a_writer_interrupted_as_it_begins_begins_anew(path, monkeypatch):
 
     with Table.open(path) as table:
         with monkeypatch.context() as patch:
-            patch.setattr(FewRows, "__init__", interrupted)
+            patch.setattr(writer, "open_snapshot", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 table.apply(one(1, 1))
         assert table.apply(one(1, 1)).updated == 1

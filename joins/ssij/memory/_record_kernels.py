@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import njit
 
-from headrace.storage._byte_kernels import load_u64, prefetch, store_u64
+from headrace.storage.format import load_u64, prefetch, store_u64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.storage import _probe_kernels as kernels
-from headrace.storage.fixed_rows import FixedRows
-from headrace.storage.leaf_ranges import LeafRanges
-from headrace.storage.leaves import gather
-from headrace.storage.row_hash import RowHash, SlotForm
+from headrace.storage.leaf import gather
+from headrace.storage.probe import FixedRows, LeafRanges, RowHash, SlotForm
+from headrace.storage.probe import _probe_kernels as kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,8 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.storage.key_words import KeyWords
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.format import KeyWords
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["DirectLookup", "LookupResult"]
 
@@ -93,11 +91,11 @@ class DirectLookup:
         kernels.describe_pages(frames, self._layout.page_size, frame, self._entries, self._descriptors, self._guesses)
 
     def locate(self, keys: KeyWords, frame_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
-        """Find leaves and frames. See `headrace.storage.leaf_ranges.LeafRanges.locate`."""
+        """Find leaves and frames. See `headrace.storage.probe.leaf_ranges.LeafRanges.locate`."""
         return self._ranges.locate(keys, frame_of)
 
     def probe(self, frames: NDArray[np.uint8], keys: KeyWords, frame: NDArray[np.int32], outer: bool) -> LookupResult:
-        """Find keys in cached pages. See `headrace.storage._probe_kernels.probe_pages`."""
+        """Find keys in cached pages. See `headrace.storage.probe._probe_kernels.probe_pages`."""
         fixed = FixedRows(self._fixed, len(keys))
         row, source = np.empty((2, len(keys)), dtype=np.int32)
         results = kernels.probe_pages(
@@ -128,11 +126,11 @@ class DirectLookup:
         return RowHash(self._fixed, form, slots)
 
     def add_rows(self, table: RowHash, frames: NDArray[np.uint8], frame: NDArray[np.int64], rows: int) -> bool:
-        """Add rows of cached pages to it. See `headrace.storage.row_hash.RowHash.add`."""
+        """Add rows of cached pages to it. See `headrace.storage.probe.row_hash.RowHash.add`."""
         return table.add(frames, self._layout.page_size, self._descriptors, frame, rows)
 
     def find_rows(self, table: RowHash, keys: KeyWords, outer: bool) -> LookupResult:
-        """Find keys in it. See `headrace.storage.row_hash.RowHash.find`."""
+        """Find keys in it. See `headrace.storage.probe.row_hash.RowHash.find`."""
         return LookupResult(*table.find(keys, outer))
 
     @property

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from headrace.storage import _filter_kernels as kernels
 from headrace.storage.filter import BLOCK_NBYTES, FilterFile, hash_keys, leaf_segments
+from headrace.storage.filter import _filter_kernels as kernels
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.memory import MemoryBudget
     from headrace.storage.filter import FilterShape
-    from headrace.storage.keys import Keys
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.format import Keys
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["FilterTier"]
 

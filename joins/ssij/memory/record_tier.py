@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.ssij.memory import _record_kernels as kernels
-from headrace.storage.fixed_rows import FixedRows
+from headrace.storage.probe import FixedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.storage.keys import Keys
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.format import Keys
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["RecordMatches", "RecordTier"]
 
@@ -165,7 +165,7 @@ class RecordTier:
         count: NDArray[np.int32],
         keys: Keys,
     ) -> None:
-        """Admit rows that `headrace.storage.leaves.search` has found and that are used often enough."""
+        """Admit rows that `headrace.storage.leaf.decode.search` has found and that are used often enough."""
         self._offered += len(frame)
         kernels.admit_rows(frames, self._page_size, frame, row, count, keys.prefix, self._entries, self._table)
 

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING
 from headrace.joins.relation import in_key_order
 from headrace.joins.ssij.cost import PhaseEstimate
 from headrace.joins.ssij.memory.direct_lookup import DirectLookup
-from headrace.storage.cache import PageCache
 from headrace.storage.errors import MemoryBudgetError
-from headrace.storage.read_queue import ReadQueue
+from headrace.storage.read import PageCache, ReadQueue
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from headrace.joins.memory import Component, MemoryBudget
-    from headrace.storage.device import DeviceModel
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import DeviceModel, PageReader
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["BUFFERS", "leaf_maps_nbytes", "least_memory", "parts_to_read_into", "reserve"]
 

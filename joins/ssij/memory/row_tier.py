@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from headrace.joins.memory import MemoryBudget
     from headrace.joins.ssij.memory.direct_lookup import DirectLookup, LookupResult
-    from headrace.storage.cache import PageCache
-    from headrace.storage.key_words import KeyWords
-    from headrace.storage.row_hash import RowHash
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.format import KeyWords
+    from headrace.storage.probe import RowHash
+    from headrace.storage.read import PageCache
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["RowTier"]
 
@@ -80,7 +80,7 @@ class RowTier:
         return self._table is not None and self._done == len(self._frames)
 
     def find(self, keys: KeyWords, outer: bool) -> LookupResult:
-        """Find rows in a ready tier. See `headrace.storage.row_hash.RowHash.find`."""
+        """Find rows in a ready tier. See `headrace.storage.probe.row_hash.RowHash.find`."""
         assert self._table is not None
         return self._lookup.find_rows(self._table, keys, outer)
 

@@ -18,8 +18,8 @@ from headrace.joins.ssij.memory.direct_lookup import DirectLookup
 from headrace.joins.ssij.memory.reservation import BUFFERS, leaf_maps_nbytes, least_memory, parts_to_read_into, reserve
 from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES, WANTED_NBYTES, StreamBuffer
 from headrace.joins.ssij.memory.tiers import Tiers
-from headrace.storage.cache import PageCache, page_buffer
 from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.read import PageCache, page_buffer
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from headrace.joins.ssij.memory.stream_buffer import Chunk
     from headrace.joins.ssij.options import SSIJOptions
     from headrace.joins.stats import Counters
-    from headrace.storage.reader import PageReader
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageReader
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["ReadBuffer", "Store"]
 

@@ -13,7 +13,7 @@ import numpy as np
 from headrace.joins.ssij.memory.filter_tier import FilterTier
 from headrace.joins.ssij.memory.record_tier import RecordTier
 from headrace.joins.ssij.memory.row_tier import RowTier
-from headrace.storage.keys import Keys
+from headrace.storage.format import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from headrace.joins.predicates.search_keys import SearchKeys
     from headrace.joins.ssij.memory.direct_lookup import DirectLookup
     from headrace.joins.ssij.memory.record_tier import RecordMatches
-    from headrace.storage.cache import PageCache
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageCache
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["Tiers"]
 

@@ -107,7 +107,7 @@ def expand_found(
     Parameters
     ----------
     frame, row, count : int32[n]
-        Result of `headrace.storage.leaves.search`.
+        Result of `headrace.storage.leaf.decode.search`.
     outer
         Whether a tuple without a match gives a row of nulls, which lies in frame -1.
     cursor : int64[2]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from headrace.joins.input_buffer import BatchSlice
     from headrace.joins.ssij.context import SSIJContext
-    from headrace.storage.keys import Keys
+    from headrace.storage.format import Keys
 
 __all__ = ["ProbingPhase", "sorted_positions", "waiting_nbytes"]
 

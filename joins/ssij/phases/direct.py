@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headrace.joins.input_buffer import BatchSlice
     from headrace.joins.ssij.context import SSIJContext
     from headrace.joins.ssij.memory.direct_lookup import DirectLookup
-    from headrace.storage.key_words import KeyWords
+    from headrace.storage.format import KeyWords
 
 __all__ = ["DirectPhase", "DirectProbe"]
 

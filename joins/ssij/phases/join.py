@@ -26,8 +26,7 @@ from headrace.joins.ssij.phases import _join_kernels
 from headrace.joins.ssij.phases._join_kernels import expand_found, frames_of_places
 from headrace.joins.ssij.phases.pair_batches import PairBatches
 from headrace.joins.ssij.phases.read_ahead import ReadAhead
-from headrace.storage.leaves import copy_pages
-from headrace.storage.staging import StagedRows
+from headrace.storage.leaf import StagedRows, copy_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

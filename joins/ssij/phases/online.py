@@ -18,7 +18,7 @@ from headrace.joins.predicates.search_keys import find, locate
 from headrace.joins.ssij.memory import _index_kernels
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascends, by_leaves
 from headrace.joins.ssij.phases.base import ProbingPhase, sorted_positions, waiting_nbytes
-from headrace.storage.keys import Keys
+from headrace.storage.format import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from headrace.joins.predicates.search_keys import SearchKeys
     from headrace.joins.ssij.context import SSIJContext
     from headrace.joins.ssij.memory.filter_tier import FilterTier
-    from headrace.storage.cache import PageCache
-    from headrace.storage.snapshot import Snapshot
+    from headrace.storage.read import PageCache
+    from headrace.storage.tree import Snapshot
 
 __all__ = ["Located", "OnlinePhase", "Probe", "Prober"]
 

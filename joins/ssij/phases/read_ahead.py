@@ -12,8 +12,7 @@ import numpy as np
 
 from headrace.joins.ssij.phases._join_kernels import lay_out
 from headrace.storage.errors import HeadraceError
-from headrace.storage.read_queue import Reads
-from headrace.storage.reader import ReadReport
+from headrace.storage.read import ReadReport, Reads
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
     from headrace.joins.ssij.context import SSIJContext
     from headrace.joins.ssij.workers import Workers
-    from headrace.storage.read_queue import Reading
+    from headrace.storage.read import Reading
 
 __all__ = ["Block", "ReadAhead"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from headrace.joins.emitter import rows_at
 from headrace.joins.input_buffer import arrivals_at
-from headrace.storage.keys import Keys
+from headrace.storage.format import Keys
 
 if TYPE_CHECKING:
     from collections.abc import Generator

@@ -1,4 +1,4 @@
-"""Write the golden tables of the current format version; files that are there must open for ever and stay as they are.
+"""Write the golden tables of the current format version, unless they exist.
 
 .venv/bin/python tests/storage/golden/make.py
 """
@@ -14,7 +14,7 @@ import pyarrow as pa
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from headrace.storage.superblock import FORMAT_VERSION  # noqa: E402 - after the path is set
+from headrace.storage.format.constants import FORMAT_VERSION  # noqa: E402 - after the path is set
 from headrace.storage.table import Table  # noqa: E402 - as above
 
 UTC = dt.UTC
@@ -73,17 +73,22 @@ def texts(numbers):
     )
 
 
-def write(name, rows, key, *, unique):
-    path = HERE / f"v{FORMAT_VERSION}-{name}.table"
-    if path.exists():
-        return
+GOLDEN = {"integers": (integers, ["flight"], True), "texts": (texts, ["tail", "day"], False)}
+
+
+def write(folder, name):
+    """Write a golden table to a folder, and its rows as JSON; return the path of the table."""
+    rows, key, unique = GOLDEN[name]
+    path = folder / f"v{FORMAT_VERSION}-{name}.table"
     with Table.build(path, rows(range(400)), key=key, unique=unique, page_size=4096, app=("golden", 1)) as table:
         table.apply(rows(range(380, 420)), rows(range(30, 60)).select(key), app=("golden", 2))
         table.apply(deletes=rows(range(5)).select(key), app=("other", -7))
         content = pa.Table.from_batches(list(table.scan()), schema=table.schema).to_pylist()
     path.with_suffix(".json").write_text(json.dumps(content, default=str, indent=0) + "\n", encoding="utf-8")
+    return path
 
 
 if __name__ == "__main__":
-    write("integers", integers, ["flight"], unique=True)
-    write("texts", texts, ["tail", "day"], unique=False)
+    for name in GOLDEN:
+        if not (HERE / f"v{FORMAT_VERSION}-{name}.table").exists():
+            write(HERE, name)

@@ -1,0 +1,282 @@
+"""The negative filter of a table: a file beside the table that says which keys are certainly not in a leaf.
+
+The file is derived data. It has a segment, a small blocked Bloom filter, for each leaf page, and a tag that proves that
+the segment describes exactly this page. A segment that is torn, lost, stale or from another table does not match its
+tag, and is ignored. The file is therefore written without a sync, before or after the commit: it may be incomplete, but
+never wrong. `FORMAT.md` describes its bytes.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from headrace.storage.errors import CorruptionError, StorageIOError, TableNotFoundError
+from headrace.storage.file.backend import FileBackend
+from headrace.storage.filter import _filter_kernels as kernels
+from headrace.storage.format import _page_kernels
+from headrace.storage.format._byte_kernels import xxh64
+from headrace.storage.format.constants import SLACK
+from headrace.storage.format.page import runs_of
+from headrace.storage.leaf import _gather_kernels
+from headrace.storage.leaf.decode import gather_keys
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from headrace.storage.file.backend import StorageBackend
+    from headrace.storage.format.keys import Keys
+    from headrace.storage.format.layout import LeafLayout
+
+__all__ = [
+    "BLOCK_NBYTES",
+    "FilterFile",
+    "FilterShape",
+    "filter_path",
+    "hash_keys",
+    "header_of",
+    "leaf_segments",
+]
+
+_FOUR_PROBES, _FIVE_PROBES = 10, 14  # bits a key from which on a fourth and a fifth bit pay
+BLOCK_NBYTES = 8 * kernels.BLOCK_WORDS
+_BLOCK_BITS = 8 * BLOCK_NBYTES
+_TAG_NBYTES = 8
+_SUFFIX = ".filter"
+_MAGIC = b"HEADFLTR"
+_VERSION = 1
+_HEADER = struct.Struct("<8sIII4xQ")
+_CHECKED = _HEADER.size - 8
+_MOST_BLOCKS = 1 << 16
+_MOST_PROBES = 7
+_WINDOW_BYTES = 4 << 20
+_GAP = 16  # slots that are read along rather than with another call
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterShape:
+    """Shape of all segments of a filter.
+
+    Attributes
+    ----------
+    blocks
+        Blocks of 256 bits in a segment on disk.
+    probes
+        Bits that a key sets, all in one block.
+    kept
+        Blocks of a segment in memory; those on disk are folded to them.
+    """
+
+    blocks: int
+    probes: int
+    kept: int
+
+    @classmethod
+    def chosen(cls, bits: float, rows_per_leaf: float) -> FilterShape:
+        """Return the shape for so many bits a key."""
+        blocks = min(max(1, round(bits * rows_per_leaf / _BLOCK_BITS)), _MOST_BLOCKS)
+        return cls(blocks, 3 + (bits >= _FOUR_PROBES) + (bits >= _FIVE_PROBES), blocks)
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of a segment with its tag on disk."""
+        return self.blocks * BLOCK_NBYTES + _TAG_NBYTES
+
+    @property
+    def words(self) -> int:
+        """Words of 64 bits in a segment in memory."""
+        return self.kept * kernels.BLOCK_WORDS
+
+    @property
+    def narrow(self) -> int:
+        """The share of the blocks that are left in memory, times 2**32."""
+        return (self.kept << 32) // self.blocks
+
+    def folded(self, kept: int) -> FilterShape:
+        """Return the shape with fewer blocks in memory."""
+        return replace(self, kept=min(kept, self.blocks))
+
+    def bits(self, rows_per_leaf: float) -> float:
+        """Return how many bits a key has in memory on average."""
+        return self.kept * _BLOCK_BITS / rows_per_leaf if rows_per_leaf else 0.0
+
+
+def filter_path(table: str | os.PathLike[str]) -> Path:
+    """Return the path of a table's filter file."""
+    return Path(f"{os.fspath(table)}{_SUFFIX}")
+
+
+def hash_keys(keys: Keys) -> NDArray[np.uint64]:
+    """Return the hashes of keys."""
+    out = np.empty(len(keys), dtype=np.uint64)
+    if keys.offsets is None or keys.data is None:
+        kernels.hash_words(keys.prefix, out)
+    else:
+        kernels.hash_bytes(keys.offsets, keys.data, out)
+    return out
+
+
+def leaf_segments(
+    layout: LeafLayout, frames: NDArray[np.uint8], frame: NDArray[np.int32], shape: FilterShape
+) -> NDArray[np.uint64]:
+    """Return uint64[n, words]: the segments of leaf pages, made from their keys."""
+    counts = _page_kernels.count_rows(frames, layout.page_size, frame)
+    places, rows, owner = _gather_kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
+    segments = np.zeros((len(frame), shape.words), dtype=np.uint64)
+    hashes = hash_keys(gather_keys(layout, frames, places, rows))
+    kernels.fill_segments(hashes, owner, shape.blocks, shape.narrow, shape.probes, segments)
+    return segments
+
+
+class FilterFile:
+    """An existing filter file with a sound header.
+
+    Parameters
+    ----------
+    backend
+        Storage backend of the filter file.
+    shape
+        Shape of its segments.
+    """
+
+    def __init__(self, backend: StorageBackend, shape: FilterShape) -> None:
+        self._backend = backend
+        self.shape = shape
+
+    @classmethod
+    def open(cls, table: str | os.PathLike[str], *, writing: bool = False) -> Self | None:
+        """Return the filter of a table, or None if it has no usable one."""
+        path = f"{os.fspath(table)}{_SUFFIX}"
+        if not os.path.isfile(path):  # noqa: PTH113 - asked at every commit
+            return None
+        try:
+            backend = FileBackend(path, "w" if writing else "r", direct=False)
+        except (StorageIOError, TableNotFoundError) as error:
+            _LOG.warning("the filter of %s is not used: %s", os.fspath(table), error)
+            return None
+        shape = _read_shape(backend)
+        if shape is None:
+            _LOG.warning("%s is damaged and not used; build it again: headrace table filter", path)
+            backend.close()
+            return None
+        return cls(backend, shape)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._backend.close()
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the file."""
+        return self._backend.size()
+
+    def load(
+        self,
+        pages: NDArray[np.int64],
+        checksums: NDArray[np.uint64],
+        shape: FilterShape,
+        segments: NDArray[np.uint64],
+        place: NDArray[np.int32],
+        known: NDArray[np.bool_],
+    ) -> None:
+        """Read the segments of pages.
+
+        Parameters
+        ----------
+        pages : int64[n]
+            Page numbers, in any order.
+        checksums : uint64[n]
+            Checksums from the parents' pointers.
+        shape
+            Shape of the filter, perhaps folded for the available memory.
+        segments : uint64[m, words]
+            Receives the segments.
+        place : int32[n]
+            Row of `segments` for each page.
+        known : bool[m]
+            Filled with whether each segment is proven.
+        """
+        size = self.shape.slot_nbytes
+        order = np.argsort(pages)
+        inside = max(self._backend.size() // size, 0)
+        known[place] = False
+        order = order[pages[order] < inside]
+        wanted = pages[order]
+        for start, stop in _windows(wanted, max(1, _WINDOW_BYTES // size)):
+            first, last = int(wanted[start]), int(wanted[stop - 1])
+            slots = np.empty((last - first + 1) * size + SLACK, dtype=np.uint8)
+            try:
+                self._backend.pread_into(first * size, [slots[:-SLACK]])
+            except (StorageIOError, CorruptionError) as error:
+                _LOG.warning("a part of a filter is not used: %s", error)
+                continue
+            part = order[start:stop]
+            kernels.take_proven(
+                slots, (wanted[start:stop] - first) * size, pages[part], checksums[part], size - _TAG_NBYTES,
+                shape.narrow, segments, place[part], known,
+            )  # fmt: skip
+
+    def store(self, segments: NDArray[np.uint64], pages: NDArray[np.int64], checksums: NDArray[np.uint64]) -> None:
+        """Write the segments of pages with their tags, consecutive ones with one call."""
+        size = self.shape.slot_nbytes
+        slots = np.empty(len(pages) * size + SLACK, dtype=np.uint8)
+        kernels.seal_segments(segments, pages, checksums, slots)
+        for start, stop in runs_of(pages):
+            self._backend.pwrite(int(pages[start]) * size, slots[start * size : stop * size])
+
+    def cut(self, pages: int) -> None:
+        """Cut off the slots after `pages` pages."""
+        self._backend.truncate(min(self._backend.size(), pages * self.shape.slot_nbytes))
+
+
+def _windows(wanted: NDArray[np.int64], most: int) -> list[tuple[int, int]]:
+    """Cut ascending slots into reads: at wide gaps, and where a read would get too long."""
+    if not len(wanted):
+        return []
+    gaps = np.flatnonzero(np.diff(wanted) > _GAP) + 1
+    windows = []
+    for start, stop in zip([0, *gaps.tolist()], [*gaps.tolist(), len(wanted)], strict=True):
+        at = start
+        while at < stop:
+            end = at + int(np.searchsorted(wanted[at:stop], wanted[at] + most))
+            windows.append((at, end))
+            at = end
+    return windows
+
+
+def _read_shape(backend: StorageBackend) -> FilterShape | None:
+    """Return the shape in the header, or None if the header is not sound."""
+    header = np.zeros(_HEADER.size, dtype=np.uint8)
+    try:
+        backend.pread_into(0, [header])
+    except (StorageIOError, CorruptionError):
+        return None
+    magic, version, blocks, probes, checksum = _HEADER.unpack(header.tobytes())
+    sound = magic == _MAGIC and version == _VERSION and checksum == _header_checksum(header.tobytes())
+    if not sound or not 0 < blocks <= _MOST_BLOCKS or not 0 < probes <= _MOST_PROBES:
+        return None
+    return FilterShape(blocks, probes, blocks)
+
+
+def header_of(shape: FilterShape) -> bytes:
+    """Return the bytes with which the file of a filter begins."""
+    fields = (_MAGIC, _VERSION, shape.blocks, shape.probes)
+    return _HEADER.pack(*fields, _header_checksum(_HEADER.pack(*fields, 0)))
+
+
+def _header_checksum(header: bytes) -> int:
+    padded = np.frombuffer(header + bytes(SLACK), dtype=np.uint8)
+    return int(xxh64(padded, 0, _CHECKED, np.uint64(0)))

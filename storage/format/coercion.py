@@ -1,0 +1,183 @@
+"""Conversion of a column to the type of a key column without a change of meaning.
+
+A stream's key column may be narrower, wider, in another unit or of another scale than the table's. Values that the
+table's type cannot hold can never match: they are marked as not valid. Types between which no value could ever be
+equal (text against numbers, a local time against an instant) are refused before the first row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from headrace.storage.errors import KeyInputError
+from headrace.storage.format.columns import as_array, is_bytes, null_mask, stored_type
+
+__all__ = ["Coerced", "coerce"]
+
+_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_INT64 = np.iinfo(np.int64)
+
+Coerced = tuple[pa.Array, NDArray[np.bool_] | None]
+
+
+def coerce(column: pa.Array | pa.ChunkedArray, target: pa.DataType, name: str) -> Coerced:
+    """Return a column as type `target`, and which rows are not null and can equal a value of that type.
+
+    Parameters
+    ----------
+    column
+        Column to convert.
+    target
+        Type of a key column.
+    name
+        Name of the column, for messages.
+
+    Returns
+    -------
+    array
+        Values of type `target`, without nulls; rows that are not valid have arbitrary values.
+    valid : bool[n] or None
+        None if all rows are valid.
+
+    Raises
+    ------
+    KeyInputError
+        If no value of the column's type can equal one of the target's.
+
+    Examples
+    --------
+    >>> coerce(pa.array([1, 300, None]), pa.int8(), "k")[1].tolist()
+    [True, False, False]
+    """
+    array = as_array(column)
+    if array.type == target and array.null_count == 0:
+        return array, None
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if pa.types.is_null(array.type):
+        return _zeros(len(array), target), np.zeros(len(array), dtype=np.bool_)
+    dtype = stored_type(array.type)
+    if dtype is None or not _comparable(dtype, target):
+        raise KeyInputError(
+            f"column {name!r} has type {array.type}, which can never equal a key of type {target}; "
+            "cast it, or join on another column"
+        )
+    if array.type != dtype:
+        array = array.cast(dtype)
+    valid = None
+    mask = null_mask(array)
+    if mask is not None:
+        valid = ~mask
+        array = _filled(array, valid)
+    if dtype == target or is_bytes(dtype):
+        return array, valid
+    array, fits = _convert(array, target)
+    return array, _both(valid, fits)
+
+
+def _comparable(dtype: pa.DataType, target: pa.DataType) -> bool:
+    exact = (pa.types.is_integer, pa.types.is_decimal128)
+    if any(test(dtype) for test in exact) and any(test(target) for test in exact):
+        return True
+    if pa.types.is_timestamp(dtype) and pa.types.is_timestamp(target):
+        return (dtype.tz is None) == (target.tz is None)
+    families = (pa.types.is_boolean, pa.types.is_date, pa.types.is_time, pa.types.is_string, pa.types.is_binary)
+    return any(test(dtype) and test(target) for test in families) or dtype == target
+
+
+def _convert(array: pa.Array, target: pa.DataType) -> Coerced:
+    if pa.types.is_decimal128(array.type) or pa.types.is_decimal128(target):
+        return _convert_exact(array, target)
+    if pa.types.is_integer(target):
+        return _convert_integer(array, target)
+    return _convert_unit(array, target)
+
+
+def _convert_integer(array: pa.Array, target: pa.DataType) -> Coerced:
+    values = np.asarray(array)
+    cast = values.astype(target.to_pandas_dtype())
+    fits = (cast.astype(values.dtype) == values) & ((cast < 0) == (values < 0))
+    return pa.array(cast), _none_if_all(fits)
+
+
+def _convert_exact(array: pa.Array, target: pa.DataType) -> Coerced:
+    scale = array.type.scale if pa.types.is_decimal128(array.type) else 0
+    exact = array.cast(pa.decimal256(76, scale), safe=False)
+    wanted_scale = target.scale if pa.types.is_decimal128(target) else 0
+    scaled = exact.cast(pa.decimal256(76, wanted_scale), safe=False)
+    same = pc.equal(scaled.cast(exact.type, safe=False), exact)
+    fits = pc.and_(same, _within(scaled, target))
+    flags = np.asarray(fits.to_numpy(zero_copy_only=False), dtype=np.bool_)
+    return _filled(scaled, flags).cast(target), _flags(fits)
+
+
+def _within(scaled: pa.Array, target: pa.DataType) -> pa.Array:
+    if pa.types.is_decimal128(target):
+        high = 10**target.precision - 1
+        low = -high
+    else:
+        bits = target.bit_width
+        signed = pa.types.is_signed_integer(target)
+        low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+    return pc.and_(
+        pc.greater_equal(scaled, _unscaled(low, scaled.type)), pc.less_equal(scaled, _unscaled(high, scaled.type))
+    )
+
+
+def _unscaled(value: int, dtype: pa.DataType) -> pa.Scalar:
+    raw = value.to_bytes(32, "little", signed=True)
+    return pa.Array.from_buffers(dtype, 1, [None, pa.py_buffer(raw)])[0]
+
+
+def _convert_unit(array: pa.Array, target: pa.DataType) -> Coerced:
+    have, want = _ticks(array.type), _ticks(target)
+    width = pa.int32() if array.type.bit_width == 32 else pa.int64()  # noqa: PLR2004 - bits
+    values = np.asarray(array.view(width).cast(pa.int64()))
+    if want >= have:
+        factor = want // have
+        fits = (values <= _INT64.max // factor) & (values >= -(_INT64.max // factor))
+        values = np.where(fits, values, 0) * factor
+    else:
+        factor = have // want
+        fits = values % factor == 0
+        values = values // factor
+    if target.bit_width == 32:  # noqa: PLR2004 - bits
+        narrow = values.astype(np.int32)
+        fits &= narrow == values
+        return pa.array(narrow).view(target), _none_if_all(fits)
+    return pa.array(values).view(target), _none_if_all(fits)
+
+
+def _ticks(dtype: pa.DataType) -> int:
+    """Return units per day."""
+    if pa.types.is_date32(dtype):
+        return 1
+    return 86_400 * (_UNITS["ms"] if pa.types.is_date64(dtype) else _UNITS[dtype.unit])
+
+
+def _filled(array: pa.Array, valid: NDArray[np.bool_]) -> pa.Array:
+    """Return the array with a harmless value wherever it is not valid."""
+    return pc.if_else(pa.array(valid), array, _zeros(1, array.type)[0])
+
+
+def _zeros(rows: int, dtype: pa.DataType) -> pa.Array:
+    if is_bytes(dtype):
+        return pa.array([b""] * rows, type=pa.binary()).cast(dtype)
+    return pa.Array.from_buffers(dtype, rows, [None, pa.py_buffer(bytes(rows * 32))])
+
+
+def _flags(fits: pa.Array) -> NDArray[np.bool_] | None:
+    return _none_if_all(np.asarray(fits.to_numpy(zero_copy_only=False), dtype=np.bool_))
+
+
+def _none_if_all(fits: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+    return None if bool(fits.all()) else fits
+
+
+def _both(left: NDArray[np.bool_] | None, right: NDArray[np.bool_] | None) -> NDArray[np.bool_] | None:
+    if left is None:
+        return right
+    return left if right is None else left & right

@@ -1,0 +1,142 @@
+"""Compiled gathering of columns out of encoded leaves. Arrays in, arrays out; `_kernels` says how pages come."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+from headrace.storage.format._byte_kernels import copy_bytes, load_u64, store_u64
+from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER
+from headrace.storage.leaf._search_kernels import mask_of, text_span
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["expand_rows", "gather_spans", "gather_text", "gather_words"]
+
+
+_U16 = np.uint64(0xFFFF)
+_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
+
+
+@njit(cache=True, nogil=True)
+def gather_words(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    frame: NDArray[np.int32],
+    row: NDArray[np.int32],
+    entry: int,
+    size: int,
+    out: NDArray[np.uint8],
+    valid: NDArray[np.uint8],
+) -> int:
+    """Write `size` low bytes of one column's word for each row; return how many rows are null or nowhere.
+
+    Parameters
+    ----------
+    entry
+        Number of the entry in the directory.
+    out : uint8[n * size + 8]
+    valid : uint8[n]
+        Becomes 1 for values that are present.
+    """
+    last = np.int32(-1)
+    data = 0
+    bitmap = 0
+    width = 0
+    base = mask = np.uint64(0)
+    missing = 0
+    for i in range(len(frame)):
+        if frame[i] != last and frame[i] >= 0:
+            last = frame[i]
+            page = _I64(last) * page_size
+            at = page + HEADER + DIRECTORY_ENTRY * entry
+            base = load_u64(frames, at)
+            packed = load_u64(frames, at + 8)
+            data = page + _I64(packed & _U16)
+            width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            mask = mask_of(np.uint64(width))
+            bitmap = _I64((packed >> np.uint64(32)) & _U16)
+            if bitmap > 0:
+                bitmap += page
+        present = np.uint8(frame[i] >= 0)
+        if present != 0 and bitmap > 0:
+            present = np.uint8(((frames[bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1) ^ 1)
+        valid[i] = present
+        if present != 0:
+            store_u64(out, i * size, base + (load_u64(frames, data + _I64(row[i]) * width) & mask))
+        else:
+            missing += 1
+            store_u64(out, i * size, np.uint64(0))
+    return missing
+
+
+@njit(cache=True, nogil=True)
+def gather_spans(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    frame: NDArray[np.int32],
+    row: NDArray[np.int32],
+    entry: int,
+    offsets: NDArray[np.int64],
+    valid: NDArray[np.uint8],
+) -> int:
+    """Write the offsets, int64[n + 1], that the rows' texts of one column will have; return how many are missing."""
+    missing = 0
+    offsets[0] = 0
+    for i in range(len(frame)):
+        length = 0
+        valid[i] = 0
+        if frame[i] >= 0:
+            page = _I64(frame[i]) * page_size
+            at = page + HEADER + DIRECTORY_ENTRY * entry
+            packed = load_u64(frames, at + 8)
+            bitmap = _I64((packed >> np.uint64(32)) & _U16)
+            if bitmap == 0 or (frames[page + bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1 == 0:
+                valid[i] = 1
+                start, end = text_span(frames, page, load_u64(frames, at), packed, _I64(row[i]))
+                length = end - start
+        missing += 1 - valid[i]
+        offsets[i + 1] = offsets[i] + length
+    return missing
+
+
+@njit(cache=True, nogil=True)
+def gather_text(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    frame: NDArray[np.int32],
+    row: NDArray[np.int32],
+    entry: int,
+    offsets: NDArray[np.int64],
+    out: NDArray[np.uint8],
+) -> None:
+    """Copy the texts whose offsets `gather_spans` gave into `out`."""
+    for i in range(len(frame)):
+        length = offsets[i + 1] - offsets[i]
+        if length > 0:
+            page = _I64(frame[i]) * page_size
+            at = page + HEADER + DIRECTORY_ENTRY * entry
+            start, _ = text_span(frames, page, load_u64(frames, at), load_u64(frames, at + 8), _I64(row[i]))
+            copy_bytes(frames, start, out, offsets[i], length)
+
+
+@njit(cache=True, nogil=True)
+def expand_rows(
+    frame: NDArray[np.int32], first: NDArray[np.int32], count: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    """Return frame, row and index of origin of `count[i]` rows from `first[i]` on in page `frame[i]`, for all i."""
+    total = count.sum()
+    frames = np.empty(total, dtype=np.int32)
+    rows = np.empty(total, dtype=np.int32)
+    origin = np.empty(total, dtype=np.int64)
+    at = 0
+    for i in range(len(frame)):
+        for row in range(count[i]):
+            frames[at] = frame[i]
+            rows[at] = first[i] + row
+            origin[at] = i
+            at += 1
+    return frames, rows, origin

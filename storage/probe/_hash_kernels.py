@@ -1,0 +1,226 @@
+"""Compiled steps of `row_hash`: rows of pages are put into slots, and found there. Arrays in, arrays out.
+
+Keys in no order are wherever memory is slowest, so the slots of a group of keys are asked for before the group ahead
+of it is compared, and have come by then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+from headrace.storage.format._byte_kernels import load_u64, prefetch, store_u64
+from headrace.storage.leaf._search_kernels import mask_of
+from headrace.storage.probe._probe_kernels import FACTS, FACTS_OF_A_COLUMN, is_null, value_above
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["fill_slots", "find_slots"]
+
+_GROUP = 16
+_RING = 2 * _GROUP - 1
+_AHEAD = 16
+_HASH = np.uint64(0x9E3779B97F4A7C15)
+_HALF, _ONE, _NONE = np.uint64(32), np.uint64(1), np.uint64(0)
+_U8, _U16 = np.uint64(0xFF), np.uint64(0xFFFF)
+_KEY_WIDTH, _ROWS = np.uint64(16), np.uint64(32)
+_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
+
+
+@njit(inline="always")
+def _home(above: np.uint64, slots: np.uint64, stride: int) -> int:
+    """Return where the slot of a key begins, unless others have taken it."""
+    mixed = (above ^ (above >> _HALF)) * _HASH
+    return _I64(((mixed >> _HALF) * slots) >> _HALF) * stride
+
+
+@njit(cache=True, nogil=True)
+def fill_slots(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    facts: NDArray[np.uint64],
+    frame: NDArray[np.int64],
+    low: np.uint64,
+    slots: np.uint64,
+    stride: int,
+    key_mask: np.uint64,
+    nulls: int,
+    words: NDArray[np.uint64],
+    memory: NDArray[np.uint8],
+    end: int,
+    most: int,
+) -> int:
+    """Put the rows of some pages into slots; return how many taken slots were passed, or -1 if there is no way on.
+
+    That is when more than `most` would be passed, or a row would come to `end` or behind it.
+
+    Parameters
+    ----------
+    facts
+        Page descriptors, see `headrace.storage.probe._probe_kernels.describe_pages`.
+    frame
+        Frames of the pages.
+    low, slots, stride, key_mask, nulls, words, memory
+        Arrays of a `headrace.storage.probe.row_hash.RowHash`.
+    """
+    passed = 0
+    for page in frame:
+        start, base, packed = page * page_size, facts[page, 0] - low, facts[page, 2]
+        rows, width = _I64(packed >> _ROWS), (packed >> _KEY_WIDTH) & _U8
+        data, mask, step = start + _I64(packed & _U16), mask_of(width), _I64(width)
+        for row in range(rows):
+            ahead = min(row + _AHEAD, rows - 1)
+            prefetch(memory, _home(base + (load_u64(frames, data + ahead * step) & mask), slots, stride))
+            above = base + (load_u64(frames, data + row * step) & mask)
+            slot = _home(above, slots, stride)
+            while slot < end and load_u64(memory, slot) & key_mask != _NONE:
+                slot += stride
+                passed += 1
+            if slot >= end or passed > most:
+                return -1
+            store_u64(memory, slot, load_u64(memory, slot) | (above + _ONE))
+            _fill_words(frames, start, facts[page], row, words, memory, slot, slot + nulls)
+    return passed
+
+
+@njit(inline="always")
+def _fill_words(
+    frames: NDArray[np.uint8],
+    page: int,
+    facts: NDArray[np.uint64],
+    row: int,
+    words: NDArray[np.uint64],
+    memory: NDArray[np.uint8],
+    slot: int,
+    nulls: int,
+) -> None:
+    """Write a row's words into its slot, which holds zeros, and mark those that are null."""
+    for word in range(len(words)):
+        base, packed = facts[FACTS + FACTS_OF_A_COLUMN * word], facts[FACTS + FACTS_OF_A_COLUMN * word + 1]
+        if is_null(frames, page, packed, row):
+            memory[nulls + (word >> 3)] |= np.uint8(1 << (word & 7))
+            continue
+        above = base + value_above(frames, page, packed, row) - words[word, 3]
+        place = slot + _I64(words[word, 0])
+        store_u64(memory, place, load_u64(memory, place) | (above << words[word, 1]))
+
+
+@njit(inline="always")
+def _ask_for(
+    memory: NDArray[np.uint8],
+    low: np.uint64,
+    slots: np.uint64,
+    stride: int,
+    key: NDArray[np.uint64],
+    begin: int,
+    stop: int,
+    home: NDArray[np.int64],
+) -> None:
+    """Note where the slots of some keys begin, and ask for them: they may reach into a second line."""
+    for i in range(begin, stop):
+        slot = _home(key[i] - low, slots, stride)
+        home[i & _RING] = slot
+        prefetch(memory, slot)
+        prefetch(memory, slot + stride - 1)
+
+
+@njit(inline="always")
+def _write_word(
+    memory: NDArray[np.uint8],
+    word: int,
+    words: NDArray[np.uint64],
+    slot: NDArray[np.int64],
+    nulls: int,
+    certain: bool,
+    first: int,
+    results: int,
+    size: int,
+    start: int,
+    out: NDArray[np.uint8],
+    valid: NDArray[np.uint8],
+) -> int:
+    """Write one word of some results; return how many are null. Where all are present that need not be said."""
+    place, shift, mask, base = _I64(words[word, 0]), words[word, 1], words[word, 2], words[word, 3]
+    if certain:
+        for i in range(first, results):
+            value = base + ((load_u64(memory, slot[i - first] + place) >> shift) & mask)
+            store_u64(out, start + i * size, value)
+        return 0
+    missing = 0
+    for i in range(first, results):
+        at = slot[i - first]
+        present = at >= 0 and (nulls < 0 or (memory[at + nulls + (word >> 3)] >> (word & 7)) & 1 == 0)
+        value = base + ((load_u64(memory, at + place) >> shift) & mask) if present else _NONE
+        store_u64(out, start + i * size, value)
+        valid[word, i] = present
+        missing += not present
+    return missing
+
+
+@njit(cache=True, nogil=True)
+def find_slots(
+    memory: NDArray[np.uint8],
+    low: np.uint64,
+    slots: np.uint64,
+    stride: int,
+    key_mask: np.uint64,
+    nulls: int,
+    words: NDArray[np.uint64],
+    key: NDArray[np.uint64],
+    above: np.uint64,
+    valid: NDArray[np.bool_],
+    outer: bool,
+    certain: bool,
+    sizes: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    out: NDArray[np.uint8],
+    present: NDArray[np.uint8],
+    missing: NDArray[np.int64],
+    source: NDArray[np.int32],
+) -> int:
+    """Find keys, and write the columns of the results; return how many results there are.
+
+    Parameters
+    ----------
+    memory, low, slots, stride, key_mask, nulls, words
+        Arrays of a `headrace.storage.probe.row_hash.RowHash`.
+    key, above
+        Words, and what keys are above them.
+    valid : bool[n] or bool[0]
+        Which keys can be there at all; empty if all.
+    outer
+        Whether a key that is not there gives a row of nulls.
+    certain
+        Whether no result can have a null.
+    sizes, starts, out, present, missing
+        Arrays of a `headrace.storage.probe.fixed_rows.FixedRows`.
+    source : int32[n]
+        Position of each result's key.
+    """
+    home, found = np.empty(2 * _GROUP, dtype=np.int64), np.empty(_GROUP, dtype=np.int64)
+    every = len(valid) == 0
+    low -= above
+    results = 0
+    _ask_for(memory, low, slots, stride, key, 0, min(_GROUP, len(key)), home)
+    for begin in range(0, len(key), _GROUP):
+        stop = min(begin + _GROUP, len(key))
+        _ask_for(memory, low, slots, stride, key, stop, min(stop + _GROUP, len(key)), home)
+        first = results
+        for i in range(begin, stop):
+            slot, wanted = home[i & _RING], key[i] - low + _ONE
+            there = load_u64(memory, slot) & key_mask
+            while there != wanted and there != _NONE:  # noqa: PLR1714 - a kernel makes no tuples
+                slot += stride
+                there = load_u64(memory, slot) & key_mask
+            hit = there != _NONE and (every or valid[i])
+            found[results - first] = slot if hit else -1
+            source[results] = i
+            results += hit or outer
+        for word in range(len(words)):
+            missing[word] += _write_word(
+                memory, word, words, found, nulls, certain, first, results, sizes[word], starts[word], out, present
+            )
+    return results
