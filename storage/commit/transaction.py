@@ -1,4 +1,4 @@
-"""`Transaction`: changes of rows that become one commit. `headrace.storage.commit` makes the commit durable."""
+"""`Transaction`: changes of rows that become one commit. `writer` makes the commit durable."""
 
 from __future__ import annotations
 

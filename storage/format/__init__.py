@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace.storage.format.keys import KeyCodec, Keys
     from headrace.storage.format.layout import LeafLayout, PhysicalColumn
     from headrace.storage.format.metadata import read_metadata
-    from headrace.storage.format.page import aligned_pages, read_pages, seal_pages
+    from headrace.storage.format.page import aligned_pages, key_limit, read_pages, seal_pages
     from headrace.storage.format.slots import damaged_copies, read_superblock
     from headrace.storage.format.superblock import Superblock, check_page_size
     from headrace.storage.format.word_keys import KeyWords, key_words
@@ -60,6 +60,7 @@ __all__ = [
     "fixed_type",
     "high_bound",
     "is_bytes",
+    "key_limit",
     "key_words",
     "load_u64",
     "low_bound",
@@ -89,7 +90,7 @@ __getattr__ = lazy_exports(
             "PAGE_SIZES",
             "SLACK",
         ),
-        "page": ("aligned_pages", "read_pages", "seal_pages"),
+        "page": ("aligned_pages", "key_limit", "read_pages", "seal_pages"),
         "superblock": ("Superblock", "check_page_size"),
         "slots": ("damaged_copies", "read_superblock"),
         "metadata": ("read_metadata",),

@@ -1,4 +1,4 @@
-"""Compiled gathering of columns out of encoded leaves. Arrays in, arrays out; `_kernels` says how pages come."""
+"""Compiled gathering of columns from encoded leaves; `_search_kernels` describes the buffers of pages."""
 
 from __future__ import annotations
 

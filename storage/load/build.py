@@ -1,6 +1,6 @@
 """Bulk load: rows in key order become a table file, bottom up, in one pass and bounded memory.
 
-`TableWriter` takes sorted batches; `build_table` brings any source into order first (`storage.sources`) and makes the
+`TableWriter` takes sorted batches; `build_table` brings any source into order first (`sources`) and makes the
 file appear whole or not at all. Updates of existing tables are elsewhere.
 """
 

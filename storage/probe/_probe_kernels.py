@@ -83,7 +83,7 @@ def locate_frames(
     leaf: NDArray[np.int32],
     frame: NDArray[np.int32],
 ) -> int:
-    """Find leaves and frames; return how many leaves are in no frame. See `storage.leaf_ranges.LeafRanges.locate`.
+    """Find leaves and frames; return how many leaves are in no frame. See `LeafRanges.locate`.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def locate_frames(
         interval = min((max(wanted, low) - low) >> shift, top)
         at = _U64(first[interval])
         more = (_U64(first[interval + one]) if interval < top else last) - at
-        # Most intervals have one leaf or two: a step that is taken in any case spares a branch nobody can foresee.
+        # Most intervals have one leaf or two: one unconditional step saves an unpredictable branch.
         half = (more + one) >> one
         at = at + half if separators[at + half] <= wanted else at
         more -= half

@@ -1,7 +1,7 @@
 """Frames for leaf pages in one preallocated buffer, and the policies that choose which pages stay.
 
 A frame is free, held (a page is being read into it or joined from it) or resident (found by `frame_of`). Pages are
-named by their leaf ordinal, so that one array maps them. Reading pages is for `storage.reader`, and `settle`, a pure
+named by their leaf ordinal, so that one array maps them. `reader` reads the pages, and `settle`, a pure
 function, decides which pages a join phase keeps.
 """
 
