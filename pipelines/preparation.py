@@ -30,8 +30,7 @@ from headrace.pipelines.table_support import (
     require_support,
 )
 from headrace.pipelines.unknown_member import add_unknown_member
-from headrace.storage.format import PAGE_SIZES, stored_type
-from headrace.storage.format.page import key_limit
+from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

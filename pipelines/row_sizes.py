@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 
 from headrace.etl.ranking import key_text
 from headrace.pipelines.errors import DeltaTableError
-from headrace.storage.format import PAGE_SIZES, LeafLayout, as_array, is_bytes
-from headrace.storage.format.page import key_limit
+from headrace.storage.format import PAGE_SIZES, LeafLayout, as_array, is_bytes, key_limit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -170,5 +170,5 @@ class World:
         if kind is SSIJ:
             options["threads"] = 1
         operator = kind(snapshot, reader=reader, clock=clock, **options)
-        clock.counters = operator.counters
+        clock.counters = operator.algorithm.counters
         return Run(operator, clock, disk.close)
