@@ -14,7 +14,7 @@ import pyarrow as pa
 from headrace.etl import Dimension, DuplicateAction, Duplicates, KeyRule, Lookup
 from headrace.pipelines.column_types import arrow_schema, arrow_type, type_name
 from headrace.pipelines.constraints import constraint_columns
-from headrace.pipelines.delta_tables import create_dimension, has_table, open_table
+from headrace.pipelines.delta_tables import create_dimension, create_table, has_table, open_table
 from headrace.pipelines.error_rows import ERROR_SCHEMA
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.frame import FILE
@@ -38,14 +38,19 @@ if TYPE_CHECKING:
     from headrace.pipelines.config import DimensionConfig, PipelineConfig
     from headrace.pipelines.storable import StorableRule
 
-__all__ = ["described_table", "prepare"]
+__all__ = ["CheckedPipeline", "check_pipeline", "described_table", "prepare"]
 
 _INFERRED_FLAG = "is_inferred"
 _NEVER_NULL_ERRORS = frozenset({"pipeline", "stream", "batch", FILE, "_record_number", "reason"})
 
 
 def prepare(config: PipelineConfig, parallelism: int) -> Prepared:
-    """Check a pipeline against its Delta tables; create dimensions whose columns it gives, and missing unknown members.
+    """Check a pipeline as `check_pipeline` does, and create what it lacks."""
+    return check_pipeline(config, parallelism).create()
+
+
+def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
+    """Check a pipeline against its Delta tables. Nothing is written.
 
     Parameters
     ----------
@@ -57,9 +62,9 @@ def prepare(config: PipelineConfig, parallelism: int) -> Prepared:
     Raises
     ------
     DeltaTableError
-        If a table is missing or cannot be used. Nothing has been written.
+        If a table is missing or cannot be used.
     DeclarationError, KeyInputError, PipelineFileError
-        If a lookup or the duplicates cannot work on these columns. Nothing has been written.
+        If a lookup or the duplicates cannot work on these columns.
     """
     stream = arrow_schema(config.source.columns)
     found = {name: _dimension(config, name) for name in config.dimensions}
@@ -81,12 +86,30 @@ def prepare(config: PipelineConfig, parallelism: int) -> Prepared:
     prepared = Prepared(config, stream, lookups, duplicates, shards)
     _check_names(prepared)
     tables = _checked_tables(prepared, found)
-    prepared = _with_rules(prepared, tables, found)
-    for name, each in found.items():
-        if each.table is None:
-            create_dimension(config.dimensions[name].path, each.dimension)
-    notices = [add_unknown_member(each.dimension, each.table) for each in found.values() if each.table is not None]
-    return replace(prepared, notices=tuple(notice for notice in notices if notice is not None))
+    return CheckedPipeline(_with_rules(prepared, tables, found), found)
+
+
+@dataclass(frozen=True)
+class CheckedPipeline:
+    """A pipeline that was checked, and its dimensions as they are."""
+
+    prepared: Prepared
+    _found: Mapping[str, _Found]
+
+    def create(self) -> Prepared:
+        """Create the tables that are missing, add missing unknown members, and return the pipeline ready to run."""
+        prepared, config = self.prepared, self.prepared.config
+        notices = []
+        for name, each in self._found.items():
+            if each.table is None:
+                create_dimension(config.dimensions[name].path, each.dimension)
+            else:
+                notices.append(add_unknown_member(each.dimension, each.table))
+        _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
+        _ensure_table(config.errors_path, ERROR_SCHEMA)
+        if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
+            _ensure_table(config.duplicates_path, prepared.duplicate_schema)
+        return replace(prepared, notices=tuple(notice for notice in notices if notice is not None))
 
 
 @dataclass(frozen=True)
@@ -95,6 +118,11 @@ class _Found:
 
     dimension: Dimension
     table: Described | None
+
+
+def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()) -> None:
+    if not has_table(path):
+        create_table(path, schema, partition_by)
 
 
 def described_table(path: str) -> Described | None:

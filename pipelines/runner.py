@@ -15,12 +15,10 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.etl import DuplicateAction
 from headrace.pipelines.batch import BatchProtocol
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config import PipelineConfig, load_pipeline
-from headrace.pipelines.delta_tables import DeltaHandle, create_table, has_table
-from headrace.pipelines.error_rows import ERROR_SCHEMA
+from headrace.pipelines.delta_tables import DeltaHandle, has_table
 from headrace.pipelines.errors import BatchError, DeltaTableError
 from headrace.pipelines.failures import cause_of
 from headrace.pipelines.intake import Intake
@@ -28,7 +26,7 @@ from headrace.pipelines.kernels import compiling
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.ledger import Ledger
 from headrace.pipelines.loop import BatchLoop, StopRequest
-from headrace.pipelines.preparation import prepare
+from headrace.pipelines.preparation import check_pipeline
 from headrace.pipelines.source import check_source, option_text, piece_frame
 from headrace.pipelines.spark import SparkSettings, session
 from headrace.pipelines.stream_identity import check_identity, replaced_stream
@@ -38,8 +36,6 @@ from headrace.storage.units import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-    import pyarrow as pa
 
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.discovery import LeftOut
@@ -164,14 +160,14 @@ def run(
         kernels = compiling()  # while Spark starts
         started = session(spark or _spark_settings(config))
         kernels.join()
-        prepared = prepare(config, started.sparkContext.defaultParallelism)
+        checked = check_pipeline(config, started.sparkContext.defaultParallelism)
         with (
             Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock) as leases,
             Ledger(str(config.checkpoint), clock) as ledger,
         ):
-            _ensure_tables(prepared)
-            facts = DeltaHandle(config.sink.path)
+            facts = DeltaHandle(config.sink.path) if has_table(config.sink.path) else None
             check_identity(config, ledger, facts, ran_before=catalog.has_batches(config.name))
+            prepared = checked.create()
             number = catalog.start_run(config.name, "follow" if follow else "once", leases.token)
             step = hook or _no_hook
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)
@@ -274,17 +270,3 @@ def _finish_replaced(protocol: BatchProtocol, stream: str | None) -> None:
         protocol.finish(last, stream)
     except DeltaTableError as error:
         _LOG.warning("the stream %s is replaced although its last batch cannot be completed: %s", stream, error)
-
-
-def _ensure_tables(prepared: Prepared) -> None:
-    """Create the tables that receive rows where there are none; `prepare` has checked the others."""
-    config = prepared.config
-    _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
-    _ensure_table(config.errors_path, ERROR_SCHEMA)
-    if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
-        _ensure_table(config.duplicates_path, prepared.duplicate_schema)
-
-
-def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()) -> None:
-    if not has_table(path):
-        create_table(path, schema, partition_by)

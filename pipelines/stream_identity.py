@@ -36,13 +36,15 @@ def source_of(config: PipelineConfig) -> str:
     return f"{folder}/{config.source.files or '*'}"
 
 
-def replaced_stream(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle) -> str | None:
+def replaced_stream(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle | None) -> str | None:
     """Return the stream whose place the ledger's one is about to take in the facts, or None."""
+    if facts is None:
+        return None
     entry = stream_registry(facts).get(config.name)
     return None if entry is None or entry["stream"] == ledger.stream else entry["stream"]
 
 
-def check_identity(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle, *, ran_before: bool) -> None:
+def check_identity(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle | None, *, ran_before: bool) -> None:
     """Refuse a ledger that does not belong to the fact table.
 
     Parameters
@@ -52,7 +54,7 @@ def check_identity(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle, *
     ledger
         Its ledger.
     facts
-        Its fact table, at the newest version.
+        Its fact table, at the newest version; None when there is none yet.
     ran_before
         Whether the run catalog has batches of the pipeline: those of releases that did not register their streams.
 
@@ -61,6 +63,9 @@ def check_identity(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle, *
     LedgerError
         If a run would load records twice, or leave some out. The message names the ways on.
     """
+    if facts is None:
+        _check_last_batch(config, ledger, None)
+        return
     loaded = facts.transaction(application(ledger.stream, "facts"))
     if config.duplicates is None:  # else records that come once more are found, whichever stream they come in
         _check_registry(config, ledger, facts, ran_before=ran_before)
