@@ -68,7 +68,9 @@ class Crash:
 
 
 def test_files_become_facts_and_every_row_is_accounted_for(world, rng):
-    world.add_file(random_rows(rng, 60, 1), ["1,2,3", '7,N1,JFK,LAX,AA,"not a number"', "8,N1,JFK,LAX,AA,1,extra"])
+    unknown = (1998, "N1", "JFK", "LAX", "ZZ", 5.0)
+    broken = ["1,2,3", '7,N1,JFK,LAX,AA,"not a number"', "8,N1,JFK,LAX,AA,1,extra"]
+    world.add_file([*random_rows(rng, 59, 1), unknown], broken)
     world.add_file(random_rows(rng, 40, 1))
     result = run(world.pipeline)
     world.check()
