@@ -236,6 +236,21 @@ def test_an_archive_whose_later_part_is_damaged_is_not_read_in_part(tmp_path, su
         list(read_records(Piece(str(path)), RecordFormat("csv", pa.schema(BOTH))))
 
 
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (gzip.compress(b"id,c\n"), r"it is a gzip archive; end its name in \.gz"),
+        (bz2.compress(b"id,c\n"), r"end its name in \.bz2"),
+        (pa.compress(b"id,c\n1,a\n", codec="zstd", asbytes=True), r"end its name in \.zst"),
+        ("id,c\n1,a\n".encode("utf-16"), "declare `encoding: utf-16`"),
+        (b"id,caf\xe9\n", "declare the file's encoding"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_with_its_remedy(read, content, remedy):
+    with pytest.raises(RecordFileError, match=rf"f\.csv: the heading is not utf-8 .*{remedy}"):
+        read(content, BOTH)
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".bz2"])
 def test_zeros_behind_an_archive_are_padding(tmp_path, suffix):
     path = compressed(tmp_path, suffix, b"id,c\n1,x\n")
