@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.blocks import Block, Grid, Pairs, Text
 from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.discovery import printable
 from headrace.pipelines.source_files import adopt_files, list_files, skip_files
 
 if TYPE_CHECKING:
@@ -75,21 +76,6 @@ def left_out_block(left_out: Sequence[LeftOut]) -> list[Block]:
     if len(left_out) > NAMED:
         blocks.append(Text(f"and {len(left_out) - NAMED:,} more; --json shows all"))
     return blocks
-
-
-def printable(name: str) -> str:
-    r"""Return a name with its control characters escaped, so that it takes one line.
-
-    Examples
-    --------
-    >>> printable("a\nb"), printable("ünï")
-    ('a\\nb', 'ünï')
-    """
-    return name if name.isprintable() else "".join(map(_printable, name))
-
-
-def _printable(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def _grid(files: Sequence[SourceFile]) -> Grid:

@@ -69,7 +69,7 @@ def _zone(name: str) -> str:
 def _encoding(name: str) -> str:
     try:
         codecs.lookup(name)
-    except LookupError as error:
+    except (LookupError, ValueError) as error:
         raise ValueError(
             f"unknown encoding {name!r}; write a name such as 'utf-8', 'windows-1252' or 'utf-16'"
         ) from error

@@ -7,10 +7,12 @@ removes it, as it does with those of Spark's own writer. The commit is in `headr
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -23,13 +25,16 @@ from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.frame import conform
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 __all__ = ["DataFile", "FileSpec", "FileWriter"]
 
 _GROUP_ROWS = 1 << 18
+_MILLISECOND = timedelta(milliseconds=1)
+_LAST_MILLISECOND = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 _INDEXED_COLUMNS = 32
 _INDEXED_CHARACTERS = 32
+_LAST_CHARACTER = "\U0010ffff"
 
 
 @dataclass(frozen=True)
@@ -123,6 +128,8 @@ class _OpenFile:
         self._schema = schema
         self._waiting: list[pa.RecordBatch] = []
         self._rows = 0
+        self._floating = [field.name for field in schema if pa.types.is_floating(field.type)]
+        self._with_nan: set[str] = set()
         with _named(self._path):
             self._writer = pq.ParquetWriter(self._path, schema, compression="snappy")
 
@@ -140,7 +147,7 @@ class _OpenFile:
             self._writer.close()
             metadata = pq.read_metadata(self._path)
             seen = self._path.stat()
-        statistics = json.dumps(_statistics(metadata, self._schema))
+        statistics = json.dumps(_statistics(metadata, self._schema, self._with_nan))
         written = int(seen.st_mtime * 1000)
         return DataFile(self._path.name, partition, seen.st_size, written, metadata.num_rows, statistics)
 
@@ -151,7 +158,9 @@ class _OpenFile:
 
     def _flush(self) -> None:
         with _named(self._path):
-            self._writer.write_table(pa.Table.from_batches(self._waiting, self._schema))
+            table = pa.Table.from_batches(self._waiting, self._schema)
+            self._writer.write_table(table)
+        self._with_nan |= {name for name in self._floating if pc.any(pc.is_nan(table.column(name))).as_py()}
         self._waiting.clear()
         self._rows = 0
 
@@ -167,42 +176,80 @@ def _named(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _statistics(metadata: pq.FileMetaData, schema: pa.Schema) -> dict[str, Any]:
-    """Return what lets a reader skip a file: its rows, and for the first columns nulls and bounds."""
+def _statistics(metadata: pq.FileMetaData, schema: pa.Schema, with_nan: Collection[str]) -> dict[str, Any]:
+    """Return what lets a reader skip a file: its rows, and for the first columns nulls and bounds.
+
+    Either all columns have bounds or none: delta-rs's dataset takes a column without them, beside others with them, for
+    one that no filter finds. A column of nulls needs none, and binary columns never have any.
+
+    Parameters
+    ----------
+    with_nan
+        Columns that hold a NaN, which is greater than all numbers to Spark, and is in no bounds of Parquet.
+    """
     columns: dict[str, list[Any]] = {}
     for group in range(metadata.num_row_groups):
         for position in range(metadata.num_columns):
             chunk = metadata.row_group(group).column(position)
             if chunk.path_in_schema in schema.names[:_INDEXED_COLUMNS]:
                 columns.setdefault(chunk.path_in_schema, []).append(chunk.statistics)
-    found: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}, "nullCount": {}}
+    nulls: dict[str, int] = {}
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
     for name, chunks in columns.items():
         if all(each is not None and each.has_null_count for each in chunks):
-            found["nullCount"][name] = sum(each.null_count for each in chunks)
+            nulls[name] = sum(each.null_count for each in chunks)
         bounded = [each for each in chunks if each is None or not _is_empty(each)]
-        if bounded and all(each is not None and each.has_min_max for each in bounded):
-            low, high = min(each.min for each in bounded), max(each.max for each in bounded)
-            found["minValues"] |= _bound(name, low, schema.field(name).type, up=False)
-            found["maxValues"] |= _bound(name, high, schema.field(name).type, up=True)
-    return {"numRecords": metadata.num_rows, **found}
+        kind = schema.field(name).type
+        if not bounded or pa.types.is_binary(kind):
+            continue
+        if name not in with_nan and all(each is not None and each.has_min_max for each in bounded):
+            least[name] = _bound(min(each.min for each in bounded), kind, up=False)
+            greatest[name] = _bound(max(each.max for each in bounded), kind, up=True)
+        else:
+            least[name] = greatest[name] = None
+    found = {"numRecords": metadata.num_rows, "nullCount": nulls}
+    if None in least.values() or None in greatest.values():
+        return found
+    return found | {"minValues": least, "maxValues": greatest}
 
 
 def _is_empty(chunk: pq.Statistics) -> bool:
     return bool(chunk.has_null_count and chunk.num_values == 0)
 
 
-def _bound(name: str, value: Any, kind: pa.DataType, *, up: bool) -> dict[str, Any]:
-    """Return a bound as Delta writes it, rounded outwards; nothing for types whose order readers may see otherwise."""
-    if pa.types.is_integer(kind):
-        return {name: int(value)}
+def _bound(value: Any, kind: pa.DataType, *, up: bool) -> Any:
+    """Return a bound as Delta writes it, rounded outwards; None if there is none."""
+    if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
+        return value
     if pa.types.is_date(kind):
-        return {name: value.isoformat()}
+        return value.isoformat()
     if pa.types.is_timestamp(kind):
-        whole = value.replace(microsecond=value.microsecond // 1000 * 1000)
-        if up and whole != value:
-            whole += timedelta(milliseconds=1)
-        zone = "" if kind.tz is None else "Z"
-        return {name: whole.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone}
-    if pa.types.is_string(kind) and (len(value) <= _INDEXED_CHARACTERS or not up):
-        return {name: value[:_INDEXED_CHARACTERS]}
-    return {}
+        return _time_bound(value, up=up)
+    if pa.types.is_string(kind):
+        return _text_bound(value, up=up)
+    return _number_bound(value) if pa.types.is_floating(kind) or pa.types.is_decimal(kind) else None
+
+
+def _number_bound(value: float | Decimal) -> float | None:
+    """Return a number that JSON holds exactly, or None."""
+    number = float(value)
+    return number if math.isfinite(number) and (isinstance(value, float) or Decimal(repr(number)) == value) else None
+
+
+def _text_bound(value: str, *, up: bool) -> str | None:
+    if len(value) <= _INDEXED_CHARACTERS:
+        return value
+    if up and value[_INDEXED_CHARACTERS] == _LAST_CHARACTER:
+        return None
+    return value[:_INDEXED_CHARACTERS] + (_LAST_CHARACTER if up else "")
+
+
+def _time_bound(value: datetime, *, up: bool) -> str | None:
+    whole = value.replace(microsecond=value.microsecond // 1000 * 1000)
+    if up and whole != value:
+        if whole.replace(tzinfo=UTC) == _LAST_MILLISECOND:
+            return None
+        whole += _MILLISECOND
+    zone = "" if value.tzinfo is None else "Z"
+    return whole.replace(tzinfo=None).isoformat(timespec="milliseconds") + zone

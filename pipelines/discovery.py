@@ -10,6 +10,7 @@ import fnmatch
 import hashlib
 import os
 import re
+import shlex
 import stat
 from array import array
 from dataclasses import dataclass, field
@@ -24,7 +25,18 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["Found", "FoundFile", "LeftOut", "date_of", "discover", "examine", "fingerprint", "name_matcher"]
+__all__ = [
+    "Found",
+    "FoundFile",
+    "LeftOut",
+    "date_of",
+    "discover",
+    "examine",
+    "fingerprint",
+    "name_matcher",
+    "printable",
+    "skip_command",
+]
 
 _HIDDEN = (".", "_")
 _LATEST = 2**63 - 1
@@ -176,6 +188,43 @@ def name_matcher(pattern: str | None) -> Callable[[str], object]:
     if pattern is None:
         return lambda _name: True
     return re.compile("|".join(fnmatch.translate(each) for each in _alternatives(pattern))).match
+
+
+def printable(name: str) -> str:
+    r"""Return a name with its control characters escaped, so that it takes one line.
+
+    Examples
+    --------
+    >>> printable("a\nb"), printable("ünï")
+    ('a\\nb', 'ünï')
+    """
+    return name if name.isprintable() else "".join(map(_printable, name))
+
+
+def skip_command(name: str) -> str:
+    r"""Return the command that skips a file, on one line and quoted for a shell.
+
+    Examples
+    --------
+    >>> print(skip_command("a b.csv"))
+    headrace source skip PIPELINE 'a b.csv'
+    >>> print(skip_command("-a.csv"))
+    headrace source skip PIPELINE ./-a.csv
+    >>> print(skip_command("a\nb.csv"))
+    headrace source skip PIPELINE $'a\nb.csv'
+    """
+    path = f"./{name}" if name.startswith("-") else name
+    return f"headrace source skip PIPELINE {shlex.quote(path) if path.isprintable() else _ansi_quoted(path)}"
+
+
+def _ansi_quoted(text: str) -> str:
+    """Return text in the ``$'...'`` quotes of bash, ksh and zsh, which have escapes for control characters."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in escaped) + "'"
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def _alternatives(pattern: str) -> list[str]:

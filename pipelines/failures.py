@@ -17,7 +17,7 @@ __all__ = ["cause_of", "explained"]
 _TRACEBACK = "Traceback (most recent call last)"
 _PYTHON_ERROR = re.compile(r"^(?:\w+\.)*([A-Z]\w*): (.+)$", re.MULTILINE)
 _CLASS = re.compile(r"^(?:[a-z]\w*\.)+[A-Z]\w*: ")
-_LONGEST = 1000
+_BEGINNING, _END = 1200, 800
 
 
 @contextmanager
@@ -46,10 +46,17 @@ def cause_of(error: BaseException) -> str:
     raised = _PYTHON_ERROR.findall(traced.rpartition(_TRACEBACK)[2])
     if raised:
         name, message = raised[-1]
-        return f"{message} ({name})"[:_LONGEST]
+        return _shortened(f"{message} ({name})")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     first = lines[0] if lines else type(error).__name__
-    return _CLASS.sub("", first)[:_LONGEST]
+    return _shortened(_CLASS.sub("", first))
+
+
+def _shortened(message: str) -> str:
+    """Return a message without its middle if it is long: it begins with the place, and ends with the remedy."""
+    if len(message) <= _BEGINNING + _END:
+        return message
+    return f"{message[:_BEGINNING]} ... {message[-_END:]}"
 
 
 def _innermost(error: BaseException) -> str:

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from headrace.pipelines.discovery import FoundFile, LeftOut, discover, examine, fingerprint
+from headrace.pipelines.discovery import FoundFile, LeftOut, discover, examine, fingerprint, skip_command
 from headrace.pipelines.errors import SourceFileError
 from headrace.storage.units import parse_memory
 
@@ -20,6 +20,7 @@ __all__ = ["Intake"]
 
 _NAMED: Final = 5
 _EMPTY: Final = LeftOut("", "empty; it is loaded when it holds a byte")
+_EMPTIED: Final = LeftOut("", "emptied after it was loaded; it is loaded again when it holds a byte")
 _IGNORED: Final = LeftOut("", "changed after it was loaded; source.changed says to ignore that")
 
 
@@ -98,9 +99,16 @@ class Intake:
             raise SourceFileError(_told(compared.changed, source.path))
         self._waiting = deque(_in_order(compared, reload=source.changed == "reload"))
         empty = [_EMPTY._replace(name=name) for name in compared.empty]
-        ignored = compared.changed if source.changed == "ignore" else ()
-        self.left_out = (*found.left_out, *empty, *(_IGNORED._replace(name=change.file.name) for change in ignored))
+        changes = [left for change in compared.changed if (left := _left_out(change, source.changed)) is not None]
+        self.left_out = (*found.left_out, *empty, *changes)
         self.listing_seconds = self._clock() - began
+
+
+def _left_out(change: Change, policy: str) -> LeftOut | None:
+    """Return why a file that changed is not loaded again, or None if it is."""
+    if policy == "ignore":
+        return _IGNORED._replace(name=change.file.name)
+    return _EMPTIED._replace(name=change.file.name) if change.file.size == 0 else None
 
 
 def _in_order(compared: Comparison, *, reload: bool) -> list[str]:
@@ -116,10 +124,9 @@ def _told(changed: tuple[Change, ...], folder: str) -> str:
     """Return which files changed how, and what can be done."""
     named = "; ".join(map(_difference, changed[:_NAMED]))
     more = f"; and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
-    first = changed[0].file.name
     return (
         f"files of {folder} changed after they were loaded: {named}{more}; put each back as it was and deliver its new "
-        f"records under a new name, or keep the change unloaded by `headrace source skip PIPELINE {first}`, or say in "
+        f"records under a new name, or keep the change unloaded by `{skip_command(changed[0].file.name)}`, or say in "
         "source.changed what happens to such files: reload (all their records again) or ignore"
     )
 

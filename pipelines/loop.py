@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.pipelines.discovery import FoundFile, examine, fingerprint
+from headrace.pipelines.discovery import FoundFile, examine, fingerprint, skip_command
 from headrace.pipelines.errors import SourceFileError
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class BatchLoop:
         named = ", ".join(map(repr, gone[:_NAMED])) + (f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else "")
         raise SourceFileError(
             f"batch {plan.number} has not been loaded, and these of its files are gone from {self._folder}: {named}; "
-            f"put them back, or go on without them by `headrace source skip PIPELINE {gone[0]}`"
+            f"put them back, or go on without them by `{skip_command(gone[0])}`"
         )
 
     def _load(self, files: Sequence[FoundFile]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from headrace.pipelines.discovery import date_of
+from headrace.pipelines.discovery import date_of, printable, skip_command
 from headrace.pipelines.errors import SourceFileError
 from headrace.pipelines.frame import FILE, MALFORMED, MALFORMED_TYPE, NOTE, RECORD_NUMBER, STATE, State, source_schema
 from headrace.pipelines.source_format import record_format
@@ -75,7 +75,7 @@ class ReadStep:
         except RecordFileError as error:
             _refuse_changed(row)  # which is the likelier cause
             raise SourceFileError(
-                f"{error}. Repair the file, or leave it out with: headrace source skip PIPELINE {row['file']}"
+                f"{printable(str(error))}. Repair the file, or leave it out with: {skip_command(row['file'])}"
             ) from error
         _refuse_changed(row)
 
@@ -116,16 +116,17 @@ def _refuse_changed(row: dict[str, Any]) -> None:
     SourceFileError
         If it is gone, or its size or date differ.
     """
+    path = printable(row["path"])
     try:
         seen = Path(row["path"]).stat()
     except OSError as error:
         raise SourceFileError(
-            f"{row['path']} was planned for this batch, but cannot be found now ({error.strerror}); put it back, or "
-            f"leave it out with: headrace source skip PIPELINE {row['file']}"
+            f"{path} was planned for this batch, but cannot be found now ({error.strerror}); put it back, or leave it "
+            f"out with: {skip_command(row['file'])}"
         ) from error
     if (seen.st_size, date_of(seen)) != (row["size"], row["mtime_ns"]):
         raise SourceFileError(
-            f"{row['path']} changed while the batch was loading (it had {row['size']:,} bytes and has "
+            f"{path} changed while the batch was loading (it had {row['size']:,} bytes and has "
             f"{seen.st_size:,}); nothing of the batch was loaded. Write files elsewhere, move them here when they are "
             "complete, and run again"
         )

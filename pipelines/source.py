@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from headrace.pipelines.discovery import printable, skip_command
 from headrace.pipelines.errors import PipelineFileError, SourceFileError
 from headrace.pipelines.frame import PIECES
 from headrace.pipelines.source_format import record_format
@@ -72,7 +73,7 @@ def _pieces(folder: str, file: FoundFile, form: RecordFormat, bytes_each: int) -
         pieces = split(path, form, bytes_each)
     except RecordFileError as error:
         raise SourceFileError(
-            f"{error}. Repair the file, or leave it out with: headrace source skip PIPELINE {file.name}"
+            f"{printable(str(error))}. Repair the file, or leave it out with: {skip_command(file.name)}"
         ) from error
     same = {"file": file.name, "path": path, "size": file.size, "mtime_ns": file.mtime_ns}
     return [

@@ -174,7 +174,17 @@ def skip_files(
 
 
 def _relative(name: str, folder: str) -> str:
-    return os.path.relpath(name, folder) if os.path.isabs(name) else os.path.normpath(name)  # noqa: PTH117 - literal
+    """Return the path of a file relative to the source folder.
+
+    Raises
+    ------
+    SourceFileError
+        If it lies elsewhere.
+    """
+    path = os.path.relpath(name, folder) if os.path.isabs(name) else os.path.normpath(name)  # noqa: PTH117 - literal
+    if path.partition("/")[0] == "..":
+        raise SourceFileError(f"{name!r} is not in the source folder {folder}; name a file relative to that folder")
+    return path
 
 
 def _to_skip(name: str, ledger: Ledger, folder: str) -> FoundFile:

@@ -33,6 +33,15 @@ _ROWS = (1 << 16) - 40  # no power of two: columns would share lines of the proc
 _LEAST_ROWS = 1 << 10
 _FIELDS = 1 << 19
 _NOT_ASCII = 0x80
+_OTHER_FILES = {
+    b"\x1f\x8b": "it is a gzip archive; end its name in .gz",
+    b"BZh": "it is a bzip2 archive; end its name in .bz2",
+    b"\x28\xb5\x2f\xfd": "it is a Zstandard archive; end its name in .zst",
+    b"PK\x03\x04": "it is a ZIP archive or a spreadsheet; unpack it, or save it as CSV",
+    b"\xff\xfe": "it is UTF-16; declare `encoding: utf-16`",
+    b"\xfe\xff": "it is UTF-16; declare `encoding: utf-16`",
+}
+_OTHER_ENCODING = "declare the file's encoding, or convert it, for instance with: iconv -f WINDOWS-1252 -t UTF-8"
 
 
 def dialect(form: RecordFormat) -> tuple[int, int, int]:
@@ -77,8 +86,8 @@ def _names(reader: BlockReader, path: StrPath, form: RecordFormat) -> list[str]:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise RecordFileError(
-            f"{path}: the heading is not {form.encoding} (byte 0x{raw[error.start]:02x} at {error.start + 1}); declare "
-            "the file's encoding, or convert it, for instance with: iconv -f WINDOWS-1252 -t UTF-8"
+            f"{path}: the heading is not {form.encoding} (byte 0x{raw[error.start]:02x} at {error.start + 1}); "
+            + next((remedy for mark, remedy in _OTHER_FILES.items() if raw.startswith(mark)), _OTHER_ENCODING)
         ) from error
     doubled = form.escape in {None, form.quote}
     escape = None if doubled else form.escape

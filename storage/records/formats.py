@@ -106,14 +106,13 @@ class RecordFormat:
             raise InputError(f"delimiter and quote or escape are both {self.delimiter!r}; they must differ")
         if self.decimal not in {".", ","}:
             raise InputError(f"decimal is {self.decimal!r}; write '.' or ','")
-        try:
-            codecs.lookup(self.encoding)
-            ZoneInfo(self.time_zone)
-        except LookupError as error:
+        if not _is_encoding_of_text(self.encoding):
             raise InputError(
-                f"{str(error).strip(chr(39))}; name an encoding as Python does, such as 'latin-1'"
-            ) from error
-        except (ValueError, OSError) as error:
+                f"unknown encoding of text {self.encoding!r}; write a name such as 'utf-8', 'latin-1' or 'utf-16'"
+            )
+        try:
+            ZoneInfo(self.time_zone)
+        except (LookupError, ValueError, OSError) as error:
             raise InputError(f"unknown time zone {self.time_zone!r}; write a name such as 'Europe/Paris'") from error
         _ = self.patterns
 
@@ -129,6 +128,14 @@ class RecordFormat:
     def ignores_unknown(self) -> bool:
         """Whether a column or field that is not declared is passed over."""
         return (self.unknown_fields or ("ignore" if self.kind == "parquet" else "error")) == "ignore"
+
+
+def _is_encoding_of_text(name: str) -> bool:
+    """Return whether Python reads text in an encoding block by block, past bytes that it does not know."""
+    try:
+        return isinstance(codecs.getincrementaldecoder(name)("surrogateescape").decode(b"", final=True), str)
+    except (LookupError, ValueError, TypeError, AssertionError):
+        return False
 
 
 def compression_of(path: StrPath) -> str | None:

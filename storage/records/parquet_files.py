@@ -49,7 +49,13 @@ def _opened(path: str) -> pq.ParquetFile:
     """Open a file; an archive is unpacked in memory."""
     packed = compression_of(path) is not None
     source = pa.BufferReader(unpacked(path)) if packed else path
-    return pq.ParquetFile(source, pre_buffer=False, buffer_size=_READ_BYTES, coerce_int96_timestamp_unit="us")
+    return pq.ParquetFile(
+        source,
+        pre_buffer=False,
+        buffer_size=_READ_BYTES,
+        coerce_int96_timestamp_unit="us",
+        page_checksum_verification=True,
+    )
 
 
 def _schema(file: pq.ParquetFile) -> pa.Schema:

@@ -35,11 +35,13 @@ _BLOCK_BYTES = 1 << 20
 _MOST_BYTES = (1 << 31) - (1 << 16)
 
 
-def _mark(error: UnicodeError) -> tuple[str, int]:
-    """Replace bytes that an encoding does not know by what `surrogateescape` turns into the byte 0xff."""
-    if not isinstance(error, UnicodeDecodeError):
-        raise error
-    return "\udcff", error.end
+def _mark(error: UnicodeError) -> tuple[str | bytes, int]:
+    """Replace what an encoding does not know by a surrogate, and on the way to UTF-8 each surrogate by a byte 0xff."""
+    if isinstance(error, UnicodeDecodeError):
+        return "\udcff", error.end
+    if isinstance(error, UnicodeEncodeError):
+        return b"\xff" * (error.end - error.start), error.end
+    raise error
 
 
 codecs.register_error(_UNKNOWN, _mark)
@@ -86,9 +88,7 @@ def _opened(path: Path) -> Any:
 
         return gzip.open(path)
     if compression == ".bz2":
-        import bz2  # noqa: PLC0415 - loaded only for archives
-
-        return bz2.open(path)
+        return _Bzip2(path)
     if compression == ".zst":
         return pa.input_stream(str(path), compression="zstd")
     return path.open("rb", buffering=0)
@@ -98,6 +98,51 @@ def unpacked(path: StrPath) -> bytes:
     """Return all bytes of a file, unpacked."""
     with _opened(Path(path)) as source:
         return bytes(source.read())
+
+
+class _Bzip2(io.RawIOBase):
+    """The unpacked bytes of a bzip2 file, all of its streams; `bz2.open` takes a damaged later stream for the end."""
+
+    def __init__(self, path: Path) -> None:
+        import bz2  # noqa: PLC0415 - loaded only for archives
+
+        self._begin = bz2.BZ2Decompressor
+        self._stream = self._begin()
+        self._source = path.open("rb", buffering=0)
+        self._packed = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        if not len(target):
+            return 0
+        while not self._stream.eof or self._next_stream():
+            if self._stream.needs_input and not self._packed:
+                self._packed = self._source.read(_BLOCK_BYTES)
+                if not self._packed:
+                    raise EOFError("the archive ends in the middle of a stream")
+            found = self._stream.decompress(self._packed, len(target))
+            self._packed = b""
+            if found:
+                target[: len(found)] = found
+                return len(found)
+        return 0
+
+    def _next_stream(self) -> bool:
+        """Begin the stream that follows, if there is one; zeros behind a stream are padding."""
+        packed = self._stream.unused_data.lstrip(b"\0")
+        while not packed:
+            taken = self._source.read(_BLOCK_BYTES)
+            if not taken:
+                return False
+            packed = taken.lstrip(b"\0")
+        self._stream, self._packed = self._begin(), packed
+        return True
+
+    def close(self) -> None:
+        self._source.close()
+        super().close()
 
 
 class _Translated(io.RawIOBase):
@@ -117,7 +162,7 @@ class _Translated(io.RawIOBase):
             taken = self._source.read(_BLOCK_BYTES)
             self._ended = not taken
             text = self._decoder.decode(taken, final=self._ended)
-            self._held = memoryview(text.encode("utf-8", "surrogateescape"))
+            self._held = memoryview(text.encode("utf-8", _UNKNOWN))
         count = min(len(target), len(self._held))
         target[:count] = self._held[:count]
         self._held = self._held[count:]

@@ -115,6 +115,10 @@ def test_what_cannot_be_skipped_is_named_and_nothing_is_recorded(invoke, pipelin
     outcome = invoke("source", "skip", pipeline, "b.csv", "none.csv")
     assert outcome.code == 1
     assert "there is no file 'none.csv'" in outcome.err
+    for elsewhere in ("../pipeline.yml", "sub/../../pipeline.yml", "/etc/hostname"):
+        outcome = invoke("source", "skip", pipeline, "b.csv", elsewhere)
+        assert outcome.code == 1
+        assert f"{elsewhere!r} is not in the source folder" in outcome.err
     outcome = invoke("source", "skip", pipeline, "b.csv", "a.csv")
     assert outcome.code == 1
     assert "'a.csv' was loaded and has not changed" in outcome.err

@@ -3,8 +3,11 @@
 import contextlib
 import datetime as dt
 import json
+import math
+from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -68,9 +71,55 @@ def test_statistics_hold_rows_nulls_and_bounds_rounded_outwards(tmp_path):
     assert json.loads(file.statistics) == {
         "numRecords": 3,
         "minValues": {"id": 1, "name": "x", "at": "2024-05-01T12:00:00.001Z", "day": "2024-05-01"},
-        "maxValues": {"id": 3, "at": "2024-05-01T12:00:00.002Z", "day": "2024-05-02"},
+        "maxValues": {"id": 3, "name": "y" * 32 + "\U0010ffff", "at": "2024-05-01T12:00:00.002Z", "day": "2024-05-02"},
         "nullCount": {"id": 1, "name": 0, "at": 0, "day": 0},
     }
+
+
+LAST = dt.datetime(9999, 12, 31, 23, 59, 59, 999_999)  # noqa: DTZ001 - a time without a zone
+VALUES = {
+    "f": (pa.float64(), [-0.0, 1.5, 1e308, math.inf, -math.inf]),
+    "g": (pa.float32(), [0.1, 3.0]),
+    "b": (pa.bool_(), [True, False]),
+    "d": (pa.decimal128(38, 2), [Decimal("0.10"), Decimal("-785.69"), Decimal("123456789012345678901234.56")]),
+    "s": (pa.string(), ["", "a", "y" * 33, "z" * 32 + "\U0010ffff\U0010ffff", "\x00", "😀" * 40]),
+    "x": (pa.binary(), [b"", b"\xff"]),
+    "t": (pa.timestamp("us", "UTC"), [dt.datetime(1, 1, 1, tzinfo=dt.UTC), LAST.replace(tzinfo=dt.UTC)]),
+    "u": (pa.timestamp("us"), [LAST, LAST.replace(microsecond=998_001), LAST.replace(year=1969, microsecond=1)]),
+    "day": (pa.date32(), [dt.date(1, 1, 1), dt.date(9999, 12, 31)]),
+    "i": (pa.int8(), [-128, 127]),
+    "n": (pa.int64(), [None]),
+}
+TYPED = pa.schema([(name, kind) for name, (kind, _) in VALUES.items()])
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_filter_of_a_reader_finds_every_value_whatever_stands_beside_it(tmp_path, name):
+    create_table(str(tmp_path / "t"), TYPED)
+    files = []
+    for value in VALUES[name][1]:
+        row = {other: values[0] for other, (_, values) in VALUES.items()} | {name: value}
+        with FileWriter(FileSpec(str(tmp_path / "t"), TYPED)) as writer:
+            writer.write(pa.RecordBatch.from_pylist([row], TYPED))
+            files += writer.close()
+    commit_files(str(tmp_path / "t"), open_table(str(tmp_path / "t")), files, Commit("app", 0))
+    dataset = DeltaTable(str(tmp_path / "t")).to_pyarrow_dataset()
+    kind, values = VALUES[name]
+    for value in values:
+        equal = pc.field(name).is_null() if value is None else pc.field(name) == pa.scalar(value, kind)
+        assert dataset.to_table(filter=equal)[name].to_pylist() == pa.array([value], kind).to_pylist()
+    for other, (_, (value, *_)) in VALUES.items():
+        if other not in {name, "n"}:
+            equal = pc.field(other) == pa.scalar(value, TYPED.field(other).type)
+            assert dataset.to_table(filter=equal).num_rows == len(values)
+
+
+def test_a_file_with_nan_has_no_bounds(tmp_path):
+    schema = pa.schema([("f", pa.float64()), ("i", pa.int64())])
+    with FileWriter(FileSpec(str(tmp_path), schema)) as writer:
+        writer.write(pa.RecordBatch.from_pylist([{"f": 1.0, "i": 1}, {"f": math.nan, "i": 2}, {"f": None}], schema))
+        (file,) = writer.close()
+    assert json.loads(file.statistics) == {"numRecords": 3, "nullCount": {"f": 1, "i": 1}}
 
 
 def test_each_partition_has_its_file(tmp_path):

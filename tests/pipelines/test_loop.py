@@ -321,8 +321,11 @@ def test_a_changed_file_is_loaded_again_by_choice(project):
     project.write("b", "")
     _, intake = project.run()
     assert project.facts.records == ["1", "1", "2", "3"]
+    assert [(left.name, left.reason.split(";")[0]) for left in intake.left_out] == [
+        ("b", "emptied after it was loaded")
+    ]
     project.write("b", "4")
-    project.run()
+    _, intake = project.run()
     assert project.facts.records == ["1", "1", "2", "3", "4"]
     assert intake.left_out == ()
 

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import subprocess
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -130,6 +131,19 @@ def test_a_file_that_cannot_be_read_is_named_with_both_ways_on(tmp_path):
         match=r"a\.csv: column 'more' is not declared.*Repair the file, or leave it out with: headrace source skip",
     ):
         run(step_for(), pieces(file))
+
+
+@pytest.mark.parametrize("name", ["-a.csv", "a b;c.csv", "it's $(x).csv", "a\nb'\\.csv", "\x1b\x85\u202e.csv", " "])
+def test_the_command_that_skips_a_file_is_one_line_that_a_shell_understands(tmp_path, name):
+    file = tmp_path / name
+    file.write_text("id,c,p,t,more\n")
+    with pytest.raises(SourceFileError) as failed:
+        run(step_for(), pieces(file))
+    message = str(failed.value)
+    assert message.isprintable()
+    command = message.partition("leave it out with: ")[2].replace("headrace source skip PIPELINE", "printf '%s|'")
+    told = subprocess.run(["bash", "-c", command], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"})
+    assert os.path.normpath(told.stdout.decode().removesuffix("|")) == name
 
 
 def test_options_of_sparks_reader_become_fields():

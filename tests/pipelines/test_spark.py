@@ -153,6 +153,14 @@ def test_the_cause_of_a_workers_error_is_its_last_line():
     assert cause_of(RuntimeError(text)) == "the budget is too small (MemoryBudgetError)"
 
 
+def test_a_long_cause_keeps_its_beginning_and_its_end():
+    message = f"a.csv: {'column, ' * 1000}leave it out with: headrace source skip PIPELINE a.csv"
+    told = cause_of(RuntimeError(f"Traceback (most recent call last):\nheadrace.errors.SourceFileError: {message}"))
+    assert told.startswith("a.csv: column")
+    assert told.endswith("headrace source skip PIPELINE a.csv (SourceFileError)")
+    assert len(told) < 2100
+
+
 def test_the_cause_of_a_java_error_is_its_innermost_one():
     class Java:
         def __init__(self, text, cause=None):

@@ -225,6 +225,46 @@ def test_archives_of_several_parts(tmp_path, suffix):
     assert sum(part.rows.num_rows for part in parts) == 2
 
 
+@pytest.mark.parametrize("suffix", COMPRESS)
+@pytest.mark.parametrize("damage", ["another text behind it", "second part cut", "second part without its mark"])
+def test_an_archive_whose_later_part_is_damaged_is_not_read_in_part(tmp_path, suffix, damage):
+    first, second = (compressed(tmp_path, suffix, raw).read_bytes() for raw in (b"id,c\n1,x\n", b"2,y\n"))
+    more = {"another text behind it": b"more", "second part cut": second[:-1]}.get(damage, b"XX" + second[2:])
+    path = tmp_path / f"both.csv{suffix}"
+    path.write_bytes(first + more)
+    with pytest.raises(RecordFileError, match=r"cannot read .*both\.csv.* deliver it again"):
+        list(read_records(Piece(str(path)), RecordFormat("csv", pa.schema(BOTH))))
+
+
+@pytest.mark.parametrize(
+    ("content", "remedy"),
+    [
+        (gzip.compress(b"id,c\n"), r"it is a gzip archive; end its name in \.gz"),
+        (bz2.compress(b"id,c\n"), r"end its name in \.bz2"),
+        (pa.compress(b"id,c\n1,a\n", codec="zstd", asbytes=True), r"end its name in \.zst"),
+        ("id,c\n1,a\n".encode("utf-16"), "declare `encoding: utf-16`"),
+        (b"id,caf\xe9\n", "declare the file's encoding"),
+    ],
+)
+def test_a_file_of_another_kind_is_told_with_its_remedy(read, content, remedy):
+    with pytest.raises(RecordFileError, match=rf"f\.csv: the heading is not utf-8 .*{remedy}"):
+        read(content, BOTH)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".bz2"])
+def test_zeros_behind_an_archive_are_padding(tmp_path, suffix):
+    path = compressed(tmp_path, suffix, b"id,c\n1,x\n")
+    path.write_bytes(path.read_bytes() + bytes(1000))
+    (part,) = read_records(Piece(str(path)), RecordFormat("csv", pa.schema(BOTH)))
+    assert part.rows.to_pylist() == [{"id": 1, "c": "x"}]
+
+
+def test_a_surrogate_in_another_encoding_rejects_its_record(read):
+    found = read(b"id,c\n1,+2AA-\n2,b\n", BOTH, encoding="utf-7")
+    assert found.good == [{"id": 2, "c": "b"}]
+    assert found.reasons == {1: "has a byte that utf-7 does not know"}
+
+
 def test_a_record_of_more_bytes_than_fit_is_told_with_its_file(read, monkeypatch):
     monkeypatch.setattr(byte_sources, "_BLOCK_BYTES", 100)
     monkeypatch.setattr(byte_sources, "_MOST_BYTES", 1000)

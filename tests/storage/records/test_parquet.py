@@ -166,6 +166,17 @@ def test_a_damaged_file_is_named(tmp_path):
             list(read_records(Piece(str(path)), form))
 
 
+def test_a_page_that_does_not_match_its_checksum_is_refused(tmp_path):
+    path = tmp_path / "f.parquet"
+    table = pa.table({"id": range(1_000)})
+    pq.write_table(table, path, use_dictionary=False, compression="none", write_page_checksum=True)
+    raw = bytearray(path.read_bytes())
+    raw[raw.index((500).to_bytes(8, "little"))] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(RecordFileError, match=r"cannot read .*f\.parquet as Parquet"):
+        list(read_records(Piece(str(path)), RecordFormat("parquet", pa.schema([("id", pa.int64())]))))
+
+
 def test_pieces_are_row_groups_and_rejected_rows_come_as_json(tmp_path):
     path = tmp_path / "f.parquet"
     table = pa.table(

@@ -340,6 +340,10 @@ def test_timestamps_of_a_declared_pattern_are_those_of_python(value, pattern, te
         ({"delimiter": '"'}, "must differ"),
         ({"decimal": ";"}, "write '.' or ','"),
         ({"encoding": "klingon"}, "unknown encoding"),
+        ({"encoding": "hex"}, "unknown encoding of text 'hex'"),
+        ({"encoding": "rot13"}, "unknown encoding of text"),
+        ({"encoding": "punycode"}, "unknown encoding of text"),
+        ({"encoding": "a\0b"}, "unknown encoding of text"),
         ({"time_zone": "Europe/Atlantis"}, "Atlantis"),
     ],
 )
