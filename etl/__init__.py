@@ -1,6 +1,14 @@
 """Warehouse meaning: dimensions, surrogate keys, key equality, duplicates and outcomes. Knows nothing of Spark."""
 
-from headrace.etl.dimension import UNKNOWN_KEY, Dimension, build_table, greatest_key, member_rows, number_members
+from headrace.etl.dimension import (
+    UNKNOWN_KEY,
+    Dimension,
+    build_table,
+    greatest_key,
+    member_rows,
+    number_members,
+    without_blank_keys,
+)
 from headrace.etl.duplicates import DUPLICATE_COLUMN, LOADED_BY, DuplicateAction, Duplicates, mark_duplicates
 from headrace.etl.equality import KeyRule
 from headrace.etl.errors import ConservationError, DeclarationError, DimensionError, EtlError, MissingMembersError
@@ -41,4 +49,5 @@ __all__ = [
     "resolve",
     "settle",
     "shard_of",
+    "without_blank_keys",
 ]

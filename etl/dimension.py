@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
     from headrace.storage import Table
 
-__all__ = ["UNKNOWN_KEY", "Dimension", "build_table", "greatest_key", "member_rows", "number_members"]
+__all__ = [
+    "UNKNOWN_KEY",
+    "Dimension",
+    "build_table",
+    "greatest_key",
+    "member_rows",
+    "number_members",
+    "without_blank_keys",
+]
 
 UNKNOWN_KEY: Final = -1
 _NAMED: Final = 10
@@ -218,6 +226,7 @@ def member_rows(dimension: Dimension, rows: pa.Table | pa.RecordBatch) -> pa.Tab
         raise DimensionError(
             f"dimension {dimension.name!r}: a member has no surrogate key ({dimension.surrogate_key!r})"
         )
+    table = without_blank_keys(dimension, table)
     keys = _conformed_keys(dimension, table)
     for name in dimension.natural_key:
         table = table.set_column(table.column_names.index(name), name, keys.column(name))
@@ -248,6 +257,16 @@ def build_table(dimension: Dimension, path: str, rows: Iterable[pa.RecordBatch],
 def greatest_key(surrogate_keys: pa.Array | pa.ChunkedArray) -> int:
     """Return the greatest surrogate key of a column, 0 when no member has been assigned one."""
     return max(0, pc.max(surrogate_keys).as_py() or 0)
+
+
+def without_blank_keys(dimension: Dimension, rows: pa.Table) -> pa.Table:
+    """Leave out members whose trimmed key is blank, which earlier releases inferred: a blank key names nobody."""
+    named = np.ones(rows.num_rows, dtype=np.bool_)
+    for name in dimension.natural_key:
+        if "trim" in dimension.rule(name).normalise:
+            trimmed = pc.utf8_trim_whitespace(rows.column(name).cast(pa.large_string()))
+            named &= np.asarray(pc.fill_null(pc.not_equal(trimmed, ""), fill_value=True))
+    return rows if named.all() else rows.filter(pa.array(named))
 
 
 def _conformed_keys(dimension: Dimension, rows: pa.Table) -> pa.Table:

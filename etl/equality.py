@@ -2,7 +2,7 @@
 
 Declared once per key column and applied to the dimension's rows, to the stream and to shard numbers alike.
 
-- Null never matches.
+- Null never matches, and text that is blank is null to a key that is trimmed.
 - Text compares by bytes after the declared normalisation; none by default.
 - Integers and decimals compare by value, whatever their width, precision and scale. A float equals an integer when it
   is that integer exactly (so -0.0 equals 0); NaN counts as null; a float never meets a decimal.
@@ -42,8 +42,9 @@ class KeyRule:
     Parameters
     ----------
     normalise
-        Any of ``"trim"`` (Unicode white space at both ends), ``"casefold"`` (full Unicode case folding, ``ß`` equals
-        ``SS``) and ``"nfc"`` (canonical composition). The order they are named in does not matter.
+        Any of ``"trim"`` (Unicode white space at both ends; text that is nothing else is null), ``"casefold"`` (full
+        Unicode case folding, ``ß`` equals ``SS``) and ``"nfc"`` (canonical composition). The order they are named in
+        does not matter.
 
     Raises
     ------
@@ -70,6 +71,7 @@ class KeyRule:
         """Return the text normalised; case and form together are Unicode's canonical caseless matching (3.13, D145)."""
         if "trim" in self.normalise:
             text = pc.utf8_trim_whitespace(text)
+            text = pc.if_else(pc.not_equal(text, ""), text, pa.scalar(None, text.type))
         if "casefold" in self.normalise:
             text = _casefold(pc.utf8_normalize(text, form="NFD") if "nfc" in self.normalise else text)
         if "nfc" in self.normalise:
@@ -86,7 +88,7 @@ class Conformed:
     values
         Null where the row is `null` or `unfit`.
     null
-        True where the column is null or NaN: it names nobody.
+        True where the column is null, NaN or, for a trimmed key, blank: it names nobody.
     unfit
         True where the value is one that the key's type cannot hold: nobody can have that name.
     """
@@ -150,6 +152,7 @@ def conform(
         values = pc.if_else(pa.array(valid), values, pa.scalar(None, values.type))
     if rule is not None and rule.normalise:
         values = rule.apply(values)
+        null |= np.asarray(values.is_null()) & np.asarray(array.is_valid())
     return Conformed(values, null, np.zeros(len(array), dtype=bool) if valid is None else ~valid & ~null)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.etl import UNKNOWN_KEY, Dimension, Duplicates, member_rows, shard_of
+from headrace.etl import UNKNOWN_KEY, Dimension, Duplicates, member_rows, shard_of, without_blank_keys
 from headrace.etl.ranking import rank_rows
 from headrace.pipelines.delta_tables import CHANGE_TYPE, COMMIT_VERSION
 
@@ -141,9 +141,9 @@ class MemberRows:
         return bool(pc.all(pc.and_(inserted, above), min_count=0).as_py())
 
     def _members(self, table: pa.Table) -> pa.Table:
-        """Return the changes of members other than the unknown one."""
+        """Return the changes of members that a row can name, those of `member_rows`."""
         known = pc.not_equal(table.column(self.dimension.surrogate_key), UNKNOWN_KEY)
-        return table.filter(pc.fill_null(known, fill_value=True))
+        return without_blank_keys(self.dimension, table.filter(pc.fill_null(known, fill_value=True)))
 
 
 @dataclass(frozen=True)

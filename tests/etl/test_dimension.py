@@ -1,7 +1,7 @@
 import pyarrow as pa
 import pytest
 
-from headrace.etl import UNKNOWN_KEY, Dimension, KeyRule, greatest_key, member_rows, number_members
+from headrace.etl import UNKNOWN_KEY, Dimension, KeyRule, greatest_key, member_rows, number_members, without_blank_keys
 from headrace.etl.errors import DeclarationError, DimensionError
 from headrace.storage.errors import KeyInputError
 
@@ -47,6 +47,14 @@ def test_a_single_name_is_a_natural_key_of_one_column():
 def test_a_dimension_needs_a_natural_key():
     with pytest.raises(DeclarationError, match="no natural key"):
         Dimension("plane", (), "plane_key", PLANE.schema)
+
+
+def test_a_blank_key_that_is_trimmed_names_no_member():
+    with pytest.raises(DimensionError, match="natural key column 'tailnum' of row 1 is  , which is no key"):
+        number_members(PLANE, pa.table({"tailnum": ["A", " "], "seats": [1, 2]}), base=0)
+    inferred_before = PLANE.members(pa.table({"tailnum": ["", "A"]}), [1, 2], inferred=True)
+    assert member_rows(PLANE, inferred_before).column("tailnum").to_pylist() == ["A"]
+    assert without_blank_keys(PLANE, inferred_before).column("plane_key").to_pylist() == [2]
 
 
 def test_members_are_numbered_in_key_order_above_the_base():

@@ -42,6 +42,16 @@ def test_normalising_twice_changes_nothing(texts, normalise):
     assert rule.apply(once).equals(once)
 
 
+@pytest.mark.parametrize("steps", [("trim",), ("trim", "casefold", "nfc")])
+def test_a_trimmed_key_that_is_blank_is_null(steps):
+    texts = pa.array(["a", " ", "\t\u00a0\u2003", "", None, " b "])
+    found = conform(texts, pa.string(), KeyRule(steps))
+    assert found.values.to_pylist() == ["a", None, None, None, None, "b"]
+    assert found.null.tolist() == [False, True, True, True, True, False]
+    assert not found.unfit.any()
+    assert not conform(texts, pa.string(), KeyRule(("nfc",))).null[:4].any()
+
+
 def test_nothing_is_normalised_by_default():
     texts = [" a", "A", "e\u0301"]
     assert values(pa.array(texts), pa.string()) == texts
