@@ -9,13 +9,15 @@ members, each fact's key names the member of the fact's own natural key, and eac
 facts, rejected rows and routed duplicates.
 """
 
+import shutil
+
 import duckdb
 import pyarrow as pa
 import pytest
 import yaml
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.pipelines.errors import BatchError
+from headrace.pipelines.errors import BatchError, DeltaTableError
 from headrace.pipelines.runner import run
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark"), pytest.mark.timeout(3600)]
@@ -191,3 +193,31 @@ def test_other_writers_between_every_two_steps(shared, monkeypatch, by_spark):
     for position, step in enumerate((*BEFORE_FACTS, *AFTER_FACTS)):
         for number, writer in enumerate(WRITERS):
             interleave(shared, step, writer, crashes=(position + number) % 2 == 0)
+
+
+def test_staged_rows_that_are_gone_are_named(shared, monkeypatch):
+    monkeypatch.setattr("headrace.pipelines.batch_tables.takes_files", lambda _: False)
+    shared.put("p")
+    hook, _ = at("after facts", crash)
+    with pytest.raises(BatchError):
+        run(shared.pipeline("p"), hook=hook)
+    (staged,) = (shared.warehouse / "fact_errors" / "_headrace_staged").iterdir()
+    kept = staged.rename(shared.folder / "kept")
+    with pytest.raises(DeltaTableError, match=r"-errors was written for .*fact_errors but is gone"):
+        run(shared.pipeline("p"))
+    kept.rename(staged)
+    run(shared.pipeline("p"))
+    shared.check()
+
+
+def test_a_fact_table_that_is_made_anew_during_a_batch_is_not_written_to(shared):
+    shared.put("p")
+
+    def remake():
+        shutil.rmtree(shared.warehouse / "fact")
+        write_deltalake(str(shared.warehouse / "fact"), pa.table({"id": [1]}))
+
+    hook, _ = at("before facts", remake)
+    with pytest.raises(DeltaTableError, match="removed or made anew"):
+        run(shared.pipeline("p"), hook=hook)
+    assert DeltaTable(str(shared.warehouse / "fact")).version() == 0
