@@ -212,6 +212,8 @@ class BatchProtocol:
             return {role: self._target(role, batch) for group in groups for role in group.roles}
 
     def _target(self, role: str, batch: Batch) -> Target:
+        if self._prepared.infers(role):
+            self._tables.remember_keys(role, batch)
         handle = self._tables.joined_by(role)
         latest = handle.latest()
         batch.versions[role] = latest.version

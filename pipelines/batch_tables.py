@@ -24,11 +24,11 @@ from headrace.pipelines.delta_commits import (
     commit_files,
 )
 from headrace.pipelines.delta_tables import GREATEST_KEY, DeltaHandle, has_table, registered_streams
-from headrace.pipelines.errors import BatchError, TableMovedError
+from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
 from headrace.pipelines.failures import explained
 from headrace.pipelines.frame import REJECTED, ROUTED, STATE, State, member_column
 from headrace.pipelines.metrics import check_books
-from headrace.pipelines.spark_columns import quoted
+from headrace.pipelines.spark_columns import quoted, spark_schema
 from headrace.pipelines.stages import DUPLICATES_ROLE
 from headrace.pipelines.stream_identity import source_of
 from headrace.pipelines.table_support import takes_files
@@ -36,6 +36,7 @@ from headrace.pipelines.table_support import takes_files
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from headrace.pipelines.batch_state import Batch
@@ -103,6 +104,29 @@ class BatchTables:
         notes = handle.commit_notes(application, batch.number)
         return [(note["base"], note["greatest_key"]) for note in notes]
 
+    def remember_keys(self, role: str, batch: Batch) -> None:
+        """Let the dimension remember its greatest key if another job gave it, before facts can carry it.
+
+        Else the number could be given again once the member is deleted.
+
+        Raises
+        ------
+        TableMovedError
+            If another writer changed the dimension meanwhile.
+        """
+        dimension = self._prepared.lookups[role].dimension
+        handle, path = self.joined_by(role), self._prepared.path(role)
+        version, greatest = handle.latest().version, handle.greatest_key(dimension.surrogate_key)
+        if greatest <= handle.remembered_key():
+            return
+        self._holds()
+        commit = Commit("", 0, properties={GREATEST_KEY: str(greatest)})
+        with explained(f"the commit of the property {GREATEST_KEY} to {path}"):
+            if path in batch.files:
+                commit_exactly(path, handle.table, version, (), commit)
+            else:
+                append_exactly(_no_rows(dimension.table_schema), path, version, commit)
+
     def add_members(
         self, frame: DataFrame, role: str, notes: Sequence[Mapping[str, Any]], target: Target, batch: Batch
     ) -> None:
@@ -124,7 +148,7 @@ class BatchTables:
             {"base": target.base, "greatest_key": greatest},
             {GREATEST_KEY: str(greatest)},
         )
-        self._begin(part)
+        self._begin(part, path)
         with batch.phase(part), explained(f"the commit of new members to {path}"):
             if path in batch.files:
                 files = [DataFile(**file) for join in joins for file in join.get("files", ())]
@@ -160,7 +184,7 @@ class BatchTables:
         files = _noted_files(notes, "facts")
         if path in batch.files:
             check_books(counts, {"facts": sum(file.rows for file in files)})
-        self._begin("facts")
+        self._begin("facts", path)
         with batch.phase("facts"), explained(f"the commit to {path}"):
             self._write_facts(frame, files if path in batch.files else None, version, commit, batch.stream)
         self._hook("after facts")
@@ -173,10 +197,10 @@ class BatchTables:
         for part, pending in note["pending"].items():
             path = self._paths[part]
             commit = Commit(batch.application(part), batch.number)
-            self._begin(part)
+            self._begin(part, path)
             with batch.phase(part), explained(f"the commit to {path}"):
                 if "staged" in pending:
-                    _append_staged(pending["staged"], path, commit)
+                    _append_staged(pending["staged"], self._handle(path), commit)
                 else:
                     commit_files(
                         path, self._handle(path).table, [DataFile(**file) for file in pending["files"]], commit
@@ -238,12 +262,13 @@ class BatchTables:
         if files is not None:
             if version is not None:
                 commit_exactly(path, self.facts.table, version, files, commit)
-            elif not commit_files(path, self.facts.table, files, commit):
+            elif not commit_files(path, self.facts.table, files, commit, final=False):
                 self._refuse_loaded(commit)
             return
         rows = frame.where(frame[STATE] == int(State.OPEN)).select(*map(quoted, self._prepared.fact_schema.names))
         if version is None:
             append(rows, path, commit)
+            self._require_own(commit)
         else:
             append_exactly(rows, path, version, commit)
 
@@ -251,24 +276,39 @@ class BatchTables:
         """Raise if the facts hold the batch: another run loads the same stream at the same time."""
         done = self.facts.transaction(commit.application)
         if done is not None and done >= commit.transaction:
-            raise BatchError(
-                f"another run has just loaded batch {commit.transaction} of this stream into {self.facts.path}; it "
-                "uses the same checkpoint or a copy of it. Nothing was loaded here; stop one of the two and run again"
-            )
+            raise self._loaded_elsewhere(commit)
+
+    def _require_own(self, commit: Commit) -> None:
+        """Raise if Spark skipped an append, since another run's commit has its transaction."""
+        written = self._last_note(commit)
+        if written is not None and written.get("attempt") != commit.note["attempt"]:
+            raise self._loaded_elsewhere(commit)
+
+    def _loaded_elsewhere(self, commit: Commit) -> BatchError:
+        return BatchError(
+            f"another run has just loaded batch {commit.transaction} of this stream into {self.facts.path}; it "
+            "uses the same checkpoint or a copy of it. Nothing was loaded here; stop one of the two and run again"
+        )
 
     def _rows_written(self, commit: Commit) -> int | None:
+        written = self._last_note(commit)
+        return None if written is None else written.get("rows_written")
+
+    def _last_note(self, commit: Commit) -> dict[str, Any] | None:
+        """Return the note of the commit of a batch to the facts, of whichever run."""
         self.facts.latest()
         notes = self.facts.commit_notes(commit.application, commit.transaction)
-        return notes[-1].get("rows_written") if notes else None
+        return notes[-1] if notes else None
 
     def _handle(self, path: str) -> DeltaHandle:
         if path not in self._handles:
             self._handles[path] = DeltaHandle(path)
         return self._handles[path]
 
-    def _begin(self, part: str) -> None:
+    def _begin(self, part: str, path: str) -> None:
         self._hook(f"before {part}")
         self._holds()
+        self._handle(path).require_form()
 
 
 def _members(role: str) -> str:
@@ -280,14 +320,29 @@ def _noted_files(notes: Sequence[Mapping[str, Any]], part: str) -> list[DataFile
     return [DataFile(**file) for note in notes for file in note.get("files", {}).get(part, ())]
 
 
-def _append_staged(folder: str, path: str, commit: Commit) -> None:
+def _append_staged(folder: str, table: DeltaHandle, commit: Commit) -> None:
     """Append staged rows to their table by Spark, once, and remove them."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is heavy
 
     spark = SparkSession.active()
-    if _exists(spark, folder):
-        append(spark.read.parquet(folder), path, commit)
-        _hadoop_path(spark, folder)[1].delete(_hadoop_path(spark, folder)[0], True)  # noqa: FBT003 - Hadoop's parameter
+    done = table.transaction(commit.application)
+    waits = done is None or done < commit.transaction
+    if not _exists(spark, folder):
+        if waits:
+            raise DeltaTableError(
+                f"{folder} was written for {table.path} but is gone, so its rows are lost to it; restore the folder "
+                "from a backup, and run again"
+            )
+        return
+    if waits:
+        append(spark.read.option("globPaths", "false").parquet(folder), table.path, commit)
+    _hadoop_path(spark, folder)[1].delete(_hadoop_path(spark, folder)[0], True)  # noqa: FBT003 - Hadoop's parameter
+
+
+def _no_rows(schema: pa.Schema) -> DataFrame:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is heavy
+
+    return SparkSession.active().createDataFrame([], spark_schema(schema))
 
 
 def _exists(spark: SparkSession, folder: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -152,9 +152,11 @@ class _OpenFile:
         return DataFile(self._path.name, partition, seen.st_size, written, metadata.num_rows, statistics)
 
     def abandon(self) -> None:
-        """Remove the file."""
-        self._writer.close()
-        self._path.unlink(missing_ok=True)
+        """Remove the file, even if the disk is full and it cannot be completed."""
+        with suppress(OSError):
+            self._writer.close()
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
         with _named(self._path):

@@ -14,6 +14,7 @@ import logging
 import os
 import time
 import uuid
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -61,7 +62,9 @@ class Commit:
         return json.dumps({"application": self.application, "transaction": self.transaction, **self.note})
 
 
-def commit_files(path: str, table: DeltaTable, files: Sequence[DataFile], commit: Commit) -> bool:
+def commit_files(
+    path: str, table: DeltaTable, files: Sequence[DataFile], commit: Commit, *, final: bool = True
+) -> bool:
     """Make files part of a table, once, at whatever version comes next.
 
     Parameters
@@ -72,6 +75,8 @@ def commit_files(path: str, table: DeltaTable, files: Sequence[DataFile], commit
         What tasks wrote.
     commit
         The transaction; if the table holds it already, nothing is done.
+    final
+        Whether the rows cannot be computed again, should a file be gone.
 
     Returns
     -------
@@ -84,13 +89,15 @@ def commit_files(path: str, table: DeltaTable, files: Sequence[DataFile], commit
         If others win each of many attempts.
     DeltaTableError
         If the log cannot be written, or a file is gone.
+    TableMovedError
+        If a file is gone, and `final` is false.
     """
     for attempt in range(_ATTEMPTS):
         table.update_incremental()
         done = table.transaction_version(commit.application)
         if done is not None and done >= commit.transaction:
             return False
-        _require_files(path, files)
+        _require_files(path, files, final=final)
         if _publish(path, table, files, commit, blind=True):
             return True
         time.sleep(min(0.5, 0.001 * 2**attempt))
@@ -118,7 +125,7 @@ def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[D
     Raises
     ------
     TableMovedError
-        If another writer changed rows, properties or the schema since; nothing has been committed.
+        If another writer changed rows, properties or the schema since, or a file is gone; nothing has been committed.
     DeltaTableError
         If the log cannot be written.
     """
@@ -127,6 +134,7 @@ def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[D
         if not _only_rearranged(path, version, table.version()):
             raise TableMovedError(f"another writer changed {path} after version {version}")
         version = table.version()
+        _require_files(path, files, final=False)
         if _publish(path, table, files, commit, blind=False):
             return
 
@@ -159,24 +167,34 @@ def append(frame: DataFrame, path: str, commit: Commit) -> None:
         The table.
     commit
         The transaction; its properties are not written.
+
+    Raises
+    ------
+    BatchError
+        If others change the table's metadata during each of many attempts.
     """
     writer = frame.write.format("delta").mode("append").option("userMetadata", commit.user_metadata)
-    writer.option("txnAppId", commit.application).option("txnVersion", commit.transaction).save(path)
+    writer = writer.option("txnAppId", commit.application).option("txnVersion", commit.transaction)
+    for _ in range(_ATTEMPTS):
+        try:
+            with _conflicts(f"another writer changed {path}"):
+                return writer.save(path)
+        except TableMovedError as moved:
+            _LOG.info("rows are appended again: %s", moved)
+    raise BatchError(f"others changed {path} during each of {_ATTEMPTS} attempts to append to it; run again")
 
 
 def append_exactly(frame: DataFrame, path: str, version: int, commit: Commit) -> None:
     """Append rows by a transaction of Spark's writer that reads the whole table at a version.
 
     Delta then refuses the commit if another writer changed rows or metadata since. This uses Delta's Scala classes,
-    whose public API has no conditional append.
+    whose public API has no conditional append. A commit without an application sets its properties only.
 
     Raises
     ------
     TableMovedError
         If another writer changed the table since the version; nothing has been committed.
     """
-    from delta.exceptions import DeltaConcurrentModificationException  # noqa: PLC0415 - pyspark is heavy
-
     spark: Any = frame.sparkSession
     jvm, none = spark._jvm, spark._jvm.scala.Option.empty()  # noqa: SLF001 - the gateway to Delta's classes
     delta = jvm.org.apache.spark.sql.delta
@@ -185,16 +203,37 @@ def append_exactly(frame: DataFrame, path: str, version: int, commit: Commit) ->
         raise TableMovedError(f"another writer changed {path} after version {version}")
     transaction.readWholeTable()
     _change_metadata(jvm, transaction, commit.properties)
-    done = delta.actions.SetTransaction(commit.application, commit.transaction, none)
-    actions = getattr(transaction.writeFiles(frame._jdf), "$plus$colon")(done)  # noqa: SLF001 - as above
+    actions = transaction.writeFiles(frame._jdf)  # noqa: SLF001 - as above
+    if commit.application:
+        done = delta.actions.SetTransaction(commit.application, commit.transaction, none)
+        actions = getattr(actions, "$plus$colon")(done)
     note = jvm.scala.Option.apply(commit.user_metadata)
     operation = getattr(delta, "DeltaOperations$Write")(
         jvm.org.apache.spark.sql.SaveMode.Append, none, none, note, none, none, none, none, none
     )
-    try:
+    with _conflicts(f"another writer changed {path} after version {version}"):
         transaction.commit(actions, operation)
-    except DeltaConcurrentModificationException as error:
-        raise TableMovedError(f"another writer changed {path} after version {version}") from error
+
+
+@contextmanager
+def _conflicts(message: str) -> Iterator[None]:
+    """Turn each of Delta's errors about another writer, which have no common root in Python, into one of ours."""
+    from delta import exceptions  # noqa: PLC0415 - pyspark is heavy
+
+    kinds = (
+        exceptions.ConcurrentAppendException,
+        exceptions.ConcurrentDeleteDeleteException,
+        exceptions.ConcurrentDeleteReadException,
+        exceptions.ConcurrentTransactionException,
+        exceptions.ConcurrentWriteException,
+        exceptions.DeltaConcurrentModificationException,
+        exceptions.MetadataChangedException,
+        exceptions.ProtocolChangedException,
+    )
+    try:
+        yield
+    except kinds as error:
+        raise TableMovedError(message) from error
 
 
 def _change_metadata(jvm: Any, transaction: Any, properties: Mapping[str, str]) -> None:
@@ -309,9 +348,11 @@ def _added(file: DataFile) -> dict[str, Any]:
     }
 
 
-def _require_files(path: str, files: Sequence[DataFile]) -> None:
+def _require_files(path: str, files: Sequence[DataFile], *, final: bool) -> None:
     """Refuse to commit a file that is gone: a `VACUUM` may have removed one that waited for long."""
     gone = [file.path for file in files if not (Path(path) / file.path).exists()]
+    if gone and not final:
+        raise TableMovedError(f"{path}/{gone[0]} was removed before it was committed")
     if gone:
         raise DeltaTableError(
             f"{path}/{gone[0]} was written for this commit but is gone, so its rows are lost to {path}; restore the "

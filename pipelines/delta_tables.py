@@ -74,12 +74,65 @@ class DeltaHandle:
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self._born = self._first_entry()
         self._table = open_table(path)
+        self._form = self._columns(), self._table.metadata().partition_columns
+        self._noted, self._noted_up_to = 0, -1
 
     def latest(self) -> TableVersion:
-        """Read what was committed since, and return the latest version."""
+        """Read what was committed since, and return the latest version.
+
+        Raises
+        ------
+        DeltaTableError
+            If the table was removed, or made anew, since it was opened.
+        """
+        self._require_there()
         self._table.update_incremental()
         return TableVersion(self.path, str(self._table.metadata().id), self._table.version())
+
+    def require_form(self) -> None:
+        """Raise if the partitioning, or a column that was there when the table was opened, is another one now.
+
+        Raises
+        ------
+        DeltaTableError
+            If so, or if the table was removed or made anew.
+        """
+        self.latest()
+        columns, partitions = self._form
+        now = self._columns()
+        changed = [name for name, kind in columns.items() if now.get(name) != kind]
+        if changed or partitions != self._table.metadata().partition_columns:
+            what = f"column {changed[0]!r}" if changed else "the partitioning"
+            raise DeltaTableError(
+                f"{what} of the Delta table {self.path} was changed while the run went on; nothing is lost, run again"
+            )
+
+    def _columns(self) -> dict[str, str]:
+        return {field.name: field.to_json() for field in self._table.schema().fields}
+
+    def _require_there(self) -> None:
+        """Raise unless the log is the one that was opened: a commit to another one would damage that table."""
+        if is_link(self.path):
+            return
+        first = self._first_entry()  # a log that was cleaned up has none any more
+        newest = Path(self.path) / "_delta_log" / f"{self._table.version():020d}.json"
+        if (first is not None and first != self._born) or not newest.exists():
+            raise DeltaTableError(
+                f"the Delta table {self.path} was removed or made anew while the run went on; restore it if that was "
+                "not meant, and run again"
+            )
+
+    def _first_entry(self) -> tuple[int, int] | None:
+        """Return what tells the first entry of the log from that of a table made anew at the same path."""
+        if is_link(self.path):
+            return None
+        try:
+            seen = (Path(self.path) / "_delta_log" / f"{0:020d}.json").stat()
+        except OSError:
+            return None
+        return seen.st_ino, seen.st_mtime_ns
 
     @property
     def table(self) -> DeltaTable:
@@ -98,17 +151,24 @@ class DeltaHandle:
     def greatest_key(self, column: str) -> int:
         """Return the greatest surrogate key ever given, as of the version last read; 0 if there is none.
 
-        That is the greatest one that the table holds or that its property `headrace.greatestKey` remembers: a number
-        whose member was deleted is not given again.
+        That is the greatest one that the table holds, that its property `headrace.greatestKey` remembers, or that a
+        commit of members noted: a number whose member was deleted, or taken away by `RESTORE`, is not given again.
 
         Raises
         ------
         DeltaTableError
             If the property is not a whole number.
         """
-        return max(self._remembered_key(), self._stored_key(column))
+        return max(self.remembered_key(), self._stored_key(column), self._noted_key())
 
-    def _remembered_key(self) -> int:
+    def remembered_key(self) -> int:
+        """Return the greatest key that the table's property remembers; 0 if there is none.
+
+        Raises
+        ------
+        DeltaTableError
+            If the property is not a whole number.
+        """
         text = self._table.metadata().configuration.get(GREATEST_KEY, "0")
         if not text.isdecimal():
             raise DeltaTableError(
@@ -117,6 +177,16 @@ class DeltaHandle:
                 f"delta.`{self.path}` SET TBLPROPERTIES ('{GREATEST_KEY}' = '...')"
             )
         return int(text)
+
+    def _noted_key(self) -> int:
+        """Return the greatest key that commits of members noted, as far as the log reaches; `RESTORE` keeps it."""
+        version = self._table.version()
+        if version > self._noted_up_to:
+            limit = None if self._noted_up_to < 0 else version - self._noted_up_to
+            notes = (_note(commit).get("greatest_key") for commit in self.commits(limit))
+            self._noted = max([self._noted, *(key for key in notes if isinstance(key, int))])
+            self._noted_up_to = version
+        return self._noted
 
     def _stored_key(self, column: str) -> int:
         """Return the greatest key in the table: by the statistics of its files if each has them, else by its rows."""

@@ -2,12 +2,14 @@
 
 import contextlib
 import datetime as dt
+import errno
 import json
 import math
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
@@ -160,3 +162,21 @@ def test_tables_that_ask_for_more_are_left_to_spark(tmp_path):
         if "constraint" in extra:
             DeltaTable(path).alter.add_constraint(extra["constraint"])
         assert not takes_files(open_table(path)), name
+
+
+def test_files_of_a_full_disk_are_removed(table, monkeypatch, tmp_path):
+    def fails(writer):
+        writer.is_open = False
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def write():
+        with FileWriter(FileSpec(str(tmp_path / "t"), SCHEMA, ("name",))) as writer:
+            writer.write(rows(1, name="a"))
+            writer.write(rows(2, name="b"))
+            writer.close()
+
+    monkeypatch.setattr(pq.ParquetWriter, "close", fails)
+    with pytest.raises(DeltaTableError, match="No space left"):
+        write()
+    assert table.version() == 0
+    assert list((tmp_path / "t").rglob("*.parquet")) == []

@@ -1,6 +1,7 @@
 """Commits to Delta's log: once, exactly at a version, beside other writers. Read back by deltalake and by Spark."""
 
 import json
+import shutil
 import threading
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from headrace.pipelines.data_files import FileSpec, FileWriter
 from headrace.pipelines.delta_commits import (
     Commit,
+    append,
     append_exactly,
     commit_exactly,
     commit_files,
@@ -172,3 +174,116 @@ def test_spark_reads_what_was_committed_and_commits_at_a_version_too(path, spark
     assert DeltaTable(path).metadata().configuration[GREATEST_KEY] == "8"
     feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0).load(path)
     assert feed.count() == 2
+
+
+def members(path, rows, greatest):
+    """Commit members at the newest version, as a batch does."""
+    commit = Commit("headrace:s:members:a", 1, {"greatest_key": greatest}, {GREATEST_KEY: str(greatest)})
+    commit_exactly(path, DeltaTable(path), DeltaTable(path).version(), written(path, rows), commit)
+
+
+def test_a_number_that_restore_took_away_is_not_given_again(path):
+    members(path, [(1, "a")], 1)
+    handle = DeltaHandle(path)
+    members(path, [(2, "b")], 2)
+    handle.latest()
+    assert handle.greatest_key("k") == 2
+    DeltaTable(path).restore(1)
+    assert rows(path) == [(1, "a")]
+    for each in (handle, DeltaHandle(path)):
+        each.latest()
+        assert each.greatest_key("k") == 2
+
+
+def test_files_that_are_gone_are_written_anew_while_that_is_possible(path):
+    files = written(path, [(1, "a")])
+    Path(path, files[0].path).unlink()
+    with pytest.raises(TableMovedError, match="removed before it was committed"):
+        commit_exactly(path, DeltaTable(path), 0, files, Commit("app", 1))
+    with pytest.raises(TableMovedError, match="removed before it was committed"):
+        commit_files(path, DeltaTable(path), files, Commit("app", 1), final=False)
+    assert DeltaTable(path).version() == 0
+
+
+@pytest.mark.parametrize("versions", [0, 1, 3])
+def test_a_table_that_was_made_anew_is_not_written_to(path, versions):
+    write_deltalake(path, pa.table({"k": [1], "c": ["a"]}), mode="append")
+    handle = DeltaHandle(path)
+    shutil.rmtree(path)
+    with pytest.raises(DeltaTableError, match="removed or made anew"):
+        handle.latest()
+    create_table(path, SCHEMA)
+    for number in range(versions):
+        write_deltalake(path, pa.table({"k": [number], "c": ["b"]}), mode="append")
+    with pytest.raises(DeltaTableError, match="removed or made anew"):
+        handle.require_form()
+
+
+def test_a_log_that_was_cleaned_up_is_no_new_table(path):
+    write_deltalake(path, pa.table({"k": [1], "c": ["a"]}), mode="append")
+    handle = DeltaHandle(path)
+    DeltaTable(path).create_checkpoint()
+    Path(path, "_delta_log", f"{0:020d}.json").unlink()
+    assert handle.latest().version == 1
+    handle.require_form()
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (
+            lambda path: write_deltalake(
+                path, pa.table({"k": ["x"], "c": ["b"]}), mode="overwrite", schema_mode="overwrite"
+            ),
+            "column 'k'",
+        ),
+        (
+            lambda path: write_deltalake(
+                path, pa.table({"k": [1], "c": ["b"]}), mode="overwrite", schema_mode="overwrite", partition_by=["c"]
+            ),
+            "the partitioning",
+        ),
+    ],
+    ids=["type", "partitions"],
+)
+def test_a_table_of_another_form_is_not_written_to(path, change, names):
+    handle = DeltaHandle(path)
+    write_deltalake(path, pa.table({"k": [1], "c": ["a"], "e": [1]}), mode="append", schema_mode="merge")
+    handle.require_form()
+    change(path)
+    with pytest.raises(DeltaTableError, match=f"{names} of the Delta table .* was changed"):
+        handle.require_form()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["append", "delete", "property"])
+def test_a_commit_by_spark_is_refused_if_the_table_changes_while_it_writes(path, spark, kind):
+    def changes(batches):
+        if kind == "append":
+            write_deltalake(path, pa.table({"k": [9], "c": ["z"]}), mode="append")
+        elif kind == "delete":
+            DeltaTable(path).delete("k = 1")
+        elif kind == "property":
+            DeltaTable(path).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+        yield from batches
+
+    write_deltalake(path, pa.table({"k": [1], "c": ["a"]}), mode="append")
+    frame = spark.createDataFrame([(8, "b")], "k bigint, c string").coalesce(1)
+    with pytest.raises(TableMovedError, match="after version 1"):
+        append_exactly(frame.mapInArrow(changes, frame.schema), path, 1, Commit("app", 1))
+    assert (8, "b") not in rows(path)
+    append_exactly(frame.limit(0), path, 2, Commit("", 0, properties={GREATEST_KEY: "9"}))
+    assert DeltaTable(path).metadata().configuration[GREATEST_KEY] == "9"
+    assert (8, "b") not in rows(path)
+
+
+@pytest.mark.spark
+def test_an_append_by_spark_goes_on_if_properties_change_while_it_writes(path, spark):
+    def changes(batches):
+        if DeltaTable(path).version() < 2:
+            DeltaTable(path).alter.set_table_properties({"delta.logRetentionDuration": "interval 9 days"})
+        yield from batches
+
+    frame = spark.createDataFrame([(8, "b")], "k bigint, c string").coalesce(1)
+    append(frame.mapInArrow(changes, frame.schema), path, Commit("app", 1))
+    assert rows(path) == [(8, "b")]

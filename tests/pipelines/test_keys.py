@@ -224,3 +224,16 @@ def test_facts_of_two_writers_with_a_declared_key_hold_no_key_twice(tmp_path):
 
     first.run(hook=hook)
     first.check(15)
+
+
+def test_a_number_that_another_job_gave_and_facts_carry_is_not_given_again(project):
+    project.put("1.csv", "1,AAA,AAA,2024-05-01")
+    project.run()
+    member = pa.table({"c": ["HHH"], "k_key": pa.array([2], pa.int64()), "is_inferred": [False]})
+    write_deltalake(str(project.warehouse / "k"), member, mode="append")
+    project.put("2.csv", "2,HHH,AAA,2024-05-01")
+    project.run()
+    DeltaTable(str(project.warehouse / "k")).delete("k_key = 2")
+    project.put("3.csv", "3,BBB,AAA,2024-05-01")
+    project.run()
+    assert project.members() == {"AAA": 1, "BBB": 3}
