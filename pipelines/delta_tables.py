@@ -51,7 +51,7 @@ _PROPERTIES = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVector
 
 @dataclass(frozen=True)
 class TableVersion:
-    """A version of one Delta table: path, identity (a table made anew has another), number."""
+    """A version of one Delta table: path, identity (a recreated table has another), number."""
 
     path: str
     table_id: str
@@ -85,7 +85,7 @@ class DeltaHandle:
         Raises
         ------
         DeltaTableError
-            If the table was removed, or made anew, since it was opened.
+            If the table was removed or recreated since it was opened.
         """
         self._require_there()
         self._table.update_incremental()
@@ -97,7 +97,7 @@ class DeltaHandle:
         Raises
         ------
         DeltaTableError
-            If so, or if the table was removed or made anew.
+            If so, or if the table was removed or recreated.
         """
         self.latest()
         columns, partitions = self._form
@@ -106,11 +106,12 @@ class DeltaHandle:
         if changed or partitions != self._table.metadata().partition_columns:
             what = f"column {changed[0]!r}" if changed else "the partitioning"
             raise DeltaTableError(
-                f"{what} of the Delta table {self.path} was changed while the run went on; nothing is lost, run again"
+                f"{what} of the Delta table {self.path} was changed during the run; nothing is lost, run again"
             )
 
-    def _columns(self) -> dict[str, str]:
-        return {field.name: field.to_json() for field in self._table.schema().fields}
+    def _columns(self) -> dict[str, Any]:
+        """Return what the table's schema says of each column, in no particular order of its details."""
+        return {field.name: json.loads(field.to_json()) for field in self._table.schema().fields}
 
     def _require_there(self) -> None:
         """Raise unless the log is the one that was opened: a commit to another one would damage that table."""
@@ -120,12 +121,12 @@ class DeltaHandle:
         newest = Path(self.path) / "_delta_log" / f"{self._table.version():020d}.json"
         if (first is not None and first != self._born) or not newest.exists():
             raise DeltaTableError(
-                f"the Delta table {self.path} was removed or made anew while the run went on; restore it if that was "
+                f"the Delta table {self.path} was removed or recreated during the run; restore it if that was "
                 "not meant, and run again"
             )
 
     def _first_entry(self) -> tuple[int, int] | None:
-        """Return what tells the first entry of the log from that of a table made anew at the same path."""
+        """Return what tells the first entry of the log from that of a table recreated at the same path."""
         if is_link(self.path):
             return None
         try:

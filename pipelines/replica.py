@@ -1,7 +1,7 @@
 """Replicas: clustered tables on this host's disk that follow a Delta table, one for each shard.
 
 There is one operation, the catch-up: bring a shard to version V. First build, new members, a crash, a new host, a lost
-or damaged file, another number of shards, a table made anew: all of them are this catch-up. The replica's superblock
+or damaged file, another number of shards, a recreated table: all of them are this catch-up. The replica's superblock
 holds the Delta version it has reached, so data and version move in one commit.
 
 | the replica is                               | what happens                                                     |

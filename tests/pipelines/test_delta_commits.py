@@ -210,12 +210,12 @@ def test_a_table_that_was_made_anew_is_not_written_to(path, versions):
     write_deltalake(path, pa.table({"k": [1], "c": ["a"]}), mode="append")
     handle = DeltaHandle(path)
     shutil.rmtree(path)
-    with pytest.raises(DeltaTableError, match="removed or made anew"):
+    with pytest.raises(DeltaTableError, match="removed or recreated"):
         handle.latest()
     create_table(path, SCHEMA)
     for number in range(versions):
         write_deltalake(path, pa.table({"k": [number], "c": ["b"]}), mode="append")
-    with pytest.raises(DeltaTableError, match="removed or made anew"):
+    with pytest.raises(DeltaTableError, match="removed or recreated"):
         handle.require_form()
 
 

@@ -218,6 +218,6 @@ def test_a_fact_table_that_is_made_anew_during_a_batch_is_not_written_to(shared)
         write_deltalake(str(shared.warehouse / "fact"), pa.table({"id": [1]}))
 
     hook, _ = at("before facts", remake)
-    with pytest.raises(DeltaTableError, match="removed or made anew"):
+    with pytest.raises(DeltaTableError, match="removed or recreated"):
         run(shared.pipeline("p"), hook=hook)
     assert DeltaTable(str(shared.warehouse / "fact")).version() == 0
