@@ -1,11 +1,11 @@
 """A micro-batch of facts meets a large dimension on Spark: with SSIJ over replicas, and with Spark's own join.
 
 Both read the same rows as a stream of Parquet files, look up one dimension that is a Delta table, and append to a Delta
-table under a transaction, in one session and in turns. Timed is what happens within `foreachBatch`: from the batch's
-frame to its commit. Ours also writes its plan and its books. The first batches of each are not counted; ours builds the
-replica in them. A third contestant shows what a batch costs Spark that looks up nothing: it copies the rows into a
-Delta table. Keys are integers or texts, each a run of its own. Spark joins with adaptive execution, as it does by
-default; the join that it planned is printed. Prints medians and ratios, writes `spark.csv` and `spark.png`.
+table under a transaction, in one session and in turns. Timed is a batch: of ours from its plan to the commit of its
+record, of Spark from the batch's frame to its commit within `foreachBatch`. The first batches of each are not counted;
+ours builds the replica in them. A third contestant shows what a batch costs Spark that looks up nothing: it copies the
+rows into a Delta table. Keys are integers or texts, each a run of its own. Spark joins with adaptive execution, as it
+does by default; the join that it planned is printed. Prints medians and ratios, writes `spark.csv` and `spark.png`.
 """
 
 import statistics
