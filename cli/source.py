@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["source"]
 
+DEFAULT = "pipeline.yml"
+
 
 @click.group("source", short_help="List, skip and adopt the files of a source.")
 def source() -> None:
@@ -22,11 +24,11 @@ def source() -> None:
 
 
 @source.command("list", cls=ReportingCommand)
-@click.argument("pipeline", type=PATH)
+@click.argument("pipeline", type=PATH, default=DEFAULT)
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show so many files.")
 @pass_console
 def list_(console: Console, /, pipeline: Path, limit: int) -> None:
-    """Show the files in the source of the pipeline file PIPELINE, the one modified last first.
+    """Show the files in the source of PIPELINE (pipeline.yml by default), the one modified last first.
 
     With --json, all of them are shown.
     """
@@ -36,25 +38,27 @@ def list_(console: Console, /, pipeline: Path, limit: int) -> None:
 
 
 @source.command("skip", cls=ReportingCommand)
-@click.argument("pipeline", type=PATH)
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, metavar="[PIPELINE] FILE...")
 @pass_console
-def skip(console: Console, /, pipeline: Path, files: tuple[str, ...]) -> None:
+def skip(console: Console, /, files: tuple[str, ...]) -> None:
     """Record that each FILE, named relative to the source folder, is not to be loaded as it is now.
 
-    A file whose content changes afterwards is loaded. A change of a file that was loaded before is accepted without
-    being loaded.
+    PIPELINE is the pipeline file: the first of several names, if it ends in .yml or .yaml; else pipeline.yml. A file
+    whose content changes afterwards is loaded. A change of a loaded file is accepted without being loaded.
     """
+    from pathlib import Path
+
     from headrace.cli.sources import run_skip
 
-    run_skip(pipeline, files, console)
+    named = len(files) > 1 and files[0].endswith((".yml", ".yaml"))
+    run_skip(Path(files[0] if named else DEFAULT), files[1:] if named else files, console)
 
 
 @source.command("adopt", cls=ReportingCommand)
-@click.argument("pipeline", type=PATH)
+@click.argument("pipeline", type=PATH, default=DEFAULT)
 @pass_console
 def adopt(console: Console, /, pipeline: Path) -> None:
-    """Take every file in the source of the pipeline file PIPELINE as loaded, and begin a new stream.
+    """Take every file in the source of PIPELINE (pipeline.yml by default) as loaded, and begin a new stream.
 
     For a pipeline whose checkpoint is gone, was copied, or does not belong to its fact table. Nothing is loaded.
     """

@@ -157,3 +157,11 @@ def test_a_missing_source_folder_is_named(invoke, pipeline):
 @pytest.mark.parametrize(("name", "shown"), [("a b", "a b"), ("a\tb", "a\\tb"), ("é", "é"), ("\x1b[2J", "\\x1b[2J")])
 def test_a_name_takes_one_line(name, shown):
     assert printable(name) == shown
+
+
+def test_the_pipeline_file_of_the_folder_is_the_default(invoke, pipeline, monkeypatch):
+    monkeypatch.chdir(pipeline.parent)
+    write(pipeline, "bad.csv", "id\n1\n")
+    assert invoke("source", "skip", "bad.csv").code == 0
+    document = invoke("source", "list", "--json").document
+    assert {file["name"]: file["state"] for file in document["files"]}["bad.csv"] == "skipped"
