@@ -1,4 +1,4 @@
-# What one does with a checkout. Each target brings what it needs; the first run installs, later ones start at once.
+# Tasks for a checkout. Each target installs what it needs; the first run installs, later ones start at once.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["load", "outcome_pairs", "run_pipeline"]
 
-LEFT = "batches that are in stay; what the failed one left undone, the next run does"
+LEFT = "batches already loaded; the next run completes the one that failed"
 
 
 def run_pipeline(pipeline: Path, console: Console, *, follow: bool) -> ExitCode:
