@@ -419,11 +419,6 @@ def has_table(path: str) -> bool:
     return bool(DeltaTable.is_deltatable(table_location(path)))
 
 
-def folder_exists(path: str) -> bool:
-    """Return whether a local folder exists; for other file systems always true."""
-    return is_link(path) or Path(path).is_dir()
-
-
 def _note(commit: Mapping[str, Any]) -> dict[str, Any]:
     try:
         note = json.loads(commit.get("userMetadata") or "{}")
