@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FixedColumn",
+    "StagedRows",
     "copy_pages",
     "decode_pages",
     "expand_matches",
@@ -319,3 +320,48 @@ def _gather_key_columns(
     index[present] = np.arange(len(present))
     places = pa.array(index, mask=frame < 0)
     return {name: array.take(places) for name, array in zip(layout.key, found, strict=True)}
+
+
+class StagedRows:
+    """Rows in the order in which they were added.
+
+    Parameters
+    ----------
+    layout
+        Leaf layout of the table.
+    columns
+        Names of the columns; key columns are allowed.
+    room
+        Maximum number of rows.
+    """
+
+    def __init__(self, layout: LeafLayout, columns: Sequence[str], room: int) -> None:
+        self._layout = layout
+        self._names = list(columns)
+        self._room = room
+        self._fixed = {
+            name: FixedColumn(layout.by_name[name], room)
+            for name in columns
+            if name in layout.by_name and layout.by_name[name].words
+        }
+        self._others = [name for name in columns if name not in self._fixed]
+        self._parts: list[list[pa.Array]] = []
+        self.rows = 0
+
+    @property
+    def free(self) -> int:
+        """Number of rows that still fit."""
+        return self._room - self.rows
+
+    def add(self, frames: NDArray[np.uint8], frame: NDArray[np.int32], row: NDArray[np.int32]) -> None:
+        """Append rows; a frame of -1 gives nulls. See `gather` for the parameters."""
+        for column in self._fixed.values():
+            column.write(self.rows, frames, self._layout.page_size, frame, row)
+        if self._others:
+            self._parts.append(gather(self._layout, frames, frame, row, self._others))
+        self.rows += len(frame)
+
+    def arrays(self) -> list[pa.Array]:
+        """Return the columns. At least one row must have been added, and none can be added afterwards."""
+        others = {name: pa.concat_arrays([part[at] for part in self._parts]) for at, name in enumerate(self._others)}
+        return [others[name] if name in others else self._fixed[name].array(self.rows) for name in self._names]

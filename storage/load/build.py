@@ -39,7 +39,7 @@ from headrace.storage.format.page import seal_pages
 from headrace.storage.format.slots import write_first_superblocks
 from headrace.storage.format.superblock import Superblock, check_app, check_page_size
 from headrace.storage.leaf.encode import LeafEncoder, WordRoom
-from headrace.storage.sources import NotInOrderError, SortedRows, Source, sorted_rows
+from headrace.storage.load.sources import NotInOrderError, SortedRows, Source, sorted_rows
 from headrace.storage.tree.nodes import Entries, build_levels, separators_between
 
 if TYPE_CHECKING:
@@ -308,7 +308,7 @@ def build_table(
         remove_remains(target.parent, re.compile(re.escape(target.name) + r"\.tmp-\d+-\d+"))
         with claimed(lambda: _created(temporary)):
             try:
-                with sorted_rows(source, options.key, memory, spill, target, hopeful=True) as rows:
+                with sorted_rows(source, options.key, memory, spill, target, assume_sorted=True) as rows:
                     superblock = _write_file(temporary, rows, options)
             except NotInOrderError:
                 with sorted_rows(source, options.key, memory, spill, target) as rows:
@@ -360,7 +360,7 @@ def _write_file(path: Path, rows: SortedRows, options: BuildOptions) -> Superblo
     ):
         backend.truncate(0)
         for batch, keys in rows.batches:
-            _write_batch(writer, batch, keys, assume_sorted=rows.hoped)
+            _write_batch(writer, batch, keys, assume_sorted=not rows.checked)
         return writer.finish()
 
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.storage.format.keys import KeyWords
     from headrace.storage.format.layout import PhysicalColumn
-    from headrace.storage.format.word_keys import KeyWords
 
 __all__ = ["RowHash", "SlotForm"]
 

@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.storage.format.keys import KeyCodec
-from headrace.storage.format.word_keys import key_words
+from headrace.storage.format.keys import KeyCodec, key_words
 
 TYPES = (pa.int64(), pa.uint64(), pa.int32(), pa.timestamp("us"), pa.date32(), pa.bool_())
 
