@@ -329,7 +329,7 @@ class _LeafChecker:
     def _locate(self, keys: Keys) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         first, last = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int32)
         separators = self._entries.separators
-        tree_kernels.locate(*separators.parts, self._entries.continued, *keys.parts, separators.wide, first, last)
+        tree_kernels.locate(separators.parts, self._entries.continued, keys.parts, separators.wide, first, last)
         return first, last
 
 

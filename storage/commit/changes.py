@@ -82,7 +82,7 @@ class Changes:
 
 def find_keys(keys: Keys, among: Keys) -> NDArray[np.int64]:
     """Return the position of each key among others, or -1. Both ascend, and the others are distinct."""
-    return kernels.find_sorted(*keys.parts, *among.parts, keys.wide)
+    return kernels.find_sorted(keys.parts, among.parts, keys.wide)
 
 
 def prepare(

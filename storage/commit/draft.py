@@ -174,7 +174,7 @@ class Draft:
         entries = self._leaves.entries
         if len(entries):
             separators = entries.separators
-            tree_kernels.locate(*separators.parts, entries.continued, *keys.parts, separators.wide, first, last)
+            tree_kernels.locate(separators.parts, entries.continued, keys.parts, separators.wide, first, last)
         return first.astype(np.int64), last.astype(np.int64)
 
     @property

@@ -105,7 +105,7 @@ def apply_changes(
     keep = gone < 0
     if unique:
         _refuse_present(layout, rows, keep, changes)
-    order = kernels.merge_order(*rows.keys.parts, keep, *changes.keys.parts, rows.keys.wide)
+    order = kernels.merge_order(rows.keys.parts, keep, changes.keys.parts, rows.keys.wide)
     merged = rows.then(LeafRows(changes.keys, changes.payload, leaf)).take(order)
     dirty = np.concatenate([rows.leaf[~keep], leaf])
     return merged, dirty, _count(gone[~keep], changes)

@@ -7,7 +7,7 @@ begins; kernels that write or read a piece move it on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "KeyParts",
     "append_bytes",
     "append_fixed",
+    "compare_keys",
     "escaped_lengths",
     "first_descent",
     "prefixes",
@@ -34,6 +36,36 @@ __all__ = [
 
 _RUN = 256
 _ESCAPE = np.uint8(0xFF)
+
+
+class KeyParts(NamedTuple):
+    """Keys as kernels take them; see `headrace.storage.format.keys.Keys`.
+
+    Attributes
+    ----------
+    prefix : uint64[n]
+        The key itself, or its first eight bytes.
+    offsets : int64[n + 1]
+        Offsets of byte keys in `data`.
+    data : uint8 array
+        Bytes of byte keys. They are empty, and `offsets` too, if keys are words.
+    """
+
+    prefix: NDArray[np.uint64]
+    offsets: NDArray[np.int64]
+    data: NDArray[np.uint8]
+
+
+@njit(cache=True, nogil=True, inline="always")
+def compare_keys(left: KeyParts, i: int, right: KeyParts, j: int, wide: bool) -> int:
+    """Compare two keys; the sign of the result is their order. `wide` keys go on beyond the prefix."""
+    if left.prefix[i] != right.prefix[j]:
+        return -1 if left.prefix[i] < right.prefix[j] else 1
+    if not wide:
+        return 0
+    return compare_bytes(
+        left.data, left.offsets[i], left.offsets[i + 1], right.data, right.offsets[j], right.offsets[j + 1]
+    )
 
 
 @njit(cache=True, nogil=True)
@@ -166,13 +198,9 @@ def write_taken(
 
 
 @njit(cache=True, nogil=True)
-def first_descent(
-    prefix: NDArray[np.uint64], offsets: NDArray[np.int64], data: NDArray[np.uint8], wide: bool, strictly: bool
-) -> int:
-    """Return the first row whose key is smaller than the one before it, or also equal to it if `strictly`; or -1.
-
-    `wide` keys go on beyond `prefix`.
-    """
+def first_descent(keys: KeyParts, wide: bool, strictly: bool) -> int:
+    """Return the first row whose key is smaller than the one before it, or also equal to it if `strictly`; or -1."""
+    prefix = keys.prefix
     start = 1
     while start + _RUN <= len(prefix):  # without a branch a row, until something is to be looked at closely
         descents = 0
@@ -182,29 +210,18 @@ def first_descent(
             break
         start += _RUN
     for row in range(start, len(prefix)):
-        if prefix[row] > prefix[row - 1]:
-            continue
-        if prefix[row] < prefix[row - 1]:
-            return row
-        order = 0
-        if wide:
-            order = compare_bytes(data, offsets[row - 1], offsets[row], data, offsets[row], offsets[row + 1])
+        order = compare_keys(keys, row - 1, keys, row, wide)
         if order > 0 or (strictly and order == 0):
             return row
     return -1
 
 
 @njit(cache=True, nogil=True)
-def same_as_next(
-    prefix: NDArray[np.uint64], offsets: NDArray[np.int64], data: NDArray[np.uint8], wide: bool
-) -> NDArray[np.bool_]:
+def same_as_next(keys: KeyParts, wide: bool) -> NDArray[np.bool_]:
     """Return for each key but the last whether the next one equals it."""
-    result = np.zeros(max(len(prefix) - 1, 0), dtype=np.bool_)
-    for row in range(len(prefix) - 1):
-        same = prefix[row] == prefix[row + 1]
-        if same and wide:
-            same = compare_bytes(data, offsets[row], offsets[row + 1], data, offsets[row + 1], offsets[row + 2]) == 0
-        result[row] = same
+    result = np.zeros(max(len(keys.prefix) - 1, 0), dtype=np.bool_)
+    for row in range(len(result)):
+        result[row] = compare_keys(keys, row, keys, row + 1, wide) == 0
     return result
 
 

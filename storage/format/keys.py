@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from headrace.storage.errors import KeyInputError, SchemaError
 from headrace.storage.format import _key_kernels as kernels
+from headrace.storage.format._key_kernels import KeyParts
 from headrace.storage.format.coercion import coerce
 from headrace.storage.format.columns import (
     FixedType,
@@ -76,11 +77,11 @@ class Keys:
         return self.kind == "bytes"
 
     @property
-    def parts(self) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint8]]:
-        """Prefix, offsets and data for kernels; empty arrays if the kind has none."""
+    def parts(self) -> KeyParts:
+        """Prefix, offsets and data for kernels."""
         if self.offsets is None or self.data is None:
-            return self.prefix, _NO_OFFSETS, _NO_DATA
-        return self.prefix, self.offsets, self.data
+            return KeyParts(self.prefix, _NO_OFFSETS, _NO_DATA)
+        return KeyParts(self.prefix, self.offsets, self.data)
 
     @property
     def nbytes(self) -> int:
@@ -161,11 +162,11 @@ class Keys:
         strictly
             Also stop where a key equals the one before it.
         """
-        return int(kernels.first_descent(*self.parts, self.wide, strictly))
+        return int(kernels.first_descent(self.parts, self.wide, strictly))
 
     def same_as_next(self) -> NDArray[np.bool_]:
         """Return bool[n - 1]: whether each key equals the one after it."""
-        equal: NDArray[np.bool_] = kernels.same_as_next(*self.parts, self.wide)
+        equal: NDArray[np.bool_] = kernels.same_as_next(self.parts, self.wide)
         return equal
 
 

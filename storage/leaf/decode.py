@@ -15,7 +15,8 @@ from headrace.storage.format._byte_kernels import copy_blocks
 from headrace.storage.format.columns import fixed_to_array, fixed_type, text_to_array
 from headrace.storage.format.constants import SLACK
 from headrace.storage.format.keys import Keys
-from headrace.storage.leaf import _gather_kernels, _search_kernels
+from headrace.storage.leaf import _gather_kernels
+from headrace.storage.leaf import _search_kernels as kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -107,14 +108,7 @@ def search(
     row, count : int32[n]
         First row with the key in that page, and how many rows have it there (0: none).
     """
-    row = np.empty(len(keys), dtype=np.int32)
-    count = np.empty(len(keys), dtype=np.int32)
-    prefix, offsets, data = keys.parts
-    if keys.wide:
-        _search_kernels.search_bytes(frames, layout.page_size, frame, prefix, offsets, data, unique, row, count)
-    else:
-        _search_kernels.search_u64(frames, layout.page_size, frame, prefix, unique, row, count)
-    return row, count
+    return _search(layout, frames, frame, keys, keys, unique=unique)
 
 
 def search_range(
@@ -142,13 +136,7 @@ def search_range(
     row, count : int32[n]
         First row of the range in that page, and how many rows are in it there.
     """
-    row = np.empty(len(low), dtype=np.int32)
-    count = np.empty(len(low), dtype=np.int32)
-    if low.wide:
-        _search_kernels.range_bytes(frames, layout.page_size, frame, *low.parts, *high.parts, closed, row, count)
-    else:
-        _search_kernels.range_u64(frames, layout.page_size, frame, low.prefix, high.prefix, row, count)
-    return row, count
+    return _search(layout, frames, frame, low, high, closed=closed)
 
 
 def search_nearest(
@@ -169,12 +157,25 @@ def search_nearest(
         Row and count: 1 if the row is in the range, 0 if the table has no row in the range, -1 if all rows of the page
         are beyond the end, so that the neighboring leaf has to be searched.
     """
-    row = np.empty(len(low), dtype=np.int32)
-    count = np.empty(len(low), dtype=np.int32)
+    return _search(layout, frames, frame, low, high, pick=kernels.LAST if last else kernels.FIRST)
+
+
+def _search(
+    layout: LeafLayout,
+    frames: NDArray[np.uint8],
+    frame: NDArray[np.int32],
+    low: Keys,
+    high: Keys,
+    *,
+    closed: bool = True,
+    unique: bool = False,
+    pick: int = kernels.ALL,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    row, count, size = np.empty(len(low), dtype=np.int32), np.empty(len(low), dtype=np.int32), layout.page_size
     if low.wide:
-        _search_kernels.nearest_bytes(frames, layout.page_size, frame, *low.parts, *high.parts, last, row, count)
+        kernels.search_bytes(frames, size, frame, low.parts, high.parts, closed, unique, pick, row, count)
     else:
-        _search_kernels.nearest_u64(frames, layout.page_size, frame, low.prefix, high.prefix, last, row, count)
+        kernels.search_u64(frames, size, frame, low.prefix, high.prefix, unique, pick, row, count)
     return row, count
 
 

@@ -106,10 +106,9 @@ class Entries:
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return nodes with the entries from `starts[i]` up to `stops[i]`, not sealed, and the rows below each."""
         pages, rows = aligned_pages(len(starts), page_size), np.empty(len(starts), dtype=np.int64)
-        kernels.write_nodes(
-            *self.separators.parts, self.separators.wide, self.pages, self.checksums, self.rows, self.continued,
-            starts, stops, page_size, level, pages, rows,
-        )  # fmt: skip
+        children = kernels.Children(self.pages, self.checksums, self.rows, self.continued)
+        keys = self.separators
+        kernels.write_nodes(keys.parts, keys.wide, children, starts, stops, page_size, level, pages, rows)
         return pages, rows
 
     def take(self, index: NDArray[np.int64]) -> Entries:

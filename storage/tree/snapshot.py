@@ -152,7 +152,7 @@ class Snapshot:
         first, last = np.full(len(keys), -1, dtype=np.int32), np.full(len(keys), -1, dtype=np.int32)
         if len(self.entries):
             separators = self.entries.separators
-            kernels.locate(*separators.parts, self.entries.continued, *keys.parts, separators.wide, first, last)
+            kernels.locate(separators.parts, self.entries.continued, keys.parts, separators.wide, first, last)
         return first, last
 
 

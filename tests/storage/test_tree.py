@@ -163,7 +163,7 @@ def test_locate_finds_what_a_list_finds(data, text):
     asked = sorted(asked) if data.draw(st.booleans()) else asked
     wanted = keys_of(asked)
     first, last = np.empty(len(asked), np.int32), np.empty(len(asked), np.int32)
-    _tree_kernels.locate(*keys.parts, np.array(continued, np.uint8), *wanted.parts, keys.wide, first, last)
+    _tree_kernels.locate(keys.parts, np.array(continued, np.uint8), wanted.parts, keys.wide, first, last)
     raw = [keys.comparable(row) for row in range(len(keys))]
     expected = [locate_twin(raw, continued, wanted.comparable(row)) for row in range(len(wanted))]
     assert list(zip(first.tolist(), last.tolist(), strict=True)) == expected
