@@ -19,14 +19,25 @@ if TYPE_CHECKING:
 
     from headrace.storage.format._key_kernels import KeyParts
 
-__all__ = ["ALL", "FIRST", "LAST", "first_not_below", "mask_of", "order_of", "search_bytes", "search_u64", "text_span"]
+__all__ = [
+    "ALL",
+    "EQUAL",
+    "FIRST",
+    "LAST",
+    "first_not_below",
+    "mask_of",
+    "order_of",
+    "search_bytes",
+    "search_u64",
+    "text_span",
+]
 
-ALL, FIRST, LAST = 0, 1, 2
-"""Which rows of a range are wanted: all, or the one nearest to an end."""
+ALL, FIRST, LAST, EQUAL = 0, 1, 2, 3
+"""Which rows of a range are wanted: all, or the one nearest to an end, or all of a range of one key."""
 
 _TEXT_DICTIONARY = np.uint64(2)
 _U16 = np.uint64(0xFFFF)
-_BELOW = False
+_NO = False
 _ALL = ~np.uint64(0)
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
@@ -147,7 +158,7 @@ def search_u64(
         if hit or (load_u64(frames, data + at * width) & mask) <= above:
             row[i] = at
             count[i] = 1
-            if not unique and pick == ALL:
+            if not unique and pick != FIRST:
                 end = rows
                 if above < top:
                     end = first_not_below(frames, data, width, mask, rows, above + np.uint64(1), at)
@@ -203,18 +214,42 @@ def order_of(
 
 
 @njit(cache=True, nogil=True)
-def _rank_bytes(frames: NDArray[np.uint8], page: int, low: int, high: int, keys: KeyParts, i: int, equal: bool) -> int:
-    """Return how many rows of a page are below key `i`, or with `equal` not above it; between `low` and `high`."""
+def _rank_bytes(
+    frames: NDArray[np.uint8],
+    page: int,
+    rows: tuple[int, int],
+    data: NDArray[np.uint8],
+    key: tuple[np.uint64, int, int],
+    equal: bool,
+    unique: bool,
+) -> tuple[int, bool]:
+    """Return how many rows of a page are below a key, or with `equal` not above it, and whether a row has the key.
+
+    Parameters
+    ----------
+    rows
+        Least and greatest possible result.
+    data, key
+        Bytes of keys; the prefix of the key, and where it begins and ends in `data`.
+    unique
+        Whether to stop at the first row that has the key.
+    """
     base, packed = load_u64(frames, page + HEADER), load_u64(frames, page + HEADER + 8)
-    prefix, start, end = keys.prefix[i], keys.offsets[i], keys.offsets[i + 1]
+    low, high = rows
+    prefix, start, end = key
+    found = False
     while low < high:
         middle = (low + high) >> 1
-        order = order_of(frames, page, base, packed, middle, prefix, keys.data, start, end)
+        order = order_of(frames, page, base, packed, middle, prefix, data, start, end)
+        if order == 0:
+            found = True
+            if unique:
+                return middle, found
         if order < 0 or (equal and order == 0):
             low = middle + 1
         else:
             high = middle
-    return low
+    return low, found
 
 
 @njit(cache=True, nogil=True)
@@ -231,7 +266,7 @@ def search_bytes(
     count: NDArray[np.int32],
 ) -> None:
     """Find the rows of a page in each range of byte keys, as `search_u64` does; `closed` ranges include their end."""
-    single = unique or pick == FIRST
+    low_data, high_data = low.data, high.data
     for i in range(len(frame)):
         row[i] = 0
         count[i] = 0
@@ -239,22 +274,25 @@ def search_bytes(
             continue
         page = _I64(frame[i]) * page_size
         rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
+        first = (low.prefix[i], low.offsets[i], low.offsets[i + 1])
+        last = (high.prefix[i], high.offsets[i], high.offsets[i + 1])
         if pick == LAST:
-            at = _rank_bytes(frames, page, 0, rows, high, i, closed) - 1
+            at = _rank_bytes(frames, page, (0, rows), high_data, last, closed, _NO)[0] - 1
             row[i] = max(at, 0)
-            count[i] = -1 if at < 0 else _rank_bytes(frames, page, at, at + 1, low, i, _BELOW) == at
+            count[i] = -1 if at < 0 else _rank_bytes(frames, page, (at, at + 1), low_data, first, _NO, _NO)[0] == at
             continue
-        at = _rank_bytes(frames, page, 0, rows, low, i, _BELOW)
-        if at == rows:
-            count[i] = -1 if pick == FIRST else 0
-            continue
-        end = reached = at
-        step = 1
-        while reached < rows and _rank_bytes(frames, page, reached, reached + 1, high, i, closed) > reached:
-            end = reached + 1
-            if single:
-                break
-            reached += step
-            step += step
-        count[i] = (end if single else _rank_bytes(frames, page, end, min(reached, rows), high, i, closed)) - at
-        row[i] = at if count[i] > 0 else 0
+        at, found = _rank_bytes(frames, page, (0, rows), low_data, first, _NO, unique)
+        end, stop = at, min(at + 1, rows) if pick == FIRST else rows
+        if pick == EQUAL:
+            end = stop = at + found
+            if found and not unique:
+                step = 1
+                while end < rows and _rank_bytes(frames, page, (end, end + 1), high_data, last, closed, _NO)[0] > end:
+                    stop = end + 1
+                    end += step
+                    step += step
+                end, stop = stop, min(end, rows)
+        if end < stop:
+            end = _rank_bytes(frames, page, (end, stop), high_data, last, closed, _NO)[0]
+        row[i] = at if end > at else 0
+        count[i] = -1 if pick == FIRST and at == rows else end - at

@@ -108,7 +108,7 @@ def search(
     row, count : int32[n]
         First row with the key in that page, and how many rows have it there (0: none).
     """
-    return _search(layout, frames, frame, keys, keys, unique=unique)
+    return _search(layout, frames, frame, keys, keys, unique=unique, pick=kernels.EQUAL)
 
 
 def search_range(
