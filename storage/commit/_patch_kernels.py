@@ -42,26 +42,29 @@ class LeafChanges(NamedTuple):
 
     Attributes
     ----------
+    leaves : int64[leaves]
+        Ordinals of the leaves.
     touched : uint64[t]
         Keys whose present rows are removed, ascending.
     upserted : bool[t]
         Which of them are keys of upserts; the others are deletes.
-    touched_ends : int64[leaves]
-        End of each leaf's keys among `touched`.
+    touched_leaf : int64[t]
+        Leaf of each of them.
     keys : uint64[q]
         Keys of the rows to store, ascending.
     fresh : bool[q]
         Which of these rows are inserts.
-    row_ends : int64[leaves]
-        End of each leaf's rows among `keys`.
+    leaf : int64[q]
+        Leaf of each of these rows.
     """
 
+    leaves: NDArray[np.int64]
     touched: NDArray[np.uint64]
     upserted: NDArray[np.bool_]
-    touched_ends: NDArray[np.int64]
+    touched_leaf: NDArray[np.int64]
     keys: NDArray[np.uint64]
     fresh: NDArray[np.bool_]
-    row_ends: NDArray[np.int64]
+    leaf: NDArray[np.int64]
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -502,7 +505,7 @@ def patch_leaves(
     counts
         Increased by the rows inserted, updated and deleted in leaves that are DONE or SAME.
     """
-    touched, upserted, touched_ends, keys, fresh, row_ends = changes
+    leaves, touched, upserted, touched_leaf, keys, fresh, row_leaf = changes
     places, words, spans, heap, nulls, _, _ = new
     columns = len(places)
     edits = np.empty((len(touched) + len(keys) + 1, 4), dtype=np.int64)
@@ -517,8 +520,12 @@ def patch_leaves(
     q = 0
     for leaf in range(len(status)):
         origin = leaf * page_size
-        t_end = touched_ends[leaf]
-        q_end = row_ends[leaf]
+        t_end = t
+        while t_end < len(touched) and touched_leaf[t_end] <= leaves[leaf]:
+            t_end += 1
+        q_end = q
+        while q_end < len(keys) and row_leaf[q_end] <= leaves[leaf]:
+            q_end += 1
         status[leaf] = FALLBACK
         if not skip[leaf]:
             made[:] = 0

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from headrace.storage.commit import _commit_kernels
+from headrace.storage.commit.changes import Part, is_dense, positions
 from headrace.storage.commit.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
 from headrace.storage.commit.patch import Patched, can_patch, patch_leaves
 from headrace.storage.format import _page_kernels
@@ -24,7 +25,6 @@ from headrace.storage.format.page import aligned_pages, read_pages, seal_pages
 from headrace.storage.leaf import _gather_kernels
 from headrace.storage.leaf.decode import gather, gather_keys
 from headrace.storage.read.cache import page_buffer
-from headrace.storage.tree import _tree_kernels as tree_kernels
 from headrace.storage.tree.nodes import Entries, separators_between
 from headrace.storage.tree.rewrite import Placed
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from headrace.storage.read.reader import PageReader
     from headrace.storage.tree.snapshot import Snapshot
 
-__all__ = ["Draft", "PageRooms", "Part", "Replacement", "ahead", "positions"]
+__all__ = ["Draft", "PageRooms", "Replacement", "ahead"]
 
 
 _CHUNK_BYTES = 2 << 20
@@ -159,22 +159,22 @@ class Draft:
         count = max(len(self._leaves), 1)
         leaves, joined = _commit_kernels.touched_leaves(first, last, leaf, count)
         step = max(_CHUNK_BYTES // self.page_size, 1)
+        whole = Part(leaves, joined, 0, count, is_dense(leaves), changes, leaf, first)
+        if len(leaves) <= step:
+            return [whole]
         parts, start = [], 0
         while start < len(leaves):
             stop = min(start + step, len(leaves))
             stop += int(np.argmin(joined[stop - 1 :]))
-            bounds = int(leaves[start]) if start else 0, int(leaves[stop]) if stop < len(leaves) else count
-            parts.append(Part.cut(leaves[start:stop], joined[start:stop], bounds, changes, leaf, first))
+            parts.append(whole.cut(start, stop))
             start = stop
         return parts
 
     def _locate(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first and last leaf that may hold each key; a table without leaves counts as one empty leaf."""
-        first, last = np.zeros(len(keys), dtype=np.int32), np.zeros(len(keys), dtype=np.int32)
-        entries = self._leaves.entries
-        if len(entries):
-            separators = entries.separators
-            tree_kernels.locate(separators.parts, entries.continued, keys.parts, separators.wide, first, last)
+        if not len(self._leaves):
+            return np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
+        first, last = self.entries.locate(keys)
         return first.astype(np.int64), last.astype(np.int64)
 
     @property
@@ -186,12 +186,8 @@ class Draft:
 
     def _patch(self, rooms: PageRooms, part: Part, frames: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Patched]:
         """Patch the leaves that can be patched; return also the old pages."""
-        leaves = part.leaves
-        ends = tuple(np.searchsorted(at, leaves, side="right") for at in (part.touched_leaf, part.leaf))
-        return frames, patch_leaves(
-            self._layout, frames, leaves, part.joined, part.changes, (ends[0], ends[1]), rooms.take(),
-            unique=self._base.unique, average=self._average,
-        )  # fmt: skip
+        unique, average = self._base.unique, self._average
+        return frames, patch_leaves(self._layout, frames, part, rooms.take(), unique=unique, average=average)
 
     def _put(self, part: Part, patched: Patched) -> Replacement:
         """Write patched pages."""
@@ -322,8 +318,10 @@ class Draft:
             self._install_anew(done)
 
     def _install_in_place(self, done: list[Replacement]) -> None:
-        leaves = np.concatenate([part.leaves for part in done])
-        new = done[0].entries if len(done) == 1 else Entries.concat([part.entries for part in done])
+        leaves, new = done[0].leaves, done[0].entries
+        if len(done) > 1:
+            leaves = np.concatenate([part.leaves for part in done])
+            new = Entries.concat([part.entries for part in done])
         old = self._leaves
         self._rows += int(new.rows.sum() - old.entries.rows[leaves].sum())
         kept = leaves
@@ -364,73 +362,6 @@ def _with_open_left(entries: Entries) -> Entries:
     continued = entries.continued.copy()
     continued[0] = 0
     return replace(entries, separators=separators, continued=continued)
-
-
-_SPARSE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Batch of changes: neighboring leaves that are changed together in memory, and the changes that affect them.
-
-    Attributes
-    ----------
-    leaves : int64[m]
-        Ordinals, ascending.
-    joined : bool[m]
-        Whether a leaf shares its rows with the next one.
-    low, high
-        Leaves from `low` up to `high` may be joined as neighbors.
-    dense
-        Whether most leaves of a stretch of the table are changed, so that they may be placed together.
-    changes
-        Changes of these leaves.
-    leaf, touched_leaf
-        Leaf of each row to store, and first leaf of each key whose rows are removed.
-    """
-
-    leaves: NDArray[np.int64]
-    joined: NDArray[np.bool_]
-    low: int
-    high: int
-    dense: bool
-    changes: Changes
-    leaf: NDArray[np.int64]
-    touched_leaf: NDArray[np.int64]
-
-    @classmethod
-    def cut(
-        cls,
-        leaves: NDArray[np.int64],
-        joined: NDArray[np.bool_],
-        bounds: tuple[int, int],
-        changes: Changes,
-        leaf: NDArray[np.int64],
-        first: NDArray[np.int64],
-    ) -> Part:
-        """Return the batch of the changes that affect some leaves; `bounds` are `low` and `high`."""
-        around = [int(leaves[0]), int(leaves[-1]) + 1]
-        dense = around[1] - around[0] <= _SPARSE * len(leaves)
-        rows, touched = slice(*np.searchsorted(leaf, around)), slice(*np.searchsorted(first, around))
-        return cls(leaves, joined, *bounds, dense, changes.slice(rows, touched), leaf[rows], first[touched])
-
-    def only(self, some: NDArray[np.bool_]) -> Part:
-        """Return the batch of some of the leaves."""
-        rows = np.flatnonzero(some[positions(self.leaves, self.leaf)])
-        touched = np.flatnonzero(some[positions(self.leaves, self.touched_leaf)])
-        return replace(
-            self,
-            leaves=self.leaves[some],
-            joined=self.joined[some],
-            changes=self.changes.take(rows, touched),
-            leaf=self.leaf[rows],
-            touched_leaf=self.touched_leaf[touched],
-        )
-
-
-def positions(leaves: NDArray[np.int64], leaf: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each `leaf` is among `leaves`, which ascend."""
-    return np.searchsorted(leaves, leaf)
 
 
 class PageRooms:

@@ -18,7 +18,7 @@ from headrace.storage.leaf.encode import PhysicalRows
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.storage.commit.changes import Changes
+    from headrace.storage.commit.changes import Part
     from headrace.storage.format.layout import LeafLayout
 
 __all__ = ["Patched", "can_patch", "patch_leaves"]
@@ -55,16 +55,7 @@ def can_patch(layout: LeafLayout) -> bool:
 
 
 def patch_leaves(
-    layout: LeafLayout,
-    frames: NDArray[np.uint8],
-    leaves: NDArray[np.int64],
-    joined: NDArray[np.bool_],
-    changes: Changes,
-    ends: tuple[NDArray[np.int64], NDArray[np.int64]],
-    out: NDArray[np.uint8],
-    *,
-    unique: bool,
-    average: int,
+    layout: LeafLayout, frames: NDArray[np.uint8], part: Part, out: NDArray[np.uint8], *, unique: bool, average: int
 ) -> Patched:
     """Patch the leaves that can be patched.
 
@@ -74,12 +65,8 @@ def patch_leaves(
         Leaf layout of the table.
     frames
         Pages of the leaves, side by side.
-    leaves, joined
-        Ordinals of the leaves, and which of them share rows with the next one.
-    changes
-        Changes that affect these leaves.
-    ends
-        Ends of the changes of each leaf among `changes.touched` and among `changes.keys`.
+    part
+        Leaves and changes.
     out
         Buffer for as many pages.
     unique
@@ -92,59 +79,35 @@ def patch_leaves(
     UniqueViolationError
         If the table is unique and has the key of an insert already.
     """
-    skip = joined
-    if joined.any():
-        shared = joined.copy()
-        shared[1:] |= joined[:-1]
+    changes, leaves, skip = part.changes, part.leaves, part.joined
+    if skip.any():
+        shared = skip.copy()
+        shared[1:] |= skip[:-1]
         skip = _beside(leaves, shared)
-    patch = _Patch(layout, frames, changes, ends, out, unique=unique, average=average)
-    patched, small = patch.run(skip)
-    if small.any():
-        patched, _ = patch.run(skip | _beside(leaves, small))
-    return patched
-
-
-class _Patch:
-    """Arguments of the kernel, which is called once or twice."""
-
-    def __init__(
-        self,
-        layout: LeafLayout,
-        frames: NDArray[np.uint8],
-        changes: Changes,
-        ends: tuple[NDArray[np.int64], NDArray[np.int64]],
-        out: NDArray[np.uint8],
-        *,
-        unique: bool,
-        average: int,
-    ) -> None:
-        self._layout = layout
-        self._frames = frames
-        self._changes = changes
-        self._ends = ends
-        self._out = out
-        self._unique = unique
-        self._average = average
-        self._columns = PhysicalRows(layout, changes.keys, changes.payload).columns
-
-    def run(self, skip: NDArray[np.bool_]) -> tuple[Patched, NDArray[np.bool_]]:
-        """Patch all leaves except those to skip; return also which became too small."""
-        layout, changes, out = self._layout, self._changes, self._out
+    columns = PhysicalRows(layout, changes.keys, changes.payload).columns
+    given = kernels.LeafChanges(
+        leaves,
+        changes.touched.prefix,
+        changes.upserted,
+        part.touched_leaf,
+        changes.keys.prefix,
+        changes.fresh,
+        part.leaf,
+    )
+    while True:
         status, after = np.empty(len(skip), dtype=np.int64), np.zeros(len(skip), dtype=np.int64)
         counts = np.zeros(3, dtype=np.int64)
         clash = kernels.patch_leaves(
-            self._frames, layout.page_size, skip,
-            kernels.LeafChanges(
-                changes.touched.prefix, changes.upserted, self._ends[0],
-                changes.keys.prefix, changes.fresh, self._ends[1],
-            ),
-            self._columns, self._unique, self._average, out, status, after, counts,
-        )  # fmt: skip
+            frames, layout.page_size, skip, given, columns, unique, average, out, status, after, counts
+        )
         if clash >= 0:
             raise unique_violation(layout, changes.keys, clash)
-        done = status == kernels.DONE
-        patched = Patched(out, done, status >= kernels.FALLBACK, after[done], Counts(*counts.tolist()))
-        return patched, status == kernels.SMALL
+        small = status == kernels.SMALL
+        if not small.any():
+            break
+        skip = skip | _beside(leaves, small)
+    done = status == kernels.DONE
+    return Patched(out, done, status >= kernels.FALLBACK, after[done], Counts(*counts.tolist()))
 
 
 def _beside(leaves: NDArray[np.int64], some: NDArray[np.bool_]) -> NDArray[np.bool_]:

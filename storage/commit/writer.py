@@ -245,7 +245,7 @@ class Writer:
         leaves = draft.replaced
         if leaves is None or len(leaves) > RELOCATED_AT_ONCE:
             return None
-        relocations = add_relocations(self.snapshot.superblock.relocations, leaves, draft.entries.take(leaves))
+        relocations = add_relocations(self.snapshot.superblock.relocations, leaves, draft.entries)
         return relocations if len(relocations) <= room_for_relocations(apps) * RELOCATION_BYTES else None
 
     def _rewrite_inner_nodes(self, draft: Draft) -> tuple[dict[str, Any], Index, NDArray[np.int64]]:

@@ -40,6 +40,7 @@ __all__ = [
 
 _WIDE_DECIMAL = 18
 _MAX_TEXT = 2**31 - 1
+_FEW_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,12 +196,14 @@ class _Memory:
 
 
 def view_of(buffer: pa.Buffer | None, dtype: Any) -> NDArray[Any]:
-    """Return the memory of a buffer as an array, without a copy. It must not be written to.
+    """Return the memory of a buffer as an array, without a copy unless it is small. It must not be written to.
 
     It is not flagged as read-only, so that kernels are compiled for one array type only.
     """
     if buffer is None or buffer.size == 0:
         return np.zeros(0, dtype=dtype)
+    if buffer.size <= _FEW_BYTES:  # a copy is faster than the view
+        return np.frombuffer(buffer, dtype=dtype, count=buffer.size // np.dtype(dtype).itemsize).copy()
     whole = buffer.size - buffer.size % np.dtype(dtype).itemsize  # Arrow may pad buffers
     return np.asarray(_Memory(buffer))[:whole].view(dtype)
 

@@ -162,7 +162,7 @@ class Keys:
         strictly
             Also stop where a key equals the one before it.
         """
-        return int(kernels.first_descent(self.parts, self.wide, strictly))
+        return int(kernels.first_descent(self.parts, self.wide, strictly)) if len(self) > 1 else -1
 
     def same_as_next(self) -> NDArray[np.bool_]:
         """Return bool[n - 1]: whether each key equals the one after it."""

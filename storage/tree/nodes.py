@@ -68,7 +68,7 @@ class Entries:
         """Return the entries with new ones, which have the same separators, at the positions `at`."""
         pages, checksums, rows = self.pages.copy(), self.checksums.copy(), self.rows
         pages[at], checksums[at] = new.pages, new.checksums
-        if not np.array_equal(rows[at], new.rows):
+        if (rows[at] != new.rows).any():
             rows = rows.copy()
             rows[at] = new.rows
         return Entries(pages, checksums, rows, self.continued, self.separators)
@@ -110,6 +110,12 @@ class Entries:
         keys = self.separators
         kernels.write_nodes(keys.parts, keys.wide, children, starts, stops, page_size, level, pages, rows)
         return pages, rows
+
+    def locate(self, keys: Keys) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the first and the last child that may hold each key; there must be at least one child."""
+        first, last = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int32)
+        kernels.locate(self.separators.parts, self.continued, keys.parts, keys.wide, first, last)
+        return first, last
 
     def take(self, index: NDArray[np.int64]) -> Entries:
         """Return the entries at these positions."""
