@@ -15,17 +15,17 @@ from headrace.storage.errors import CorruptPageError
 from headrace.storage.format import _key_kernels
 from headrace.storage.format.constants import INNER_PAGE
 from headrace.storage.format.keys import Keys, Kind
-from headrace.storage.format.page import aligned_pages, read_heads, read_pages, seal_pages
+from headrace.storage.format.page import aligned_pages, read_heads, read_pages
 from headrace.storage.tree import _tree_kernels as kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from headrace.storage.file.backend import StorageBackend
 
-__all__ = ["Entries", "Index", "InnerLevel", "build_levels", "read_entries", "read_tree", "separators_between"]
+__all__ = ["Entries", "Index", "InnerLevel", "read_entries", "read_tree", "separators_between"]
 
 
 _NO_CHECKSUMS = np.zeros(0, dtype=np.uint64)
@@ -175,45 +175,6 @@ def separators_between(last: Keys, first: Keys) -> tuple[Keys, NDArray[np.uint8]
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
     data = _key_kernels.read_bytes(both.data, starts.copy(), offsets, False)  # noqa: FBT003 - a kernel
     return Keys.from_bytes(offsets, data), continued
-
-
-def build_levels(
-    entries: Entries, page_size: int, limit: int, first_page: int, txid: int
-) -> Iterator[tuple[NDArray[np.uint8], Entries]]:
-    """Yield the sealed pages of each inner level, from the lowest to the root, and the entries that point to them.
-
-    Parameters
-    ----------
-    entries
-        Leaf entries. With fewer than two there are no inner levels.
-    limit
-        Bytes to fill in each page.
-    first_page
-        Page of the first inner node; the others follow it.
-    """
-    level = 1
-    while len(entries) > 1:
-        pages, entries = _build_level(entries, page_size, limit, first_page, txid, level)
-        yield pages, entries
-        first_page += len(entries)
-        level += 1
-
-
-def _build_level(
-    entries: Entries, page_size: int, limit: int, first_page: int, txid: int, level: int
-) -> tuple[NDArray[np.uint8], Entries]:
-    keys = entries.separators
-    ends = kernels.plan_inner(keys.parts[1], keys.wide, len(entries), limit)
-    starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
-    pages, rows = entries.node_pages(starts, ends, page_size, level)
-    numbers = first_page + np.arange(len(ends), dtype=np.int64)
-    return pages, Entries(
-        numbers,
-        seal_pages(pages, page_size, numbers, txid),
-        rows,
-        entries.continued[starts],
-        keys.take(starts),
-    )
 
 
 def read_tree(
