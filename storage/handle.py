@@ -8,8 +8,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from headrace.storage.commit.locks import Claims, FileLocks, check_wait, claim_newest
-from headrace.storage.commit.transaction import open_already
-from headrace.storage.commit.writer import Writer
+from headrace.storage.commit.writer import Writer, open_already
 from headrace.storage.errors import ClosedTableError, LockedError, StorageIOError
 from headrace.storage.file.backend import FileBackend
 from headrace.storage.read.device import load_device

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.storage.commit.changes import Batch
-    from headrace.storage.commit.transaction import CommitResult, Transaction
+    from headrace.storage.commit.writer import CommitResult, Transaction
     from headrace.storage.load.sources import Source
     from headrace.storage.read.reader import PageReader
     from headrace.storage.tree.snapshot import Snapshot

@@ -5,7 +5,6 @@ of its writes and syncs is argued in `FORMAT.md`. Contains the writer, transacti
 leaves, free space, page placement, locks and compaction.
 """
 
-from headrace.storage.commit.transaction import CommitResult, Transaction
-from headrace.storage.commit.writer import Writer
+from headrace.storage.commit.writer import CommitResult, Transaction, Writer
 
 __all__ = ["CommitResult", "Transaction", "Writer"]

@@ -4,6 +4,7 @@ In: sorted rows as keys and Arrow arrays, or encoded pages. Out: encoded pages, 
 """
 
 from headrace.storage.leaf.decode import (
+    FixedRows,
     StagedRows,
     copy_pages,
     gather,
@@ -16,6 +17,7 @@ from headrace.storage.leaf.decode import (
 from headrace.storage.leaf.encode import LeafEncoder
 
 __all__ = [
+    "FixedRows",
     "LeafEncoder",
     "StagedRows",
     "copy_pages",

@@ -3,8 +3,7 @@
 In: keys of one word. Out: leaf numbers, and rows from a hash table of rows that were read before.
 """
 
-from headrace.storage.probe.fixed_rows import FixedRows
 from headrace.storage.probe.leaf_ranges import LeafRanges
 from headrace.storage.probe.row_hash import RowHash, SlotForm
 
-__all__ = ["FixedRows", "LeafRanges", "RowHash", "SlotForm"]
+__all__ = ["LeafRanges", "RowHash", "SlotForm"]

@@ -196,7 +196,7 @@ def find_slots(
     certain
         Whether no result can have a null.
     sizes, starts, out, present, missing
-        Arrays of a `headrace.storage.probe.fixed_rows.FixedRows`.
+        Arrays of a `headrace.storage.leaf.FixedRows`.
     source : int32[n]
         Position of each result's key.
     """

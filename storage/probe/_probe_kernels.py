@@ -320,7 +320,7 @@ def probe_pages(
     outer
         Whether a key without a match gives a row of nulls.
     sizes, starts, out, valid, missing
-        Arrays of a `headrace.storage.probe.fixed_rows.FixedRows`.
+        Arrays of a `headrace.storage.leaf.FixedRows`.
     row : int32[n]
         Row of each key in its page, -1 if the key is not there.
     source : int32[n]
