@@ -10,20 +10,13 @@ from numba import njit
 from headrace.storage.format._key_kernels import KeyParts, compare_keys
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Flags, Int64s
 
-__all__ = [
-    "find_sorted",
-    "merge_order",
-    "shortest_stretch",
-    "take_near",
-    "take_onward",
-    "touched_leaves",
-]
+__all__ = ["find_sorted", "merge_order", "shortest_stretch", "take_near", "take_onward", "touched_leaves"]
 
 
 @njit(cache=True, nogil=True)
-def find_sorted(keys: KeyParts, among: KeyParts, wide: bool) -> NDArray[np.int64]:
+def find_sorted(keys: KeyParts, among: KeyParts, wide: bool) -> Int64s:
     """Return where each key is `among` others, or -1. Both ascend; among the others each is there once."""
     found = np.full(len(keys.prefix), -1, dtype=np.int64)
     j = 0
@@ -39,7 +32,7 @@ def find_sorted(keys: KeyParts, among: KeyParts, wide: bool) -> NDArray[np.int64
 
 
 @njit(cache=True, nogil=True)
-def merge_order(old: KeyParts, keep: NDArray[np.bool_], new: KeyParts, wide: bool) -> NDArray[np.int64]:
+def merge_order(old: KeyParts, keep: Flags, new: KeyParts, wide: bool) -> Int64s:
     """Return the order in which kept old rows and new rows ascend, as positions in old rows followed by new ones.
 
     Both ascend by themselves; of equal keys the old rows come first.
@@ -60,7 +53,7 @@ def merge_order(old: KeyParts, keep: NDArray[np.bool_], new: KeyParts, wide: boo
 
 
 @njit(cache=True, nogil=True)
-def take_near(free: NDArray[np.uint8], hints: NDArray[np.int64], reach: int, pages: NDArray[np.int64]) -> int:
+def take_near(free: Bytes, hints: Int64s, reach: int, pages: Int64s) -> int:
     """Take for each hint the nearest free page at most `reach` away and clear it in `free`; -1 if there is none.
 
     Returns how many hints have none.
@@ -85,7 +78,7 @@ def take_near(free: NDArray[np.uint8], hints: NDArray[np.int64], reach: int, pag
 
 
 @njit(cache=True, nogil=True)
-def take_onward(free: NDArray[np.uint8], start: int, pages: NDArray[np.int64]) -> int:
+def take_onward(free: Bytes, start: int, pages: Int64s) -> int:
     """Take the first free pages from `start` on and clear them in `free`; return how many there are."""
     found = 0
     for page in range(start, len(free)):
@@ -99,7 +92,7 @@ def take_onward(free: NDArray[np.uint8], start: int, pages: NDArray[np.int64]) -
 
 
 @njit(cache=True, nogil=True)
-def shortest_stretch(free: NDArray[np.uint8], count: int) -> tuple[int, int]:
+def shortest_stretch(free: Bytes, count: int) -> tuple[int, int]:
     """Return start and length of the first shortest stretch with `count` free pages, at least 1; 0, 0 if none has."""
     best = 0
     length = 0
@@ -117,9 +110,7 @@ def shortest_stretch(free: NDArray[np.uint8], count: int) -> tuple[int, int]:
 
 
 @njit(cache=True, nogil=True)
-def touched_leaves(
-    first: NDArray[np.int64], last: NDArray[np.int64], leaf: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def touched_leaves(first: Int64s, last: Int64s, leaf: Int64s, count: int) -> tuple[Int64s, Flags]:
     """Return the leaves in the ranges `first` to `last` and in `leaf`, ascending, and which lie with the next in one.
 
     All three ascend, and there are `count` leaves.

@@ -18,7 +18,7 @@ from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, SIGN, TEX
 from headrace.storage.leaf._encode_kernels import RowColumns, bytes_needed
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
 
 __all__ = ["DONE", "FALLBACK", "SAME", "SMALL", "LeafChanges", "patch_leaves"]
 
@@ -58,17 +58,17 @@ class LeafChanges(NamedTuple):
         Leaf of each of these rows.
     """
 
-    leaves: NDArray[np.int64]
-    touched: NDArray[np.uint64]
-    upserted: NDArray[np.bool_]
-    touched_leaf: NDArray[np.int64]
-    keys: NDArray[np.uint64]
-    fresh: NDArray[np.bool_]
-    leaf: NDArray[np.int64]
+    leaves: Int64s
+    touched: Words
+    upserted: Flags
+    touched_leaf: Int64s
+    keys: Words
+    fresh: Flags
+    leaf: Int64s
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _number(page: NDArray[np.uint8], at: int, width: int) -> Any:
+def _number(page: Bytes, at: int, width: int) -> Any:
     if width == 0:
         return 0
     mask = _ALL if width >= WORD else (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)
@@ -76,13 +76,13 @@ def _number(page: NDArray[np.uint8], at: int, width: int) -> Any:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _number_at(page: NDArray[np.uint8], data: int, width: int, row: int) -> Any:
+def _number_at(page: Bytes, data: int, width: int, row: int) -> Any:
     """Return number `row` of a block of numbers."""
     return _number(page, data + row * width, width)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _put_number(page: NDArray[np.uint8], at: int, value: np.uint64, width: int) -> None:
+def _put_number(page: Bytes, at: int, value: np.uint64, width: int) -> None:
     for byte in range(width):
         page[at + byte] = np.uint8((value >> np.uint64(8 * byte)) & np.uint64(0xFF))
 
@@ -93,12 +93,12 @@ def _fits(value: np.uint64, width: int) -> Any:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _field(page: NDArray[np.uint8], entry: int, at: int) -> Any:
+def _field(page: Bytes, entry: int, at: int) -> Any:
     return load_u16(page, entry + at)
 
 
 @njit(cache=True, nogil=True)
-def _lower_bound(page: NDArray[np.uint8], data: int, width: int, start: int, stop: int, delta: np.uint64) -> int:
+def _lower_bound(page: Bytes, data: int, width: int, start: int, stop: int, delta: np.uint64) -> int:
     while start < stop:
         middle = (start + stop) >> 1
         if np.uint64(_number(page, data + middle * width, width)) < delta:
@@ -110,18 +110,18 @@ def _lower_bound(page: NDArray[np.uint8], data: int, width: int, start: int, sto
 
 @njit(cache=True, nogil=True)
 def _plan_edits(
-    page: NDArray[np.uint8],
+    page: Bytes,
     origin: int,
-    touched: NDArray[np.uint64],
-    upserted: NDArray[np.bool_],
+    touched: Words,
+    upserted: Flags,
     t: int,
     t_end: int,
-    keys: NDArray[np.uint64],
-    fresh: NDArray[np.bool_],
+    keys: Words,
+    fresh: Flags,
     q: int,
     q_end: int,
-    edits: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    edits: Int64s,
+    counts: Int64s,
 ) -> tuple[int, int]:
     """Find which old rows are removed and where new ones are inserted.
 
@@ -173,7 +173,7 @@ def _plan_edits(
 
 
 @njit(cache=True, nogil=True)
-def _dictionary_code(page: NDArray[np.uint8], block: int, heap: NDArray[np.uint8], start: int, end: int) -> int:
+def _dictionary_code(page: Bytes, block: int, heap: Bytes, start: int, end: int) -> int:
     size = load_u16(page, block)
     text = block + 2 + 2 * size
     begin = 0
@@ -186,28 +186,28 @@ def _dictionary_code(page: NDArray[np.uint8], block: int, heap: NDArray[np.uint8
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _text_end(page: NDArray[np.uint8], data: int, width: int, base: int, row: int) -> Any:
+def _text_end(page: Bytes, data: int, width: int, base: int, row: int) -> Any:
     """Return where the text of a row ends; 0 for the row before the first."""
     return (row + 1) * base + _number(page, data + row * width, width) if row >= 0 else 0
 
 
 @njit(cache=True, nogil=True)
-def _dictionary_bytes(page: NDArray[np.uint8], block: int) -> Any:
+def _dictionary_bytes(page: Bytes, block: int) -> Any:
     size = load_u16(page, block)
     return 2 + 2 * size + (load_u16(page, block + 2 * size) if size > 0 else 0)
 
 
 @njit(cache=True, nogil=True)
 def _frame_of(
-    page: NDArray[np.uint8],
+    page: Bytes,
     data: int,
     base: np.uint64,
     width: int,
     rows: int,
-    edits: NDArray[np.int64],
+    edits: Int64s,
     found: int,
-    words: NDArray[np.int64],
-    absent: NDArray[np.uint8],
+    words: Int64s,
+    absent: Bytes,
     flip: np.uint64,
 ) -> tuple[np.uint64, np.uint64]:
     """Return base and width of a patched column of numbers as the encoder chooses them."""
@@ -231,19 +231,19 @@ def _frame_of(
 
 @njit(cache=True, nogil=True)
 def _column_bytes(
-    page: NDArray[np.uint8],
+    page: Bytes,
     origin: int,
     entry: int,
     rows: int,
-    edits: NDArray[np.int64],
+    edits: Int64s,
     found: int,
-    words: NDArray[np.int64],
-    spans: NDArray[np.int64],
-    heap: NDArray[np.uint8],
-    absent: NDArray[np.uint8],
+    words: Int64s,
+    spans: Int64s,
+    heap: Bytes,
+    absent: Bytes,
     flip: np.uint64,
-    codes: NDArray[np.int32],
-    frame: NDArray[np.uint64],
+    codes: Int32s,
+    frame: Words,
 ) -> Any:
     """Return the bytes of a patched column without its nulls, or -1 if a new text does not fit.
 
@@ -292,14 +292,7 @@ def _column_bytes(
 
 @njit(cache=True, nogil=True)
 def _copy_nulls(
-    page: NDArray[np.uint8],
-    old: int,
-    rows: int,
-    edits: NDArray[np.int64],
-    found: int,
-    absent: NDArray[np.uint8],
-    out: NDArray[np.uint8],
-    at: int,
+    page: Bytes, old: int, rows: int, edits: Int64s, found: int, absent: Bytes, out: Bytes, at: int
 ) -> None:
     """Write the bitmap of a patched column; `old` is that of the page, 0 if it has none."""
     target = 0
@@ -321,21 +314,21 @@ def _copy_nulls(
 
 @njit(cache=True, nogil=True)
 def _copy_numbers(
-    page: NDArray[np.uint8],
+    page: Bytes,
     data: int,
     width: int,
     rows: int,
-    edits: NDArray[np.int64],
+    edits: Int64s,
     found: int,
-    values: NDArray[np.int64],
-    codes: NDArray[np.int32],
+    values: Int64s,
+    codes: Int32s,
     coded: int,
     base: np.uint64,
     shift: np.uint64,
     after: int,
     flip: np.uint64,
-    absent: NDArray[np.uint8],
-    out: NDArray[np.uint8],
+    absent: Bytes,
+    out: Bytes,
     at: int,
 ) -> int:
     """Write numbers, `after` bytes each, as differences to `base`; those that stay grow by `shift`.
@@ -369,18 +362,18 @@ def _copy_numbers(
 
 @njit(cache=True, nogil=True)
 def _copy_text(
-    page: NDArray[np.uint8],
+    page: Bytes,
     data: int,
     aux: int,
     width: int,
     base: Any,
     rows: int,
-    edits: NDArray[np.int64],
+    edits: Int64s,
     found: int,
-    spans: NDArray[np.int64],
-    heap: NDArray[np.uint8],
-    absent: NDArray[np.uint8],
-    out: NDArray[np.uint8],
+    spans: Int64s,
+    heap: Bytes,
+    absent: Bytes,
+    out: Bytes,
     at: int,
     text: Any,
 ) -> Any:
@@ -413,21 +406,21 @@ def _copy_text(
 
 @njit(cache=True, nogil=True)
 def _write_column(
-    page: NDArray[np.uint8],
+    page: Bytes,
     origin: int,
     entry: int,
     rows: int,
-    edits: NDArray[np.int64],
+    edits: Int64s,
     found: int,
-    words: NDArray[np.int64],
-    spans: NDArray[np.int64],
-    heap: NDArray[np.uint8],
-    absent: NDArray[np.uint8],
+    words: Int64s,
+    spans: Int64s,
+    heap: Bytes,
+    absent: Bytes,
     nulls: bool,
     flip: np.uint64,
-    codes: NDArray[np.int32],
-    frame: NDArray[np.uint64],
-    out: NDArray[np.uint8],
+    codes: Int32s,
+    frame: Words,
+    out: Bytes,
     out_origin: int,
     at: int,
     after: int,
@@ -474,17 +467,17 @@ def _write_column(
 
 @njit(cache=True, nogil=True)
 def patch_leaves(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page_size: int,
-    skip: NDArray[np.bool_],
+    skip: Flags,
     changes: LeafChanges,
     new: RowColumns,
     unique: bool,
     average: int,
-    out: NDArray[np.uint8],
-    status: NDArray[np.int64],
-    after: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    out: Bytes,
+    status: Int64s,
+    after: Int64s,
+    counts: Int64s,
 ) -> int:
     """Patch the leaves in `frames` into `out`; return a new row whose key is in a unique table already, or -1.
 

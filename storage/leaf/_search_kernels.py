@@ -15,9 +15,8 @@ from headrace.storage.format._byte_kernels import bswap_u64, compare_bytes, load
 from headrace.storage.format.constants import HEADER, WORD
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from headrace.storage.format._key_kernels import KeyParts
+    from headrace.storage.format.arrays import Bytes, Int32s, Words
 
 __all__ = [
     "ALL",
@@ -50,7 +49,7 @@ def mask_of(width: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def first_not_below(
-    frames: NDArray[np.uint8], data: int, width: int, mask: np.uint64, rows: int, target: np.uint64, at: int
+    frames: Bytes, data: int, width: int, mask: np.uint64, rows: int, target: np.uint64, at: int
 ) -> int:
     """Return the first row whose key is not below the target, `rows` if none; the search gallops from the row `at`.
 
@@ -85,15 +84,15 @@ def first_not_below(
 
 @njit(cache=True, nogil=True)
 def search_u64(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page_size: int,
-    frame: NDArray[np.int32],
-    low: NDArray[np.uint64],
-    high: NDArray[np.uint64],
+    frame: Int32s,
+    low: Words,
+    high: Words,
     unique: bool,
     pick: int,
-    row: NDArray[np.int32],
-    count: NDArray[np.int32],
+    row: Int32s,
+    count: Int32s,
 ) -> None:
     """Find the rows of a page from key `low` to key `high`, both included: the first row, and how many there are.
 
@@ -166,7 +165,7 @@ def search_u64(
 
 
 @njit(cache=True, nogil=True)
-def text_span(frames: NDArray[np.uint8], page: int, base: np.uint64, packed: np.uint64, row: int) -> tuple[int, int]:
+def text_span(frames: Bytes, page: int, base: np.uint64, packed: np.uint64, row: int) -> tuple[int, int]:
     """Return where in `frames` a text value begins and ends."""
     data = page + _I64(packed & _U16)
     aux = page + _I64((packed >> np.uint64(16)) & _U16)
@@ -188,13 +187,13 @@ def text_span(frames: NDArray[np.uint8], page: int, base: np.uint64, packed: np.
 
 @njit(cache=True, nogil=True)
 def order_of(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page: int,
     base: np.uint64,
     packed: np.uint64,
     row: int,
     prefix: np.uint64,
-    data: NDArray[np.uint8],
+    data: Bytes,
     start: int,
     end: int,
 ) -> int:
@@ -215,10 +214,10 @@ def order_of(
 
 @njit(cache=True, nogil=True)
 def _rank_bytes(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page: int,
     rows: tuple[int, int],
-    data: NDArray[np.uint8],
+    data: Bytes,
     key: tuple[np.uint64, int, int],
     equal: bool,
     unique: bool,
@@ -254,16 +253,16 @@ def _rank_bytes(
 
 @njit(cache=True, nogil=True)
 def search_bytes(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page_size: int,
-    frame: NDArray[np.int32],
+    frame: Int32s,
     low: KeyParts,
     high: KeyParts,
     closed: bool,
     unique: bool,
     pick: int,
-    row: NDArray[np.int32],
-    count: NDArray[np.int32],
+    row: Int32s,
+    count: Int32s,
 ) -> None:
     """Find the rows of a page in each range of byte keys, as `search_u64` does; `closed` ranges include their end."""
     low_data, high_data = low.data, high.data

@@ -16,7 +16,7 @@ from headrace.storage.format._key_kernels import KeyParts, compare_keys
 from headrace.storage.format.constants import CHILD_BYTES, HEADER, SEPARATOR_END, WORD
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Int32s, Int64s, Words
 
 __all__ = ["Children", "locate", "plan_inner", "read_inner", "read_separators", "write_nodes"]
 
@@ -25,7 +25,7 @@ _GALLOP = 6
 
 
 @njit(cache=True, nogil=True)
-def plan_inner(offsets: NDArray[np.int64], wide: bool, rows: int, limit: int) -> NDArray[np.int64]:
+def plan_inner(offsets: Int64s, wide: bool, rows: int, limit: int) -> Int64s:
     """Return where each inner page ends when entries are packed greedily, at least two to a page."""
     ends = np.empty(rows, dtype=np.int64)
     pages = 0
@@ -49,10 +49,10 @@ def plan_inner(offsets: NDArray[np.int64], wide: bool, rows: int, limit: int) ->
 class Children(NamedTuple):
     """Entries of inner nodes as kernels take them; see `headrace.storage.tree.nodes.Entries`."""
 
-    pages: NDArray[np.int64]
-    checksums: NDArray[np.uint64]
-    rows: NDArray[np.int64]
-    continued: NDArray[np.uint8]
+    pages: Int64s
+    checksums: Words
+    rows: Int64s
+    continued: Bytes
 
 
 @njit(cache=True, nogil=True)
@@ -60,12 +60,12 @@ def write_nodes(
     separators: KeyParts,
     wide: bool,
     children: Children,
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
+    starts: Int64s,
+    stops: Int64s,
     page_size: int,
     level: int,
-    pages: NDArray[np.uint8],
-    sums: NDArray[np.int64],
+    pages: Bytes,
+    sums: Int64s,
 ) -> None:
     """Write the nodes whose children are the entries from `starts[i]` up to `stops[i]`.
 
@@ -106,16 +106,16 @@ def write_nodes(
 
 @njit(cache=True, nogil=True)
 def read_inner(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page_size: int,
     wide: bool,
-    first: NDArray[np.int64],
-    children: NDArray[np.int64],
-    checksums: NDArray[np.uint64],
-    rows: NDArray[np.int64],
-    flags: NDArray[np.uint8],
-    prefix: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
+    first: Int64s,
+    children: Int64s,
+    checksums: Words,
+    rows: Int64s,
+    flags: Bytes,
+    prefix: Words,
+    offsets: Int64s,
 ) -> int:
     """Read the entries of inner pages into flat arrays; return the first page whose entries overrun it, or -1.
 
@@ -154,9 +154,7 @@ def read_inner(
 
 
 @njit(cache=True, nogil=True)
-def read_separators(
-    frames: NDArray[np.uint8], page_size: int, first: NDArray[np.int64], offsets: NDArray[np.int64]
-) -> NDArray[np.uint8]:
+def read_separators(frames: Bytes, page_size: int, first: Int64s, offsets: Int64s) -> Bytes:
     """Return the bytes of the separators whose offsets `read_inner` found."""
     result = np.empty(offsets[-1], dtype=np.uint8)
     for page in range(len(first) - 1):
@@ -201,14 +199,7 @@ def _last_not_above(separators: KeyParts, keys: KeyParts, i: int, wide: bool, lo
 
 
 @njit(cache=True, nogil=True)
-def locate(
-    separators: KeyParts,
-    continued: NDArray[np.uint8],
-    keys: KeyParts,
-    wide: bool,
-    first: NDArray[np.int32],
-    last: NDArray[np.int32],
-) -> None:
+def locate(separators: KeyParts, continued: Bytes, keys: KeyParts, wide: bool, first: Int32s, last: Int32s) -> None:
     """Find for each key the leaves, first to last, that may hold it.
 
     A key costs O(1) when keys come nearly in order and O(log leaves) when they do not.
