@@ -13,8 +13,13 @@ import numpy as np
 from headrace.storage.check import CheckReport, check_backend
 from headrace.storage.commit.compaction import CompactResult, compact
 from headrace.storage.errors import InputError, SchemaError
-from headrace.storage.filter.segments import FilterFile
-from headrace.storage.filter.upkeep import DEFAULT_FILTER_BITS, build_filter, check_filter_bits, drop_filter
+from headrace.storage.filter.segments import (
+    DEFAULT_FILTER_BITS,
+    FilterFile,
+    build_filter,
+    check_filter_bits,
+    drop_filter,
+)
 from headrace.storage.handle import TableHandle
 from headrace.storage.load.build import BuildOptions, build_table
 from headrace.storage.read.lookup import WINDOW_BYTES, lookup, scan

@@ -17,8 +17,16 @@ import numpy as np
 
 from headrace.storage.commit import _commit_kernels
 from headrace.storage.commit.changes import Part, is_dense, positions
-from headrace.storage.commit.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
-from headrace.storage.commit.patch import Patched, can_patch, patch_leaves
+from headrace.storage.commit.merge import (
+    Counts,
+    LeafRows,
+    Packed,
+    Patched,
+    apply_changes,
+    can_patch,
+    pack_groups,
+    patch_leaves,
+)
 from headrace.storage.format import _page_kernels
 from headrace.storage.format.keys import Keys
 from headrace.storage.format.page import aligned_pages, read_pages, seal_pages

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.commit.space import FreeSpace
     from headrace.storage.file.backend import StorageBackend
-    from headrace.storage.filter.upkeep import FilterWriter
+    from headrace.storage.filter.segments import FilterWriter
 
 __all__ = ["PageWriter"]
 

@@ -31,7 +31,7 @@ from headrace.storage.commit.merge import Counts
 from headrace.storage.commit.page_writer import PageWriter
 from headrace.storage.commit.space import FreeSpace
 from headrace.storage.errors import CorruptionError, InputError, PoisonedHandleError, StorageIOError
-from headrace.storage.filter.upkeep import FilterWriter, cut_filter
+from headrace.storage.filter.segments import FilterWriter, cut_filter
 from headrace.storage.format.constants import RELOCATION_BYTES
 from headrace.storage.format.metadata import metadata_pages
 from headrace.storage.format.slots import read_superblock, repeat_superblock, restore_superblock, write_superblock
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.storage.commit.changes import Batch
-    from headrace.storage.commit.locks import Locks
+    from headrace.storage.commit.locks import FileLocks
     from headrace.storage.file.backend import StorageBackend
     from headrace.storage.format.superblock import Superblock
     from headrace.storage.read.reader import PageReader
@@ -198,7 +198,7 @@ class Writer:
         Page reader of the same file.
     """
 
-    def __init__(self, backend: StorageBackend, locks: Locks, reader: PageReader) -> None:
+    def __init__(self, backend: StorageBackend, locks: FileLocks, reader: PageReader) -> None:
         self._backend = backend
         self._locks = locks
         self._reader = reader

@@ -30,7 +30,7 @@ from headrace.storage.errors import (
 )
 from headrace.storage.file.backend import FileBackend, StorageBackend, path_text, sync_folder
 from headrace.storage.file.temporary_files import claimed, remove_remains
-from headrace.storage.filter.upkeep import drop_filter
+from headrace.storage.filter.segments import drop_filter
 from headrace.storage.format.constants import FIRST_PAGE
 from headrace.storage.format.keys import Keys
 from headrace.storage.format.layout import LeafLayout
