@@ -81,15 +81,22 @@ class Draft:
         Page reader of the table.
     pages
         Writer of the new pages.
+
+    Attributes
+    ----------
+    leaves
+        Current leaf entries, and which of them are new.
+    rows
+        Current number of rows.
     """
 
     def __init__(self, base: Snapshot, reader: PageReader, pages: PageWriter) -> None:
         self._base = base
         self._reader = reader
-        self._pages = pages
+        self.pages = pages
         self._layout = base.layout
-        self._leaves = Placed(base.entries, _NONE)
-        self._rows = base.rows
+        self.leaves = Placed(base.entries, _NONE)
+        self.rows = base.rows
         self._freed: list[NDArray[np.int64]] = []
         self.page_size = base.page_size
         self.changed = False
@@ -107,8 +114,8 @@ class Draft:
         counts = Counts()
         done: list[Replacement] = []
         parts = self._parts(changes)
-        self._pages.expect(sum(len(part.leaves) for part in parts if part.dense))
-        if can_patch(self._layout) and len(self._leaves) > 0:
+        self.pages.expect(sum(len(part.leaves) for part in parts if part.dense))
+        if can_patch(self._layout) and len(self.leaves) > 0:
             rooms = PageRooms(max((len(part.leaves) for part in parts), default=0), self.page_size)
             for part, (frames, patched) in ahead(parts, partial(self._read_part, rooms), partial(self._patch, rooms)):
                 counts = counts.plus(patched.counts)
@@ -128,30 +135,15 @@ class Draft:
         return counts
 
     @property
-    def rows(self) -> int:
-        """Current number of rows."""
-        return self._rows
-
-    @property
     def entries(self) -> Entries:
         """Current leaf entries."""
-        return self._leaves.entries
-
-    @property
-    def pages(self) -> PageWriter:
-        """Writer of the new pages."""
-        return self._pages
+        return self.leaves.entries
 
     @property
     def replaced(self) -> NDArray[np.int64] | None:
         """Leaves that were replaced one by one, if the shape of the tree did not change; otherwise None."""
-        leaves = self._leaves
+        leaves = self.leaves
         return leaves.changed if len(leaves) and leaves.position is None else None
-
-    @property
-    def leaves(self) -> Placed:
-        """Current leaf entries, and which of them are new."""
-        return self._leaves
 
     @property
     def freed(self) -> NDArray[np.int64]:
@@ -164,7 +156,7 @@ class Draft:
         same = changes.touched is changes.keys
         row_first, row_last = (first, last) if same else self._locate(changes.keys)
         leaf = np.where(changes.fresh, row_last, row_first)
-        count = max(len(self._leaves), 1)
+        count = max(len(self.leaves), 1)
         leaves, joined = _commit_kernels.touched_leaves(first, last, leaf, count)
         step = max(_CHUNK_BYTES // self.page_size, 1)
         whole = Part(leaves, joined, 0, count, is_dense(leaves), changes, leaf, first)
@@ -180,14 +172,14 @@ class Draft:
 
     def _locate(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first and last leaf that may hold each key; a table without leaves counts as one empty leaf."""
-        if not len(self._leaves):
+        if not len(self.leaves):
             return np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
         first, last = self.entries.locate(keys)
         return first.astype(np.int64), last.astype(np.int64)
 
     @property
     def _average(self) -> int:
-        return self._rows // max(len(self._leaves), 1)
+        return self.rows // max(len(self.leaves), 1)
 
     def _read_part(self, rooms: PageRooms, part: Part, _: object) -> NDArray[np.uint8]:
         return self.read(part.leaves, rooms.take())
@@ -200,9 +192,9 @@ class Draft:
     def _put(self, part: Part, patched: Patched) -> Replacement:
         """Write patched pages."""
         leaves = part.leaves[patched.done]
-        numbers = self._pages.place(self._hints_near(leaves), together=part.dense)
-        checksums = seal_pages(patched.pages, self.page_size, numbers, self._pages.txid)
-        self._pages.put(patched.pages, numbers, checksums)
+        numbers = self.pages.place(self._hints_near(leaves), together=part.dense)
+        checksums = seal_pages(patched.pages, self.page_size, numbers, self.pages.txid)
+        self.pages.put(patched.pages, numbers, checksums)
         old = self.entries
         entries = Entries(numbers, checksums, patched.rows, old.continued[leaves], old.separators.take(leaves))
         return Replacement(leaves, entries, leaves)
@@ -274,12 +266,12 @@ class Draft:
         filled = np.flatnonzero(size)
         if not len(filled):
             return Replacement(leaves, Entries.empty(self._layout.codec.kind), _NONE)
-        last = bool(filled[-1] == len(heads) - 1 and leaves[-1] >= len(self._leaves) - 1)
+        last = bool(filled[-1] == len(heads) - 1 and leaves[-1] >= len(self.leaves) - 1)
         packed = pack_groups(self._layout, rows, np.cumsum(size[filled]), self._base.fill, last=last)
         packed = packed.with_groups(filled)
-        numbers = self._pages.place(self._hints(packed.group, leaves[heads], np.bincount(group)), together=together)
-        checksums = seal_pages(packed.pages, self.page_size, numbers, self._pages.txid)
-        self._pages.put(packed.pages, numbers, checksums)
+        numbers = self.pages.place(self._hints(packed.group, leaves[heads], np.bincount(group)), together=together)
+        checksums = seal_pages(packed.pages, self.page_size, numbers, self.pages.txid)
+        self.pages.put(packed.pages, numbers, checksums)
         at = leaves[heads][packed.group]
         separators, continued = self._separators(packed, at)
         return Replacement(leaves, Entries(numbers, checksums, packed.rows, continued, separators), at)
@@ -288,7 +280,7 @@ class Draft:
         self, group: NDArray[np.int64], first: NDArray[np.int64], leaves: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Return where to place new pages: near the leaf that they replace, or near its neighbors if it is far away."""
-        if not len(self._leaves):
+        if not len(self.leaves):
             return np.zeros(len(group), dtype=np.int64)
         count = np.bincount(group, minlength=len(first))
         rank = np.arange(len(group)) - (np.cumsum(count) - count)[group]
@@ -297,14 +289,14 @@ class Draft:
 
     def _hints_near(self, leaf: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the median of the pages of each leaf and its neighbors."""
-        pages, end = self._leaves.entries.pages, len(self._leaves) - 1
+        pages, end = self.leaves.entries.pages, len(self.leaves) - 1
         before, here, after = pages[np.maximum(leaf - 1, 0)], pages[leaf], pages[np.minimum(leaf + 1, end)]
         hints: NDArray[np.int64] = np.maximum(np.minimum(before, after), np.minimum(np.maximum(before, after), here))
         return hints
 
     def _separators(self, packed: Packed, at: NDArray[np.int64]) -> tuple[Keys, NDArray[np.uint8]]:
         """Return the separators of new pages: a group's first page keeps that of the first leaf it replaces."""
-        entries = self._leaves.entries
+        entries = self.leaves.entries
         first = packed.first_of_group
         heads, rest = np.flatnonzero(first), np.flatnonzero(~first)
         if len(entries):
@@ -320,7 +312,7 @@ class Draft:
         if not done:
             return
         self.changed = True
-        if len(self._leaves) and self._leaves.position is None and all(part.in_place for part in done):
+        if len(self.leaves) and self.leaves.position is None and all(part.in_place for part in done):
             self._install_in_place(done)
         else:
             self._install_anew(done)
@@ -330,36 +322,36 @@ class Draft:
         if len(done) > 1:
             leaves = np.concatenate([part.leaves for part in done])
             new = Entries.concat([part.entries for part in done])
-        old = self._leaves
-        self._rows += int(new.rows.sum() - old.entries.rows[leaves].sum())
+        old = self.leaves
+        self.rows += int(new.rows.sum() - old.entries.rows[leaves].sum())
         kept = leaves
         if len(old.changed):
             again = np.isin(leaves, old.changed)
-            self._pages.give(old.entries.pages[leaves[again]])
+            self.pages.give(old.entries.pages[leaves[again]])
             kept = leaves[~again]
         self._freed.append(old.entries.pages[kept])
         changed = leaves if len(leaves) == 1 and not len(old.changed) else np.union1d(old.changed, leaves)
-        self._leaves = Placed(old.entries.replaced(leaves, new), changed)
+        self.leaves = Placed(old.entries.replaced(leaves, new), changed)
 
     def _install_anew(self, done: list[Replacement]) -> None:
-        old, kept = self._leaves, self._leaves.kept
+        old, kept = self.leaves, self.leaves.kept
         gone = np.zeros(len(old), dtype=np.bool_)
         if len(old):
             gone[np.concatenate([part.leaves for part in done])] = True
         self._freed.append(old.entries.pages[gone & kept])
-        self._pages.give(old.entries.pages[gone & ~kept])
+        self.pages.give(old.entries.pages[gone & ~kept])
         stay = np.flatnonzero(~gone)
         at = np.concatenate([part.at for part in done])
         position = old.positions[at] if len(old) else at
         order = np.argsort(np.concatenate([stay, at]), kind="stable")
         entries = Entries.concat([old.entries, *(part.entries for part in done)])
         index = np.concatenate([stay, len(old) + np.arange(len(at))])[order]
-        self._leaves = Placed(
+        self.leaves = Placed(
             _with_open_left(entries.take(index)),
             np.flatnonzero(~np.concatenate([kept[stay], np.zeros(len(at), dtype=np.bool_)])[order]),
             np.concatenate([old.positions[stay], position])[order],
         )
-        self._rows = int(self._leaves.entries.rows.sum())
+        self.rows = int(self.leaves.entries.rows.sum())
 
 
 def _with_open_left(entries: Entries) -> Entries:

@@ -25,9 +25,9 @@ from headrace.storage.file.backend import FileBackend
 from headrace.storage.file.temporary_files import claimed, remove_remains
 from headrace.storage.filter import _filter_kernels as kernels
 from headrace.storage.format import _page_kernels
-from headrace.storage.format._byte_kernels import xxh64
 from headrace.storage.format.constants import LEAF_PAGE, SLACK
 from headrace.storage.format.page import runs_of
+from headrace.storage.format.superblock import hash_bytes
 from headrace.storage.leaf import _gather_kernels
 from headrace.storage.leaf.decode import gather_keys
 from headrace.storage.read.cache import page_buffer
@@ -279,7 +279,7 @@ def _read_shape(backend: StorageBackend) -> FilterShape | None:
     except (StorageIOError, CorruptionError):
         return None
     magic, version, blocks, probes, checksum = _HEADER.unpack(header.tobytes())
-    sound = magic == _MAGIC and version == _VERSION and checksum == _header_checksum(header.tobytes())
+    sound = magic == _MAGIC and version == _VERSION and checksum == hash_bytes(header[:_CHECKED].tobytes())
     if not sound or not 0 < blocks <= _MOST_BLOCKS or not 0 < probes <= _MOST_PROBES:
         return None
     return FilterShape(blocks, probes, blocks)
@@ -288,12 +288,7 @@ def _read_shape(backend: StorageBackend) -> FilterShape | None:
 def _header_of(shape: FilterShape) -> bytes:
     """Return the bytes with which the file of a filter begins."""
     fields = (_MAGIC, _VERSION, shape.blocks, shape.probes)
-    return _HEADER.pack(*fields, _header_checksum(_HEADER.pack(*fields, 0)))
-
-
-def _header_checksum(header: bytes) -> int:
-    padded = np.frombuffer(header + bytes(SLACK), dtype=np.uint8)
-    return int(xxh64(padded, 0, _CHECKED, np.uint64(0)))
+    return _HEADER.pack(*fields, hash_bytes(_HEADER.pack(*fields, 0)[:_CHECKED]))
 
 
 def check_filter_bits(bits: float) -> float:

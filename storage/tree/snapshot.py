@@ -75,11 +75,6 @@ class Snapshot:
         return self.layout.key
 
     @property
-    def payload(self) -> pa.Schema:
-        """The schema without the key columns."""
-        return self.layout.payload
-
-    @property
     def codec(self) -> KeyCodec:
         """Turns key columns into normalized keys and back."""
         return self.layout.codec
@@ -123,11 +118,6 @@ class Snapshot:
     def separators(self) -> Keys:
         """A key between each leaf and the one before; the first is minus infinity."""
         return self.entries.separators
-
-    @property
-    def continued(self) -> NDArray[np.uint8]:
-        """uint8[n], 1 if the first key of a leaf may also end the leaf before."""
-        return self.entries.continued
 
     @property
     def index_nbytes(self) -> int:
