@@ -213,9 +213,12 @@ def first_descent(keys: KeyParts, wide: bool, strictly: bool) -> int:
 @njit(cache=True, nogil=True)
 def same_as_next(keys: KeyParts, wide: bool) -> Flags:
     """Return for each key but the last whether the next one equals it."""
-    result = np.zeros(max(len(keys.prefix) - 1, 0), dtype=np.bool_)
-    for row in range(len(result)):
-        result[row] = compare_keys(keys, row, keys, row + 1, wide) == 0
+    prefix, offsets, data = keys
+    result = prefix[1:] == prefix[:-1]
+    if wide:
+        for row in np.flatnonzero(result):
+            start, end = offsets[row], offsets[row + 1]
+            result[row] = compare_bytes(data, start, end, data, end, offsets[row + 2]) == 0
     return result
 
 
