@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from scenario import World, random_rows
 
 from headrace.pipelines.catalog import Catalog
-from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.errors import (
     BatchError,
     DeltaTableError,

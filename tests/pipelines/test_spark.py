@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from headrace.pipelines.errors import JarsUnavailableError, JavaNotFoundError, SparkStartError
-from headrace.pipelines.failures import cause_of
-from headrace.pipelines.jars import _artifact, _cause, cache_folder, delta_jars, require_java, require_user
-from headrace.pipelines.spark import SparkSettings, _start_conf, _start_error
+from headrace.pipelines.spark.failures import cause_of
+from headrace.pipelines.spark.jars import _artifact, _cause, cache_folder, delta_jars, require_java, require_user
+from headrace.pipelines.spark.sessions import SparkSettings, _start_conf, _start_error
 
 
 def test_a_missing_java_is_named_with_the_remedy(monkeypatch):
