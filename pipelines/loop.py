@@ -32,7 +32,7 @@ _NAMED = 5
 
 
 class Loader(Protocol):
-    """What loads batches: `headrace.pipelines.batch.BatchProtocol`."""
+    """What loads batches: `headrace.pipelines.batch.protocol.BatchProtocol`."""
 
     def finish(self, number: int, stream: str, attempt: str | None = None) -> BatchRecord | None:
         """Complete a batch that the facts hold, and return its record; None if they do not hold it."""

@@ -144,7 +144,7 @@ class BatchProtocol:
         Parameters
         ----------
         pieces
-            Its files, with the columns of `headrace.pipelines.frame.PIECES`.
+            Its files, with the columns of `headrace.pipelines.spark.frame.PIECES`.
         number
             Its number in the stream.
         stream

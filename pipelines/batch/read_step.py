@@ -58,7 +58,7 @@ class ReadStep:
         Parameters
         ----------
         batches
-            Pieces, with the columns of `headrace.pipelines.frame.PIECES`. One that stops at the size of its file,
+            Pieces, with the columns of `headrace.pipelines.spark.frame.PIECES`. One that stops at the size of its file,
             or has no stop, goes to the file's end.
         task
             The task that reads them.

@@ -42,7 +42,7 @@ class Stage:
     number
         Position of the stage in the batch.
     owner
-        The run, see `headrace.pipelines.operators.serve`.
+        The run, see `headrace.pipelines.replica.operators.serve`.
     reader
         Reads the pieces of files that the first stage is given; None for later stages.
     steps

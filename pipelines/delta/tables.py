@@ -265,7 +265,7 @@ def registered_streams(handle: DeltaHandle, pipeline: str, stream: str, source: 
     stream
         The stream's identity.
     source
-        The source's name in the fact table (`headrace.pipelines.stream_identity.source_of`).
+        The source's name in the fact table (`headrace.pipelines.source.identity.source_of`).
     """
     registry = stream_registry(handle)
     entry = {"stream": stream, "source": source}

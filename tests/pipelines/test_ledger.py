@@ -252,7 +252,7 @@ def test_a_disk_that_is_full_is_told(ledger, monkeypatch):
     def fail(*_arguments):
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr("headrace.pipelines.ledger._upsert", fail)
+    monkeypatch.setattr("headrace.pipelines.source.ledger._upsert", fail)
     ledger.plan(0, "x", [FoundFile("a", 1, 1)])
     with pytest.raises(LedgerError, match="disk is full; free some space"):
         ledger.done(0)

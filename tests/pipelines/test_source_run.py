@@ -86,7 +86,7 @@ def test_odd_names_are_loaded_once_and_what_is_left_out_is_told(project):
 
 
 def test_a_large_file_is_read_in_pieces_and_each_record_once(project, spark, monkeypatch):
-    monkeypatch.setattr("headrace.pipelines.source._LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr("headrace.pipelines.source.pieces._LEAST_BYTES", 1 << 20)
     project.write("large.csv", *range(400_000))
     project.write("small.csv", 400_000)
     found = list_files(project.config).files

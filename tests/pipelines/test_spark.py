@@ -72,7 +72,7 @@ def test_jars_that_cannot_be_fetched_are_named_with_the_remedy(monkeypatch, tmp_
         log.write_text(":: resolving\n\tunresolved dependency: io.delta#delta-spark: not found\n")
         return 1
 
-    monkeypatch.setattr("headrace.pipelines.jars._run_resolver", no_network)
+    monkeypatch.setattr("headrace.pipelines.spark.jars._run_resolver", no_network)
     with pytest.raises(
         JarsUnavailableError, match=r"unresolved dependency: io.delta.*connect to the network"
     ) as caught:
@@ -93,7 +93,7 @@ def fetches(monkeypatch, tmp_path):
             (folder / "jars" / name).write_bytes(b"jar")
         return 0
 
-    monkeypatch.setattr("headrace.pipelines.jars._run_resolver", network)
+    monkeypatch.setattr("headrace.pipelines.spark.jars._run_resolver", network)
     return calls
 
 
