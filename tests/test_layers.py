@@ -17,7 +17,7 @@ ROOMS = ("file", "format", "leaf", "tree", "read", "filter", "probe", "commit", 
 """Rooms of storage: a room imports only those to its left, and of the modules on top only the errors."""
 PIPELINE_ROOMS = ("config", "spark", "delta", "replica", "source", "dimension", "batch")
 """Rooms of pipelines: a room imports only those to its left, and of the modules on top only those that know no room."""
-PIPELINE_TOP = {"errors", "paths", "catalog", "lease", "process_identity"}
+PIPELINE_TOP = {"_lazy", "errors", "paths", "catalog", "lease", "process_identity"}
 SPARK_FREE = ("storage", "joins", "etl")
 HEAVY = (
     "numba",
