@@ -27,11 +27,9 @@ from headrace.storage.commit.merge import (
     pack_groups,
     patch_leaves,
 )
-from headrace.storage.format import _page_kernels
 from headrace.storage.format.keys import Keys
 from headrace.storage.format.page import aligned_pages, read_pages, seal_pages
-from headrace.storage.leaf import _gather_kernels
-from headrace.storage.leaf.decode import gather, gather_keys
+from headrace.storage.leaf.decode import gather, gather_keys, rows_of_pages
 from headrace.storage.read.cache import page_buffer
 from headrace.storage.tree.nodes import Entries, separators_between
 from headrace.storage.tree.rewrite import Placed
@@ -241,8 +239,7 @@ class Draft:
         """Return the rows of some of the leaves that were read into `frames`."""
         layout = self._layout
         frame = positions(read, leaves).astype(np.int32)
-        counts = _page_kernels.count_rows(frames, self.page_size, frame)
-        places, rows, _ = _gather_kernels.expand_rows(frame, np.zeros(len(leaves), dtype=np.int32), counts)
+        places, rows, _ = rows_of_pages(layout, frames, frame)
         keys = gather_keys(layout, frames, places, rows)
         return LeafRows(keys, gather(layout, frames, places, rows), read[places])
 

@@ -24,12 +24,10 @@ from headrace.storage.errors import CorruptionError, InputError, StorageIOError,
 from headrace.storage.file.backend import FileBackend
 from headrace.storage.file.temporary_files import claimed, remove_remains
 from headrace.storage.filter import _filter_kernels as kernels
-from headrace.storage.format import _page_kernels
 from headrace.storage.format.constants import LEAF_PAGE, SLACK
 from headrace.storage.format.page import runs_of
 from headrace.storage.format.superblock import hash_bytes
-from headrace.storage.leaf import _gather_kernels
-from headrace.storage.leaf.decode import gather_keys
+from headrace.storage.leaf.decode import gather_keys, rows_of_pages
 from headrace.storage.read.cache import page_buffer
 
 if TYPE_CHECKING:
@@ -141,8 +139,7 @@ def leaf_segments(
     layout: LeafLayout, frames: NDArray[np.uint8], frame: NDArray[np.int32], shape: FilterShape
 ) -> NDArray[np.uint64]:
     """Return uint64[n, words]: the segments of leaf pages, made from their keys."""
-    counts = _page_kernels.count_rows(frames, layout.page_size, frame)
-    places, rows, owner = _gather_kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
+    places, rows, owner = rows_of_pages(layout, frames, frame)
     segments = np.zeros((len(frame), shape.words), dtype=np.uint64)
     hashes = hash_keys(gather_keys(layout, frames, places, rows))
     kernels.fill_segments(hashes, owner, shape.blocks, shape.narrow, shape.probes, segments)

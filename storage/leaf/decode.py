@@ -34,6 +34,7 @@ __all__ = [
     "expand_matches",
     "gather",
     "gather_keys",
+    "rows_of_pages",
     "search",
     "search_nearest",
     "search_range",
@@ -258,6 +259,14 @@ def gather_keys(
     return Keys.from_bytes(offsets, data)
 
 
+def rows_of_pages(
+    layout: LeafLayout, frames: NDArray[np.uint8], frame: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    """Return frame, row and position of the page in `frame` for every row of whole pages, one page after the other."""
+    counts = _page_kernels.count_rows(frames, layout.page_size, frame)
+    return gather_kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
+
+
 def decode_pages(
     layout: LeafLayout,
     frames: NDArray[np.uint8],
@@ -273,8 +282,7 @@ def decode_pages(
     columns
         Names; by default all columns of the table, key columns included.
     """
-    counts = _page_kernels.count_rows(frames, layout.page_size, frame)
-    places, rows, _ = gather_kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
+    places, rows, _ = rows_of_pages(layout, frames, frame)
     return gather(layout, frames, places, rows, layout.schema.names if columns is None else columns)
 
 
