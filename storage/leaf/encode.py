@@ -161,7 +161,7 @@ class PhysicalRows:
 
 
 def _matrix(rows: Sequence[NDArray[Scalar]], columns: int, dtype: type[Scalar]) -> NDArray[Scalar]:
-    return np.stack(rows) if rows else np.zeros((0, columns), dtype=dtype)
+    return np.stack(rows) if rows else np.empty((0, columns), dtype=dtype)
 
 
 class LeafEncoder:
