@@ -58,10 +58,13 @@ class _MeshScan(JoinAlgorithm):
     ----------
     parameters
         Parameters of the join.
+    read_pages
+        Pages in a chunk; None to choose the number with the highest rate.
     """
 
-    def __init__(self, parameters: JoinParameters) -> None:
+    def __init__(self, parameters: JoinParameters, read_pages: int | None) -> None:
         super().__init__(parameters)
+        self._read_pages = read_pages
         snapshot = self.snapshot
         fixed = snapshot.index_nbytes + 4 * len(snapshot.leaf_pages)
         needed = fixed + self.relation.reader.nbytes_at(1) + (_WORKSPACE_PAGES + 2) * snapshot.page_size
@@ -125,7 +128,12 @@ class _MeshScan(JoinAlgorithm):
         size = batch.nbytes / len(batch) + key + _TUPLE_OVERHEAD + MeshWindow.slot_nbytes()
         leaves, snapshot = len(self.snapshot.leaf_pages), self.snapshot
         self._split = split_memory(
-            self.budget.available, leaves, snapshot.rows / max(1, leaves), size, self.relation.reader.device
+            self.budget.available,
+            leaves,
+            snapshot.rows / max(1, leaves),
+            size,
+            self.relation.reader.device,
+            self._read_pages,
         )
         self.budget.charge("cache", self._split.pages * snapshot.page_size)
         self._frames = page_buffer(self._split.pages, snapshot.page_size)
@@ -245,6 +253,9 @@ class MeshJoin(StreamJoin[_MeshScan]):
         As for `headrace.joins.SSIJ`. Range predicates are refused: the window finds equal keys only.
     deadline
         Refused: MeshJoin cannot meet deadlines.
+    read_pages
+        Pages of the relation in each read (the b of the MeshJoin paper); by default the number with the highest rate
+        on the table's disk.
     """
 
     def __init__(
@@ -258,7 +269,10 @@ class MeshJoin(StreamJoin[_MeshScan]):
         columns: Sequence[str] | None = None,
         reader: PageReader | None = None,
         clock: Callable[[], float] | None = None,
+        read_pages: int | None = None,
     ) -> None:
+        if read_pages is not None and read_pages < 1:
+            raise JoinInputError(f"`read_pages` is the number of pages in a read, so at least 1, not {read_pages}")
         if deadline is not None:
             raise JoinInputError("MeshJoin cannot meet deadlines: each tuple waits for a whole scan; use SSIJ")
         parameters = JoinParameters.check(
@@ -269,7 +283,7 @@ class MeshJoin(StreamJoin[_MeshScan]):
                 f"MeshJoin finds matches by hashing, which does not support {type(parameters.predicate).__name__}; "
                 "use SSIJ or IndexNestedLoops"
             )
-        super().__init__(_MeshScan(parameters))
+        super().__init__(_MeshScan(parameters, read_pages))
 
     @property
     def split(self) -> MeshSplit | None:

@@ -39,7 +39,14 @@ class MeshSplit:
     chunks: int
 
 
-def split_memory(memory: int, leaves: int, rows_per_page: float, tuple_nbytes: float, device: DeviceModel) -> MeshSplit:
+def split_memory(
+    memory: int,
+    leaves: int,
+    rows_per_page: float,
+    tuple_nbytes: float,
+    device: DeviceModel,
+    read_pages: int | None = None,
+) -> MeshSplit:
     """Return the split with the highest rate, as the authors of MeshJoin compute it.
 
     A step reads b pages and admits w tuples, so ``w / cost(b)`` is the rate, where the cost is that of the read and of
@@ -58,13 +65,18 @@ def split_memory(memory: int, leaves: int, rows_per_page: float, tuple_nbytes: f
         Bytes of a stream tuple in memory, with its entry in the multimap.
     device
         Read costs and page size of the disk.
+    read_pages
+        Pages in a chunk; None to choose the best number.
 
     Raises
     ------
     MemoryBudgetError
         If no split admits at least one tuple.
     """
-    pages = np.arange(1, max(1, min(leaves, memory // device.page_size)) + 1)
+    if read_pages is None:
+        pages = np.arange(1, max(1, min(leaves, memory // device.page_size)) + 1)
+    else:
+        pages = np.array([max(1, min(read_pages, leaves))])
     chunks = -(-max(leaves, 1) // pages)
     needed = pages * device.page_size + (chunks + 1) * tuple_nbytes
     tuples = np.floor((memory - pages * device.page_size) / ((chunks + 1) * tuple_nbytes))

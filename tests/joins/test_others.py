@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.joins import IndexNestedLoops, MeshJoin
+from headrace.joins.errors import JoinInputError
 from headrace.joins.meshjoin.split import split_memory
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.read import DeviceModel
@@ -75,6 +76,24 @@ def test_a_chunk_that_is_the_whole_relation_is_read_once(table, monkeypatch):
         join.push(pa.record_batch({"k": np.arange(10)})).drain()
         join.flush().drain()
     assert (join.split.chunks, len(calls)) == (1, 1)
+
+
+def test_meshjoin_reads_as_many_pages_at_once_as_it_is_told(table, monkeypatch):
+    join = MeshJoin(table, on="k", memory="256KiB", read_pages=3)
+    calls = reads_of(table, monkeypatch)
+    assert join.push(pa.record_batch({"k": np.arange(0, KEYS, 9)})).drain() + join.finish().drain() == len(
+        range(0, KEYS, 9)
+    )
+    leaves = len(table.snapshot().leaf_pages)
+    assert [len(call) for call in calls[: leaves // 3]] == [3] * (leaves // 3)
+    assert (join.split.pages, join.split.chunks) == (3, -(-leaves // 3))
+
+
+def test_a_read_of_no_pages_or_of_more_than_fit_is_refused(table):
+    with pytest.raises(JoinInputError, match="at least 1, not 0"):
+        MeshJoin(table, on="k", read_pages=0)
+    with pytest.raises(MemoryBudgetError, match="at least"):
+        MeshJoin(table, on="k", memory="192KiB", read_pages=60).push(pa.record_batch({"k": [1]})).drain()
 
 
 @given(
