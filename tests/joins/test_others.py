@@ -110,7 +110,7 @@ def test_the_split_fits_in_the_memory_and_no_other_one_is_faster(memory, leaves,
     def rate(pages):
         chunks = -(-leaves // pages)
         tuples = (memory - pages * 4096) // ((chunks + 1) * size)
-        return tuples / ((seek + 1e-5 * pages if chunks > 1 else 0.0) + 5e-4 + 2e-5 * chunks + 1e-6 * pages)
+        return tuples / ((seek + 1e-5 * pages if chunks > 1 else 0.0) + 5e-4 + 5e-7 * pages)
 
     assert split.chunks == -(-leaves // split.pages)
     assert split.pages * 4096 + (split.chunks + 1) * split.tuples * size <= memory
