@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import load_u64
+from headrace.storage.format._byte_kernels import load_u64, prefetch
 from headrace.storage.format.constants import HEADER
 from headrace.storage.leaf._search_kernels import mask_of
 
@@ -38,6 +38,7 @@ ABSENT = -2
 
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
+_BLOCK = 4096  # rows whose hashes stay in the processor's cache until their chains are walked
 _U16 = np.uint64(0xFFFF)
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
@@ -194,14 +195,14 @@ def find_words(
     multimap: Multimap,
     out: RowBuffer,
 ) -> int:
-    """Write the relation rows whose key of one word is in the multimap; return how many.
+    """Write the relation rows whose key of one word is in the multimap, until `out` may be full; return how many.
 
     Parameters
     ----------
     frames, page_size
         Pages of the relation.
     cursor : int64[2]
-        Frame and row to begin with; moved on by as many rows as `out` has places, or to (stop, 0).
+        Frame and row to begin with; moved on to where the search ended, (stop, 0) at the end.
     stop
         Frame after the last.
     multimap
@@ -210,29 +211,32 @@ def find_words(
         Output.
     """
     head, tags = multimap.head, multimap.tags
-    size, left = 0, len(out.hashes)
+    found = 0
     frame, row = cursor[0], cursor[1]
-    while frame < stop and left > 0:
-        page = frame * page_size
-        rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
-        base = load_u64(frames, page + HEADER)
-        packed = load_u64(frames, page + HEADER + 8)
-        data = page + _I64(packed & _U16)
-        width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
-        mask = mask_of(np.uint64(width))
-        last = min(rows, row + left)
-        left -= last - row
-        for at in range(row, last):
-            value = _mix(base + (load_u64(frames, data + at * width) & mask))
-            out.hashes[size] = value
-            out.frame[size] = frame
-            out.row[size] = at
-            size += (tags[_bucket(value, len(head))] & _tag(value)) != 0
-        row = last
-        if row == rows:
-            frame, row = frame + 1, _I64(0)
+    while frame < stop and found < len(out.hashes):
+        size, left = found, min(len(out.hashes) - found, _BLOCK)
+        while frame < stop and left > 0:
+            page = frame * page_size
+            rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
+            base = load_u64(frames, page + HEADER)
+            packed = load_u64(frames, page + HEADER + 8)
+            data = page + _I64(packed & _U16)
+            width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            mask = mask_of(np.uint64(width))
+            last = min(rows, row + left)
+            left -= last - row
+            for at in range(row, last):
+                value = _mix(base + (load_u64(frames, data + at * width) & mask))
+                out.hashes[size] = value
+                out.frame[size] = frame
+                out.row[size] = at
+                size += (tags[_bucket(value, len(head))] & _tag(value)) != 0
+            row = last
+            if row == rows:
+                frame, row = frame + 1, _I64(0)
+        found = _walk_chains(found, size, multimap, out)
     cursor[0], cursor[1] = frame, row
-    return _walk_chains(size, multimap, out)
+    return found
 
 
 @njit(cache=True, nogil=True)
@@ -246,20 +250,22 @@ def find_hashes(multimap: Multimap, out: RowBuffer) -> int:
         out.frame[size] = out.frame[i]
         out.row[size] = out.row[i]
         size += (tags[_bucket(value, len(head))] & _tag(value)) != 0
-    return _walk_chains(size, multimap, out)
+    return _walk_chains(0, size, multimap, out)
 
 
 @njit(cache=True, nogil=True)
-def _walk_chains(size: int, multimap: Multimap, out: RowBuffer) -> int:
-    """Keep of the first `size` rows those whose hash is in the chain of its bucket; return how many.
+def _walk_chains(start: int, stop: int, multimap: Multimap, out: RowBuffer) -> int:
+    """Keep of the rows from `start` up to `stop` those whose hash is in the chain of its bucket; return their end.
 
-    One pass fetches the heads of all chains, so that the processor waits for many at once.
+    One pass fetches the heads of all chains and asks for their hashes, so that the processor waits for many at once.
     """
     slot_hash, next_key, head = multimap.slot_hash, multimap.next_key, multimap.head
-    for i in range(size):
-        out.slot[i] = head[_bucket(out.hashes[i], len(head))]
-    found = 0
-    for i in range(size):
+    for i in range(start, stop):
+        slot = _I64(head[_bucket(out.hashes[i], len(head))])
+        out.slot[i] = slot
+        prefetch(slot_hash, max(slot, _I64(0)))
+    found = start
+    for i in range(start, stop):
         slot = _I64(out.slot[i])
         while slot >= 0 and slot_hash[slot] != out.hashes[i]:
             slot = _I64(next_key[slot])

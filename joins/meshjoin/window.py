@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["LeavingBatch", "MeshWindow"]
 
 _SLOT_NBYTES = 8 + 4 + 4 + 1  # hash, next slots of the key and of the bucket, mark
+_BUCKETS = 2  # for each slot: most rows that match nothing then meet an empty one
 _BUCKET_NBYTES = 4 + 1
 _ALL = np.zeros(0, dtype=np.bool_)
 _NONE = np.zeros(0, dtype=np.int64)
@@ -79,9 +80,15 @@ class MeshWindow:
         Number of batches.
     tuples
         Most tuples in a batch.
+
+    Attributes
+    ----------
+    batches
+        Number of batches that the window holds now.
     """
 
     def __init__(self, schema: pa.Schema, batches: int, tuples: int) -> None:
+        self.batches = 0
         self._tuples = tuples
         self._batches: list[_WindowBatch | None] = [None] * batches
         self._columns = WindowColumns(schema, batches, tuples)
@@ -91,15 +98,15 @@ class MeshWindow:
             slot_hash=np.zeros(slots, dtype=np.uint64),
             follow=np.full(slots, kernels.ABSENT, dtype=np.int32),
             next_key=np.full(slots, -1, dtype=np.int32),
-            head=np.full(max(slots, 1), -1, dtype=np.int32),
-            tags=np.zeros(max(slots, 1), dtype=np.uint8),
+            head=np.full(_BUCKETS * max(slots, 1), -1, dtype=np.int32),
+            tags=np.zeros(_BUCKETS * max(slots, 1), dtype=np.uint8),
         )
         self._batch_nbytes = 0
 
     @staticmethod
     def slot_nbytes() -> int:
         """Return the bytes that a tuple takes beside its values and its arrival."""
-        return _SLOT_NBYTES + _BUCKET_NBYTES
+        return _SLOT_NBYTES + _BUCKETS * _BUCKET_NBYTES
 
     @property
     def map_nbytes(self) -> int:
@@ -110,11 +117,6 @@ class MeshWindow:
     def nbytes(self) -> int:
         """Bytes of the tuples: the arrays of their values, which are allocated at once, and what varies."""
         return self._columns.nbytes + self._batch_nbytes
-
-    @property
-    def batches(self) -> int:
-        """Number of batches in the window."""
-        return sum(batch is not None for batch in self._batches)
 
     def enter(self, place: int, arrived: BatchSlice, keys: Keys, valid: NDArray[np.bool_] | None) -> None:
         """Put tuples in the place of the oldest batch. Only `valid` ones can match."""
@@ -127,6 +129,7 @@ class MeshWindow:
         )
         self._batches[place] = _WindowBatch(rows, arrived.arrival, kept, nbytes)
         self._batch_nbytes += nbytes
+        self.batches += 1
         self._matched[first : first + rows] = False
         kernels.insert(_hashes(keys), _ALL if valid is None else valid, first, self._multimap)
 
@@ -135,6 +138,7 @@ class MeshWindow:
         batch, self._batches[place] = self._batches[place], None
         if batch is None:
             return None
+        self.batches -= 1
         first = place * self._tuples
         kernels.expire(first, batch.rows, self._multimap)
         unmatched = np.flatnonzero(~self._matched[first : first + batch.rows]) if outer else _NONE
