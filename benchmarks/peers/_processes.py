@@ -24,16 +24,16 @@ class Contestant:
     table is not in the system's cache when it begins.
     """
 
-    def __init__(self, name, engine, setup, stream, limit):
+    def __init__(self, name, engine, setup, stream, each, limit):
         self.name = name
         self.group = self.idle = self._process = None
         self._limit = limit
-        self._of = engine, setup, stream
+        self._of = engine, setup, stream, each
 
     def open(self):
         """Load the library and the table, then limit the memory and let the contestant take it."""
         self._connection, far = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(far, *self._of), daemon=True)
+        self._process = CONTEXT.Process(target=_serve, args=(far, *self._of))  # no daemon: stores have processes
         self._process.start()
         far.close()
         self.group = None if self._limit is None else MemoryGroup.create(str(self._process.pid))
@@ -50,12 +50,16 @@ class Contestant:
         self.close()
         self.open()
 
-    def run(self, seconds, batch_rows, tuples=0):
+    def run(self, seconds, choice, tuples=0):
         """Join for so long, and at least so many tuples; return what was done."""
-        return self._ask("run", seconds, batch_rows, tuples)
+        return self._ask("run", seconds, choice, tuples)
+
+    def arrive(self, rate, warm, seconds):
+        """Let tuples arrive at this rate; return the longest wait after the first `warm` seconds."""
+        return self._ask("arrive", rate, warm, seconds)
 
     def finish(self):
-        """Return tuples pushed, rows that came out, and the sum over them."""
+        """Return tuples pushed, and the tally of all that came out."""
         return self._ask("finish")
 
     def close(self):
@@ -84,9 +88,9 @@ class Contestant:
         return answer
 
 
-def _serve(connection, engine, setup, stream):
+def _serve(connection, engine, setup, stream, each):
     keep_little_freed_memory()
-    runner = _Runner(engine, setup, stream)
+    runner = _Runner(engine, setup, stream, each)
     while True:
         try:
             command, *arguments = connection.recv()
@@ -101,59 +105,70 @@ def _serve(connection, engine, setup, stream):
 class _Runner:
     """Carries out in the contestant's process what is asked."""
 
-    def __init__(self, engine, setup, stream):
-        self._of = engine, setup, stream
-        self._rows = self._total = 0
+    def __init__(self, engine, setup, stream, each):
+        self._of = engine, setup, stream, each
 
     def open(self):
         import resource  # noqa: PLC0415 - nothing is loaded before the group holds the process
 
         from benchmarks.peers._inputs import StreamFile  # noqa: PLC0415 - as above
-        from benchmarks.peers._joiners import JOINERS  # noqa: PLC0415 - as above
+        from benchmarks.peers._joiners import joiner  # noqa: PLC0415 - as above
+        from benchmarks.peers._tally import Tally  # noqa: PLC0415 - as above
 
-        engine, setup, stream = self._of
-        self._stream = StreamFile(stream)
+        engine, setup, stream, each = self._of
+        self._stream = StreamFile(stream, each)
         self._stream.take(250_000)
         self._stream.at = 0
-        self._joiner = JOINERS[engine](setup)
+        self._tally = Tally()
+        self._joiner = joiner(engine, setup)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, self._joiner.reserve
 
     def start(self):
         self._joiner.start()
 
-    def run(self, seconds, batch_rows, tuples):
+    def run(self, seconds, choice, tuples):
         joiner = self._joiner
+        joiner.configure(choice)
         done, spent, longest, settled = joiner.done, 0.0, 0.0, False
-        processor = time.process_time()
+        rows, processor = self._tally.rows, time.process_time()
         while spent < seconds or (not settled and spent < LONGEST * seconds):
             held = joiner.held
-            took = self._join(batch_rows)
+            took = self._join(choice.batch_rows)
             spent, longest = spent + took, max(longest, took)
             settled = joiner.held <= held and joiner.done - done >= max(1, tuples)
         spent += self._settle()
         return {
             "tuples": joiner.done - done, "seconds": spent, "processor_seconds": time.process_time() - processor,
-            "longest_batch_seconds": longest, "batch_rows": batch_rows, **joiner.details(),
+            "longest_batch_seconds": longest, "result_rows": self._tally.rows - rows, **joiner.details(),
         }  # fmt: skip
+
+    def arrive(self, rate, warm, seconds):
+        from benchmarks.peers._arrivals import arrive  # noqa: PLC0415 - as above
+
+        outcome, tally = arrive(self._joiner, self._stream, rate, warm, seconds)
+        self._tally += tally
+        self._settle()
+        return outcome
+
+    def configure(self, choice):
+        self._joiner.configure(choice)
 
     def _settle(self):
         """Join what must not wait for the next turn; return the seconds."""
         began = time.perf_counter()
-        rows, total = self._joiner.settle()
-        self._rows, self._total = self._rows + rows, self._total + total
+        self._tally += self._joiner.settle()
         return time.perf_counter() - began
 
     def finish(self):
-        rows, total = self._joiner.finish()
-        return self._stream.at, self._rows + rows, self._total + total
+        return self._stream.at, self._tally + self._joiner.finish()
 
     def _join(self, batch_rows):
         """Join a batch, or leave it in the stream if that fails; return the seconds."""
         at = self._stream.at
         try:
-            rows, total, seconds = self._joiner.timed(self._stream.take(batch_rows))
+            tally, seconds = self._joiner.timed(self._stream.take(batch_rows))
         except Exception:
             self._stream.at = at
             raise
-        self._rows, self._total = self._rows + rows, self._total + total
+        self._tally += tally
         return seconds
