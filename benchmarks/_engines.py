@@ -149,7 +149,7 @@ def rocksdb_options(block_cache):
     from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options  # noqa: PLC0415 - as above
 
     blocks, options = BlockBasedOptions(), Options(raw_mode=True)
-    blocks.set_bloom_filter(10, False)
+    blocks.set_bloom_filter(10, False)  # noqa: FBT003 - their signature
     blocks.set_block_cache(Cache(block_cache))
     blocks.set_cache_index_and_filter_blocks(False)
     options.set_block_based_table_factory(blocks)

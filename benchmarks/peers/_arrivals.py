@@ -8,13 +8,19 @@ __all__ = ["arrive"]
 
 PIECE_SECONDS = 0.01  # tuples arrive a hundred times a second
 MOST = 1_000_000  # tuples that an engine without a queue of its own takes at once
-HOPELESS = 2.0  # seconds of tuples that have come and not been taken
 
 
 class _Arrivals:
-    """Tuples of a stream at a steady rate. A piece has come when the last of its tuples has."""
+    """Tuples of a stream at a steady rate. A piece has come when the last of its tuples has.
 
-    def __init__(self, stream, rate):
+    Attributes
+    ----------
+    most
+        Tuples that come within the deadline.
+    """
+
+    def __init__(self, stream, rate, deadline):
+        self.most = int(rate * deadline)
         self._stream = stream
         self._piece = max(1, int(rate * PIECE_SECONDS))
         self._first = stream.at
@@ -34,34 +40,46 @@ class _Arrivals:
         self._taken += pieces
         return self._stream.take(pieces * self._piece), self.next - self._seconds
 
+    def waiting(self, held):
+        """Return how many tuples have come and have no result: `held` of them were taken."""
+        came = int((time.monotonic() - self._began) / self._seconds) - self._taken
+        return held + came * self._piece
+
     def came(self, number):
         """Return when the tuple with this number came."""
         return self._began + ((number - self._first) // self._piece + 1) * self._seconds
 
 
-def arrive(joiner, stream, rate, warm, seconds):
+def arrive(joiner, stream, rate, deadline, warm, seconds):
     """Let tuples arrive for `warm` and then `seconds` seconds; return what was seen, and the tally of the results.
 
-    The longest wait is that of any tuple with a result that came out after the first `warm` seconds. A contestant that
-    falls behind by `HOPELESS` seconds is stopped.
+    The longest wait is that of any tuple with a result that came out after the first `warm` seconds. A contestant is
+    stopped once more tuples wait than come within the deadline: one of them is late then.
     """
-    arrivals, longest, tally = _Arrivals(stream, rate), 0.0, Tally()
-    queues = hasattr(joiner, "ticked")
-    began = time.monotonic()
-    fits = True
-    while fits and (now := time.monotonic()) < began + warm + seconds:
-        due = joiner.due
-        if arrivals.next > now and (due is None or due > now):
-            time.sleep(max(0.0, min(arrivals.next, due or arrivals.next) - now))
-            continue
-        ticks = queues and due is not None and due <= now
-        output = joiner.ticked(now) if ticks else joiner.arriving(*arrivals.take(1 if queues else MOST))
-        while (result := next(output, None)) is not None:
+    arrivals, longest, tally = _Arrivals(stream, rate, deadline), 0.0, Tally()
+    fits, end = True, time.monotonic() + warm + seconds
+    while fits and time.monotonic() < end:
+        for result in _next_results(joiner, arrivals):
             now, numbers = time.monotonic(), result["number"].to_numpy()
-            if now > began + warm and len(numbers):
+            if now > end - seconds and len(numbers):
                 longest = max(longest, now - arrivals.came(int(numbers.min())))
             tally += Tally.of_batch(result)
-            while queues and arrivals.next <= time.monotonic():
-                output = joiner.arriving(*arrivals.take(1))
-        fits = time.monotonic() - arrivals.next < HOPELESS
+        fits = arrivals.waiting(joiner.held) <= arrivals.most
     return {"rate": rate, "longest_wait": longest, "fits": fits}, tally
+
+
+def _next_results(joiner, arrivals):
+    """Wait until there is something to do, and yield what comes out of it."""
+    queues = hasattr(joiner, "ticked")
+    due, now = joiner.due, time.monotonic()
+    if due is not None and due <= now:
+        output = joiner.ticked(now)
+    elif arrivals.next <= now:
+        output = joiner.arriving(*arrivals.take(1 if queues else MOST))
+    else:
+        time.sleep(min(arrivals.next, due or arrivals.next) - now)
+        return
+    while (result := next(output, None)) is not None:
+        yield result
+        while queues and arrivals.next <= time.monotonic() and arrivals.waiting(joiner.held) <= arrivals.most:
+            output = joiner.arriving(*arrivals.take(1))

@@ -50,8 +50,8 @@ SOME_BATCHES = tuple(Choice(rows) for rows in (100_000, 250_000, 500_000, 1_000_
 TWO_BATCHES = tuple(Choice(rows) for rows in (250_000, 1_000_000))
 DUCKDB_ROWS = (100_000, 150_000, 250_000, 400_000, 600_000, 800_000, 1_000_000)
 DUCKDB_LIMITS = (0.5, 0.75, 0.9, 1.0)
-DUCKDB = tuple(Choice(rows, 0.75, True) for rows in DUCKDB_ROWS)
-FEW = tuple(Choice(rows, 0.75, True) for rows in (250, 1_000, 4_000, 10_000))
+DUCKDB = tuple(Choice(rows, 0.75, streams=True) for rows in DUCKDB_ROWS)
+FEW = tuple(Choice(rows, 0.75, streams=True) for rows in (250, 1_000, 4_000, 10_000))
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Nothing changes the tables, so Headrace's leave no room for changes, as a load i
 
 import os
 import shutil
-from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 

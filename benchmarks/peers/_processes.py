@@ -54,9 +54,9 @@ class Contestant:
         """Join for so long, and at least so many tuples; return what was done."""
         return self._ask("run", seconds, choice, tuples)
 
-    def arrive(self, rate, warm, seconds):
-        """Let tuples arrive at this rate; return the longest wait after the first `warm` seconds."""
-        return self._ask("arrive", rate, warm, seconds)
+    def arrive(self, *arguments):
+        """Let tuples arrive by the clock. See `benchmarks.peers._arrivals.arrive` for the arguments."""
+        return self._ask("arrive", *arguments)
 
     def finish(self):
         """Return tuples pushed, and the tally of all that came out."""
@@ -142,10 +142,10 @@ class _Runner:
             "longest_batch_seconds": longest, "result_rows": self._tally.rows - rows, **joiner.details(),
         }  # fmt: skip
 
-    def arrive(self, rate, warm, seconds):
+    def arrive(self, *arguments):
         from benchmarks.peers._arrivals import arrive  # noqa: PLC0415 - as above
 
-        outcome, tally = arrive(self._joiner, self._stream, rate, warm, seconds)
+        outcome, tally = arrive(self._joiner, self._stream, *arguments)
         self._tally += tally
         self._settle()
         return outcome

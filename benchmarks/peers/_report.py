@@ -17,8 +17,8 @@ SLOT_NBYTES = 208 / 7  # of the record tier, for a row of two words: a bucket of
 def outcome(cell, contestants, samples, failures, trials, best):
     """Return the results of a measurement as a dict.
 
-    A contestant that failed has no rate, and its message is in `failures`. `trials` has the rate of each contestant with
-    each of its settings, or the message of the failure; `best` has the settings that were taken.
+    A contestant that failed has no rate, and its message is in `failures`. `trials` has the rate of each contestant
+    with each of its settings, or the message of the failure; `best` has the settings that were taken.
     """
     ours = contestants[0].name
     peers = [

@@ -9,6 +9,7 @@ import multiprocessing
 import sqlite3
 import time
 import traceback
+from contextlib import suppress
 
 import numpy as np
 
@@ -39,9 +40,8 @@ class StoreJoiner(Joiner):
         self._pipes, self._processes = [], []
         for _ in range(THREADS):
             near, far = CONTEXT.Pipe()
-            process = CONTEXT.Process(
-                target=_serve, args=(far, store, setup.table, setup.memory // THREADS), daemon=True
-            )
+            arguments = far, store, setup.table, setup.memory // THREADS
+            process = CONTEXT.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             far.close()
             self._pipes.append(near)
@@ -85,9 +85,11 @@ def _serve(connection, store, table, memory):
         except EOFError:
             return
         try:
-            connection.send((True, getattr(worker, command)(*arguments)))
+            answer = True, getattr(worker, command)(*arguments)
         except Exception:  # noqa: BLE001 - told to the contestant, whatever it is
-            connection.send((False, traceback.format_exc()))
+            answer = False, traceback.format_exc()
+        with suppress(BrokenPipeError):  # the contestant has ended
+            connection.send(answer)
 
 
 class _Worker:
@@ -166,10 +168,8 @@ class LMDB:
         """Nothing to take: the file is mapped."""
 
     def prepare(self, keys):
-        from benchmarks._engines import key_bytes  # noqa: PLC0415 - as above
-
         self._sorted = keys
-        return key_bytes(keys)
+        return _key_bytes(keys)
 
     def look_up(self, keys):
         with self._environment.begin() as transaction:
@@ -182,6 +182,11 @@ class LMDB:
             return values, slice(None)
         there = np.isin(self._sorted, keys)  # each of equal keys is found
         return values, there
+
+
+def _key_bytes(keys):
+    """Return integers, none negative, as bytes in the same order."""
+    return keys.astype(">i8").view("V8").tolist()
 
 
 class RocksDB:
@@ -198,9 +203,7 @@ class RocksDB:
         """Nothing to take: the files are mapped."""
 
     def prepare(self, keys):
-        from benchmarks._engines import key_bytes  # noqa: PLC0415 - as above
-
-        some = key_bytes(keys)
+        some = _key_bytes(keys)
         return [some[start : start + AT_ONCE] for start in range(0, len(some), AT_ONCE)]
 
     def look_up(self, keys):

@@ -226,7 +226,7 @@ def _greatest(cell, contestant, rate, trials):
     best, seen = None, {}
     for _ in range(SEARCH_STEPS):
         middle = (low * high) ** 0.5
-        found = contestant.arrive(middle, ARRIVALS_WARM, ARRIVALS_SECONDS)
+        found = contestant.arrive(middle, deadline, ARRIVALS_WARM, ARRIVALS_SECONDS)
         fits = found["fits"] and found["longest_wait"] <= deadline
         tried[f"arrivals at {middle / 1e6:.3g} M/s"] = f"longest wait {found['longest_wait']:.2f} s"
         print(f"{contestant.name}: {middle / 1e6:.3g} M/s, longest wait {found['longest_wait']:.2f} s")
@@ -235,9 +235,7 @@ def _greatest(cell, contestant, rate, trials):
         else:
             high = middle
     if best is None:
-        print(
-            f"{contestant.name} meets {deadline} s at no rate from {low / 1e6:.2g} M/s on: its rate is without a clock"
-        )
+        print(f"{contestant.name} is late at {high / 1e6:.2g} M/s already: its rate is that without a clock")
     return best, {**seen, "clocked": best is not None}
 
 
