@@ -8,6 +8,7 @@ __all__ = ["arrive"]
 
 PIECE_SECONDS = 0.01  # tuples arrive a hundred times a second
 MOST = 1_000_000  # tuples that an engine without a queue of its own takes at once
+PENDING = 250_000  # tuples that an operator is given while it works; the others wait outside, for memory is limited
 
 
 class _Arrivals:
@@ -79,7 +80,10 @@ def _next_results(joiner, arrivals):
     else:
         time.sleep(min(arrivals.next, due or arrivals.next) - now)
         return
+    room = PENDING if queues else 0
     while (result := next(output, None)) is not None:
         yield result
-        while queues and arrivals.next <= time.monotonic() and arrivals.waiting(joiner.held) <= arrivals.most:
-            output = joiner.arriving(*arrivals.take(1))
+        while room > 0 and arrivals.next <= time.monotonic():
+            batch, at = arrivals.take(1)
+            room -= len(batch)
+            output = joiner.arriving(batch, at)

@@ -83,10 +83,17 @@ def summary(result):
 
 
 def costs(result):
-    """Return a line for each contestant: its processor time a tuple, cores in use, bytes it read where it says so."""
+    """Return a line for each contestant: its processor time a tuple, cores in use, bytes it read where it says so.
+
+    Where tuples arrive by the clock: the longest wait.
+    """
     lines = []
     for name in dict.fromkeys(sample["name"] for sample in result["samples"]):
         samples = [sample for sample in result["samples"] if sample["name"] == name]
+        if result["cell"]["clocked"]:
+            wait = samples[0]["details"].get("clocked_wait")
+            lines.append(f"{name}: {'late at every rate' if wait is None else f'longest wait {wait:.2f} s'}")
+            continue
         tuples, seconds = (sum(sample[key] for sample in samples) for key in ("tuples", "seconds"))
         processor = sum(sample["details"]["processor_seconds"] for sample in samples)
         line = f"{name}: {processor / tuples * 1e9:,.0f} ns of processor a tuple, {processor / seconds:.2f} cores"
@@ -94,9 +101,6 @@ def costs(result):
         if "pages_read" in details:
             pages = sum(sample["details"]["pages_read"] for sample in samples)
             line += f", {pages * PAGE_NBYTES / seconds / 1e6:,.0f} MB/s read, hits {details['hit_ratio']:.1%}"
-        if result["cell"]["ours"]["deadline"] and "longest_wait" in details:
-            misses = sum(sample["details"]["deadline_misses"] for sample in samples)
-            line += f", longest wait {details['longest_wait']:.2f} s, {misses:,} tuples too late"
         lines.append(line)
     return lines
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import signal
 import sys
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ __all__ = ["main"]
 TRIAL_SECONDS = 0.7
 SEARCH_STEPS = 5
 ARRIVALS_WARM, ARRIVALS_SECONDS = 2.0, 4.0
+ERROR = re.compile(r"[\w.]+(Error|Exception): ")
 HALVING = (0.25, 4.0)  # of the rate without arrivals: where the search for the greatest rate begins and ends
 
 
@@ -130,8 +132,14 @@ def _recorded(contestant, failures):
     try:
         yield
     except ContestantError as error:
-        failures[contestant.name] = str(error).splitlines()[-1]
+        failures[contestant.name] = _message(error)
         print(f"{contestant.name} is out: {failures[contestant.name]}")
+
+
+def _message(error):
+    """Return the line of an error that says what happened; a traceback comes before it, and advice may follow."""
+    lines = str(error).splitlines()
+    return next((line for line in reversed(lines) if ERROR.match(line)), lines[-1])
 
 
 def _remaining(entries, failures):
@@ -170,7 +178,7 @@ def _try(side, contestant, choice, trials, rates, late):
     try:
         found = contestant.run(TRIAL_SECONDS, choice)
     except ContestantError as error:
-        trials[choice.text] = str(error).splitlines()[-1]
+        trials[choice.text] = _message(error)
         contestant.reopen()
         return
     in_time = side.deadline is None or found["longest_batch_seconds"] <= side.deadline
