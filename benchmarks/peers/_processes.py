@@ -1,10 +1,12 @@
 """A contestant in a process of its own: it waits until a memory group holds it, then loads, joins and reports."""
 
 import multiprocessing
+import signal
 import time
 import traceback
 
 from benchmarks.peers._groups import MemoryGroup
+from benchmarks.peers._inputs import forget, remember
 from headrace.joins import keep_little_freed_memory
 
 __all__ = ["Contestant", "ContestantError"]
@@ -21,17 +23,19 @@ class Contestant:
     """The side of the measuring process: makes the process, sets its limit, asks it to run.
 
     The limit of the group is what the idle process took at most, and `limit`; there is no group without that. The
-    table is not in the system's cache when it begins.
+    table is not in the system's cache when it begins, unless it is to be `remembered` there.
     """
 
-    def __init__(self, name, engine, setup, stream, each, limit):
+    def __init__(self, name, engine, setup, stream, each, limit, *, remembered=False):
         self.name = name
+        self._prepare = remember if remembered else forget
         self.group = self.idle = self._process = None
         self._limit = limit
         self._of = engine, setup, stream, each
 
     def open(self):
         """Load the library and the table, then limit the memory and let the contestant take it."""
+        self._prepare(self._of[1].table)
         self._connection, far = CONTEXT.Pipe()
         self._process = CONTEXT.Process(target=_serve, args=(far, *self._of))  # no daemon: stores have processes
         self._process.start()
@@ -80,9 +84,9 @@ class Contestant:
             done, answer = self._connection.recv()
         except (EOFError, ConnectionError):
             self._process.join()
-            raise ContestantError(
-                f"{self.name} was ended with {self._process.exitcode}, -9 for want of memory"
-            ) from None
+            code = self._process.exitcode
+            end = "was killed for want of memory" if code == -signal.SIGKILL else f"ended with {code}"
+            raise ContestantError(f"{self.name} {end}") from None
         if not done:
             raise ContestantError(f"{self.name} failed: {answer}")
         return answer

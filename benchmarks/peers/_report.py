@@ -14,11 +14,11 @@ PAGE_NBYTES = 8192
 SLOT_NBYTES = 208 / 7  # of the record tier, for a row of two words: a bucket of seven
 
 
-def outcome(cell, contestants, samples, failures, trials, best):
+def outcome(cell, contestants, samples, failures, trials, settings):
     """Return the results of a measurement as a dict.
 
     A contestant that failed has no rate, and its message is in `failures`. `trials` has the rate of each contestant
-    with each of its settings, or the message of the failure; `best` has the settings that were taken.
+    with each of its settings, or the message of the failure; `settings` those that were taken.
     """
     ours = contestants[0].name
     peers = [
@@ -42,7 +42,7 @@ def outcome(cell, contestants, samples, failures, trials, best):
         "peers": peers,
         "failures": failures,
         "trials": trials,
-        "settings": {name: choice.text for name, choice in best.items()},
+        "settings": settings,
         "record_tier": _record_tier(cell.ours, [s.details for s in samples if s.name == ours]),
         "samples": [{**asdict(sample), "rate": sample.rate} for sample in samples],
     }  # fmt: skip

@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks._measure import Sample, machine, print_table
 from benchmarks.peers import _cases as cases
 from benchmarks.peers._device import measure_device
-from benchmarks.peers._inputs import Inputs, StreamFile, forget, remember
+from benchmarks.peers._inputs import Inputs, StreamFile
 from benchmarks.peers._joiners import Setup
 from benchmarks.peers._processes import Contestant, ContestantError
 from benchmarks.peers._report import costs, outcome, summary, write_report
@@ -20,6 +20,7 @@ from benchmarks.peers._report import costs, outcome, summary, write_report
 __all__ = ["main"]
 
 TRIAL_SECONDS = 0.7
+SIZES = 2  # the best sizes of a batch, with which all limits are tried
 SEARCH_STEPS = 5
 ARRIVALS_WARM, ARRIVALS_SECONDS = 2.0, 4.0
 ERROR = re.compile(r"[\w.]+(Error|Exception): ")
@@ -97,12 +98,9 @@ def _measure(cell, sides, places):
     with ExitStack() as stack:
         contestants = [_contestant(cell, side, place) for side, place in zip(sides, places, strict=True)]
         entries = list(zip(sides, contestants, places, strict=True))
-        for side, contestant, (table, _) in entries:
+        for _, contestant, _ in entries:
             stack.callback(contestant.close)
             with _recorded(contestant, failures):
-                forget(table)
-                if side.remembered:
-                    remember(table)
                 contestant.open()
         if cell.grouped and not any(contestant.group for contestant in contestants):
             print("no memory group could be made here: engines have their own limits alone")
@@ -116,14 +114,15 @@ def _measure(cell, sides, places):
             with _recorded(contestant, failures):
                 _check(side, contestant, stream)
         samples = [sample for sample in samples if sample.name not in failures]
-        return outcome(cell, contestants, samples, failures, trials, best)
+        settings = {name: ranking[0].text for name, ranking in best.items() if ranking}
+        return outcome(cell, contestants, samples, failures, trials, settings)
 
 
 def _contestant(cell, side, place):
     table, stream = place
     setup = Setup(table.absolute(), int(side.memory * side.share), side.deadline, side.work)
     limit = side.memory if cell.grouped else None
-    return Contestant(side.name, side.engine, setup, stream.absolute(), side.each, limit)
+    return Contestant(side.name, side.engine, setup, stream.absolute(), side.each, limit, remembered=side.remembered)
 
 
 @contextmanager
@@ -148,29 +147,29 @@ def _remaining(entries, failures):
 
 
 def _warm_up(side, contestant, trials):
-    """Fill the caches, and return the settings that are best for the contestant.
+    """Fill the caches, and return the settings that work for the contestant, the best ones first.
 
     `trials` becomes the rate with each of the settings that were tried, or the message of the failure.
     """
     if len(side.choices) == 1:
         contestant.run(TRIAL_SECONDS, side.choices[0], side.tuples)
-        return side.choices[0]
+        return [side.choices[0]]
     rates, late = {}, {}
     for choice in side.choices:
         _try(side, contestant, choice, trials, rates, late)
-    if best := _best(rates, late):
-        for limit in side.limits:
-            for streams in (True, False):
-                choice = replace(best, limit=limit, streams=streams)
-                if choice.text not in trials:
-                    _try(side, contestant, choice, trials, rates, late)
-    tried = "; ".join(f"{text}: {_shown(found)}" for text, found in trials.items())
+    more = [replace(best, limit=limit) for best in _ranked(rates, late)[:SIZES] for limit in side.limits]
+    for choice in more:
+        if choice.text not in trials:
+            _try(side, contestant, choice, trials, rates, late)
+    if more and (best := _ranked(rates, late)[0]).streams:
+        _try(side, contestant, replace(best, streams=False), trials, rates, late)
+    tried = "; ".join(f"{text}: {_shown(contestant, found)}" for text, found in trials.items())
     print(f"{contestant.name}, M tuples/s by settings: {tried}")
     if late and not rates:
         print(f"{contestant.name} is in time with none of them: the fastest of all is taken")
-    if not (best := _best(rates, late)):
+    if not (ranking := _ranked(rates, late)):
         raise ContestantError(f"{contestant.name} can join no batch in this memory and time")
-    return best
+    return ranking
 
 
 def _try(side, contestant, choice, trials, rates, late):
@@ -185,17 +184,31 @@ def _try(side, contestant, choice, trials, rates, late):
     trials[choice.text] = (rates if in_time else late)[choice] = found["tuples"] / found["seconds"]
 
 
-def _best(rates, late):
-    """Return the fastest choice of those that were in time, or of all if none was; None if there are none."""
+def _ranked(rates, late):
+    """Return the choices that were in time, or all if none was, the fastest first."""
     found = rates or late
-    return max(found, key=found.get) if found else None
+    return sorted(found, key=found.get, reverse=True)
 
 
-def _shown(found):
-    return found if isinstance(found, str) else f"{found / 1e6:.3g}"
+def _shown(contestant, found):
+    return found.removeprefix(f"{contestant.name} ") if isinstance(found, str) else f"{found / 1e6:.3g}"
 
 
-def _rounds(cell, contestants, best, failures, _trials):
+def _run(contestant, seconds, ranking, trials):
+    """Let a contestant run with the best of its settings; with the next ones, in a new process, if they fail here."""
+    while True:
+        try:
+            return contestant.run(seconds, ranking[0])
+        except ContestantError as error:
+            trials[ranking[0].text] = f"{_message(error)} in a round"
+            print(f"{trials[ranking[0].text]}: {ranking[0].text}")
+            if len(ranking) == 1:
+                raise
+            ranking.pop(0)
+            contestant.reopen()
+
+
+def _rounds(cell, contestants, best, failures, trials):
     samples = []
     for number in range(cell.rounds):
         for contestant in contestants[::-1] if number % 2 else contestants:
@@ -203,7 +216,7 @@ def _rounds(cell, contestants, best, failures, _trials):
                 continue
             found = None
             with _recorded(contestant, failures):
-                found = contestant.run(cell.seconds, best[contestant.name])
+                found = _run(contestant, cell.seconds, best[contestant.name], trials.setdefault(contestant.name, {}))
             if found is not None:
                 samples.append(Sample(contestant.name, number, found.pop("tuples"), found.pop("seconds"), found))
     return samples
@@ -219,7 +232,7 @@ def _search(cell, contestants, best, failures, trials):
         if contestant.name in failures:
             continue
         with _recorded(contestant, failures):
-            found = contestant.run(cell.seconds, best[contestant.name])
+            found = _run(contestant, cell.seconds, best[contestant.name], trials.setdefault(contestant.name, {}))
             rate, details = _greatest(cell, contestant, found["tuples"] / found["seconds"], trials)
             tuples, seconds = found.pop("tuples"), found.pop("seconds")
             sample = (tuples, seconds) if rate is None else (int(rate), 1.0)

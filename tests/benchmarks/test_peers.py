@@ -23,7 +23,7 @@ class FakeContestant:
     most = 1.5e6  # tuples a second that can arrive
     slow = ()  # names of contestants for which no rate is low enough
 
-    def __init__(self, name, *_):
+    def __init__(self, name, *_, **__):
         self.name, self.group, self.idle, self.closed = name, None, 0, 0
 
     def open(self):
@@ -70,7 +70,6 @@ def measure(monkeypatch, tmp_path):
     def measure(*fails, sides=SIDES, **options):
         monkeypatch.setattr(FakeContestant, "fails", fails)
         monkeypatch.setattr(run, "Contestant", FakeContestant)
-        monkeypatch.setattr(run, "forget", lambda _: None)
         monkeypatch.setattr(run, "_check", lambda _, contestant, __: contestant.finish())
         cell = Cell("a case", sides[0], ((sides[1], 2.0), (sides[2], 1.0)), seconds=1.0, rounds=2, **options)
         return run._measure(cell, sides, [(tmp_path / "table", tmp_path / "stream")] * 3)
@@ -97,12 +96,30 @@ def test_a_contestant_that_fails_is_recorded_and_the_others_finish(measure, when
     assert {sample["name"] for sample in result["samples"]} == {"SSIJ", "DuckDB"}
 
 
+def test_settings_that_fail_in_a_round_give_way_to_the_next_best(measure, monkeypatch):
+    runs, run_of = [], FakeContestant.run
+
+    def fail_later(contestant, seconds, choice, tuples=0):
+        if contestant.name == "DuckDB":
+            runs.append(choice.batch_rows)
+            if runs.count(200) > 1 and choice.batch_rows == 200:
+                raise ContestantError(f"DuckDB {OUT_OF_MEMORY}")
+        return run_of(contestant, seconds, choice, tuples)
+
+    monkeypatch.setattr(FakeContestant, "run", fail_later)
+    sides = (SIDES[0], Side("DuckDB", choices=(Choice(100, 0.5), Choice(200))), SIDES[2])
+    result = measure(sides=sides)
+    assert result["settings"]["DuckDB"] == "100, limit 50%"
+    assert result["trials"]["DuckDB"]["200"] == f"DuckDB {OUT_OF_MEMORY} in a round"
+    assert ratios(result)["DuckDB"] == pytest.approx(2.0)
+
+
 def test_limits_are_tried_with_the_best_size_and_the_best_of_all_is_taken(measure):
     tuned = Side("DuckDB", choices=(Choice(100, 0.5, streams=True), Choice(200, 0.75, streams=True)), limits=(0.9, 1.0))
     result = measure(("DuckDB", 1.0), sides=(SIDES[0], tuned, SIDES[2]))
     assert result["settings"]["DuckDB"] == "200, limit 90%, results as a stream"
     assert {text for text, found in result["trials"]["DuckDB"].items() if isinstance(found, str)} == {
-        "200",
+        "100, results as a stream",
         "200, results as a stream",
     }
     assert ratios(result)["DuckDB"] == pytest.approx(1 / 0.9)
