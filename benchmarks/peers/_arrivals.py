@@ -12,12 +12,12 @@ PENDING = 250_000  # tuples that an operator is given while it works; the others
 
 
 class _Arrivals:
-    """Tuples of a stream at a steady rate. A piece has come when the last of its tuples has.
+    """Tuples of a stream at a steady rate. A piece arrives when its last tuple does.
 
     Attributes
     ----------
     most
-        Tuples that come within the deadline.
+        Tuples that arrive within the deadline.
     """
 
     def __init__(self, stream, rate, deadline):
@@ -31,23 +31,23 @@ class _Arrivals:
 
     @property
     def next(self):
-        """When the next piece comes."""
+        """Arrival time of the next piece."""
         return self._began + (self._taken + 1) * self._seconds
 
     def take(self, most):
-        """Return tuples that have come, at least a piece and at most about so many, and when the last of them came."""
+        """Return tuples that have arrived, from one piece up to about `most`, and the arrival time of the last one."""
         came = int((time.monotonic() - self._began) / self._seconds) - self._taken
         pieces = max(1, min(came, most // self._piece))
         self._taken += pieces
         return self._stream.take(pieces * self._piece), self.next - self._seconds
 
     def waiting(self, held):
-        """Return how many tuples have come and have no result: `held` of them were taken."""
+        """Return how many tuples have arrived and have no result; `held` of them were taken."""
         came = int((time.monotonic() - self._began) / self._seconds) - self._taken
         return held + came * self._piece
 
-    def came(self, number):
-        """Return when the tuple with this number came."""
+    def arrived(self, number):
+        """Return the arrival time of the tuple with this number."""
         return self._began + ((number - self._first) // self._piece + 1) * self._seconds
 
 
@@ -55,7 +55,7 @@ def arrive(joiner, stream, rate, deadline, warm, seconds):
     """Let tuples arrive for `warm` and then `seconds` seconds; return what was seen, and the tally of the results.
 
     The longest wait is that of any tuple with a result that came out after the first `warm` seconds. A contestant is
-    stopped once more tuples wait than come within the deadline: one of them is late then.
+    stopped once more tuples wait than arrive within the deadline, because one of them is late then.
     """
     arrivals, longest, tally = _Arrivals(stream, rate, deadline), 0.0, Tally()
     fits, end = True, time.monotonic() + warm + seconds
@@ -63,7 +63,7 @@ def arrive(joiner, stream, rate, deadline, warm, seconds):
         for result in _next_results(joiner, arrivals):
             now, numbers = time.monotonic(), result["number"].to_numpy()
             if now > end - seconds and len(numbers):
-                longest = max(longest, now - arrivals.came(int(numbers.min())))
+                longest = max(longest, now - arrivals.arrived(int(numbers.min())))
             tally += Tally.of_batch(result)
         fits = arrivals.waiting(joiner.held) <= arrivals.most
     return {"rate": rate, "longest_wait": longest, "fits": fits}, tally

@@ -88,7 +88,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Cell:
-    """A measurement: ours beside its peers, the ratio that each is to reach, None where it is for information.
+    """A measurement: our side, its peers, and the target ratio for each peer (None: for information only).
 
     Where all are operators of this project, which count what they hold, `grouped` is false: a few MB would not do for
     the batches of the stream. `clocked`: tuples arrive by the clock, and the greatest rate is searched at which none
@@ -155,9 +155,7 @@ def _large(
 def _tenfold():
     ours = Side("SSIJ", MANY_ROWS, "zipf", 96_000_000, BATCH, None, "inner", MANY_STREAM, tuples=8_000_000)
     small = replace(ours, rows=ROWS, memory=9_600_000, length=STREAM, label="SSIJ, 8 M rows")
-    return (
-        Cell("80 M rows in 96 MB beside 8 M rows in 9.6 MB, zipf", ours, ((small, 0.5),), seconds=2.0, grouped=False),
-    )
+    return (Cell("80 M rows in 96 MB and 8 M rows in 9.6 MB, zipf", ours, ((small, 0.5),), seconds=2.0, grouped=False),)
 
 
 def _one_to_many(each):

@@ -26,7 +26,7 @@ LOADERS = {
     "lmdb": ("table.lmdb", LMDBEngine),
     "rocksdb": ("table.rocksdb", RocksDBEngine),
 }
-GAP = 4  # keys in a place of so many there is one
+GAP = 4  # there is one key in each range of this many numbers
 ODD = 0x1234567
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 INTERVALS = 20
@@ -141,7 +141,7 @@ class Inputs:
         return path
 
     def parquet(self, rows, each=1):
-        """Return the path of a table as a Parquet file, in key order, with so many rows to a key."""
+        """Return the path of a table as a Parquet file, in key order, with `each` rows per key."""
         path = self._folder_of(rows, each) / "table.parquet"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ class Inputs:
         return self._folder / (f"{rows}" if each == 1 else f"{rows}-by-{each}")
 
     def _filtered(self, rows):
-        """Return the path of Headrace's table with a negative filter beside it."""
+        """Return the path of Headrace's table that has a negative filter."""
         path = self._folder_of(rows) / "filtered.hdr"
         if not path.with_name(f"{path.name}.filter").exists():
             print(f"making the filter of {path}")

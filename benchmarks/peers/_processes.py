@@ -55,7 +55,7 @@ class Contestant:
         self.open()
 
     def run(self, seconds, choice, tuples=0):
-        """Join for so long, and at least so many tuples; return what was done."""
+        """Join for `seconds` and at least `tuples` tuples; return what was counted."""
         return self._ask("run", seconds, choice, tuples)
 
     def arrive(self, *arguments):
@@ -102,7 +102,7 @@ def _serve(connection, engine, setup, stream, each):
             return
         try:
             connection.send((True, getattr(runner, command)(*arguments)))
-        except Exception:  # noqa: BLE001 - told to the measuring process, whatever it is
+        except Exception:  # noqa: BLE001 - any error goes to the measuring process
             connection.send((False, traceback.format_exc()))
 
 

@@ -1,4 +1,4 @@
-"""What the rounds of a case amount to: ratios beside their targets, as a dict for JSON, on the screen, in Markdown."""
+"""Results of a case: ratios and their targets, as a dict for JSON, on the screen, and in Markdown."""
 
 import json
 from dataclasses import asdict
@@ -49,7 +49,7 @@ def outcome(cell, contestants, samples, failures, trials, settings):
 
 
 def _record_tier(side, details):
-    """Return the record tier's hits beside those of the most popular rows, as many as it has places."""
+    """Return the record tier's hit ratio, and that of the most popular rows, as many as fit into the tier."""
     places = int(details[-1]["memory"]["records"] / SLOT_NBYTES) if details else 0
     if side.stream != "zipf" or not places:
         return None

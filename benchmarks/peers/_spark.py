@@ -12,7 +12,7 @@ from benchmarks.peers._tally import WORD, Tally
 
 __all__ = ["SparkJoiner", "TunedSparkJoiner"]
 
-HEAP = 512  # MiB that Spark's driver needs beside its share
+HEAP = 512  # MiB that Spark's driver needs in addition to its share
 
 
 class SparkJoiner(Joiner):

@@ -20,7 +20,7 @@ __all__ = ["LMDB", "RocksDB", "SQLite", "SQLiteByRow", "StoreJoiner"]
 
 CHUNK = 1 << 20
 AT_ONCE = 10_000  # keys of a MultiGet, which holds the blocks of all
-OWN_SHARE = 0.75  # of the memory, for the caches of engines that need more beside them
+OWN_SHARE = 0.75  # share of the memory for an engine's own cache
 CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -47,10 +47,17 @@ class StoreJoiner(Joiner):
             self._pipes.append(near)
             self._processes.append(process)
         self._all("open")
+        self._processor = 0.0
 
     def start(self):
         """Let the stores take their memory."""
         self._all("start")
+        self._processor = sum(self._all("processor"))
+
+    def details(self):
+        """Return the processor time of the stores since the last call."""
+        before, self._processor = self._processor, sum(self._all("processor"))
+        return {"processor_seconds": self._processor - before}
 
     def timed(self, batch):
         keys, numbers = batch["key"].to_numpy(), batch["number"].to_numpy()
@@ -86,7 +93,7 @@ def _serve(connection, store, table, memory):
             return
         try:
             answer = True, getattr(worker, command)(*arguments)
-        except Exception:  # noqa: BLE001 - told to the contestant, whatever it is
+        except Exception:  # noqa: BLE001 - any error goes to the contestant
             answer = False, traceback.format_exc()
         with suppress(BrokenPipeError):  # the contestant has ended
             connection.send(answer)
@@ -104,6 +111,9 @@ class _Worker:
 
     def start(self):
         self._store.start()
+
+    def processor(self):
+        return time.process_time()
 
     def prepare(self, keys, numbers):
         self._keys, self._numbers = self._store.prepare(keys), numbers

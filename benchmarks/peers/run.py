@@ -33,7 +33,7 @@ def main(arguments):
     parser.add_argument("cases", nargs="+", metavar="CASE", help=f"{', '.join(cases.CASES)}, or all")
     parser.add_argument("--prepare", action="store_true", help="make tables and streams, measure nothing")
     parser.add_argument("--quick", action="store_true", help="small data, to see that everything runs")
-    parser.add_argument("--only", metavar="ENGINE", help="beside this peer alone")
+    parser.add_argument("--only", metavar="ENGINE", help="compare with this peer only")
     parser.add_argument("--inputs", type=Path, default=Path("artifacts/peers/inputs"), help="folder of the tables")
     parser.add_argument("--out", type=Path, default=Path("artifacts/peers"), help="folder of the results")
     chosen = parser.parse_args(arguments)

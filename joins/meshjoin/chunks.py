@@ -1,4 +1,4 @@
-"""Chunks of the relation: pages that are in memory together. The next chunk is read while one is joined."""
+"""Chunks of the relation: pages that are in memory together. The next chunk is read while the current one is joined."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class ChunkReader:
         return self._buffers[0]
 
     def read_ahead(self, chunk: int) -> None:
-        """Begin to read a chunk, if there is a buffer for it beside that of the present one."""
+        """Start reading a chunk, if there is a second buffer."""
         if self._thread is not None and self._ahead is None and chunk != self._chunk:
             self._ahead = chunk, self._thread.submit(self._fill, chunk, self._buffers[1])
 

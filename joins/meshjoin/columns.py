@@ -45,7 +45,7 @@ class WindowColumns:
         self.nbytes = sum(values.nbytes for values in self._flat.values())
 
     def write(self, place: int, rows: pa.RecordBatch) -> int:
-        """Put tuples into the slots of a batch; return the bytes that they take beside the arrays."""
+        """Put tuples into the slots of a batch; return the bytes that they take in addition to the arrays."""
         start, masks = place * self._tuples, 0
         for at, values in self._flat.items():
             column = rows.column(at)

@@ -2,7 +2,7 @@
 
 Phases: the relation is read in chunks of b pages, over and over. With each chunk, w stream tuples enter a window, which
 is a multimap by key. All relation tuples of the chunk probe it, on several threads, while the next chunk is read; then
-the tuples that have met every chunk leave. So every tuple stays for exactly one cycle, whatever its key. At the end of
+the tuples that have met every chunk leave. So every tuple stays for exactly one cycle. At the end of
 the stream (and on `flush`) the scan continues for one cycle without new tuples. MeshJoin uses no index and cannot meet
 deadlines.
 

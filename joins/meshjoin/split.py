@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["MeshSplit", "split_memory"]
 
 _ROW_SECONDS = 5e-9  # to probe the multimap with one relation tuple
-_STEP_SECONDS = 5e-4  # for each step, whatever it does
+_STEP_SECONDS = 5e-4  # fixed cost of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def split_memory(
     """Return the split with the highest rate, as the authors of MeshJoin compute it.
 
     A step reads b pages and admits w tuples, so ``w / cost(b)`` is the rate, where the cost is that of the read and of
-    joining, or the greater of the two if the next chunk is read meanwhile. Tuples stay until they have met all
+    joining, or the greater of the two with read-ahead. Tuples stay until they have met all
     ``k = leaves / b`` chunks, so ``b * page * buffers + (k + 1) * w * tuple`` has to fit in the memory; the one extra
     part is the tuples that arrive. For each b there is a greatest w. The best pair is found by trying every b.
     (Polyzotis and others, "Meshing Streaming Updates with Persistent Data in an Active Data Warehouse", TKDE 2008,
@@ -87,19 +87,17 @@ def split_memory(
     chunks = -(-max(leaves, 1) // pages)
     reading = np.where(chunks > 1, device.seek + device.transfer * pages, 0.0)
     joining = _STEP_SECONDS + _ROW_SECONDS * pages * max(rows_per_page, 1.0)
-    splits = []
-    for buffers in (1, 2) if ahead else (1,):
-        room = memory - buffers * pages * device.page_size
-        tuples = np.floor(room / ((chunks + 1) * tuple_nbytes))
-        rates = tuples / (reading + joining if buffers == 1 else np.maximum(reading, joining))
-        best = int(np.argmax(rates))
-        admitted = int(min(tuples[best], 2**30 // chunks[best]))
-        splits.append((rates[best], MeshSplit(int(pages[best]), admitted, int(chunks[best]), buffers)))
-    split = max(splits, key=lambda entry: entry[0])[1]
-    if split.tuples < 1:
+    best, best_rate = MeshSplit(1, 0, 1), -np.inf
+    for buffers, step in ((1, reading + joining), (2, np.maximum(reading, joining)))[: 1 + ahead]:
+        tuples = np.floor((memory - buffers * pages * device.page_size) / ((chunks + 1) * tuple_nbytes))
+        at = int(np.argmax(tuples / step))
+        if tuples[at] / step[at] > best_rate:
+            most = int(min(tuples[at], 2**30 // chunks[at]))
+            best, best_rate = MeshSplit(int(pages[at]), most, int(chunks[at]), buffers), tuples[at] / step[at]
+    if best.tuples < 1:
         needed = pages * device.page_size + (chunks + 1) * tuple_nbytes
         raise MemoryBudgetError(
             f"MeshJoin holds every stream tuple until it has met the whole relation; it needs at least "
             f"{format_size(int(needed.min()))} for pages and tuples, and has {format_size(max(memory, 0))}"
         )
-    return split
+    return best

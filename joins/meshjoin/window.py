@@ -41,7 +41,7 @@ class _WindowBatch:
     keys
         Keys of the tuples, if different keys can have the same hash.
     nbytes
-        Bytes that the tuples take beside the arrays of the window.
+        Bytes that the tuples take in addition to the arrays of the window.
     """
 
     rows: int
@@ -105,7 +105,7 @@ class MeshWindow:
 
     @staticmethod
     def slot_nbytes() -> int:
-        """Return the bytes that a tuple takes beside its values and its arrival."""
+        """Return the bytes that a tuple takes in addition to its values and its arrival."""
         return _SLOT_NBYTES + _BUCKETS * _BUCKET_NBYTES
 
     @property
@@ -225,7 +225,7 @@ class ChunkScan:
 
 
 def _first(rows: kernels.RowBuffer, count: int) -> kernels.RowBuffer:
-    return kernels.RowBuffer(*(array[:count] for array in rows))
+    return kernels.RowBuffer(rows.hashes[:count], rows.slot[:count], rows.frame[:count], rows.row[:count])
 
 
 def _hashes(keys: Keys) -> NDArray[np.uint64]:

@@ -1,4 +1,4 @@
-"""A contestant that fails is recorded, and the others finish. The processes are stood in for."""
+"""A contestant that fails is recorded, and the others finish. Fakes replace the processes."""
 
 import json
 
@@ -17,7 +17,7 @@ OUT_OF_MEMORY = "was ended with -9, -9 for want of memory"
 
 
 class FakeContestant:
-    """Joins a million tuples a second, and fails where it is told to."""
+    """Joins a million tuples a second, and fails where the test says so."""
 
     fails = ()  # (name, batch rows), (name, limit) or (name, call)
     most = 1.5e6  # tuples a second that can arrive
