@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import load_u64, prefetch
-from headrace.storage.format.constants import HEADER
-from headrace.storage.leaf._search_kernels import mask_of
+from headrace.storage.format import HEADER, load_u64, prefetch
+from headrace.storage.leaf import mask_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from headrace.storage.format.columns import fixed_type, null_mask, validity, view_of
+from headrace.storage.format import fixed_type, null_mask, validity, view_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

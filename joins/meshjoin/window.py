@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.input_buffer import Arrivals, BatchSlice
-    from headrace.storage.format import Keys
-    from headrace.storage.format.layout import LeafLayout
+    from headrace.storage.format import Keys, LeafLayout
 
 __all__ = ["LeavingBatch", "MeshWindow"]
 

@@ -7,7 +7,7 @@ all constants of the format, superblock and slots, metadata, page checksums, key
 from headrace.storage.format._byte_kernels import load_u64, prefetch, store_u64, xxh64
 from headrace.storage.format.bounds import extreme, high_bound, low_bound, scale_of
 from headrace.storage.format.coercion import Coerced, coerce
-from headrace.storage.format.columns import as_array, fixed_type, is_bytes, stored_type
+from headrace.storage.format.columns import as_array, fixed_type, is_bytes, null_mask, stored_type, validity, view_of
 from headrace.storage.format.constants import (
     DIRECTORY_ENTRY,
     HEADER,
@@ -49,10 +49,13 @@ __all__ = [
     "key_words",
     "load_u64",
     "low_bound",
+    "null_mask",
     "prefetch",
     "read_superblock",
     "scale_of",
     "store_u64",
     "stored_type",
+    "validity",
+    "view_of",
     "xxh64",
 ]

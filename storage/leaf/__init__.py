@@ -3,6 +3,7 @@
 In: sorted rows as keys and Arrow arrays, or encoded pages. Out: encoded pages, or rows. Does no I/O.
 """
 
+from headrace.storage.leaf._search_kernels import mask_of
 from headrace.storage.leaf.decode import (
     FixedRows,
     StagedRows,
@@ -23,6 +24,7 @@ __all__ = [
     "copy_pages",
     "gather",
     "gather_keys",
+    "mask_of",
     "search",
     "search_nearest",
     "search_range",
