@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.joins.deadlines import Arrivals
     from headrace.joins.meshjoin.window import WindowBatch
     from headrace.joins.predicates import On
     from headrace.storage.read import PageReader
@@ -92,7 +93,7 @@ class _MeshScan(JoinAlgorithm):
         """Statistics so far."""
         return JoinStats(**self._base_stats())
 
-    def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+    def _consume(self, batch: pa.RecordBatch, arrival: Arrivals) -> Iterator[pa.RecordBatch]:
         if len(batch) == 0:
             return
         if self._split is None:
