@@ -167,7 +167,8 @@ class SSIJAlgorithm(JoinAlgorithm):
         if start < rows:
             yield from self._take_in(batch.slice(start, rows))
         self._schedule.batch_ends(self._seconds_online)
-        yield from self._due_work()
+        if not self._schedule.steps_lead(self.time.now()):
+            yield from self._due_work()
 
     def _take_in(self, batch: BatchSlice) -> Iterator[pa.RecordBatch]:
         waiting, rows = self.store.input, len(batch.rows)
@@ -268,6 +269,7 @@ class SSIJAlgorithm(JoinAlgorithm):
         phase = self._phase
         if phase is not None:
             yield from phase.step(cut)
+            self._schedule.step_ends(self.time.now())
             if phase.done:
                 self._phase = None
                 self._schedule.phase_ends(phase.seconds)
@@ -290,7 +292,8 @@ class SSIJAlgorithm(JoinAlgorithm):
 
     def _end_of_step(self) -> Callable[[], bool]:
         """Return a function that says whether the step that begins now has taken long enough."""
-        end, time = self.time.now() + self._schedule.step_seconds(), self.time
+        time = self.time
+        end = time.now() + self._schedule.step_seconds() - self._schedule.read_seconds / 2
         return lambda: time.now() >= end
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
@@ -312,7 +315,7 @@ class SSIJAlgorithm(JoinAlgorithm):
             yield from self._go_on()
             return
         if self._phase is not None:
-            if self._schedule.look_up_now(self.time.now()):
+            if self._phase.eager or self._schedule.look_up_now(self.time.now()):
                 yield from self._online(self.store.input.rows)
             yield from self._read_urgent()
             yield from self._step(self._end_of_step())

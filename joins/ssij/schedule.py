@@ -124,7 +124,7 @@ class Thresholds:
 
 _PHASE_SHARE = 1 / 3  # of the smallest allowance: a longer join phase admits all arrivals ahead of it
 _STEP_SHARE = 1 / 64  # of the smallest allowance: a step of a join phase
-_LOOK_UP_SHARE = 1 / 32  # of its allowance: how long a tuple waits to be looked up while a join phase runs
+_LOOK_UP_SHARE = 1 / 32  # of its allowance: how long a tuple waits to be looked up while a phase runs that is not eager
 _DETOUR_SHARE = 1 / 4  # of a join phase: the most that reads out of turn may take
 
 _SPANS = 8
@@ -199,12 +199,12 @@ class Schedule:
         self._store = store
         self._thresholds = thresholds
         self._estimate = estimate
-        self._read_seconds = read_seconds
+        self.read_seconds = read_seconds
         self._behind = _RecentMaximum()
         self._phase = _RecentMaximum()
         self._look_up = _RecentMaximum()
         self._began = 0.0
-        self._latest = 0.0
+        self._latest = self._stepped = 0.0
         self._running_since: float | None = None
 
     def batch_begins(self, arrived: float, now: float, online: float) -> None:
@@ -235,6 +235,18 @@ class Schedule:
     def phase_begins(self, now: float) -> None:
         """Note the start of a join phase."""
         self._running_since = now
+
+    def step_ends(self, now: float) -> None:
+        """Note the end of a step of a join phase."""
+        self._stepped = now
+
+    def steps_lead(self, now: float) -> bool:
+        """Return whether to take in more batches before the next step of the running join phase.
+
+        A caller whose batches arrived during the last step pushes them one after the other, and is not held up by a
+        step for each.
+        """
+        return self._running_since is not None and self._deadlines.any and now - self._stepped < self.step_seconds()
 
     def phase_ends(self, seconds: float) -> None:
         """Note the end of a join phase and the seconds that its steps took."""
@@ -268,7 +280,7 @@ class Schedule:
 
     def step_seconds(self) -> float:
         """Return how long a step of a join phase may take before arrivals are taken in."""
-        return max(self._read_seconds, _STEP_SHARE * self._tightest) if self._tightest < math.inf else math.inf
+        return max(self.read_seconds, _STEP_SHARE * self._tightest) if self._tightest < math.inf else math.inf
 
     def look_up_now(self, now: float) -> bool:
         """Return whether to look up the input buffer while a join phase runs, so that its tuples can join it."""
@@ -281,7 +293,7 @@ class Schedule:
         that a join phase takes about as long.
         """
         store = self._store
-        if self._deadlines.column is None or math.isinf(store.stream.due):
+        if self._deadlines.column is None or math.isinf(store.stream.due) or store.stream.spans:
             return np.empty(0, dtype=np.int32)
         seconds = self._seconds_of_all(row_nbytes)
         leaves = store.stream.leaves_due(now + seconds + self.step_seconds())

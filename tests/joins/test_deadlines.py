@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.joins import SSIJ
+from headrace.joins.deadlines import Deadlines
 from headrace.joins.ssij.cost import PhaseEstimate
 from headrace.joins.timing import OperatorTime, WaitRecord
 from headrace.storage.file import FileBackend
@@ -252,7 +253,7 @@ def test_without_a_clock_the_first_time_said_is_the_origin():
 
 
 def test_waits_of_single_tuples():
-    waits = WaitRecord(1.0)
+    waits = WaitRecord(Deadlines(1.0))
     waits.note(np.array([0.0, 5.0]), 2, 5.5)
     waits.note(5.0, 3, 6.5)
     waits.note(0.0, 0, 100.0)

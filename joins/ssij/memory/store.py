@@ -301,6 +301,7 @@ class Store:
     def settle(self, read: NDArray[np.int32], step: int) -> list[Chunk]:
         """Remove the tuples that have met all their leaves; see `StreamBuffer.settle`."""
         complete = self.stream.settle(read, step)
+        self.make_room(self._growth(0, 0))  # of which a part of the leaf runs was read have become two
         self.account()
         return complete
 
@@ -309,9 +310,17 @@ class Store:
         self.stream.clear(step)
         self.account()
 
-    def phase_done(self) -> None:
-        """Let cache and tiers adapt to the end of a join phase."""
-        self.cache.phase_done()
+    def phase_done(self, *, eager: bool) -> None:
+        """Let cache and tiers adapt to the end of a join phase.
+
+        The paper clears the utility of pages, which then grows until the next phase. An eager phase is followed by the
+        next one at once: cleared counters would make every cached page worth less than any page that is read next. So
+        they are halved.
+        """
+        if eager and not self.newest_first:
+            self.cache.utility >>= 1
+        else:
+            self.cache.phase_done()
         self.tiers.phase_done(self.try_make_room)
 
     def take_deferred(self, most: int) -> DeferredSlice | None:

@@ -89,13 +89,10 @@ class Chunk:
 
     @property
     def tuple_nbytes(self) -> int:
-        """Bytes of the tuples: the stream buffer's share."""
+        """Bytes of the tuples, and of a mark of each: the stream buffer's share."""
         arrival = 0 if isinstance(self.arrival, float) else self.arrival.nbytes
-        return (
-            self.rows.nbytes
-            + arrival
-            + sum(mark.nbytes for mark in (self.matched, self.undecided, self.alive) if mark is not None)
-        )
+        undecided = 0 if self.undecided is None else self.undecided.nbytes
+        return self.rows.nbytes + arrival + undecided + len(self.rows)
 
     @property
     def index_nbytes(self) -> int:
@@ -183,6 +180,11 @@ class StreamBuffer:
     def chunks(self) -> list[Chunk]:
         """Chunks of waiting tuples."""
         return [*self._simple, *self._spanning]
+
+    @property
+    def spans(self) -> bool:
+        """Whether any tuple waits for several leaves."""
+        return bool(self._spanning)
 
     @property
     def index_nbytes(self) -> int:

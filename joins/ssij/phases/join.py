@@ -92,7 +92,7 @@ class JoinPhase:
     def __init__(self, context: SSIJContext, *, eager: bool) -> None:
         self._context = context
         self._store = context.store
-        self._eager = eager
+        self.eager = eager
         self._head = 0
         self._plan: NDArray[np.int32] | None = None
         self._leaves = 0
@@ -111,6 +111,7 @@ class JoinPhase:
         """
         counters = self._context.counters
         begin, seeks, pages = self._context.progress.busy_seconds, counters.seeks, counters.pages_read
+        cut = cut if self._divisible else None
         leaves = self._next_leaves()
         if len(leaves):
             part = _Step(self._context, leaves, cut)
@@ -138,8 +139,13 @@ class JoinPhase:
 
     def _next_leaves(self) -> NDArray[np.int32]:
         device = self._context.reader.device
-        plan = None if self._eager else self._plan
+        plan = None if self.eager or self._store.stream.spans else self._plan
         return self._store.wanted_ahead(self._head, plan, device.seek / device.transfer)
+
+    @property
+    def _divisible(self) -> bool:
+        """Whether the sweep may stop. If tuples wait for several leaves, these have to be next to each other on disk."""
+        return len(self._store.disk_order) == 0 or not self._store.stream.spans
 
     def _settle(self, read: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
         """Let the tuples leave that have met all their leaves."""
@@ -163,7 +169,7 @@ class JoinPhase:
 
     def _end(self) -> None:
         self.done, self._plan = True, None
-        self._store.phase_done()
+        self._store.phase_done(eager=self.eager)
         release_freed_memory(self._tuple_nbytes)
         self._context.estimate.learn(self._leaves, self._planned, self.seconds)
         self._context.counters.join_phases += 1
