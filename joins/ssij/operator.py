@@ -167,7 +167,7 @@ class SSIJAlgorithm(JoinAlgorithm):
         if start < rows:
             yield from self._take_in(batch.slice(start, rows))
         self._schedule.batch_ends(self._seconds_online)
-        if not self._schedule.steps_lead(self.time.now()):
+        if not self._schedule.others_first(self.time.now()):
             yield from self._due_work()
 
     def _take_in(self, batch: BatchSlice) -> Iterator[pa.RecordBatch]:
@@ -268,7 +268,7 @@ class SSIJAlgorithm(JoinAlgorithm):
             self._start_phase()
         phase = self._phase
         if phase is not None:
-            yield from phase.step(cut)
+            yield from phase.step(cut, fine=cut is not None and self.deadlines.any)
             self._schedule.step_ends(self.time.now())
             if phase.done:
                 self._phase = None

@@ -204,7 +204,8 @@ class Schedule:
         self._phase = _RecentMaximum()
         self._look_up = _RecentMaximum()
         self._began = 0.0
-        self._latest = self._stepped = 0.0
+        self._latest = 0.0
+        self._stepped = -math.inf
         self._running_since: float | None = None
 
     def batch_begins(self, arrived: float, now: float, online: float) -> None:
@@ -240,13 +241,13 @@ class Schedule:
         """Note the end of a step of a join phase."""
         self._stepped = now
 
-    def steps_lead(self, now: float) -> bool:
-        """Return whether to take in more batches before the next step of the running join phase.
+    def others_first(self, now: float) -> bool:
+        """Return whether to take in more batches before the next step of a join phase.
 
-        A caller whose batches arrived during the last step pushes them one after the other, and is not held up by a
-        step for each.
+        A caller whose batches arrived during the last step pushes them one after the other. They share the next step,
+        and are not held up by one for each.
         """
-        return self._running_since is not None and self._deadlines.any and now - self._stepped < self.step_seconds()
+        return self._deadlines.any and now - self._stepped < self.step_seconds()
 
     def phase_ends(self, seconds: float) -> None:
         """Note the end of a join phase and the seconds that its steps took."""
@@ -303,7 +304,13 @@ class Schedule:
         return leaves[np.argsort(store.snapshot.leaf_pages[leaves])]
 
     def _in_a_hurry(self, seconds: float) -> bool:
-        return seconds > _PHASE_SHARE * self._tightest
+        """Return whether a phase of this duration, or one like those before, takes too long to wait for two of them.
+
+        The phases before count because an eager phase takes longer than the tuples that wait at its start let expect. As
+        long as there were too few, a scan of the relation stands for them.
+        """
+        before = self._phase.value if self._phase.known else self._estimate.scan
+        return max(seconds, before) > _PHASE_SHARE * self._tightest
 
     @property
     def _tightest(self) -> float:

@@ -101,20 +101,22 @@ class JoinPhase:
         self.seconds = 0.0
         self.done = False
 
-    def step(self, cut: Callable[[], bool] | None) -> Iterator[pa.RecordBatch]:
+    def step(self, cut: Callable[[], bool] | None, *, fine: bool = False) -> Iterator[pa.RecordBatch]:
         """Read the pages that come next, join each with the tuples that wait for it, and let these leave.
 
         Parameters
         ----------
         cut
             Whether to stop; asked between two blocks. None to go to the end.
+        fine
+            Whether `cut` will soon say so. Then blocks are small, and no more is prepared than a few of them need.
         """
         counters = self._context.counters
         begin, seeks, pages = self._context.progress.busy_seconds, counters.seeks, counters.pages_read
         cut = cut if self._divisible else None
         leaves = self._next_leaves()
         if len(leaves):
-            part = _Step(self._context, leaves, cut)
+            part = _Step(self._context, leaves, cut, fine=fine)
             yield from part.run()
             self._head = int(self._context.snapshot.leaf_pages[leaves[part.reach - 1]]) + 1
             yield from self._settle(leaves[: part.reach])
@@ -130,7 +132,7 @@ class JoinPhase:
     def detour(self, leaves: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
         """Read leaves out of turn, whose tuples cannot wait for the head. The sweep goes on where it was."""
         counters, begin = self._context.counters, self._context.progress.busy_seconds
-        yield from _Step(self._context, leaves, None).run()
+        yield from _Step(self._context, leaves, None, fine=False).run()
         yield from self._settle(leaves)
         if self._plan is not None:
             self._plan = self._plan[self._store.stream.demand[self._plan] > 0]
@@ -186,6 +188,8 @@ class _Step:
         Leaves to read, in disk order.
     cut
         Whether to stop; None to read all of them.
+    fine
+        Whether that will be soon.
 
     Attributes
     ----------
@@ -193,8 +197,11 @@ class _Step:
         Number of leaves that were read.
     """
 
-    def __init__(self, context: SSIJContext, leaves: NDArray[np.int32], cut: Callable[[], bool] | None) -> None:
+    def __init__(
+        self, context: SSIJContext, leaves: NDArray[np.int32], cut: Callable[[], bool] | None, *, fine: bool
+    ) -> None:
         self._context = context
+        self._fine = fine
         self._store = context.store
         self._cache = context.store.cache
         self._leaves = leaves
@@ -212,8 +219,8 @@ class _Step:
         cached = self._cached_join()
         if cached is not None:
             self._store.pin(on=True)
-        join = cached or _BlockJoin(self._context, self._leaves, self._chunks, parts=self._cut is not None)
-        for block in ReadAhead(self._context, self._leaves, self._cut).blocks():
+        join = cached or _BlockJoin(self._context, self._leaves, self._chunks, fine=self._fine)
+        for block in ReadAhead(self._context, self._leaves, self._cut, fine=self._fine).blocks():
             try:
                 yield from join.add(block)
                 self._keep_some(block)
@@ -292,14 +299,14 @@ class _BlockJoin:
         Leaves that are read.
     chunks
         Chunks of waiting tuples.
-    parts
-        Whether the reads may stop before the last leaf.
+    fine
+        Whether the reads will soon stop.
     """
 
-    def __init__(self, context: SSIJContext, leaves: NDArray[np.int32], chunks: list[Chunk], *, parts: bool) -> None:
+    def __init__(self, context: SSIJContext, leaves: NDArray[np.int32], chunks: list[Chunk], *, fine: bool) -> None:
         self._context = context
         most = context.store.tuples_in_a_part(context.emitter, context.bound.keys_per_tuple)
-        if parts:  # what was gathered for leaves that are not read is dropped
+        if fine:  # what was gathered for leaves that are not read is dropped
             most = min(most, max(_WORTH_A_THREAD, context.store.stream.rows // _STEP_SHARE))
         self._pair_batches = PairBatches(leaves, context.store.stream.demand, chunks, context.bound, most)
         self._any = bool(chunks)

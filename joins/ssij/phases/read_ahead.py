@@ -104,13 +104,24 @@ class ReadAhead:
         Wanted leaves in disk order.
     cut
         Whether to stop before the next block; asked before each but the first. None to read all leaves.
+    fine
+        Whether to read in small blocks and to plan no more than a few of them, because `cut` will soon say to stop.
     """
 
-    def __init__(self, context: SSIJContext, leaves: NDArray[np.int32], cut: Callable[[], bool] | None = None) -> None:
+    def __init__(
+        self,
+        context: SSIJContext,
+        leaves: NDArray[np.int32],
+        cut: Callable[[], bool] | None = None,
+        *,
+        fine: bool = False,
+    ) -> None:
         self._context = context
         self._leaves = leaves
         self._cut = cut
+        self._fine = fine
         self._buffer = context.store.read_buffer
+        self._block = context.store.longest_read if fine else self._buffer.block
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks. Each can be used until the next one is requested."""
@@ -153,7 +164,7 @@ class ReadAhead:
             plan = self._context.store.plan_reads(pages, device.seek, device.transfer, self._context.store.longest_read)
             slots, bounds = np.empty(len(pages), dtype=np.int64), np.empty(len(plan) + 1, dtype=np.int64)
             count = lay_out(
-                plan.start, plan.length, plan.first, pages, number, buffer.block, buffer.parts, slots, bounds
+                plan.start, plan.length, plan.first, pages, number, self._block, buffer.parts, slots, bounds
             )
             number += count
             offsets, lengths, places = plan.start * size, plan.length * size, slots[plan.first[:-1]] * size
@@ -173,8 +184,8 @@ class ReadAhead:
         """Return the pages to plan next: all that are left, or as many as the workspace has room to plan."""
         device = self._context.reader.device
         most = max(self._buffer.block, self._context.store.workspace // 4 // _PLAN_NBYTES)
-        if self._cut is not None:
-            most = min(most, max(_BLOCKS_PLANNED * self._buffer.block, len(self._leaves) // _STEPS_PLANNED))
+        if self._fine:
+            most = min(most, max(_BLOCKS_PLANNED * self._block, len(self._leaves) // _STEPS_PLANNED))
         pages = self._context.snapshot.leaf_pages[self._leaves[start : start + most]]
         if start + len(pages) < len(self._leaves):
             pages = pages[: _end_of_runs(pages, device.seek / device.transfer)]
