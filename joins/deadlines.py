@@ -1,8 +1,8 @@
 """Deadlines of stream tuples: one for all of them, or one each from a column of the stream (section IV-F).
 
-A tuple's *allowance* is how long it may wait; its *due time* is its arrival plus its allowance, on the operator's clock.
-The allowance is a duration and not an instant, because the instants in a stream come from the clocks of its sources,
-and the operator's clock, which may be simulated, need not agree with any of them.
+A tuple's *allowance* is how long it may wait. Its *due time* is its arrival plus its allowance, on the operator's
+clock. The allowance is a duration and not an instant, because the instants in a stream come from the clocks of its
+sources, and the operator's clock, which may be simulated, need not agree with any of them.
 """
 
 from __future__ import annotations

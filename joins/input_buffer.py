@@ -6,13 +6,15 @@ import math
 from collections import deque
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from headrace.joins.deadlines import Arrivals, Deadlines
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Arrivals", "BatchSlice", "DeferredSlice", "InputBuffer", "LocatedSlice", "arrivals_at", "compact"]
 

@@ -124,7 +124,7 @@ class Thresholds:
 
 _PHASE_SHARE = 1 / 3  # of the smallest allowance: a longer join phase admits all arrivals ahead of it
 _STEP_SHARE = 1 / 64  # of the smallest allowance: a step of a join phase
-_LOOK_UP_SHARE = 1 / 32  # of its allowance: how long a tuple waits to be looked up while a phase runs that is not eager
+_LOOK_UP_SHARE = 1 / 32  # of its allowance: a tuple is looked up then at the latest while a join phase runs
 _DETOUR_SHARE = 1 / 4  # of a join phase: the most that reads out of turn may take
 
 _SPANS = 8
@@ -306,8 +306,8 @@ class Schedule:
     def _in_a_hurry(self, seconds: float) -> bool:
         """Return whether a phase of this duration, or one like those before, takes too long to wait for two of them.
 
-        The phases before count because an eager phase takes longer than the tuples that wait at its start let expect. As
-        long as there were too few, a scan of the relation stands for them.
+        The phases before count because an eager phase takes longer than the tuples that wait at its start let expect.
+        As long as there were too few, a scan of the relation stands for them.
         """
         before = self._phase.value if self._phase.known else self._estimate.scan
         return max(seconds, before) > _PHASE_SHARE * self._tightest

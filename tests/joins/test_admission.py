@@ -184,6 +184,60 @@ STEPS = st.lists(
 )
 
 
+class Session:
+    """An operator, what was pushed, the versions of its relation, and the rows that came out."""
+
+    def __init__(self, table, clock, rng, size, join):
+        self.table, self.clock, self.rng, self.size, self.join = table, clock, rng, size, join
+        self.versions = [{key: 10 * key for key in range(0, 2 * size, 2)}]
+        self.pushed, self.got = [], []
+        self.output = iter(())
+
+    def do(self, step):
+        getattr(self, step)()
+        if self.rng.random() < 0.6:
+            self.collect(self.output)
+
+    def collect(self, results):
+        for result in results:
+            self.got.extend(zip(*(result[name].to_pylist() for name in ("id", "s", "v")), strict=True))
+
+    def push(self):
+        rng = self.rng
+        keys = rng.integers(-3, 2 * self.size + 3, int(rng.choice([0, 1, 30, 300])))
+        numbers = np.arange(len(self.pushed), len(self.pushed) + len(keys))
+        within = pa.array(rng.choice([0.0, 0.05, 1.0, 9.0], len(keys)), mask=rng.random(len(keys)) < 0.2)
+        now = len(self.versions) - 1
+        self.pushed += [(int(number), int(key), now) for number, key in zip(numbers, keys, strict=True)]
+        self.output = self.join.push(pa.record_batch({"id": numbers, "s": keys, "within": within}))
+
+    def tick(self):
+        self.output = self.join.tick()
+
+    def due(self):
+        if self.join.due is not None:
+            self.clock.now = max(self.clock.now, self.join.due)
+            self.output = self.join.tick()
+
+    def flush(self):
+        self.output = self.join.flush()
+
+    def wait(self):
+        self.clock.now += float(self.rng.choice([0.01, 0.2, 2.0]))
+
+    def take(self):
+        result = next(self.output, None)
+        self.collect([] if result is None else [result])
+
+    def apply(self):
+        rng, relation, version = self.rng, self.versions[-1], len(self.versions)
+        gone = np.unique(rng.choice(list(relation), 3))
+        keys = np.setdiff1d(rng.integers(0, 2 * self.size, int(rng.choice([1, 20, 200]))), gone)
+        self.output = self.join.apply(rows_of(keys, version), pa.table({"k": gone}))
+        rest = {key: value for key, value in relation.items() if key not in set(gone.tolist())}
+        self.versions.append(rest | {int(key): int(10 * key + version) for key in keys})
+
+
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(
     steps=STEPS,
@@ -196,57 +250,22 @@ STEPS = st.lists(
     seed=st.integers(0, 2**32 - 1),
 )
 def test_results_are_exact_for_all_interleavings(build, steps, how, deadline, stated, band, memory, thresholds, seed):
-    rng, clock, size = np.random.default_rng(seed), Clock(), 1500
-    relation = {key: 10 * key for key in range(0, 2 * size, 2)}
-    versions, pushed, got = [dict(relation)], [], []
-    with build(rows_of(list(relation)), ["k"], unique=True, page_size=4096) as table:
-        options = {} if thresholds[0] is None else dict(zip(("input_threshold", "stream_threshold"), thresholds))
-        on = [("s", "k")] if band is None else Band("s", "k", *band)
+    clock, size = Clock(), 1500
+    with build(rows_of(range(0, 2 * size, 2)), ["k"], unique=True, page_size=4096) as table:
         join = SSIJ(
-            table, on, how, memory, columns=["v"], clock=clock, reader=SlowReader(table, clock), deadline=deadline,
-            deadline_column="within" if stated else None, **options,
+            table, [("s", "k")] if band is None else Band("s", "k", *band), how, memory, columns=["v"],
+            clock=clock, reader=SlowReader(table, clock), deadline=deadline,
+            deadline_column="within" if stated else None,
+            input_threshold=thresholds[0], stream_threshold=thresholds[1],
         )  # fmt: skip
-        output = iter(())
-
-        def collect(results):
-            for result in results:
-                got.extend(zip(*(result[name].to_pylist() for name in ("id", "s", "v")), strict=True))
-
+        session = Session(table, clock, np.random.default_rng(seed), size, join)
         for step in steps:
-            if step == "push":
-                keys = rng.integers(-3, 2 * size + 3, int(rng.choice([0, 1, 30, 300])))
-                numbers = np.arange(len(pushed), len(pushed) + len(keys))
-                within = pa.array(rng.choice([0.0, 0.05, 1.0, 9.0], len(keys)), mask=rng.random(len(keys)) < 0.2)
-                pushed += [(int(n), int(k), len(versions) - 1) for n, k in zip(numbers, keys, strict=True)]
-                output = join.push(pa.record_batch({"id": numbers, "s": keys, "within": within}))
-            elif step == "tick":
-                output = join.tick()
-            elif step == "flush":
-                output = join.flush()
-            elif step == "due" and join.due is not None:
-                clock.now = max(clock.now, join.due)
-                output = join.tick()
-            elif step == "wait":
-                clock.now += float(rng.choice([0.01, 0.2, 2.0]))
-            elif step == "take":
-                result = next(output, None)
-                collect([] if result is None else [result])
-            elif step == "apply":
-                keys = np.unique(rng.integers(0, 2 * size, int(rng.choice([1, 20, 200]))))
-                gone = np.unique(rng.choice(list(relation), 3))
-                keys = np.setdiff1d(keys, gone)
-                version = len(versions)
-                relation = {k: v for k, v in relation.items() if k not in set(gone.tolist())}
-                relation |= {int(k): int(10 * k + version) for k in keys}
-                output = join.apply(rows_of(keys, version), pa.table({"k": gone}))
-                versions.append(dict(relation))
-            if rng.random() < 0.6:
-                collect(output)
-        collect(join.finish())
+            session.do(step)
+        session.collect(join.finish())
         stats = join.stats
-    wanted = expected_rows(pushed, versions, *(band or (0, 0)), outer=how == "left")
-    assert sorted(got, key=repr) == wanted
-    assert stats.rows_done == stats.rows_in == len(pushed)
+    wanted = expected_rows(session.pushed, session.versions, *(band or (0, 0)), outer=how == "left")
+    assert sorted(session.got, key=repr) == wanted
+    assert stats.rows_done == stats.rows_in == len(session.pushed)
     assert stats.rows_held == 0
     assert stats.memory.peak <= stats.memory.limit
 
@@ -305,6 +324,19 @@ def test_a_stream_without_deadlines_is_refused(table, columns, message):
 def test_a_deadline_column_is_named_by_text(table):
     with pytest.raises(JoinInputError, match="name of a stream column"):
         make(table, Clock(), deadline_column=5)
+
+
+def test_a_look_up_of_an_absent_key_counts_for_its_page(build):
+    """A tuple without a match is complete without a read if its page is cached, like any other."""
+    with build(rows_of(range(0, 2 * KEYS, 2)), ["k"], unique=True, page_size=4096) as table:
+        join = make(table, Clock(), memory="160KiB", input_threshold=1, stream_threshold=10**6, record_tier=False)
+        for _ in range(3):
+            join.push(batch_of([4001] * 50)).drain()
+            join.push(batch_of(range(0, 2 * KEYS, 100))).drain()
+            join.flush().drain()
+        before = join.stats
+        join.push(batch_of([4001])).drain()
+        assert (join.stats - before).rows_cached == 1
 
 
 def test_tuples_without_a_deadline_are_never_due(table):

@@ -7,32 +7,33 @@ state
     ``head``, the first page that the sweep has not passed; the plan, the leaves that it still has to read, in disk
     order; and the stream buffer, whose ``demand`` says how many tuples wait for each leaf.
 step
-    Reads and joins a part of the plan: up to the end, or until ``cut`` says to stop. Then it settles: leaves that were
-    read lose their demand, and tuples that have met all their leaves leave the buffer.
+    Reads and joins a part of the plan: up to the end, or until ``cut`` says to stop. Then it settles: leaves that
+    were read lose their demand, and tuples that have met all their leaves leave the buffer.
 between steps
     Arrivals are looked up like any others. Those that find no cached page enter the stream buffer.
 
-**Which arrivals join the running sweep.** All whose leaf is in the plan and ahead of the head; also those whose leaf lies
-in a gap that the plan reads over, since that leaf costs nothing. Other leaves would cost a read each, and delay the
-tuples behind them. A sweep that is *eager* takes them nevertheless if they are ahead: it is one of a sequence of sweeps
-without pauses, in which a tuple that is left out waits for most of another sweep. So an eager sequence is an elevator: it
-goes round as MeshJoin does, reads only what is wanted, and completes each tuple within one round, on average within half.
+**Which arrivals join the running sweep.** All whose leaf is in the plan and ahead of the head; also those whose leaf
+lies in a gap that the plan reads over, since that leaf costs nothing. Other leaves would cost a read each, and delay
+the tuples behind them. A sweep that is *eager* takes them nevertheless if they are ahead: it is one of a sequence of
+sweeps without pauses, in which a tuple that is left out waits for most of another sweep. So an eager sequence is an
+elevator: it goes round as MeshJoin does, reads only what is wanted, and completes each tuple within one round, on
+average within half.
 
-**Invariants.** Outside of a step no page is pinned, no read is in flight, and no result is staged. A tuple meets each of its
-leaves once: it leaves the buffer, or loses that leaf, in the step that reads it, and the leaf's demand is 0 until another
-tuple waits for it. The head never moves back, and each step reads at least one block, so a sweep ends. The snapshot is the
-same in all steps: a change of the relation completes the sweep first.
+**Invariants.** Outside of a step no page is pinned, no read is in flight, and no result is staged. A tuple meets each
+of its leaves once: it leaves the buffer, or loses that leaf, in the step that reads it, and the leaf's demand is 0
+until another tuple waits for it. The head never moves back, and each step reads at least one block, so a sweep ends.
+The snapshot is the same in all steps: a change of the relation completes the sweep first.
 
-**Memory.** Between steps a sweep holds 4 bytes for each leaf of the plan, and during a step 5 more; the inverted index is
-charged 9. Chunks that tuples have left are copied when a quarter of them has, each within the workspace.
+**Memory.** Between steps a sweep holds 4 bytes for each leaf of the plan, and during a step 5 more; the inverted index
+is charged 9. Chunks that tuples have left are copied when a quarter of them has, each within the workspace.
 
-**The cache.** Which pages stay is decided before the first read of a step, by utility: for cached pages the tuples that they
-joined with since the last join phase, for pages on disk the tuples that wait for them. Pages are read in blocks and joined
-where they were read; those that will stay are copied into the cache. If tuples took frames meanwhile, the decision is
-repeated for the pages not read yet and the smaller cache.
+**The cache.** Which pages stay is decided before the first read of a step, by utility: for cached pages the tuples
+that they joined with since the last join phase, for pages on disk the tuples that wait for them. Pages are read in
+blocks and joined where they were read; those that will stay are copied into the cache. If tuples took frames
+meanwhile, the decision is repeated for the pages not read yet and the smaller cache.
 
-Where all pages will stay, the tuples are looked up in the cache at the end of the step, by all threads. Otherwise they have
-to meet each block while it is in the read buffer, one block after the other.
+Where all pages will stay, the tuples are looked up in the cache at the end of the step, by all threads. Otherwise they
+have to meet each block while it is in the read buffer, one block after the other.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class JoinPhase:
 
     @property
     def _divisible(self) -> bool:
-        """Whether the sweep may stop. If tuples wait for several leaves, these have to be next to each other on disk."""
+        """Whether the sweep may stop: if tuples wait for several leaves, only where leaves lie on disk in key order."""
         return len(self._store.disk_order) == 0 or not self._store.stream.spans
 
     def _settle(self, read: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
