@@ -30,7 +30,7 @@ Memory bound::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins.errors import MemoryBudgetError
@@ -41,7 +41,7 @@ from headrace.joins.relation import scan_seconds
 from headrace.joins.ssij.context import SSIJContext
 from headrace.joins.ssij.cost import PhaseEstimate
 from headrace.joins.ssij.memory.store import Store
-from headrace.joins.ssij.options import SSIJOptions
+from headrace.joins.ssij.options import SSIJOptions, Tuning
 from headrace.joins.ssij.phases.direct import DirectPhase
 from headrace.joins.ssij.phases.join import JoinPhase
 from headrace.joins.ssij.phases.nearest import NearestPhase
@@ -453,26 +453,16 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         *,
         deadline: float | str | None = None,
         deadline_column: str | None = None,
-        max_scan: int = 200,
-        input_threshold: int | None = None,
-        stream_threshold: int | None = None,
         columns: Sequence[str] | None = None,
-        record_tier: bool = True,
-        cache_policy: str = "utility",
-        memory_split: float | None = None,
-        read_plan: str = "optimal",
-        threads: int | None = None,
         reader: PageReader | None = None,
         clock: Callable[[], float] | None = None,
+        **options: Unpack[Tuning],
     ) -> None:
-        options = SSIJOptions(
-            max_scan, input_threshold, stream_threshold, threads, record_tier, cache_policy, memory_split, read_plan
-        )
         parameters = JoinParameters.check(
             table, on, how, memory, columns=columns, deadline=deadline, reader=reader, clock=clock,
             deadline_column=deadline_column,
         )  # fmt: skip
-        super().__init__(SSIJAlgorithm(parameters, options))
+        super().__init__(SSIJAlgorithm(parameters, SSIJOptions.of({**options})))
 
     def refresh(self) -> Output:
         """Complete everything pushed so far on the current snapshot, then switch to the newest one."""
