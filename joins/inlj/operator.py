@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.joins.deadlines import Arrivals
     from headrace.joins.predicates import On
     from headrace.joins.predicates.search_keys import SearchKeys
     from headrace.joins.relation import TableLike
@@ -87,14 +88,14 @@ class _NestedLoops(JoinAlgorithm):
         """Free the queue of reads."""
         self._pool.close()
 
-    def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+    def _consume(self, batch: pa.RecordBatch, arrival: Arrivals) -> Iterator[pa.RecordBatch]:
         row_nbytes = batch.nbytes / max(1, len(batch))
         room = _SCRATCH_NBYTES + row_nbytes + self.emitter.row_bytes(row_nbytes)
         most = max(1, int(self._workspace // 2 / room))
         for start in range(0, len(batch), most):
             yield from self._join(batch.slice(start, most), arrival, most)
 
-    def _join(self, rows: pa.RecordBatch, arrival: float, most: int) -> Iterator[pa.RecordBatch]:
+    def _join(self, rows: pa.RecordBatch, arrival: Arrivals, most: int) -> Iterator[pa.RecordBatch]:
         keys, valid = self.bound.encode(rows)
         first, last = locate(self.snapshot, keys)
         if valid is not None:

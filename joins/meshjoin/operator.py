@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.joins.deadlines import Arrivals
     from headrace.joins.predicates import On
     from headrace.storage.read import PageReader
     from headrace.storage.tree import Snapshot
@@ -103,7 +104,7 @@ class _MeshScan(JoinAlgorithm):
             self._chunks.close()
         self._workers.close()
 
-    def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+    def _consume(self, batch: pa.RecordBatch, arrival: Arrivals) -> Iterator[pa.RecordBatch]:
         if len(batch) == 0:
             return
         if self._split is None:

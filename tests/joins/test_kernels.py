@@ -149,11 +149,29 @@ def test_demand_counts_runs_and_new_leaves(seed, longest):
     assert demand.tolist() == twin.tolist()
     assert fresh == (twin > 0).sum()
     order = np.random.default_rng(seed).permutation(12).astype(np.int32)
-    out = np.empty(fresh, dtype=np.int32)
-    assert _index_kernels.wanted_leaves(demand, order, out) == fresh
+    out, none, everything = np.empty(fresh, dtype=np.int32), order[:0], True
+    pages = np.argsort(order).astype(np.int64)
+    assert _index_kernels.wanted_leaves(demand, order, pages, 0, none, everything, 0.0, out) == fresh
     assert out.tolist() == [leaf for leaf in order.tolist() if twin[leaf]]
-    assert _index_kernels.wanted_leaves(demand, order[:0], out) == fresh
+    assert _index_kernels.wanted_leaves(demand, none, np.arange(12), 0, none, everything, 0.0, out) == fresh
     assert out.tolist() == np.flatnonzero(twin).tolist()
+
+
+@given(seed=SEEDS, head=st.integers(0, 30), widest=st.sampled_from([0.0, 1.0, 3.5, 100.0]))
+def test_leaves_join_a_plan_where_a_read_goes_over_them(seed, head, widest):
+    rng = np.random.default_rng(seed)
+    pages = np.sort(rng.choice(40, 12, replace=False)).astype(np.int64)
+    demand = rng.integers(0, 2, 12).astype(np.int32)
+    ahead = [leaf for leaf in range(12) if demand[leaf] and pages[leaf] >= head]
+    planned = [leaf for leaf in ahead if rng.random() < 0.5]
+    out, everything = np.empty(12, dtype=np.int32), False
+    size = _index_kernels.wanted_leaves(
+        demand, np.empty(0, np.int32), pages, head, np.array(planned, np.int32), everything, widest, out
+    )
+    gaps = [(low, high) for low, high in itertools.pairwise(planned) if pages[high] - pages[low] - 1 <= widest]
+    assert out[:size].tolist() == [
+        leaf for leaf in ahead if leaf in planned or any(low < leaf < high for low, high in gaps)
+    ]
 
 
 @given(
