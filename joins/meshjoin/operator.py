@@ -28,8 +28,8 @@ from headrace.joins.meshjoin.split import MeshSplit, split_memory
 from headrace.joins.meshjoin.window import ChunkScan, MeshWindow
 from headrace.joins.predicates import Equality
 from headrace.joins.relation import TableLike, affordable_scan
-from headrace.joins.ssij.workers import Workers
 from headrace.joins.stats import JoinStats
+from headrace.joins.workers import Workers
 from headrace.storage.format import Keys
 from headrace.storage.leaf import gather_keys
 from headrace.storage.units import format_size
