@@ -37,11 +37,11 @@ class Step:
     Parameters
     ----------
     doing
-        What is being done, as in ``joining stream.csv with flights.tbl``.
+        Current action, as in ``joining stream.csv with flights.tbl``.
     left
-        What state a failure here leaves.
+        State after a failure of this step.
     repair
-        What to do when damage was found; empty where none can be.
+        Advice if damage is found; empty if this step cannot find any.
     """
 
     doing: str
@@ -179,7 +179,7 @@ class Console:
             _forget_output()
 
     def show_progress(self, line: str) -> None:
-        """Write a line of progress over the one before, or below it where nobody watches."""
+        """Write a line of progress over the one before, or on a new line if the output is not a terminal."""
         if self.quiet:
             return
         if self.interactive:

@@ -25,7 +25,7 @@ __all__ = ["demo"]
 
 @dataclass(frozen=True)
 class Demo:
-    """What came of a demo: where it lies, its run, the dimensions after it, the answers, the facts found again."""
+    """Result of a demo: its folder, its run, the dimensions after it, the answers, and the facts found again."""
 
     folder: Path
     result: RunResult

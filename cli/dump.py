@@ -1,4 +1,4 @@
-"""What `headrace table dump` does: shows the pages of a table as they lie in the file, sound or not."""
+"""`headrace table dump`: shows the pages of a table as they are in the file, even if they are damaged."""
 
 from __future__ import annotations
 

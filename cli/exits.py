@@ -40,7 +40,7 @@ def exit_code_of(error: BaseException) -> ExitCode:
     """Return the exit code of an error, by its family.
 
     Damaged data and data of bad quality are 3; every other `HeadraceError` and whatever the operating system refuses
-    is 1; an error nobody foresaw is a bug.
+    is 1; an unexpected error is a bug.
     """
     from headrace.pipelines.errors import QualityError
     from headrace.storage.errors import CorruptionError, HeadraceError
@@ -70,7 +70,7 @@ def guarded(work: Callable[[], Any], console: Console, command: list[str]) -> in
     work
         Returns an exit code, or something else for success.
     console
-        Where failures are told; knows the step that failed.
+        Console that reports failures; it knows the step that failed.
     command
         The command line, as in ``["headrace", "join", ...]``.
     """

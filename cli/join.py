@@ -40,7 +40,7 @@ __all__ = ["JoinReport", "JoinRequest", "join"]
 
 @dataclass(frozen=True)
 class JoinRequest:
-    """What was asked for; see the options of `headrace join`."""
+    """Options of `headrace join`."""
 
     table: Path
     stream: Path
@@ -55,7 +55,7 @@ class JoinRequest:
 
 @dataclass(frozen=True)
 class JoinReport:
-    """What came of it.
+    """Result of a join.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""Groups that import a command's module when the command is asked for, and turn errors into exit codes."""
+"""Groups that import the module of a command when the command is needed, and turn errors into exit codes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.cli.exits import guarded
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["LazyGroup", "RootGroup", "heed_termination", "time_log_lines"]
+__all__ = ["LazyGroup", "RootGroup", "handle_termination", "time_log_lines"]
 
 
 class LazyGroup(click.Group):
@@ -25,7 +25,7 @@ class LazyGroup(click.Group):
     Parameters
     ----------
     places
-        From a command's name to ``module:attribute``. The modules import click and nothing heavy, so that help over
+        ``module:attribute`` of each command, by its name. The modules import click and nothing heavy, so that help for
         all of them stays quick; what a command needs is imported when it runs.
     """
 
@@ -34,7 +34,7 @@ class LazyGroup(click.Group):
         self._places = places
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order they were declared, which is the order one meets them in."""
+        """Return the names in the order of their declaration."""
         return [*self._places, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -72,13 +72,13 @@ class RootGroup(LazyGroup):
         sys.exit(guarded(work, console, ["headrace", *arguments]))
 
 
-def heed_termination() -> None:
-    """Let SIGTERM and SIGHUP clean up like Ctrl-C, and let nobody but the console tell of either.
+def handle_termination() -> None:
+    """Let SIGTERM and SIGHUP clean up like Ctrl-C, and let only the console report them.
 
     py4j logs an interrupt of a call into the JVM with its stack, on the root logger.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # unless told by `nohup` to go on
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it, so that the command continues
         signal.signal(signal.SIGHUP, signal.default_int_handler)
     logging.getLogger().addFilter(_is_no_interrupt)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from headrace.cli.lazy import RootGroup, heed_termination, time_log_lines
+from headrace.cli.lazy import RootGroup, handle_termination, time_log_lines
 from headrace.joins import keep_little_freed_memory
 
 __all__ = ["entry_point", "headrace"]
@@ -38,5 +38,5 @@ def entry_point() -> None:
     """Run the command line; what the installed script calls."""
     keep_little_freed_memory()
     time_log_lines()
-    heed_termination()
+    handle_termination()
     headrace()

@@ -22,7 +22,7 @@ Pairing = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Match:
-    """What was asked for; see the options of `headrace join`."""
+    """Options of `headrace join` that say which rows match."""
 
     on: Pairing
     as_of: Pairing

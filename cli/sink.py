@@ -24,16 +24,16 @@ GROUP_BYTES = 4 << 20
 
 
 class ParquetSink:
-    """Collects batches into row groups and writes them beside `path`; renames at the end.
+    """Collects batches into row groups and writes them next to `path`; renames the file at the end.
 
     What a process that was killed left beside `path` is removed.
 
     Parameters
     ----------
     path
-        Where the file appears when the block ends without an error. An older file there is replaced in one step.
+        Path of the file, which appears when the block ends without an error. An older file is replaced in one step.
     schema
-        Of every batch.
+        Schema of each batch.
     group_bytes
         Size in memory of a row group, which is also the most that is held.
 

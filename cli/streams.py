@@ -2,7 +2,7 @@
 
 The columns are those of the first file; the others must fit them by name and type, and nothing is dropped silently.
 Types of text are inferred as `headrace.storage.records.infer_columns` says, unless the caller knows better: key columns
-take the type of the key they are to meet.
+take the type of the key that they are compared with.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class CsvFormat:
     Parameters
     ----------
     delimiter
-        What separates fields; None for the one that divides the heading into most names.
+        Delimiter of fields; None for the one that divides the heading into most names.
     nulls
-        Spellings of a missing value, beside an empty field. A quoted one is text.
+        Spellings of a missing value, in addition to an empty field. A quoted one is text.
     types
         Types of columns of text that are known before the first row is seen.
     declared
@@ -67,7 +67,7 @@ class CsvFormat:
 
 
 def text_columns(names: Sequence[str]) -> dict[str, pa.DataType]:
-    """Return the types of columns that are to stay text, whatever they look like."""
+    """Return the types of columns that stay text even if they look like numbers."""
     return dict.fromkeys(names, pa.string())
 
 
@@ -78,13 +78,13 @@ class FileStream:
     Parameters
     ----------
     files
-        In the order in which they are read.
+        Files in the order in which they are read.
     kind
         ``"csv"``, ``"json"`` or ``"parquet"``.
     schema
         Columns of every batch.
     rows
-        Number of rows where the files tell it without being read, else None.
+        Number of rows if it is known without reading the files, else None.
     """
 
     files: tuple[Path, ...]
@@ -118,9 +118,9 @@ def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None 
     path
         A file, or a folder whose files (not those beginning with ``.`` or ``_``) are all CSV, JSON lines or Parquet.
     batch_rows
-        Most rows in a batch of a Parquet file.
+        Maximum number of rows in a batch of a Parquet file.
     csv
-        How text is read.
+        Format of CSV files.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def _kind_by_content(file: Path) -> Kind:
         head = handle.read(len(PARQUET_MAGIC))
     if head != PARQUET_MAGIC:
         known = f"{', '.join(SUFFIXES)}, and {', '.join(COMPRESSIONS)} behind them"
-        raise InputFileError(f"cannot tell what {file} is; name it with one of {known}")
+        raise InputFileError(f"cannot tell the format of {file}; use one of the endings {known}")
     return "parquet"
 
 
@@ -221,14 +221,16 @@ def _explained(file: Path, form: RecordFormat) -> Iterator[pa.RecordBatch]:
         yield from sound_batches(file, form)
     except RecordFileError as error:
         hint = (
-            "; name the column in --text to keep it as text, unless it meets a key" if ", column " in str(error) else ""
+            "; name the column in --text to keep it as text, unless it is compared with a key"
+            if ", column " in str(error)
+            else ""
         )
         raise InputFileError(f"{error}{hint}") from error
 
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Name the file in whatever Arrow says of it."""
+    """Add the name of the file to an error of Arrow."""
     try:
         yield
     except RecordFileError as error:

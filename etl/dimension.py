@@ -3,7 +3,7 @@
 Holds the description, the numbering of members, and the building of the clustered table. Lookups are in `surrogate`.
 
 The unknown member (surrogate key -1) belongs to the dimension that people query, so that an inner join with the facts
-loses none. It has no natural key, hence it is never a row of the clustered table.
+loses none. It has no natural key, so it is never a row of the clustered table.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ def build_table(dimension: Dimension, path: str, rows: Iterable[pa.RecordBatch],
     dimension
         The dimension.
     path
-        Where the table is built.
+        Path of the new table.
     rows
         Batches of members, consumed once; more than memory holds is welcome.
     options
@@ -260,7 +260,7 @@ def greatest_key(surrogate_keys: pa.Array | pa.ChunkedArray) -> int:
 
 
 def without_blank_keys(dimension: Dimension, rows: pa.Table) -> pa.Table:
-    """Leave out members whose trimmed key is blank, which earlier releases inferred: a blank key names nobody."""
+    """Leave out members whose trimmed key is blank: a blank key identifies no member."""
     named = np.ones(rows.num_rows, dtype=np.bool_)
     for name in dimension.natural_key:
         if "trim" in dimension.rule(name).normalise:

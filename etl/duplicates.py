@@ -5,7 +5,7 @@ order of their names. Rows that tie in all of this are equal, so the choice depe
 on how the input is cut into batches. A row with a null in its key is a duplicate of nothing.
 
 The input is held in memory, since its last row may repeat its first. Shard the stream by the key, so that rows with
-one key meet (`Duplicates.shard_of`).
+one key are in the same place (`Duplicates.shard_of`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Duplicates:
     action
         ``"drop"``, ``"flag"`` or ``"route"``.
     order_by
-        Of rows with one key, the first in the order of these columns is kept; ascending, nulls last.
+        Columns that decide which of several rows with one key is kept: the first in ascending order, nulls last.
     rules
         Normalisation of key columns by name.
 

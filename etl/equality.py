@@ -5,9 +5,9 @@ Declared once per key column and applied to the dimension's rows, to the stream 
 - Null never matches, and text that is blank is null to a key that is trimmed.
 - Text compares by bytes after the declared normalisation; none by default.
 - Integers and decimals compare by value, whatever their width, precision and scale. A float equals an integer when it
-  is that integer exactly (so -0.0 equals 0); NaN counts as null; a float never meets a decimal.
+  is that integer exactly (so -0.0 equals 0); NaN counts as null; a float never equals a decimal.
 - Instants compare in UTC, whatever the zone they are shown in and whatever the unit. A timestamp without a zone is not
-  an instant and meets only its like.
+  an instant and is only compared with another timestamp without a zone.
 - Types that cannot match are an error before the first row.
 
 A value that the key's type cannot hold (3,000,000,000 against an int32 key) equals no key; `Conformed.unfit` says so.
@@ -49,7 +49,7 @@ class KeyRule:
     Raises
     ------
     DeclarationError
-        If a name is none of the three.
+        If a name is not one of the three.
 
     Examples
     --------
@@ -88,9 +88,9 @@ class Conformed:
     values
         Null where the row is `null` or `unfit`.
     null
-        True where the column is null, NaN or, for a trimmed key, blank: it names nobody.
+        True where the column is null, NaN or, for a trimmed key, blank, and so identifies no member.
     unfit
-        True where the value is one that the key's type cannot hold: nobody can have that name.
+        True where the key's type cannot hold the value, so that no member can have this key.
     """
 
     values: pa.Array
@@ -129,7 +129,7 @@ def conform(
     rule
         Normalisation of text; none when omitted.
     name
-        Of the column, for messages.
+        Name of the column, for messages.
 
     Raises
     ------

@@ -41,14 +41,15 @@ class Lookup:
     on
         The natural key column for each stream column: ``{"tail": "tailnum"}``.
     policy
-        What to do with a key that is not in the dimension.
+        Policy for keys that are not in the dimension.
     carry
         Attributes of the member that the fact takes along, as ``<role>_<attribute>``.
 
     Raises
     ------
     DeclarationError
-        If `on` does not name every natural key column once, `carry` names no attribute, or the policy is none of four.
+        If `on` does not name every natural key column once, `carry` names no attribute, or the policy is not one of the
+        four.
 
     Examples
     --------

@@ -1,6 +1,6 @@
-"""What became of every row, and the books that show that none disappeared.
+"""Outcome of every row, and the counts which show that no row disappeared.
 
-Each lookup gives a row an outcome of its own (column `_<role>_outcome`); the row's outcome is the gravest of them.
+Each lookup gives a row an outcome (column `_<role>_outcome`); the row's outcome is the most severe of them.
 Knows nothing of how a lookup is done.
 """
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["OUTCOMES", "Outcome", "OutcomeCounts", "gravest", "outcome_text"]
+__all__ = ["OUTCOMES", "Outcome", "OutcomeCounts", "most_severe", "outcome_text"]
 
 
 class Outcome(StrEnum):
-    """What became of a row, or of one lookup of a row; in order of gravity, the mildest first."""
+    """Outcome of a row, or of one lookup of a row, in order of severity: the least severe first."""
 
     MATCHED = "matched"
     INFERRED = "inferred"
@@ -35,7 +35,7 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
 
     @property
-    def gravity(self) -> int:
+    def severity(self) -> int:
         """Position in the order in which outcomes take precedence: rejected over duplicate over late and so on."""
         return OUTCOMES.index(self)
 
@@ -44,13 +44,13 @@ OUTCOMES: Final = tuple(Outcome)
 _NAMES: Final = pa.array([str(outcome) for outcome in OUTCOMES])
 
 
-def outcome_text(gravity: NDArray[np.integer]) -> pa.StringArray:
-    """Return the names of outcomes given by gravity."""
-    return _NAMES.take(pa.array(gravity))
+def outcome_text(severity: NDArray[np.integer]) -> pa.StringArray:
+    """Return the names of outcomes given by severity."""
+    return _NAMES.take(pa.array(severity))
 
 
-def gravest(columns: Sequence[pa.Array], rows: int) -> NDArray[np.int8]:
-    """Return the gravity of each row's gravest outcome.
+def most_severe(columns: Sequence[pa.Array], rows: int) -> NDArray[np.int8]:
+    """Return the severity of each row's most severe outcome.
 
     Parameters
     ----------
@@ -59,13 +59,13 @@ def gravest(columns: Sequence[pa.Array], rows: int) -> NDArray[np.int8]:
     rows
         The number of rows.
     """
-    gravity = np.zeros(rows, dtype=np.int8)
+    severity = np.zeros(rows, dtype=np.int8)
     for column in columns:
         codes = pc.index_in(column, value_set=_NAMES)
         if codes.null_count:
             raise ConservationError(f"not an outcome: {column.filter(pc.is_null(codes))[0]}")
-        np.maximum(gravity, np.asarray(codes, dtype=np.int8), out=gravity)
-    return gravity
+        np.maximum(severity, np.asarray(codes, dtype=np.int8), out=severity)
+    return severity
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class OutcomeCounts:
     rows
         Rows by the row's outcome. A duplicate that is only flagged counts as duplicate and as loaded.
     lookups
-        For each role, rows by the lookup's outcome.
+        Number of rows by outcome of the lookup, for each role.
 
     Examples
     --------

@@ -1,7 +1,7 @@
 """Where every row goes once its lookups and the search for duplicates are done, and the books of that.
 
-A row goes by its gravest outcome: rejected to the error table with all its causes, duplicate by the declared action,
-everything else to the facts.
+The most severe outcome of a row decides where it goes: rejected to the error table with all its causes, duplicate by
+the declared action, everything else to the facts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.etl.duplicates import DUPLICATE_COLUMN, DuplicateAction, Duplicates
-from headrace.etl.outcomes import Outcome, OutcomeCounts, gravest, outcome_text, tally
+from headrace.etl.outcomes import Outcome, OutcomeCounts, most_severe, outcome_text, tally
 from headrace.etl.ranking import key_text
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from headrace.etl.lookup import Lookup
 
-__all__ = ["CAUSES_COLUMN", "CAUSES_TYPE", "OUTCOME_COLUMN", "Settled", "causes", "row_gravity", "settle"]
+__all__ = ["CAUSES_COLUMN", "CAUSES_TYPE", "OUTCOME_COLUMN", "Settled", "causes", "row_severity", "settle"]
 
 OUTCOME_COLUMN: Final = "_outcome"
 CAUSES_COLUMN: Final = "_causes"
@@ -43,7 +43,7 @@ class Settled:
     routed
         Duplicates for their own table: the stream's columns and `_duplicate`. Empty unless the action is `route`.
     rejected
-        For the error table: the stream's columns and `_causes`, a list of role, column, value as text and reason.
+        Rows for the error table: the stream's columns and `_causes`, a list of role, column, value as text and reason.
     counts
         The books; they balance.
     """
@@ -54,13 +54,13 @@ class Settled:
     counts: OutcomeCounts
 
 
-def row_gravity(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> NDArray[np.int8]:
-    """Return the gravity of each row's outcome, from its lookups and from `_duplicate` where there is one."""
-    gravity = gravest([batch.column(lookup.outcome_column) for lookup in lookups], batch.num_rows)
+def row_severity(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> NDArray[np.int8]:
+    """Return the severity of each row's outcome, from its lookups and from `_duplicate` where there is one."""
+    severity = most_severe([batch.column(lookup.outcome_column) for lookup in lookups], batch.num_rows)
     if DUPLICATE_COLUMN in batch.schema.names:
         repeats = np.asarray(batch.column(DUPLICATE_COLUMN).is_valid())
-        gravity[repeats] = np.maximum(gravity[repeats], Outcome.DUPLICATE.gravity)
-    return gravity
+        severity[repeats] = np.maximum(severity[repeats], Outcome.DUPLICATE.severity)
+    return severity
 
 
 def causes(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> pa.Array:
@@ -101,10 +101,10 @@ def settle(batch: pa.RecordBatch, lookups: Sequence[Lookup], duplicates: Duplica
     ConservationError
         If rows have been lost or made on the way.
     """
-    gravity = row_gravity(batch, lookups)
+    severity = row_severity(batch, lookups)
     action = duplicates.action if duplicates is not None else DuplicateAction.FLAG
-    rejected = gravity == Outcome.REJECTED.gravity
-    repeated = gravity == Outcome.DUPLICATE.gravity
+    rejected = severity == Outcome.REJECTED.severity
+    repeated = severity == Outcome.DUPLICATE.severity
     routed = repeated & (action == DuplicateAction.ROUTE)
     dropped = repeated & (action == DuplicateAction.DROP)
     loaded = ~(rejected | routed | dropped)
@@ -112,7 +112,7 @@ def settle(batch: pa.RecordBatch, lookups: Sequence[Lookup], duplicates: Duplica
     added = {name for lookup in lookups for name in lookup.added_schema().names} | inner
     facts = batch.select([name for name in batch.schema.names if name not in inner])
     stream = batch.select([name for name in batch.schema.names if name not in added])
-    outcome = outcome_text(gravity)
+    outcome = outcome_text(severity)
     return Settled(
         loaded=_those(facts.append_column(OUTCOME_COLUMN, outcome), loaded),
         routed=_routed(batch, stream, routed),

@@ -51,7 +51,7 @@ def shard_of(
     Returns
     -------
     int32[n]
-        From 0 to ``shards - 1``. A row without a usable key (null, or no value of the key's type) meets no member and
+        From 0 to ``shards - 1``. A row without a usable key (null, or no value of the key's type) matches no member and
         belongs to shard 0.
 
     Raises

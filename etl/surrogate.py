@@ -1,13 +1,13 @@
-"""Surrogate key replacement: a stream column meets a dimension and leaves with the member's surrogate key.
+"""Surrogate key replacement: looks up a stream column in a dimension and adds the member's surrogate key.
 
 `resolve` runs a `Lookup` through any join operator over the dimension's
 clustered table, `new_members` reads from its result the members that were inferred.
 
 What happens to a row, in this order:
 
-1. A natural key with a null (or NaN) goes to the unknown member, -1, whatever the policy: it names nobody.
+1. A natural key with a null (or NaN) goes to the unknown member, -1, under any policy, since it identifies no member.
 2. A key that is in the dimension is matched.
-3. A key that is not there goes by the lookup's policy.
+3. The lookup's policy decides about a key that is not in the dimension.
    - ``infer``: it becomes a new member. A value that cannot be a key (out of the key type's range, or longer than
      `MAX_KEY_BYTES`) is rejected instead.
    - ``unknown``: the unknown member.
@@ -67,7 +67,7 @@ class KeyAllocator:
     base
         The greatest surrogate key at the dimension's version that the input was joined with.
     shards
-        How many shards infer members at the same time.
+        Number of shards that infer members at the same time.
     shard
         This shard, from 0.
 
@@ -95,7 +95,7 @@ class KeyAllocator:
         """
         if self.base + count * self.shards > _GREATEST:
             raise DimensionError(
-                f"there are no {count} surrogate keys left above {self.base}; number the dimension's members anew"
+                f"there are no {count} surrogate keys left above {self.base}; renumber the dimension's members"
             )
         return self.base + 1 + np.arange(count, dtype=np.int64) * self.shards + self.shard
 
@@ -329,7 +329,7 @@ def new_members(lookup: Lookup, batches: Iterable[pa.RecordBatch], base: int = 0
     lookup
         The lookup that was resolved.
     batches
-        Its output, whole or in part; other columns may have been dropped or added since.
+        All or some of its output. Other columns may have been dropped or added since.
     base
         The allocator's base: members with keys up to it are in the dimension already.
     """

@@ -1,6 +1,6 @@
 """The entry point for Spark's own launchers: ``spark-submit .../pipelines/__main__.py PIPELINE.yml --once``.
 
-Also ``python -m pipelines``. Prints the run as JSON on stdout; the terminal's comforts are in the command `headrace`.
+Also ``python -m headrace.pipelines``. Prints the run as JSON on stdout; the command `headrace` has a richer output.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 # A script's own folder comes first in the path of modules, where this package's modules would hide others of that name.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
 
-import argparse  # noqa: E402 - after the path has been mended
+import argparse  # noqa: E402 - after the path has been corrected
 import json  # noqa: E402 - as above
 import logging  # noqa: E402 - as above
 
@@ -25,12 +25,12 @@ _INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a pipeline and return the exit code: 0 done, 1 failed, 3 a broken promise, 130 stopped by a signal."""
+    """Run a pipeline and return the exit code: 0 done, 1 failed, 3 bad quality, 130 stopped by a signal."""
     parser = argparse.ArgumentParser(prog="headrace.pipelines", description="Run a Headrace pipeline under Spark.")
     parser.add_argument("pipeline", help="the pipeline file")
     mode = parser.add_mutually_exclusive_group(required=True)
-    mode.add_argument("--once", action="store_true", help="load what is there, then end")
-    mode.add_argument("--follow", action="store_true", help="go on with what arrives until told to stop")
+    mode.add_argument("--once", action="store_true", help="load the waiting files, then end")
+    mode.add_argument("--follow", action="store_true", help="keep loading files as they arrive, until stopped")
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("py4j").setLevel(logging.WARNING)

@@ -134,11 +134,11 @@ class RunRecord:
     started, ended
         Seconds since 1970; `ended` is None while it runs, and when it was last alive for a lost run.
     host, pid
-        Where the driver ran.
+        Host and process id of the driver.
     error
         Why it failed, or what is known of a lost run.
     alive
-        When the run last gave a sign of life, in seconds since 1970.
+        Last sign of life of the run, in seconds since 1970.
     batches, rows_in, loaded, dropped, routed, rejected, new_members
         Sums over the run's batches.
     """
@@ -267,7 +267,7 @@ class Catalog:
         pipeline, mode
             The pipeline's name, and `once` or `follow`.
         lease
-            Token of the leases that the run holds. The run counts as lost as soon as they are gone or dead.
+            Token of the leases that the run holds. The run counts as lost as soon as they are released or expired.
         """
         run, now, own = str(uuid.uuid4()), self._clock(), ProcessIdentity.own()
         values = {"host": socket.gethostname(), "started": now, "alive": now, "state": "running", "lease": lease}

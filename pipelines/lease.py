@@ -41,9 +41,10 @@ class Leases:
     catalog
         The run catalog.
     names
-        What is to be held, such as ``pipeline:/shop/.headrace/orders/checkpoint`` or ``facts:/shop/warehouse/orders``.
+        Names of the resources to hold, such as ``pipeline:/shop/.headrace/orders/checkpoint`` or
+        ``facts:/shop/warehouse/orders``.
     seconds
-        How long a lease lasts without being renewed; it is renewed three times in that span.
+        Duration of a lease in seconds. It is renewed three times in that span.
     clock
         Seconds since 1970, alike on all machines that share the catalog within a few seconds.
 
@@ -90,7 +91,7 @@ class Leases:
         Raises
         ------
         LeaseHeldError
-            If one of them was taken over in the meantime. Nothing may be written any more.
+            If one of them was taken over in the meantime. Nothing more may be written.
         """
         with self._catalog.transaction() as connection:
             self._catalog.note_alive(connection, self.token)

@@ -80,7 +80,7 @@ class BatchLoop:
     folder
         The source folder.
     ledger, intake, loader
-        What was loaded, what waits, and what loads it.
+        Ledger of loaded files, intake of waiting files, and loader of batches.
     frame_of
         Makes the frame of pieces of a batch's files.
     on_batch
@@ -126,13 +126,13 @@ class BatchLoop:
         stop
             Ends the loop between two batches.
         interval
-            Least seconds from the start of one batch to the next, to go on with what arrives until told to stop; None
-            to end when nothing is new.
+            Minimum seconds between the starts of two batches, to keep loading what arrives until a stop is requested;
+            None to end when nothing is new.
 
         Raises
         ------
         SourceFileError
-            If a file of a batch that was not loaded is gone, or one changed after it was loaded.
+            If a file of an unfinished batch was removed, or a file changed after it was loaded.
         """
         self._resume()
         while not stop.asked:
@@ -164,15 +164,15 @@ class BatchLoop:
         self._hook("after forget")
 
     def _require_files(self, plan: Plan) -> None:
-        """Raise if a file is gone that was to be loaded."""
+        """Raise an error if a planned file was removed."""
         planned = [file.name for file in plan.files if file.name not in plan.skipped]
         gone = [name for name in planned if examine(self._folder, name) is None]
         if not gone:
             return
         named = ", ".join(map(repr, gone[:_NAMED])) + (f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else "")
         raise SourceFileError(
-            f"batch {plan.number} has not been loaded, and these of its files are gone from {self._folder}: {named}; "
-            f"put them back, or go on without them by `{skip_command(gone[0])}`"
+            f"batch {plan.number} has not been loaded, and some of its files are missing from {self._folder}: {named}; "
+            f"put them back, or continue without them: `{skip_command(gone[0])}`"
         )
 
     def _load(self, files: Sequence[FoundFile]) -> None:

@@ -1,4 +1,4 @@
-"""Paths that mean one place, whatever they hold: every URI and URL that Headrace makes of a path is made here.
+"""Unambiguous paths: makes every URI and URL that Headrace derives from a path, whatever characters it has.
 
 A path of a pipeline file is literal: no character of it is a pattern, an escape or the end of anything. Libraries see
 that differently: `deltalake` decodes percent signs, SQLAlchemy ends the name of a database at a question mark. What

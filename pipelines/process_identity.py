@@ -1,4 +1,4 @@
-"""Processes told apart: which process holds a lease or a run, and whether it is still alive."""
+"""Identity of processes: which process holds a lease or a run, and whether it is still alive."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ __all__ = ["ProcessIdentity"]
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process of some machine.
+    """A process on a machine.
 
     Parameters
     ----------
     machine
-        What two processes share exactly if they see each other's process ids: host name, boot, namespace.
+        Host name, boot id and process namespace: equal for two processes if they can see each other's process ids.
     pid
         The process id.
     process
-        When the process started, in the kernel's ticks, so that a reused id is told apart; empty where the system does
+        Start of the process in the kernel's ticks, which distinguishes a reused id; empty where the system does
         not say.
     """
 

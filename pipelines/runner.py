@@ -1,4 +1,4 @@
-"""Runs a pipeline: once over what is there, or following what arrives, until it is told to stop.
+"""Runs a pipeline: once over the waiting files, or continuously, until a stop is requested.
 
 Holds what surrounds the batches: Spark, leases, tables that must be there, signals, the run's record. Which files make
 a batch is in `headrace.pipelines.loop`, what a batch does in `headrace.pipelines.batch.protocol`.
@@ -53,24 +53,24 @@ class RunResult:
     Parameters
     ----------
     run
-        Its id in the run catalog.
+        Id of the run in the run catalog.
     pipeline
         The pipeline's name.
     state
-        `done`, or `stopped` when it was told to stop.
+        `done`, or `stopped` if a stop was requested.
     signal
         The signal that stopped it, or None.
     seconds
-        From the first batch's start to the end, without the start of Spark.
+        Elapsed seconds from the start of the first batch to the end of the run. Starting Spark is not included.
     batches
         The records of its batches.
     facts, errors, duplicates
-        Where facts, rejected rows and routed duplicates lie.
+        Paths of the tables of facts, rejected rows and routed duplicates.
     left_out
         Files and folders of the source that were not loaded, and why: subfolders that `source.recursive` leaves out,
         empty files, changes that `source.changed` ignores.
     notices
-        What was changed in the tables to make the pipeline ready, such as an unknown member that was added.
+        Changes to tables that prepared the pipeline, such as an unknown member that was added.
     """
 
     run: str
@@ -123,7 +123,7 @@ def run(
     follow
         Go on with what arrives until a signal comes, instead of ending when all that is there is loaded.
     spark
-        How to start Spark; by default as the pipeline file says.
+        Spark settings; by default those of the pipeline file.
     on_batch
         Called with the record of each batch after it was loaded.
     hook
@@ -143,7 +143,7 @@ def run(
     LedgerError
         If the ledger of loaded files cannot be used, or does not belong to the fact table.
     SourceFileError
-        If a file changed after it was loaded, or one of a batch that was not loaded is gone.
+        If a file changed after it was loaded, or a file of an unfinished batch was removed.
     LeaseHeldError
         If another run is at it.
     SparkStartError
@@ -260,7 +260,7 @@ def _spark_settings(config: PipelineConfig) -> SparkSettings:
 
 
 def _finish_replaced(protocol: BatchProtocol, stream: str | None) -> None:
-    """Complete the last batch of the stream whose place this run's one takes; its ledger is gone."""
+    """Complete the last batch of the stream that this run's stream replaces; its ledger no longer exists."""
     if stream is None:
         return
     last = protocol.loaded(stream)

@@ -15,7 +15,7 @@ class Sample:
     Parameters
     ----------
     folder
-        Where the files are.
+        Folder of the files.
     """
 
     folder: Path

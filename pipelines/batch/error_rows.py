@@ -46,7 +46,7 @@ class Origin:
     pipeline, stream, batch
         Names the batch.
     loaded_at
-        When the batch began.
+        Start of the batch.
     folder, form
         The source's folder, and how its files are read.
     """
@@ -68,7 +68,7 @@ def error_rows(rejected: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
         Rows with `_file`, `_record_number`, and `_malformed` (of records that do not fit the schema) or `_causes` (of
         records that a lookup rejected).
     origin
-        Their batch.
+        Batch of the rows.
     """
     rows = rejected.num_rows
     causes = _causes(rejected)

@@ -44,7 +44,7 @@ class ReadStep:
     Parameters
     ----------
     form
-        How the files are read.
+        Format of the files.
     columns
         The declared columns, in the order in which they leave.
     """
@@ -123,7 +123,7 @@ def _refuse_changed(row: dict[str, Any]) -> None:
     Raises
     ------
     SourceFileError
-        If it is gone, or its size or date differ.
+        If the file was removed, or its size or date changed.
     """
     path = printable(row["path"])
     try:

@@ -87,7 +87,7 @@ class Group:
     Parameters
     ----------
     roles
-        In their order.
+        Roles in the order of the pipeline file.
     shuffled
         Whether rows must be shuffled to it, by the key of its one role.
     alone
@@ -108,7 +108,7 @@ class StageRun:
     owner
         The run, for the operators that workers keep.
     shards
-        For each role of any round that needs a shuffle, the number of shards.
+        Number of shards by role, for the roles of rounds that need a shuffle.
     files
         Tables into which tasks write files themselves, with the columns that each is partitioned by. What others
         receive travels with the rows, for Spark to write.
@@ -133,15 +133,16 @@ class Prepared:
     stream
         The stream's columns.
     lookups
-        By role, in the file's order.
+        Lookups by role, in the order of the pipeline file.
     duplicates
         The declared key, or None.
     shards
-        For each role that needs a shuffle, its number of shards.
+        Number of shards by role, for roles that need a shuffle.
     early_rules, late_rules
-        What the tables ask of columns of the stream, and of columns that lookups add: rows that break one are rejected.
+        Rules of the tables for columns of the stream, and for columns that lookups add. Rows that break one are
+        rejected.
     notices
-        What was changed to make the pipeline ready.
+        Changes that were made to prepare the pipeline.
     """
 
     config: PipelineConfig
@@ -218,11 +219,11 @@ class Prepared:
         rounds
             All rounds.
         number
-            Which one.
+            Number of the stage.
         targets
             The planned version of each of its roles.
         run
-            What all stages of the batch share.
+            Context that all stages of the batch share.
         """
         before = sum(len(groups) for groups in rounds[:number])
         flat = [group for groups in rounds for group in groups]

@@ -1,4 +1,4 @@
-"""One micro-batch on its way: what it is, which keys its attempts gave, and how long its phases took."""
+"""State of a micro-batch: its identity, the surrogate keys its attempts assigned, and the duration of its phases."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Batch:
     Parameters
     ----------
     number
-        Its number in the stream.
+        Number of the batch in the stream.
     stream
-        The stream's identity.
+        Identity of the stream.
     attempt
-        The attempt at it that the ledger knows.
+        Id of the attempt, as in the ledger.
     files
         Tables that take files from tasks, with the columns that each is partitioned by.
     clock
@@ -37,11 +37,11 @@ class Batch:
     Attributes
     ----------
     began
-        When, by the clock.
+        Start of the batch, by the clock.
     own
-        For each role, the ranges (above, up to) of surrogate keys that attempts at this batch gave to new members.
+        Ranges (above, up to) of surrogate keys that attempts at this batch assigned to new members, by role.
     versions
-        For each role, the Delta version that it joined at.
+        Delta version that each role joined at.
     phases
         Seconds of each phase so far.
     persisted

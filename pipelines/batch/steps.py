@@ -78,9 +78,9 @@ class LookupStep:
     Parameters
     ----------
     lookup, joiner
-        What is looked up, and in what.
+        Lookup, and the joiner that serves it.
     files
-        Where new members are written; None when they travel with the rows.
+        Files for new members; None if they travel with the rows.
     own
         Ranges of surrogate keys that earlier attempts at the batch gave, see `headrace.etl.resolve`.
     """

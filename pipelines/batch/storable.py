@@ -38,7 +38,7 @@ class ColumnRule:
     Parameters
     ----------
     table, column
-        How reasons name the table, and the column.
+        Names of the table and the column in reasons.
     required
         Whether it is NOT NULL.
     partition
@@ -97,7 +97,7 @@ class KeyLimit:
     Parameters
     ----------
     table
-        How reasons name the table.
+        Name of the table in reasons.
     columns
         Columns of the stream, in the order of the key.
     key
@@ -173,7 +173,7 @@ def unstorable(batch: pa.RecordBatch, rules: Iterable[StorableRule]) -> tuple[ND
     batch
         Rows with the columns of the rules.
     rules
-        What the tables ask.
+        Rules of the tables.
 
     Returns
     -------

@@ -48,9 +48,9 @@ class Stage:
     steps
         Lookups and the search for duplicates, in order.
     next_shard
-        Where rows go for the next stage; None for the last one of a round.
+        Shard rule of the next stage; None for the last stage of a round.
     settles
-        For the last stage of the batch; else None.
+        Settlement, for the last stage of the batch; None for the others.
     schema
         The columns that come out.
     """

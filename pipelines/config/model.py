@@ -18,7 +18,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headrace.pipelines.config.column_types import canonical
-from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, told
+from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, described
 from headrace.pipelines.config.rules import inconsistencies
 from headrace.pipelines.config.source_format import fields_for_options, record_format
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
@@ -109,7 +109,9 @@ class SourceConfig(_Strict):
     escape: Character | None = Field(
         default=None, description="Before a quote within a quoted field; by default a quote is doubled"
     )
-    nulls: list[str] = Field(default_factory=list, description="Spellings of null in a CSV, beside an empty field")
+    nulls: list[str] = Field(
+        default_factory=list, description="Spellings of null in a CSV, in addition to the empty field"
+    )
     encoding: Encoding = Field(default="utf-8", description="Of text, as Python names it: 'utf-8', 'windows-1252'")
     decimal: Literal[".", ","] = Field(default=".", description="Between the whole and the fraction of a number")
     date_format: str | None = Field(default=None, description="Pattern of dates, such as '%d.%m.%Y'; ISO by default")
@@ -354,7 +356,7 @@ def _refuse_plain_secret(url: Any, places: Places) -> None:
     match = _PASSWORD.match(url) if isinstance(url, str) else None
     if match is not None and _ENVIRONMENT.fullmatch(match[1]) is None:
         text = "catalog: the URL holds a password; write ${VARIABLE} instead, and set that in the environment"
-        raise PipelineFileError(told([Problem(("catalog",), text)], places))
+        raise PipelineFileError(described([Problem(("catalog",), text)], places))
 
 
 def _substituted(value: Any, places: Places, location: DocumentPath = ()) -> Any:
@@ -369,7 +371,7 @@ def _substituted(value: Any, places: Places, location: DocumentPath = ()) -> Any
     def replace(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
             text = f"the file uses ${{{match[1]}}}, but the environment has no variable {match[1]}; set it"
-            raise PipelineFileError(told([Problem(location, text)], places))
+            raise PipelineFileError(described([Problem(location, text)], places))
         return os.environ[match[1]]
 
     return _ENVIRONMENT.sub(replace, value)
@@ -410,4 +412,4 @@ def _refuse_odd_tables(config: PipelineConfig, places: Places) -> None:
         except DeltaTableError as error:
             problems.append(Problem(location, f"{'.'.join(map(str, location))}: {error}"))
     if problems:
-        raise PipelineFileError(told(problems[:1], places))
+        raise PipelineFileError(described(problems[:1], places))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pydantic import ValidationError
 
-__all__ = ["DocumentPath", "InconsistentError", "Places", "Problem", "describe", "told"]
+__all__ = ["DocumentPath", "InconsistentError", "Places", "Problem", "describe", "described"]
 
 DocumentPath = tuple[str | int, ...]
 NAME_RULE = "a name starts with a letter (a to z), a digit or '_', then takes these and"
@@ -81,7 +81,7 @@ def _entry(node: yaml.Node, part: str | int) -> tuple[yaml.Mark, yaml.Node] | No
     return None
 
 
-def told(problems: Sequence[Problem], places: Places) -> str:
+def described(problems: Sequence[Problem], places: Places) -> str:
     """Return the message for problems of one file, each with its line."""
     marked = sorted(((places.mark(problem.location), problem.text) for problem in problems), key=lambda pair: pair[0])
     texts = [f"line {line}, column {column}: {text}" for (line, column), text in marked]
@@ -94,13 +94,15 @@ def describe(error: ValidationError, places: Places, model: type[BaseModel]) -> 
     Parameters
     ----------
     error
-        What validation raised.
+        Error that the validation raised.
     places
         The file's lines.
     model
         The model of the whole document, from which the valid names are read.
     """
-    return told([problem for item in error.errors(include_url=False) for problem in _problems(item, model)], places)
+    return described(
+        [problem for item in error.errors(include_url=False) for problem in _problems(item, model)], places
+    )
 
 
 def _problems(item: Any, model: type[BaseModel]) -> Sequence[Problem]:

@@ -1,4 +1,4 @@
-"""The rules of a pipeline file that span several fields: what one part names, another has; names that stay apart.
+"""Rules of a pipeline file that span several fields: references must resolve, and names must not clash.
 
 Everything here is known from the file alone, so it is refused before any table is made. What depends on the tables is
 in `headrace.pipelines.batch.preparation`.
@@ -50,7 +50,7 @@ def _role_problems(config: PipelineConfig) -> list[Problem]:
             problems.append(Problem(("lookups", place, "dimension"), text))
         first = seen.setdefault(lookup.role.lower(), lookup.role)
         if any(other.role.lower() == lookup.role.lower() for other in config.lookups[:place]):
-            clash = f"the roles {first!r} and {lookup.role!r}, which differ by case only"
+            clash = f"the roles {first!r} and {lookup.role!r}, which differ only in case"
             text = f"two lookups have {f'the role {first!r}' if first == lookup.role else clash}; give each its own"
             problems.append(Problem(("lookups", place, "role"), text))
     return problems
@@ -203,7 +203,7 @@ def _fact_problems(config: PipelineConfig) -> list[Problem]:
 
 
 def _clashes(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return pairs of names that Spark does not tell apart."""
+    """Return pairs of names that are equal to Spark."""
     seen: dict[str, str] = {}
     return [(first, name) for name in names if (first := seen.setdefault(name.lower(), name)) is not name]
 
@@ -211,4 +211,4 @@ def _clashes(names: Iterable[str]) -> list[tuple[str, str]]:
 def _clash(first: str, second: str) -> str:
     if first == second:
         return f"the column {first!r} occurs twice; rename one"
-    return f"the columns {first!r} and {second!r} differ by case only, and Spark does not tell them apart; rename one"
+    return f"the columns {first!r} and {second!r} differ only in case, and Spark treats them as one; rename one of them"

@@ -39,7 +39,7 @@ _CHECKPOINT_COMMITS: Final = "100"
 
 @dataclass(frozen=True)
 class Commit:
-    """What a commit says beside its rows.
+    """Description of a commit, without its rows.
 
     Parameters
     ----------
@@ -65,18 +65,18 @@ class Commit:
 def commit_files(
     path: str, table: DeltaTable, files: Sequence[DataFile], commit: Commit, *, final: bool = True
 ) -> bool:
-    """Make files part of a table, once, at whatever version comes next.
+    """Add files to a table exactly once, at the next version.
 
     Parameters
     ----------
     path, table
         The table; it is brought to its newest version.
     files
-        What tasks wrote.
+        Data files that tasks wrote.
     commit
         The transaction; if the table holds it already, nothing is done.
     final
-        Whether the rows cannot be computed again, should a file be gone.
+        Whether the rows cannot be computed again if a file was removed.
 
     Returns
     -------
@@ -88,9 +88,9 @@ def commit_files(
     BatchError
         If others win each of many attempts.
     DeltaTableError
-        If the log cannot be written, or a file is gone.
+        If the log cannot be written, or a file was removed.
     TableMovedError
-        If a file is gone, and `final` is false.
+        If a file was removed, and `final` is false.
     """
     for attempt in range(_ATTEMPTS):
         table.update_incremental()
@@ -109,7 +109,7 @@ def commit_files(
 def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[DataFile], commit: Commit) -> None:
     """Make files part of a table if its rows are still those of a version.
 
-    Commits of others that changed no row (`OPTIMIZE`, an application transaction) may lie between.
+    Commits of others that changed no row (`OPTIMIZE`, an application transaction) may come in between.
 
     Parameters
     ----------
@@ -118,14 +118,15 @@ def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[D
     version
         The version that the files were planned at.
     files
-        What tasks wrote.
+        Data files that tasks wrote.
     commit
-        What the commit says.
+        Description of the commit.
 
     Raises
     ------
     TableMovedError
-        If another writer changed rows, properties or the schema since, or a file is gone; nothing has been committed.
+        If another writer changed rows, properties or the schema since, or a file was removed. Nothing has been
+        committed.
     DeltaTableError
         If the log cannot be written.
     """
@@ -269,7 +270,7 @@ def _publish(path: str, table: DeltaTable, files: Sequence[DataFile], commit: Co
 
 
 def _create_entry(path: str, version: int, text: str) -> bool:
-    """Write a log entry durably under a name of its own, and link it to its version unless that is taken."""
+    """Write a log entry durably under a temporary name, and link it to its version unless the version exists."""
     log = Path(path) / "_delta_log"
     written = log / f".{uuid.uuid4()}.tmp"
     try:
@@ -349,13 +350,13 @@ def _added(file: DataFile) -> dict[str, Any]:
 
 
 def _require_files(path: str, files: Sequence[DataFile], *, final: bool) -> None:
-    """Refuse to commit a file that is gone: a `VACUUM` may have removed one that waited for long."""
+    """Refuse to commit a file that was removed: `VACUUM` may remove one that waited for a long time."""
     gone = [file.path for file in files if not (Path(path) / file.path).exists()]
     if gone and not final:
         raise TableMovedError(f"{path}/{gone[0]} was removed before it was committed")
     if gone:
         raise DeltaTableError(
-            f"{path}/{gone[0]} was written for this commit but is gone, so its rows are lost to {path}; restore the "
+            f"{path}/{gone[0]} was written for this commit but has been removed, so its rows are lost; restore the "
             "file, or restore the table's folder from a backup, and run again"
         )
 

@@ -44,11 +44,11 @@ class FileSpec:
     Parameters
     ----------
     path
-        Its folder.
+        Folder of the table.
     schema
         The columns that are written.
     partition_by
-        Those that the table is partitioned by: a file holds one value of each, in its entry in the log.
+        Partition columns of the table. A file has one value for each, stored in its log entry.
     """
 
     path: str
@@ -221,7 +221,7 @@ def _is_empty(chunk: pq.Statistics) -> bool:
 
 
 def _bound(value: Any, kind: pa.DataType, *, up: bool) -> Any:
-    """Return a bound as Delta writes it, rounded outwards; None if there is none."""
+    """Return a bound as Delta writes it, rounded outwards; None for a missing bound."""
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         return value
     if pa.types.is_date(kind):

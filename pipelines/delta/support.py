@@ -85,9 +85,9 @@ class Use:
     keys
         The columns by which rows are compared: natural key, or the key of duplicates.
     trimmed
-        Those of `keys` whose white space at both ends does not count.
+        Columns of `keys` that are compared without leading and trailing white space.
     never_null
-        Those of `written` that always have a value.
+        Columns of `written` that are never null.
     rejects
         Whether a row that the table cannot hold goes to the error table instead.
     """
@@ -104,28 +104,28 @@ class Use:
 
 @dataclass(frozen=True)
 class Described:
-    """What a Delta table is, apart from its rows.
+    """Description of a Delta table, without its rows.
 
     Parameters
     ----------
     path, version
         The table, and the version that is described.
     reader_features, writer_features
-        Of its protocol.
+        Features of the table's protocol.
     properties
-        Its table properties.
+        Table properties.
     schema
-        Its columns as Arrow types.
+        Columns with their Arrow types.
     kinds
         The type of each column as Delta names it; a nested one's is "nested".
     required
-        Its NOT NULL columns.
+        Columns declared NOT NULL.
     column_metadata
-        What its schema says of each column beside the type.
+        Metadata of each column in the table's schema, apart from its type.
     partition_columns
-        In their order.
+        Partition columns, in order.
     local
-        Whether it lies in a local folder.
+        Whether the table is in a local folder.
     """
 
     path: str
@@ -189,7 +189,7 @@ class Feature:
     found
         Returns what shows the feature in a table, for messages; nothing when the table does not have it.
     support
-        By role; a role that is not named takes files.
+        Support of each role's table. A role without an entry takes files.
     """
 
     name: str
@@ -216,7 +216,7 @@ def describe(table: DeltaTable, path: str) -> Described:
 
 
 def refuse_twins(names: Sequence[str], where: str) -> None:
-    """Raise if two names are one to Delta, which does not tell upper from lower case."""
+    """Raise an error if two names are equal to Delta, which ignores case."""
     seen: dict[str, str] = {}
     for name in names:
         twin = seen.setdefault(name.lower(), name)

@@ -69,7 +69,7 @@ class DeltaHandle:
     Raises
     ------
     DeltaTableError
-        If there is none, or it cannot be read.
+        If there is no table, or it cannot be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -117,7 +117,7 @@ class DeltaHandle:
         """Raise unless the log is the one that was opened: a commit to another one would damage that table."""
         if is_link(self.path):
             return
-        first = self._first_entry()  # a log that was cleaned up has none any more
+        first = self._first_entry()  # a log that was cleaned up has no such entry
         newest = Path(self.path) / "_delta_log" / f"{self._table.version():020d}.json"
         if (first is not None and first != self._born) or not newest.exists():
             raise DeltaTableError(
@@ -126,7 +126,7 @@ class DeltaHandle:
             )
 
     def _first_entry(self) -> tuple[int, int] | None:
-        """Return what tells the first entry of the log from that of a table recreated at the same path."""
+        """Return what distinguishes the table from one recreated at the same path, taken from its first entry."""
         if is_link(self.path):
             return None
         try:
@@ -280,7 +280,7 @@ def open_table(path: str, version: int | None = None) -> DeltaTable:
     Raises
     ------
     DeltaTableError
-        If there is none at the path, the version is not there, or the table uses a feature that `deltalake` lacks.
+        If there is no table at the path, the version is not there, or the table uses a feature that `deltalake` lacks.
     """
     from deltalake import DeltaTable  # noqa: PLC0415 - heavy, and workers may not need it
     from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError  # noqa: PLC0415 - as above
@@ -321,7 +321,7 @@ def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa
     first, last
         Versions; `last` must exist.
     columns
-        Columns wanted beside `_change_type` and `_commit_version`.
+        Columns to return in addition to `_change_type` and `_commit_version`.
 
     Returns
     -------
@@ -372,7 +372,7 @@ def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = No
     Parameters
     ----------
     path
-        Where the table is created.
+        Folder of the new table.
     dimension
         The dimension.
     rows
@@ -397,7 +397,7 @@ def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = No
 
 
 def remember_greatest_key(path: str, key: int) -> None:
-    """Set the property that remembers the greatest surrogate key ever given, in a commit of its own.
+    """Set the property that remembers the greatest surrogate key ever given, in a separate commit.
 
     Raises
     ------

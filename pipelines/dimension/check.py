@@ -46,9 +46,9 @@ class Finding:
     Parameters
     ----------
     rule
-        What should hold.
+        Name of the rule.
     rows
-        How many rows break it.
+        Number of rows that break it.
     examples
         Some of them, as text.
     """
@@ -67,9 +67,9 @@ class Repair:
     rule
         The rule of the finding.
     action
-        What would be done.
+        Description of the repair.
     rows
-        How many rows would change.
+        Number of rows that would change.
     examples
         Some of the changes, as text.
     """
@@ -103,7 +103,7 @@ class Audit:
     dimension
         The dimension, with its columns as the table has them.
     path
-        Its Delta table.
+        Path of the Delta table.
     replicated
         The dimension as replicas hold it.
     """

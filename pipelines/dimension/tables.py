@@ -83,7 +83,8 @@ def declared_dimension(config: PipelineConfig, name: str, schema: pa.Schema | No
     Raises
     ------
     DeltaTableError
-        If the pipeline declares no such dimension, or neither columns nor a table tell its types.
+        If the pipeline declares no such dimension, or its types are known neither from declared columns nor from a
+        table.
     """
     declared = _declared(config, name)
     if declared.columns is not None:
@@ -112,7 +113,7 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
     path = _declared(config, name).path
     if has_table(path):
         raise DeltaTableError(
-            f"dimension {name!r} is already at {path}, perhaps made by a run; to make it anew, remove the table "
+            f"dimension {name!r} is already at {path}, perhaps made by a run; to create it again, remove the table "
             "and the facts that carry its keys"
         )
     dimension = declared_dimension(config, name, rows.schema)

@@ -36,7 +36,7 @@ def add_unknown_member(dimension: Dimension, described: Described) -> str | None
     dimension
         The dimension.
     described
-        Its table.
+        Description of the dimension's table.
 
     Returns
     -------

@@ -70,13 +70,13 @@ class ReplicaSpec:
     Parameters
     ----------
     rows
-        What they hold.
+        Rows that the replicas hold.
     path, table_id
         The Delta table that they follow, and its identity.
     shards
         Into how many parts the keys are divided.
     folder
-        Where replicas lie on the host; None for the default, see `replica_folder`.
+        Folder of replicas on the host; None for the default, see `replica_folder`.
     memory
         Bytes that sorting may take while a replica is built.
     """
@@ -110,7 +110,7 @@ class Reached:
     rows
         Rows changed or built.
     seconds
-        How long the catch-up took, waiting for the lock included.
+        Duration of the catch-up in seconds, including the wait for the lock.
     """
 
     file: Path
@@ -121,7 +121,7 @@ class Reached:
 
 
 def replica_folder(chosen: str | None = None) -> Path:
-    """Return where replicas lie on this host: the given folder, HEADRACE_REPLICAS, or the user's cache."""
+    """Return the folder of replicas on this host: the given folder, HEADRACE_REPLICAS, or the user's cache."""
     named = chosen or os.environ.get("HEADRACE_REPLICAS")
     return home_expanded(named) if named else cache_folder() / "replicas"
 
@@ -134,7 +134,7 @@ def catch_up(spec: ReplicaSpec, shard: int, version: int, base: int, use: Callab
     spec
         The replica.
     shard
-        Which shard.
+        Number of the shard.
     version
         The Delta version V.
     base

@@ -30,7 +30,7 @@ class Joiner:
     role
         Names the join, unique in a pipeline.
     replica
-        What it joins with.
+        Replica to join with.
     version, base
         The Delta version V to join at, and the greatest surrogate key at V.
     on, columns
@@ -77,7 +77,7 @@ class Serving:
     visible_to
         The greatest surrogate key that the batch may see; None when the replica is exactly at V.
     reached
-        What the catch-up did; None when the operator was ready.
+        Result of the catch-up; None if the operator was ready.
     """
 
     operator: SSIJ
@@ -97,7 +97,7 @@ def serve(joiner: Joiner, shard: int, owner: str, fingerprint: str) -> Serving:
     joiner
         The join.
     shard
-        Which shard.
+        Number of the shard.
     owner
         The run; operators of another one are closed first, so that one budget holds.
     fingerprint

@@ -38,9 +38,9 @@ class RowSizes:
     Parameters
     ----------
     schema
-        Of the clustered table.
+        Schema of the clustered table.
     key
-        Its key columns.
+        Key columns of the clustered table.
 
     Examples
     --------

@@ -79,8 +79,8 @@ class Found:
     sizes, mtimes
         Bytes and nanoseconds since 1970 of each file.
     left_out
-        What was not read and may surprise: subfolders, dangling links, pipes. Hidden names and names that the pattern
-        does not match are left out without mention.
+        Entries that were left out and may be unexpected: subfolders, dangling links, pipes. Hidden names and names that
+        the pattern does not match are left out without mention.
     """
 
     names: list[str]
@@ -112,7 +112,7 @@ def discover(folder: str, pattern: str | None = None, *, recursive: bool = False
     folder
         The folder, taken literally.
     pattern
-        What the names of files must match, as `name_matcher` has it; None for all. Folders need not match it.
+        Pattern for the names of files, see `name_matcher`; None for all. Folders need not match it.
     recursive
         Whether files of subfolders belong to the source.
 
@@ -140,7 +140,7 @@ def discover(folder: str, pattern: str | None = None, *, recursive: bool = False
 
 
 def examine(folder: str, name: str) -> FoundFile | None:
-    """Return a file of a source as it is now; None if it is gone or is no regular file."""
+    """Return a file of a source in its current state; None if it does not exist or is not a regular file."""
     try:
         status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118 - `Path` would normalize the name
     except (FileNotFoundError, NotADirectoryError):
@@ -156,7 +156,7 @@ def fingerprint(folder: str, file: FoundFile) -> str | None:
     Returns
     -------
     str or None
-        32 hexadecimal digits of SHA-256; None if the file cannot be read, or is not the given one any more.
+        32 hexadecimal digits of SHA-256; None if the file cannot be read, or is no longer the given file.
     """
     digest = hashlib.sha256()
     try:

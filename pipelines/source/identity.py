@@ -51,9 +51,9 @@ def check_identity(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle | 
     config
         The pipeline.
     ledger
-        Its ledger.
+        Ledger of the pipeline.
     facts
-        Its fact table, at the newest version; None when there is none yet.
+        Fact table at its newest version; None if it does not exist yet.
     ran_before
         Whether the run catalog has batches of the pipeline: those of releases that did not register their streams.
 
@@ -77,7 +77,8 @@ def _check_registry(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle, 
     registry = {
         name: entry
         for name, entry in stream_registry(facts).items()
-        if facts.transaction(application(entry["stream"], "facts")) is not None  # a stream that loaded nothing is none
+        if facts.transaction(application(entry["stream"], "facts"))
+        is not None  # a stream that loaded nothing does not count
     }
     entry = registry.get(config.name)
     if entry is not None and entry["stream"] not in {ledger.stream, ledger.replaces}:

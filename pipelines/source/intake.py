@@ -27,7 +27,7 @@ _IGNORED: Final = LeftOut("", "changed after it was loaded; source.changed says 
 class Intake:
     """The files that wait to be loaded.
 
-    The folder is listed when no file of the last listing waits any more, so that a backlog of a million files is not
+    The folder is listed again when no file of the last listing is waiting, so that a backlog of a million files is not
     listed for each of its batches. What a file is now is looked at once more when it is taken.
 
     Parameters
@@ -35,16 +35,16 @@ class Intake:
     source, trigger
         The source, and how much goes into a batch.
     ledger
-        What was loaded.
+        Ledger of loaded files.
     clock
         Seconds, for the duration of a listing.
 
     Attributes
     ----------
     left_out
-        What the last listing left out, and why.
+        Entries that the last listing left out, with reasons.
     listing_seconds
-        How long the last listing took.
+        Duration of the last listing in seconds.
     """
 
     def __init__(

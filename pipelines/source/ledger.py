@@ -122,7 +122,7 @@ class Plan:
     attempt
         Identity of this plan, which the facts' commit carries too.
     files
-        Its files as they were when it was planned.
+        Files of the batch as they were when it was planned.
     skipped
         Names of those that were skipped since.
     """
@@ -605,7 +605,7 @@ def _refuse_spark_checkpoint(folder: Path, ledger: Path) -> None:
 
 
 def _make_file(path: Path) -> None:
-    """Make the folder and an empty file, which their owner can read and write whatever the umask is."""
+    """Make the folder and an empty file, which only their owner can read and write, regardless of the umask."""
     try:
         missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
         for folder in reversed(missing):

@@ -1,4 +1,4 @@
-"""The source of a pipeline as Spark meets it: a folder that was checked, and the frame of pieces of a batch's files."""
+"""The source of a pipeline for Spark: checks the folder, and makes the frame of pieces of a batch's files."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class SourceFile:
     batch
         The batch that it was loaded by or is planned for, or None.
     size, modified
-        Bytes, and seconds since 1970: as they are now, of a file that is gone as they were.
+        Bytes, and seconds since 1970: as they are now, of a removed file, its last known values.
     """
 
     name: str
@@ -112,7 +112,7 @@ def list_files(config: PipelineConfig) -> SourceListing:
 
 
 def _add_states(ledger: Ledger, config: PipelineConfig, states: dict[str, tuple[str, int | None]]) -> list[SourceFile]:
-    """Set the states that the ledger knows, and return planned files that are gone."""
+    """Set the states that the ledger knows, and return planned files that were removed."""
     for known in ledger.files():
         if known.name in states:
             states[known.name] = (known.state, known.batch)
@@ -179,7 +179,7 @@ def _relative(name: str, folder: str) -> str:
     Raises
     ------
     SourceFileError
-        If it lies elsewhere.
+        If it is outside of the source.
     """
     path = os.path.relpath(name, folder) if os.path.isabs(name) else os.path.normpath(name)  # noqa: PTH117 - literal
     if path.partition("/")[0] == "..":
@@ -188,7 +188,7 @@ def _relative(name: str, folder: str) -> str:
 
 
 def _to_skip(name: str, ledger: Ledger, folder: str) -> FoundFile:
-    """Return a file as it is now, or as it was planned if it is gone."""
+    """Return the current state of a file, or its planned state if it was removed."""
     plan = ledger.pending()
     now = examine(folder, name)
     if now is None:

@@ -1,4 +1,4 @@
-"""Failures of Spark in words: the cause that matters, without the stack traces around it."""
+"""Readable failures of Spark: the relevant cause, without the stack traces around it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _BEGINNING, _END = 1200, 800
 
 @contextmanager
 def explained(step: str) -> Iterator[None]:
-    """Turn errors of Spark within into one `BatchError` that names the step and the cause.
+    """Turn errors of Spark inside the block into one `BatchError` that names the step and the cause.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def explained(step: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise BatchError(
-            f"{step} failed: {cause_of(error)}; nothing is lost, the next run does this batch again"
+            f"{step} failed: {cause_of(error)}; nothing is lost; the next run repeats this batch"
         ) from error
 
 
@@ -60,7 +60,7 @@ def _shortened(message: str) -> str:
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the message of the last exception in Java's chain of causes; Python's own where there is none."""
+    """Return the message of the last exception in Java's chain of causes, or that of a Python error."""
     exception: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     if exception is None or not hasattr(exception, "getCause"):
         return str(error)

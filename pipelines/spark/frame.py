@@ -1,7 +1,7 @@
 """The rows that travel between the stages of a batch: which columns they have, and what state a row is in.
 
 A batch begins as a frame of pieces of files, which the first stage reads. Beside rows of the stream, later frames carry
-rows of their own: notes of what a task counted and, where Spark is to write them, new members, rejected rows and routed
+further rows: notes of what a task counted and, where Spark is to write them, new members, rejected rows and routed
 duplicates. They come from the same frame as the data, so they are neither counted twice nor lost, and need no pass of
 their own.
 """
@@ -101,7 +101,7 @@ class ShardRule:
     key
         The key's columns and types.
     shards
-        How many there are.
+        Number of shards.
     rules
         Normalisation by key column.
     """
@@ -112,9 +112,9 @@ class ShardRule:
     rules: Mapping[str, KeyRule]
 
     def of(self, columns: list[pa.Array], open_rows: NDArray[np.bool_] | None = None) -> pa.Array:
-        """Return the shard of each row. Rows that meet nothing, for want of a key or of interest, go to shard 0.
+        """Return the shard of each row. Rows without a key, and rows that are not looked up, go to shard 0.
 
-        The shard depends on nothing but the row: a task that is retried may see its rows in another order, and a row
+        The shard depends on the row alone: a task that is retried may see its rows in another order, and a row
         whose shard came from its place could then be lost or doubled.
         """
         rows = len(columns[0])

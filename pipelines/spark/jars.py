@@ -61,7 +61,7 @@ def _usual_cache() -> Path | None:
 
 
 def _temporary_cache() -> Path:
-    """Return this user's folder among the temporary files; code is loaded from it, so nobody else may write there."""
+    """Return this user's folder among the temporary files; code is loaded from it, so no other user may write there."""
     folder = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -129,7 +129,7 @@ def delta_jars() -> list[Path]:
 
 
 def _listed(folder: Path) -> list[Path] | None:
-    """Return the jars of a completed fetch, or None when there is none or one of its files has gone."""
+    """Return the jars of a completed fetch, or None if there was no such fetch or one of its files was removed."""
     try:
         names = (folder / "complete.txt").read_text().split()
     except (FileNotFoundError, NotADirectoryError):

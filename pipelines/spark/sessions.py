@@ -171,7 +171,7 @@ def _create(conf: Mapping[str, str]) -> SparkSession:
 
 
 def _start_jvm(conf: dict[str, str]) -> None:
-    """Start the JVM with its output in a log file, in a session of its own so that Ctrl-C reaches Python alone."""
+    """Start the JVM with its output in a log file, in a separate session, so that Ctrl-C reaches only Python."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - pyspark is heavy
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415 - as above
 
@@ -264,7 +264,7 @@ def _log_file() -> Path:
 
 
 def spark_log(host: str, pid: int) -> str | None:
-    """Return where Spark's log of a driver lies; None if it ran on another host, or its log has been removed."""
+    """Return the path of a driver's Spark log; None if it ran on another host, or its log has been removed."""
     if host != socket.gethostname():
         return None
     found = sorted((cache_folder() / "logs").glob(f"spark-*-{pid}.log"))

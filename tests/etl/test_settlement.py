@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from headrace.etl import DUPLICATE_COLUMN, Dimension, Duplicates, Lookup, Outcome, OutcomeCounts, settle
 from headrace.etl.errors import ConservationError
-from headrace.etl.outcomes import OUTCOMES, add_all, gravest
+from headrace.etl.outcomes import OUTCOMES, add_all, most_severe
 
 NUMBER = Dimension("number", ("id",), "number_key", pa.schema({"id": pa.int64()}))
 FIRST = Lookup(NUMBER, "first", {"x": "id"}, "reject")
@@ -106,11 +106,11 @@ def test_an_outcome_that_misses_rows_is_noticed():
 
 def test_a_name_that_is_no_outcome_is_noticed():
     with pytest.raises(ConservationError, match="not an outcome: matchd"):
-        gravest([pa.array(["matchd"])], 1)
+        most_severe([pa.array(["matchd"])], 1)
 
 
 def test_outcomes_take_precedence_from_rejected_down():
-    assert [str(o) for o in sorted(Outcome, key=lambda o: -o.gravity)] == [
+    assert [str(o) for o in sorted(Outcome, key=lambda o: -o.severity)] == [
         "rejected",
         "duplicate",
         "late",

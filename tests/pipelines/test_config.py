@@ -79,20 +79,20 @@ def test_a_link_to_another_file_system_stays(tmp_path):
         (lambda d: d.update(name="a b"), ("name: a name starts with", "'.' and '-'; 'a b' does not")),
         (lambda d: d.update(name="../up"), ("name: a name starts with", "'../up' does not")),
         (lambda d: d["lookups"][0].update(role="a.b"), ("lookups.0.role", "and '-'; 'a.b' does not")),
-        (lambda d: d["source"]["schema"].update(ID="int"), ("'id' and 'ID'", "differ by case only")),
+        (lambda d: d["source"]["schema"].update(ID="int"), ("'id' and 'ID'", "differ only in case")),
         (
             lambda d: d["lookups"].append({**d["lookups"][0], "role": "Plane"}),
-            ("'plane' and 'Plane'", "differ by case only"),
+            ("'plane' and 'Plane'", "differ only in case"),
         ),
         (lambda d: d["source"]["schema"].update(Plane_Key="int"), ("'Plane_Key' and 'plane_key'", "another role")),
         (lambda d: d["source"]["schema"].update(plane_key="int"), ("two columns 'plane_key'", "another role")),
         (
             lambda d: d["dimensions"]["plane"].update(columns={"tailnum": "string", "TAILNUM": "int"}),
-            ("'tailnum' and 'TAILNUM'", "differ by case only"),
+            ("'tailnum' and 'TAILNUM'", "differ only in case"),
         ),
         (
             lambda d: d["dimensions"]["plane"].update(columns={"tailnum": "string", "Plane_Key": "int"}),
-            ("'plane_key' and 'Plane_Key'", "differ by case only"),
+            ("'plane_key' and 'Plane_Key'", "differ only in case"),
         ),
         (
             lambda d: d["dimensions"]["plane"].update(columns={"tailnum": "double"}),

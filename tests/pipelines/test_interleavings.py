@@ -203,7 +203,7 @@ def test_staged_rows_that_are_gone_are_named(shared, monkeypatch):
         run(shared.pipeline("p"), hook=hook)
     (staged,) = (shared.warehouse / "fact_errors" / "_headrace_staged").iterdir()
     kept = staged.rename(shared.folder / "kept")
-    with pytest.raises(DeltaTableError, match=r"-errors was written for .*fact_errors but is gone"):
+    with pytest.raises(DeltaTableError, match=r"-errors was written for .*fact_errors but has been removed"):
         run(shared.pipeline("p"))
     kept.rename(staged)
     run(shared.pipeline("p"))
