@@ -1,11 +1,15 @@
-"""`headrace join`: a file or folder as a stream, joined with a table, written as Parquet."""
+"""`headrace join`: join files with a table."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, replace
+from decimal import Decimal, InvalidOperation
+from typing import TYPE_CHECKING
 
 import click
 
+from headrace.cli.blocks import Pairs
+from headrace.cli.errors import CliError
 from headrace.cli.options import (
     DURATION,
     NEW_FILE,
@@ -16,13 +20,24 @@ from headrace.cli.options import (
     match_options,
     pass_console,
 )
+from headrace.storage.errors import InputError
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
+    from typing import Any, Literal
+
+    import pyarrow as pa
 
     from headrace.cli.console import Console
+    from headrace.cli.sink import ParquetSink
+    from headrace.cli.streams import CsvFormat, FileStream
+    from headrace.joins.predicates import On
+    from headrace.joins.protocol import Operator
+    from headrace.storage import Table
 
-__all__ = ["join"]
+__all__ = ["JoinReport", "JoinRequest", "Match", "join", "run_join"]
 
 
 @click.command(
@@ -61,6 +76,236 @@ def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: A
 
     With --as-of or --band the columns of --on are the first ones of the table's key, and the compared one is the next.
     """
-    from headrace.cli.joining import JoinRequest, run_join
-
     run_join(JoinRequest(table=table, stream=stream, out=out, **choices), console)
+
+
+Pairing = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Match:
+    """What was asked for; see the options of `headrace join`."""
+
+    on: Pairing
+    as_of: Pairing
+    band: Pairing
+    direction: Literal["backward", "forward"] | None
+    tolerance: str | None
+    below: str | None
+    above: str | None
+
+    @property
+    def pairs(self) -> Pairing:
+        """Stream columns and the key columns that they are compared with."""
+        return (*self.on, *self.as_of, *self.band)
+
+    def predicate(self) -> On:
+        """Return what the operators take.
+
+        Raises
+        ------
+        InputError
+            If options are missing, or do not go together.
+        """
+        from headrace.joins import AsOf, Band
+
+        self._check()
+        if self.as_of:
+            tolerance = None if self.tolerance is None else _offset(self.tolerance)
+            return AsOf(*self.as_of[0], by=self.on, direction=self.direction or "backward", tolerance=tolerance)
+        if self.band:
+            return Band(*self.band[0], _offset(self.below or "0"), _offset(self.above or "0"), by=self.on)
+        return list(self.on)
+
+    def _check(self) -> None:
+        if not self.pairs:
+            raise InputError("say which rows match: --on, --as-of or --band")
+        if self.as_of and self.band:
+            raise InputError("--as-of and --band do not go together; leave one out")
+        for option, pairing in (("--as-of", self.as_of), ("--band", self.band)):
+            if len(pairing) > 1:
+                raise InputError(f"{option} takes one pair of columns; those that are to be equal go to --on")
+        _refuse("--as-of", self.as_of, {"--direction": self.direction, "--tolerance": self.tolerance})
+        _refuse("--band", self.band, {"--below": self.below, "--above": self.above})
+
+
+def _refuse(owner: str, given: Sequence[object], options: dict[str, str | None]) -> None:
+    for option, value in options.items():
+        if value is not None and not given:
+            raise InputError(f"{option} belongs to {owner}")
+
+
+def _offset(text: str) -> int | Decimal | str:
+    """Return a whole number, a decimal, or the text of a duration."""
+    from headrace.joins.predicates.offsets import is_moderate
+
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    if not is_moderate(number):
+        raise InputError(f"{text} is no distance between keys: give a moderate number, or a duration such as 5s")
+    return int(number) if number == number.to_integral_value() else number
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """What was asked for; see the options of `headrace join`."""
+
+    table: Path
+    stream: Path
+    out: Path
+    match: Match
+    how: str
+    algorithm: str
+    memory: int
+    deadline: float | None
+    csv: CsvFormat
+
+
+@dataclass(frozen=True)
+class JoinReport:
+    """What came of it.
+
+    Attributes
+    ----------
+    rows_in, rows_out
+        Stream rows read, result rows written.
+    seconds, rows_per_second
+        Elapsed from the first row read to the last written, and stream rows over that.
+    hit_ratio
+        Share of stream rows that needed no read from the table.
+    pages_wanted, pages_read, seeks
+        Table pages asked for, pages that came from the disk (bridged gaps included), and reads.
+    longest_wait_seconds, deadline_misses
+        Longest time from a row's arrival to its result, and rows that waited longer than the deadline.
+    memory, memory_peak
+        Bytes granted to the operator and the most it held.
+    """
+
+    algorithm: str
+    out: str
+    rows_in: int
+    rows_out: int
+    seconds: float
+    rows_per_second: float
+    hit_ratio: float
+    pages_wanted: int
+    pages_read: int
+    seeks: int
+    longest_wait_seconds: float
+    deadline_misses: int
+    memory: int
+    memory_peak: int
+
+
+def run_join(request: JoinRequest, console: Console) -> JoinReport:
+    """Join, write `request.out`, and print the report."""
+    from headrace.cli.sink import check_place
+    from headrace.cli.streams import open_stream
+    from headrace.storage import Table
+
+    with console.step(
+        f"joining {request.stream} with {request.table}",
+        left=f"nothing; {request.out} was not written or changed",
+        repair=f"see what is damaged with: headrace table check {request.table}",
+    ):
+        check_place(request.out, (request.table, request.stream))
+        _refuse_own_tail(request)
+        _refuse_name_of_csv(request.out)
+        with Table.open(request.table) as table:
+            stream = open_stream(request.stream, csv=_typed_csv(request, table.schema))
+            with _operator(request, table) as operator:
+                started = console.clock()
+                rows_out = _pump(operator, stream, request.out, console)
+                report = _report(request, operator, rows_out, console.clock() - started)
+    console.result(asdict(report), _block(report))
+    return report
+
+
+def _refuse_own_tail(request: JoinRequest) -> None:
+    if request.stream.is_dir() and request.out.resolve().is_relative_to(request.stream.resolve()):
+        raise CliError(f"{request.out} lies in the stream's folder and would be read as part of it; write elsewhere")
+
+
+def _refuse_name_of_csv(out: Path) -> None:
+    from headrace.cli.streams import kind_of
+
+    if kind_of(out) == "csv":
+        raise CliError(f"{out} is named as a CSV, but the result is Parquet; write to {out.with_suffix('.parquet')}")
+
+
+def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
+    """Give the join columns of a CSV the types of their keys, so that 007 meets the text '007'."""
+    unknown = [key for _, key in request.match.pairs if key not in table.names]
+    if unknown:
+        raise InputError(f"the table has no column {unknown[0]!r}; its columns are {', '.join(table.names)}")
+    keys = {stream: table.field(key).type for stream, key in request.match.pairs}
+    return replace(request.csv, types={**request.csv.types, **keys})
+
+
+def _operator(request: JoinRequest, table: Table) -> Operator:
+    from headrace.joins import SSIJ, IndexNestedLoops, MeshJoin
+
+    options: dict[str, Any] = {"on": request.match.predicate(), "how": request.how, "memory": request.memory}
+    if request.algorithm == "ssij":
+        return SSIJ(table, **options, deadline=request.deadline)
+    if request.deadline is not None:
+        raise InputError(f"{request.algorithm} knows no deadline; leave out --deadline or use --algorithm ssij")
+    return MeshJoin(table, **options) if request.algorithm == "meshjoin" else IndexNestedLoops(table, **options)
+
+
+def _pump(operator: Operator, stream: FileStream, out: Path, console: Console) -> int:
+    from headrace.cli.sink import ParquetSink
+
+    with (
+        console.progress("joined", total=stream.rows) as progress,
+        ParquetSink(out, operator.output_schema(stream.schema)) as sink,
+    ):
+        for batch in stream.batches():
+            _drain(operator.push(batch), sink)
+            _drain(operator.tick(), sink)
+            progress.advance(batch.num_rows)
+        _drain(operator.finish(), sink)
+    return sink.rows
+
+
+def _drain(results: Iterable[pa.RecordBatch], sink: ParquetSink) -> None:
+    for batch in results:
+        sink.write(batch)
+
+
+def _report(request: JoinRequest, operator: Operator, rows_out: int, seconds: float) -> JoinReport:
+    stats = operator.stats
+    return JoinReport(
+        algorithm=request.algorithm,
+        out=str(request.out),
+        rows_in=stats.rows_in,
+        rows_out=rows_out,
+        seconds=seconds,
+        rows_per_second=stats.rows_in / seconds if seconds else 0.0,
+        hit_ratio=stats.hit_ratio,
+        pages_wanted=stats.pages_wanted,
+        pages_read=stats.pages_read,
+        seeks=stats.seeks,
+        longest_wait_seconds=stats.longest_wait,
+        deadline_misses=stats.deadline_misses,
+        memory=request.memory,
+        memory_peak=stats.memory.peak,
+    )
+
+
+def _block(report: JoinReport) -> Pairs:
+    return Pairs(
+        f"Wrote {report.out}",
+        {
+            "rows in": report.rows_in,
+            "rows out": report.rows_out,
+            "rate": f"{report.rows_per_second:,.0f} rows/s, {report.seconds:.2f} s",
+            "hit ratio": f"{report.hit_ratio:.1%} of the stream needed no read",
+            "pages": f"{report.pages_wanted:,} wanted, {report.pages_read:,} read in {report.seeks:,} reads",
+            "longest wait": f"{report.longest_wait_seconds * 1000:,.0f} ms",
+            "misses": report.deadline_misses,
+            "memory": f"{format_size(report.memory_peak)} at most of {format_size(report.memory)}",
+        },
+    )

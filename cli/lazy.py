@@ -73,7 +73,7 @@ class RootGroup(LazyGroup):
 
 
 def heed_termination() -> None:
-    """Let SIGTERM and SIGHUP clean up like Ctrl-C, and let nobody but the console tell of either.
+    """Let SIGTERM and SIGHUP clean up like Ctrl-C, and let only the console report either.
 
     py4j logs an interrupt of a call into the JVM with its stack, on the root logger.
     """
