@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.blocks import Grid, Pairs, Text
+from headrace.cli.blocks import Grid, Pairs, Text, counted
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import PATH, ReportingCommand, csv_options, pass_console
 from headrace.storage.errors import InputError
@@ -201,9 +201,11 @@ def run_lookup(name: str, keys: tuple[str, ...], pipeline: Path, console: Consol
     with console.step(f"looking up members of {name}", left=UNCHANGED):
         config = load_pipeline(pipeline)
         values = [_parts(key, config, name) for key in keys]
-        members = find_members(config, name, values)
+        members, missing = find_members(config, name, values)
     rows = [tuple(row.values()) for row in members.to_pylist()]
-    console.result(members.to_pylist(), Grid(f"{len(rows)} of {len(keys)} found", members.column_names, rows))
+    found = Grid(f"{len(keys) - len(missing)} of {counted(len(keys), 'key')} found", members.column_names, rows)
+    absent = Text(f"Not found: {', '.join(keys[at] for at in missing)}")
+    console.result(members.to_pylist(), found, *([absent] if missing else []))
 
 
 def _parts(key: str, config: PipelineConfig, name: str) -> list[str]:

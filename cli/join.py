@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.blocks import Pairs
+from headrace.cli.blocks import Pairs, counted
 from headrace.cli.errors import CliError
 from headrace.cli.options import (
     DURATION,
@@ -303,7 +303,7 @@ def _block(report: JoinReport) -> Pairs:
             "rows out": report.rows_out,
             "rate": f"{report.rows_per_second:,.0f} rows/s, {report.seconds:.2f} s",
             "hit ratio": f"{report.hit_ratio:.1%} of the stream needed no read",
-            "pages": f"{report.pages_wanted:,} wanted, {report.pages_read:,} read in {report.seeks:,} reads",
+            "pages": f"{report.pages_wanted:,} wanted, {report.pages_read:,} read in {counted(report.seeks, 'read')}",
             "longest wait": f"{report.longest_wait_seconds * 1000:,.0f} ms",
             "misses": report.deadline_misses,
             "memory": f"{format_size(report.memory_peak)} at most of {format_size(report.memory)}",

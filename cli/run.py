@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.blocks import Pairs, Text
+from headrace.cli.blocks import Pairs, Text, counted
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import PATH, ReportingCommand, pass_console
 from headrace.cli.source import left_out_block
@@ -55,13 +55,15 @@ def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
     """Run a pipeline, telling of each batch."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.runner import run
+    from headrace.pipelines.spark import jars_are_cached
 
     def tell(batch: BatchRecord) -> None:
         console.note(_batch_line(batch))
 
     with console.step(f"running {pipeline}", left=LEFT, pipeline=pipeline):
         config = load_pipeline(pipeline)
-        console.note("starting Spark; the first time, Delta's jars are fetched and the kernels compiled")
+        fetched = "" if jars_are_cached() else "; Delta's jars are fetched first, since the cache does not hold them"
+        console.note(f"starting Spark{fetched}")
         return run(config, follow=follow, on_batch=tell)
 
 
@@ -78,9 +80,9 @@ def outcome_pairs(result: RunResult) -> dict[str, Any]:
         "duplicates routed": document["routed"],
         "rejected": document["rejected"],
         "new members": document["new_members"],
-        "rate": f"{rate:,.0f} rows/s, {result.seconds:.1f} s in {len(result.batches)} batches",
+        "rate": f"{rate:,.0f} rows/s, {result.seconds:.1f} s in {counted(len(result.batches), 'batch')}",
         "hit ratio": _hit_ratio(result),
-        "pages": f"{joins[0]:,} wanted, {joins[1]:,} read in {sum(batch.seeks for batch in result.batches):,} reads",
+        "pages": f"{joins[0]:,} wanted, {joins[1]:,} read in {counted(sum(batch.seeks for batch in result.batches), 'read')}",
         "deadline misses": document["deadline_misses"],
     }
 
@@ -102,5 +104,5 @@ def _hit_ratio(result: RunResult) -> str:
 def _batch_line(batch: BatchRecord) -> str:
     return (
         f"batch {batch.batch}: {batch.rows_in:,} rows in, {batch.loaded:,} loaded, {batch.rejected:,} rejected, "
-        f"{batch.new_members:,} new members, {batch.seconds:.1f} s"
+        f"{counted(batch.new_members, 'new member')}, {batch.seconds:.1f} s"
     )

@@ -88,9 +88,9 @@ class Conformed:
     values
         Null where the row is `null` or `unfit`.
     null
-        True where the column is null, NaN or, for a trimmed key, blank: it names nobody.
+        True where the column is null, NaN or, for a trimmed key, blank: it identifies no member.
     unfit
-        True where the value is one that the key's type cannot hold: nobody can have that name.
+        True where the value is one that the key's type cannot hold: no member can have that key.
     """
 
     values: pa.Array

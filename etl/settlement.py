@@ -1,6 +1,6 @@
-"""Where every row goes once its lookups and the search for duplicates are done, and the books of that.
+"""Where every row goes once its lookups and the search for duplicates are done, and how many rows went there.
 
-A row goes by its gravest outcome: rejected to the error table with all its causes, duplicate by the declared action,
+The most severe outcome of a row decides: rejected to the error table with all its causes, duplicate by the declared action,
 everything else to the facts.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.etl.duplicates import DUPLICATE_COLUMN, DuplicateAction, Duplicates
-from headrace.etl.outcomes import Outcome, OutcomeCounts, gravest, outcome_text, tally
+from headrace.etl.outcomes import Outcome, OutcomeCounts, most_severe, outcome_text, tally
 from headrace.etl.ranking import key_text
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Settled:
     rejected
         For the error table: the stream's columns and `_causes`, a list of role, column, value as text and reason.
     counts
-        The books; they balance.
+        The row counts, reconciled.
     """
 
     loaded: pa.RecordBatch
@@ -56,7 +56,7 @@ class Settled:
 
 def row_gravity(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> NDArray[np.int8]:
     """Return the gravity of each row's outcome, from its lookups and from `_duplicate` where there is one."""
-    gravity = gravest([batch.column(lookup.outcome_column) for lookup in lookups], batch.num_rows)
+    gravity = most_severe([batch.column(lookup.outcome_column) for lookup in lookups], batch.num_rows)
     if DUPLICATE_COLUMN in batch.schema.names:
         repeats = np.asarray(batch.column(DUPLICATE_COLUMN).is_valid())
         gravity[repeats] = np.maximum(gravity[repeats], Outcome.DUPLICATE.gravity)

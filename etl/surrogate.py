@@ -5,7 +5,7 @@ clustered table, `new_members` reads from its result the members that were infer
 
 What happens to a row, in this order:
 
-1. A natural key with a null (or NaN) goes to the unknown member, -1, whatever the policy: it names nobody.
+1. A natural key with a null (or NaN) goes to the unknown member, -1, whatever the policy: it identifies no member.
 2. A key that is in the dimension is matched.
 3. A key that is not there goes by the lookup's policy.
    - ``infer``: it becomes a new member. A value that cannot be a key (out of the key type's range, or longer than
@@ -95,7 +95,7 @@ class KeyAllocator:
         """
         if self.base + count * self.shards > _GREATEST:
             raise DimensionError(
-                f"there are no {count} surrogate keys left above {self.base}; number the dimension's members anew"
+                f"there are no {count} surrogate keys left above {self.base}; renumber the dimension's members"
             )
         return self.base + 1 + np.arange(count, dtype=np.int64) * self.shards + self.shard
 

@@ -1,4 +1,4 @@
-"""What a batch counted: the notes of its tasks added up, the books checked, and the record for the run catalog."""
+"""What a batch counted: the notes of its tasks added up, their reconciliation, and the record for the run catalog."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.pipelines.errors import ConservationError, PolicyViolationError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["BatchCounts", "check_books", "first_failure", "summarise"]
+__all__ = ["BatchCounts", "first_failure", "reconcile", "summarise"]
 
 _JOIN_SUMS = (
     "rows_in",
@@ -38,7 +38,7 @@ class BatchCounts:
     ----------
     rows_in
         Rows that came to the first stage, counted there.
-    books
+    outcomes
         Where rows went, counted at the last stage; records that do not fit the schema are among its rejected ones.
     joins
         For each role, sums of what its operators counted, and what its replicas did.
@@ -49,7 +49,7 @@ class BatchCounts:
     """
 
     rows_in: int
-    books: OutcomeCounts
+    outcomes: OutcomeCounts
     joins: Mapping[str, Mapping[str, Any]]
     slowest: Sequence[Mapping[str, float]] = field(default_factory=tuple)
     workers: Sequence[str] = ()
@@ -74,28 +74,28 @@ def first_failure(notes: Iterable[Mapping[str, Any]]) -> None:
 
 def summarise(notes: Sequence[Mapping[str, Any]]) -> BatchCounts:
     """Return the sums of the notes of all tasks of a batch."""
-    books = OutcomeCounts()
+    outcomes = OutcomeCounts()
     malformed = 0
     joins: dict[str, dict[str, Any]] = {}
     for note in notes:
-        if "books" in note:
-            books += _books(note["books"])
+        if "outcomes" in note:
+            outcomes += _outcome_counts(note["outcomes"])
             malformed += note["malformed"]
         for join in note["joins"]:
             _add(joins.setdefault(join["role"], {"outcomes": {}, "replicas": {}}), join)
-    books += OutcomeCounts(
+    outcomes += OutcomeCounts(
         rows_in=malformed, rejected=malformed, rows={Outcome.REJECTED: malformed} if malformed else {}
     )
     return BatchCounts(
         rows_in=sum(note["rows"] for note in notes if note["stage"] == 0),
-        books=books,
+        outcomes=outcomes,
         joins=joins,
         slowest=_slowest(notes),
         workers=sorted({note["worker"] for note in notes}),
     )
 
 
-def check_books(counts: BatchCounts, written: Mapping[str, int | None]) -> None:
+def reconcile(counts: BatchCounts, written: Mapping[str, int | None]) -> None:
     """Compare what came in with what the tasks counted, and with what Spark wrote.
 
     Parameters
@@ -110,14 +110,14 @@ def check_books(counts: BatchCounts, written: Mapping[str, int | None]) -> None:
     ConservationError
         If they differ.
     """
-    books = counts.books
-    out = books.loaded + books.dropped + books.routed + books.rejected
-    if counts.rows_in != out or books.rows_in != out:
+    outcomes = counts.outcomes
+    out = outcomes.loaded + outcomes.dropped + outcomes.routed + outcomes.rejected
+    if counts.rows_in != out or outcomes.rows_in != out:
         raise ConservationError(
-            f"{counts.rows_in} rows came in, {books.rows_in} reached the last stage, but {books.loaded} were loaded, "
-            f"{books.dropped} dropped, {books.routed} routed and {books.rejected} rejected: a defect of Headrace"
+            f"{counts.rows_in} rows came in, {outcomes.rows_in} reached the last stage, but {outcomes.loaded} were loaded, "
+            f"{outcomes.dropped} dropped, {outcomes.routed} routed and {outcomes.rejected} rejected: a defect of Headrace"
         )
-    expected = {"facts": books.loaded, "errors": books.rejected, "duplicates": books.routed}
+    expected = {"facts": outcomes.loaded, "errors": outcomes.rejected, "duplicates": outcomes.routed}
     for table, rows in written.items():
         if rows is not None and rows != expected[table]:
             raise ConservationError(
@@ -137,21 +137,21 @@ def record_of(
         started=started,
         seconds=seconds,
         rows_in=counts.rows_in,
-        loaded=counts.books.loaded,
-        dropped=counts.books.dropped,
-        routed=counts.books.routed,
-        rejected=counts.books.rejected,
+        loaded=counts.outcomes.loaded,
+        dropped=counts.outcomes.dropped,
+        routed=counts.outcomes.routed,
+        rejected=counts.outcomes.rejected,
         new_members=counts.total("new_members"),
         hit_ratio=counts.total("rows_cached") / done if done else 0.0,
         pages_wanted=counts.total("pages_wanted"),
         pages_read=counts.total("pages_read"),
         seeks=counts.total("seeks"),
-        deadline_misses=counts.books.loaded if late else counts.total("deadline_misses"),
+        deadline_misses=counts.outcomes.loaded if late else counts.total("deadline_misses"),
         detail=detail,
     )
 
 
-def _books(value: Mapping[str, Any]) -> OutcomeCounts:
+def _outcome_counts(value: Mapping[str, Any]) -> OutcomeCounts:
     return OutcomeCounts(
         **{name: value[name] for name in ("rows_in", "loaded", "dropped", "routed", "rejected")},
         rows=_outcomes(value["rows"]),

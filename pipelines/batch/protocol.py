@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.pipelines.batch.error_rows import Origin
-from headrace.pipelines.batch.metrics import BatchCounts, check_books, first_failure, record_of, summarise
+from headrace.pipelines.batch.metrics import BatchCounts, first_failure, reconcile, record_of, summarise
 from headrace.pipelines.batch.read_step import record_format
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Group, Prepared, StageRun, Target
 from headrace.pipelines.batch.state import Batch
@@ -196,7 +196,7 @@ class BatchProtocol:
             for role in (role for group in groups for role in group.roles if self._prepared.infers(role)):
                 self._tables.add_members(frame, role, notes, targets[role], batch)
         counts = summarise(notes)
-        check_books(counts, {})
+        reconcile(counts, {})
         note = self._tables.commit_facts(frame, notes, counts, self._record(counts, batch), batch)
         self._tables.follow_up(note, batch)
         record = self._record(counts, batch)
@@ -270,7 +270,7 @@ class BatchProtocol:
             seconds=seconds,
             late=deadline is not None and seconds > parse_duration(deadline),
             detail={
-                "outcomes": counts.books.as_dict(),
+                "outcomes": counts.outcomes.as_dict(),
                 "joins": counts.joins,
                 "stages": counts.slowest,
                 "workers": counts.workers,

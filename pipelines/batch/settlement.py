@@ -86,7 +86,7 @@ class Settling:
             yield batch.filter(pa.array(passing))
         judged = _those(batch, ~(passing | malformed))
         settled = settle(judged, self._settlement.lookups, self._settlement.duplicates)
-        self._counts.books += settled.counts
+        self._counts.outcomes += settled.counts
         self._counts.malformed += int(malformed.sum())
         yield from self._put(self._facts, self._audited(settled.loaded), None, State.OPEN)
         routed = conform(settled.routed, self._settlement.duplicate_schema)
@@ -103,7 +103,7 @@ class Settling:
         files = {
             part: [asdict(file) for file in writer.close()] for part, writer in writers.items() if writer is not None
         }
-        return {"files": files, "books": self._counts.books.as_dict(), "malformed": self._counts.malformed}
+        return {"files": files, "outcomes": self._counts.outcomes.as_dict(), "malformed": self._counts.malformed}
 
     def _writer(self, spec: FileSpec | None) -> FileWriter | None:
         return None if spec is None else self._stack.enter_context(FileWriter(spec))
@@ -134,7 +134,7 @@ class Settling:
 class _Counts:
     """What a task counted."""
 
-    books: OutcomeCounts = field(default_factory=OutcomeCounts)
+    outcomes: OutcomeCounts = field(default_factory=OutcomeCounts)
     malformed: int = 0
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.pipelines.batch.metrics import check_books
+from headrace.pipelines.batch.metrics import reconcile
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE
 from headrace.pipelines.delta.commits import Commit, append, append_exactly, commit_exactly, commit_files
 from headrace.pipelines.delta.data_files import DataFile
@@ -177,13 +177,13 @@ class BatchTables:
         path, version = self._config.sink.path, batch.versions.get(DUPLICATES_ROLE)
         files = _noted_files(notes, "facts")
         if path in batch.files:
-            check_books(counts, {"facts": sum(file.rows for file in files)})
+            reconcile(counts, {"facts": sum(file.rows for file in files)})
         self._begin("facts", path)
         with batch.phase("facts"), explained(f"the commit to {path}"):
             self._write_facts(frame, files if path in batch.files else None, version, commit, batch.stream)
         self._hook("after facts")
         if path not in batch.files:
-            check_books(counts, {"facts": self._rows_written(commit)})
+            reconcile(counts, {"facts": self._rows_written(commit)})
         return note
 
     def follow_up(self, note: Mapping[str, Any], batch: Batch) -> None:
@@ -206,12 +206,12 @@ class BatchTables:
     ) -> dict[str, Any]:
         """Return what is to be committed after the facts: files that tasks wrote, or rows that Spark stages here."""
         pending: dict[str, Any] = {}
-        for part, rows in (("errors", counts.books.rejected), ("duplicates", counts.books.routed)):
+        for part, rows in (("errors", counts.outcomes.rejected), ("duplicates", counts.outcomes.routed)):
             if not rows:
                 continue
             if self._paths[part] in batch.files:
                 files = _noted_files(notes, part)
-                check_books(counts, {part: sum(file.rows for file in files)})
+                reconcile(counts, {part: sum(file.rows for file in files)})
                 pending[part] = {"files": [asdict(file) for file in files]}
             else:
                 pending[part] = {"staged": self._staged(frame, part, batch)}

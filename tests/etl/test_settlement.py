@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from headrace.etl import DUPLICATE_COLUMN, Dimension, Duplicates, Lookup, Outcome, OutcomeCounts, settle
 from headrace.etl.errors import ConservationError
-from headrace.etl.outcomes import OUTCOMES, add_all, gravest
+from headrace.etl.outcomes import OUTCOMES, add_all, most_severe
 
 NUMBER = Dimension("number", ("id",), "number_key", pa.schema({"id": pa.int64()}))
 FIRST = Lookup(NUMBER, "first", {"x": "id"}, "reject")
@@ -78,19 +78,19 @@ def test_a_stream_without_lookups_is_matched():
     assert settled.loaded.column("_outcome").to_pylist() == ["matched", "matched"]
 
 
-def test_books_of_several_batches_add_up():
+def test_counts_of_several_batches_add_up():
     lookups = [FIRST, SECOND]
-    books = [
+    counts = [
         settle(resolved(rows), lookups).counts
         for rows in ([("matched", "unknown", None)], [("rejected", "matched", None)])
     ]
-    total = add_all(books).check()
+    total = add_all(counts).check()
     assert (total.rows_in, total.loaded, total.rejected) == (2, 1, 1)
     assert total.lookups["first"] == {Outcome.MATCHED: 1, Outcome.REJECTED: 1}
     assert total.as_dict()["rows"] == {"unknown": 1, "rejected": 1}
 
 
-def test_the_books_of_nothing_balance():
+def test_the_counts_of_nothing_reconcile():
     assert add_all([]).check().rows_in == 0
 
 
@@ -106,7 +106,7 @@ def test_an_outcome_that_misses_rows_is_noticed():
 
 def test_a_name_that_is_no_outcome_is_noticed():
     with pytest.raises(ConservationError, match="not an outcome: matchd"):
-        gravest([pa.array(["matchd"])], 1)
+        most_severe([pa.array(["matchd"])], 1)
 
 
 def test_outcomes_take_precedence_from_rejected_down():

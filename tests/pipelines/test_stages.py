@@ -13,7 +13,7 @@ from pydantic import ValidationError
 
 from headrace.etl import OUTCOME_COLUMN
 from headrace.pipelines.batch.error_rows import Origin
-from headrace.pipelines.batch.metrics import check_books, first_failure, summarise
+from headrace.pipelines.batch.metrics import first_failure, reconcile, summarise
 from headrace.pipelines.batch.preparation import prepare
 from headrace.pipelines.batch.read_step import record_format
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, StageRun, Target
@@ -161,7 +161,7 @@ class Machine:
                     schema = self.prepared.lookups[role].dimension.table_schema
                     write_deltalake(self.prepared.path(role), pa.Table.from_pylist(members, schema), mode="append")
         counts = summarise(self.notes)
-        check_books(counts, {})
+        reconcile(counts, {})
         self.counts = counts
         self.rejected = table.column(REJECTED).drop_null().to_pylist()
         self.routed = table.column(ROUTED).drop_null().to_pylist()
@@ -270,7 +270,7 @@ def test_an_unknown_key_goes_to_the_unknown_member(tmp_path):
     prepared = ready(config_of(tmp_path, [lookup("plane", "unknown")]))
     machine = Machine(prepared)
     assert by_id(machine.run([(1, "N1", "", "")]))[1]["plane_key"] == -1
-    assert machine.counts.books.rows == {"unknown": 1}
+    assert machine.counts.outcomes.rows == {"unknown": 1}
 
 
 def test_a_lookup_that_must_not_fail_stops_the_batch(tmp_path):
@@ -286,7 +286,7 @@ def test_malformed_records_pass_to_the_errors_and_are_counted(tmp_path):
     assert [row["id"] for row in rows] == [1]
     found = sorted((row["_record_number"], row["record"]) for row in machine.rejected)
     assert found == [(1, "1,2,3,4,5"), (3, "x")]
-    assert (machine.counts.rows_in, machine.counts.books.loaded, machine.counts.books.rejected) == (3, 1, 2)
+    assert (machine.counts.rows_in, machine.counts.outcomes.loaded, machine.counts.outcomes.rejected) == (3, 1, 2)
 
 
 def test_carried_attributes_come_from_the_member(tmp_path):
@@ -321,7 +321,7 @@ def test_duplicates_within_a_batch_and_against_loaded_facts(tmp_path, action, st
     assert kept == {"A", "C", "D"}
     if state is None:
         assert repeats == []
-        assert machine.counts.books.dropped == 2
+        assert machine.counts.outcomes.dropped == 2
     else:
         assert repeats == [(1, "L"), (2, "B")]
         assert {row["tail"] for row in (flagged if state is State.OPEN else machine.routed)} == {"L", "B"}
