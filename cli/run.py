@@ -70,7 +70,8 @@ def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
 def outcome_pairs(result: RunResult) -> dict[str, Any]:
     """Return what became of the rows, as names and numbers to show."""
     document = result.as_dict()
-    joins = sum(batch.pages_wanted for batch in result.batches), sum(batch.pages_read for batch in result.batches)
+    counts = ("pages_wanted", "pages_read", "seeks")
+    wanted, read, seeks = (sum(getattr(batch, name) for batch in result.batches) for name in counts)
     rate = document["rows_in"] / result.seconds if result.seconds else 0.0
     return {
         "rows in": document["rows_in"],
@@ -82,7 +83,7 @@ def outcome_pairs(result: RunResult) -> dict[str, Any]:
         "new members": document["new_members"],
         "rate": f"{rate:,.0f} rows/s, {result.seconds:.1f} s in {counted(len(result.batches), 'batch')}",
         "hit ratio": _hit_ratio(result),
-        "pages": f"{joins[0]:,} wanted, {joins[1]:,} read in {counted(sum(batch.seeks for batch in result.batches), 'read')}",
+        "pages": f"{wanted:,} wanted, {read:,} read in {counted(seeks, 'read')}",
         "deadline misses": document["deadline_misses"],
     }
 

@@ -1,7 +1,7 @@
 """Where every row goes once its lookups and the search for duplicates are done, and how many rows went there.
 
-The most severe outcome of a row decides: rejected to the error table with all its causes, duplicate by the declared action,
-everything else to the facts.
+The most severe outcome of a row decides: rejected to the error table with all its causes, duplicate by the
+declared action, everything else to the facts.
 """
 
 from __future__ import annotations

@@ -78,8 +78,8 @@ def summarise(notes: Sequence[Mapping[str, Any]]) -> BatchCounts:
     malformed = 0
     joins: dict[str, dict[str, Any]] = {}
     for note in notes:
-        if "outcomes" in note:
-            outcomes += _outcome_counts(note["outcomes"])
+        if "settled" in note:
+            outcomes += _outcome_counts(note["settled"])
             malformed += note["malformed"]
         for join in note["joins"]:
             _add(joins.setdefault(join["role"], {"outcomes": {}, "replicas": {}}), join)
@@ -114,8 +114,9 @@ def reconcile(counts: BatchCounts, written: Mapping[str, int | None]) -> None:
     out = outcomes.loaded + outcomes.dropped + outcomes.routed + outcomes.rejected
     if counts.rows_in != out or outcomes.rows_in != out:
         raise ConservationError(
-            f"{counts.rows_in} rows came in, {outcomes.rows_in} reached the last stage, but {outcomes.loaded} were loaded, "
-            f"{outcomes.dropped} dropped, {outcomes.routed} routed and {outcomes.rejected} rejected: a defect of Headrace"
+            f"{counts.rows_in} rows came in, {outcomes.rows_in} reached the last stage, but {outcomes.loaded} were "
+            f"loaded, {outcomes.dropped} dropped, {outcomes.routed} routed and {outcomes.rejected} rejected: a defect of "
+            "Headrace"
         )
     expected = {"facts": outcomes.loaded, "errors": outcomes.rejected, "duplicates": outcomes.routed}
     for table, rows in written.items():

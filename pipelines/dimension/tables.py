@@ -259,11 +259,8 @@ def _semi_join(table: DeltaTable, wanted: pa.Table) -> FoundMembers:
         connection.register("wanted", wanted)
         found = connection.sql(f"FROM members SEMI JOIN wanted USING ({using}) ORDER BY ALL").to_arrow_table()
         connection.register("found", found)
-        position = _quoted(_POSITION)
-        missing = connection.sql(
-            f"SELECT {position} FROM wanted ANTI JOIN found USING ({using}) ORDER BY ALL"
-        ).fetchall()
-        return FoundMembers(found, [at for (at,) in missing])
+        unmatched = connection.sql(f"FROM wanted ANTI JOIN found USING ({using})").to_arrow_table()
+        return FoundMembers(found, sorted(unmatched.column(_POSITION).to_pylist()))
 
 
 def _declared(config: PipelineConfig, name: str) -> DimensionConfig:
