@@ -115,8 +115,8 @@ def reconcile(counts: BatchCounts, written: Mapping[str, int | None]) -> None:
     if counts.rows_in != out or outcomes.rows_in != out:
         raise ConservationError(
             f"{counts.rows_in} rows came in, {outcomes.rows_in} reached the last stage, but {outcomes.loaded} were "
-            f"loaded, {outcomes.dropped} dropped, {outcomes.routed} routed and {outcomes.rejected} rejected: a defect of "
-            "Headrace"
+            f"loaded, {outcomes.dropped} dropped, {outcomes.routed} routed and {outcomes.rejected} rejected: a "
+            "defect of Headrace"
         )
     expected = {"facts": outcomes.loaded, "errors": outcomes.rejected, "duplicates": outcomes.routed}
     for table, rows in written.items():
