@@ -13,7 +13,7 @@ import numbers
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["Block", "Grid", "Pairs", "Text", "as_json", "as_text", "render"]
+__all__ = ["Block", "Grid", "Pairs", "Text", "as_json", "as_text", "counted", "render"]
 
 INDENT = "  "
 SMALL = 10
@@ -136,3 +136,22 @@ def _decimals(values: Iterable[Any]) -> int:
 def _is_numeric(values: Iterable[Any]) -> bool:
     kinds = [isinstance(value, numbers.Number) for value in values if value is not None]
     return bool(kinds) and all(kinds)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, in the plural unless the count is 1.
+
+    Parameters
+    ----------
+    count
+        The number of things.
+    noun
+        The singular, such as ``read``; its plural ends in ``s`` or, after ``ch``, in ``es``.
+
+    Examples
+    --------
+    >>> counted(1, "read"), counted(2_000, "batch")
+    ('1 read', '2,000 batches')
+    """
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{count:,} {noun if count == 1 else plural}"

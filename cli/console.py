@@ -23,6 +23,7 @@ from headrace.cli.errors import OutputFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 __all__ = ["Console", "Failure", "Progress", "Step"]
 
@@ -41,12 +42,15 @@ class Step:
     left
         State after a failure of this step.
     repair
-        Advice if damage is found; empty if this step cannot find any.
+        The remedy when damage was found; empty if there is none.
+    pipeline
+        The pipeline file that the step works on; it replaces the placeholder in the commands that an error names.
     """
 
     doing: str
     left: str
     repair: str = ""
+    pipeline: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +151,7 @@ class Console:
             click.echo(f"{self._time()} {text}", err=True)
 
     @contextmanager
-    def step(self, doing: str, *, left: str, repair: str = "") -> Iterator[None]:
+    def step(self, doing: str, *, left: str, repair: str = "", pipeline: Path | None = None) -> Iterator[None]:
         """Name the work inside the block, so that a failure can say where it happened and what it left.
 
         The innermost step that fails is the one reported.
@@ -156,7 +160,7 @@ class Console:
             yield
         except BaseException:
             if self.failed_step is None:
-                self.failed_step = Step(doing, left, repair)
+                self.failed_step = Step(doing, left, repair, pipeline)
             raise
 
     @contextmanager
@@ -172,14 +176,14 @@ class Console:
     def streaming(self) -> Iterator[None]:
         """Let the reader of standard output leave when it has had enough, as `head` does: that is no failure."""
         if sys.stdout is None:
-            raise OutputFileError("standard output is closed; send it to a file, or to /dev/null if nobody wants it")
+            raise OutputFileError("standard output is closed; send it to a file, or to /dev/null to discard it")
         try:
             yield
         except BrokenPipeError:
             _forget_output()
 
     def show_progress(self, line: str) -> None:
-        """Write a line of progress over the one before, or on a new line if the output is not a terminal."""
+        """Write a line of progress over the one before, or below it if standard error is not a terminal."""
         if self.quiet:
             return
         if self.interactive:

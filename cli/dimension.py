@@ -1,14 +1,14 @@
-"""`headrace dimension`: make, look at and check the dimensions that a pipeline file declares."""
+"""`headrace dimension`: create, inspect and check the dimensions that a pipeline file declares."""
 
 from __future__ import annotations
 
-import csv as csv_text
+import csv
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.blocks import Grid, Pairs, Text
+from headrace.cli.blocks import Grid, Pairs, Text, counted
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import PATH, ReportingCommand, csv_options, pass_console
 from headrace.storage.errors import InputError
@@ -16,15 +16,14 @@ from headrace.storage.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+    from typing import Any
 
     from headrace.cli.console import Console
     from headrace.cli.streams import CsvFormat
     from headrace.pipelines.config import PipelineConfig
     from headrace.pipelines.dimension import DimensionSummary, Finding, Repair
 
-__all__ = ["dimension"]
-
-UNCHANGED = "the dimension as it was"
+__all__ = ["dimension", "run_check", "run_create", "run_info", "run_list", "run_lookup", "run_repair"]
 
 
 def pipeline_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,11 +50,72 @@ def dimension() -> None:
 @pipeline_option
 @csv_options
 @pass_console
-def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv: CsvFormat) -> None:
+def create(console: Console, /, name: str, source: Path, **choices: Any) -> None:
     """Make the Delta table of dimension NAME from SOURCE: CSV, JSON lines or Parquet, a file or a folder.
 
     Members are numbered from 1 in the order of their natural keys; the unknown member is -1.
     """
+    run_create(name, source, console, **choices)
+
+
+@dimension.command("list", cls=ReportingCommand)
+@pipeline_option
+@pass_console
+def list_(console: Console, /, pipeline: Path) -> None:
+    """Show all dimensions of the pipeline file."""
+    run_list(pipeline, console)
+
+
+@dimension.command("info", cls=ReportingCommand)
+@click.argument("name")
+@pipeline_option
+@pass_console
+def info(console: Console, /, name: str, pipeline: Path) -> None:
+    """Show columns, keys and size of dimension NAME."""
+    run_info(name, pipeline, console)
+
+
+@dimension.command("check", cls=ReportingCommand)
+@click.argument("name")
+@pipeline_option
+@pass_console
+@click.pass_context
+def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
+    """Verify the keys of dimension NAME and of the facts that carry them.
+
+    Exit code 0 when all is sound, 3 when a rule is broken.
+    """
+    ctx.exit(run_check(name, pipeline, console))
+
+
+@dimension.command("repair", cls=ReportingCommand)
+@click.argument("name")
+@pipeline_option
+@pass_console
+@click.pass_context
+def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
+    """Show what would repair dimension NAME and the facts that carry its keys. Nothing is changed.
+
+    Exit code 0 when there is nothing to repair, 3 otherwise.
+    """
+    ctx.exit(run_repair(name, pipeline, console))
+
+
+@dimension.command("lookup", cls=ReportingCommand)
+@click.argument("name")
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@pipeline_option
+@pass_console
+def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path) -> None:
+    """Show the members of dimension NAME with these natural keys; a key of several columns is written VALUE,VALUE."""
+    run_lookup(name, keys, pipeline, console)
+
+
+UNCHANGED = "the dimension as it was"
+
+
+def run_create(name: str, source: Path, console: Console, *, pipeline: Path, csv: CsvFormat) -> None:
+    """Make a dimension and print what it is."""
     import pyarrow as pa
 
     from headrace.cli.streams import open_stream
@@ -71,11 +131,8 @@ def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv:
     _show(summary, console)
 
 
-@dimension.command("list", cls=ReportingCommand)
-@pipeline_option
-@pass_console
-def list_(console: Console, /, pipeline: Path) -> None:
-    """Show all dimensions of the pipeline file."""
+def run_list(pipeline: Path, console: Console) -> None:
+    """Print all dimensions of a pipeline."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import describe_dimension
 
@@ -87,12 +144,8 @@ def list_(console: Console, /, pipeline: Path) -> None:
     console.result([asdict(summary) for summary in summaries], Grid(f"Dimensions of {config.name}", columns, rows))
 
 
-@dimension.command("info", cls=ReportingCommand)
-@click.argument("name")
-@pipeline_option
-@pass_console
-def info(console: Console, /, name: str, pipeline: Path) -> None:
-    """Show columns, keys and size of dimension NAME."""
+def run_info(name: str, pipeline: Path, console: Console) -> None:
+    """Print what a dimension is."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import describe_dimension
 
@@ -101,16 +154,8 @@ def info(console: Console, /, name: str, pipeline: Path) -> None:
     _show(summary, console)
 
 
-@dimension.command("check", cls=ReportingCommand)
-@click.argument("name")
-@pipeline_option
-@pass_console
-@click.pass_context
-def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
-    """Verify the keys of dimension NAME and of the facts that carry them.
-
-    Exit code 0 when all is sound, 3 when a rule is broken.
-    """
+def run_check(name: str, pipeline: Path, console: Console) -> ExitCode:
+    """Verify a dimension, print the rules it breaks, and return the exit code."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import check_dimension
 
@@ -119,23 +164,15 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
     document = {"dimension": name, "ok": not findings, "findings": [asdict(finding) for finding in findings]}
     if not findings:
         console.result(document, Text(f"dimension {name} is sound"))
-        ctx.exit(ExitCode.OK)
+        return ExitCode.OK
     rows = [(finding.rule, finding.rows) for finding in findings]
     grid = Grid(f"Dimension {name} breaks these rules", ("rule", "rows that break it"), rows)
     console.result(document, grid, *_examples("example", findings))
-    ctx.exit(ExitCode.DAMAGED)
+    return ExitCode.DAMAGED
 
 
-@dimension.command("repair", cls=ReportingCommand)
-@click.argument("name")
-@pipeline_option
-@pass_console
-@click.pass_context
-def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
-    """Show what would repair dimension NAME and the facts that carry its keys. Nothing is changed.
-
-    Exit code 0 when there is nothing to repair, 3 otherwise.
-    """
+def run_repair(name: str, pipeline: Path, console: Console) -> ExitCode:
+    """Print what would repair a dimension, and return the exit code."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import plan_repair
 
@@ -144,29 +181,11 @@ def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -
     document = {"dimension": name, "ok": not repairs, "changed": False, "repairs": [asdict(each) for each in repairs]}
     if not repairs:
         console.result(document, Text(f"dimension {name} is sound; there is nothing to repair"))
-        ctx.exit(ExitCode.OK)
+        return ExitCode.OK
     title = f"What would repair dimension {name}; nothing has been changed"
     grid = Grid(title, ("rule", "repair", "rows"), [(each.rule, each.action, each.rows) for each in repairs])
     console.result(document, grid, *_examples("change", repairs))
-    ctx.exit(ExitCode.DAMAGED)
-
-
-@dimension.command("lookup", cls=ReportingCommand)
-@click.argument("name")
-@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
-@pipeline_option
-@pass_console
-def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path) -> None:
-    """Show the members of dimension NAME with these natural keys; a key of several columns is written VALUE,VALUE."""
-    from headrace.pipelines.config import load_pipeline
-    from headrace.pipelines.dimension import find_members
-
-    with console.step(f"looking up members of {name}", left=UNCHANGED):
-        config = load_pipeline(pipeline)
-        values = [_parts(key, config, name) for key in keys]
-        members = find_members(config, name, values)
-    rows = [tuple(row.values()) for row in members.to_pylist()]
-    console.result(members.to_pylist(), Grid(f"{len(rows)} of {len(keys)} found", members.column_names, rows))
+    return ExitCode.DAMAGED
 
 
 def _examples(title: str, found: list[Finding] | list[Repair]) -> list[Grid]:
@@ -174,9 +193,24 @@ def _examples(title: str, found: list[Finding] | list[Repair]) -> list[Grid]:
     return [Grid(each.rule, (title,), [(text,) for text in each.examples]) for each in found if each.examples]
 
 
+def run_lookup(name: str, keys: tuple[str, ...], pipeline: Path, console: Console) -> None:
+    """Print members by natural key; say which keys are not there."""
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import find_members
+
+    with console.step(f"looking up members of {name}", left=UNCHANGED):
+        config = load_pipeline(pipeline)
+        values = [_parts(key, config, name) for key in keys]
+        members, missing = find_members(config, name, values)
+    rows = [tuple(row.values()) for row in members.to_pylist()]
+    found = Grid(f"{len(keys) - len(missing)} of {counted(len(keys), 'key')} found", members.column_names, rows)
+    absent = Text(f"Not found: {', '.join(keys[at] for at in missing)}")
+    console.result(members.to_pylist(), found, *([absent] if missing else []))
+
+
 def _parts(key: str, config: PipelineConfig, name: str) -> list[str]:
     natural = config.dimensions[name].natural_key if name in config.dimensions else [name]
-    parts = [key] if len(natural) == 1 else next(csv_text.reader([key]))
+    parts = [key] if len(natural) == 1 else next(csv.reader([key]))
     if len(parts) != len(natural):
         raise InputError(f"the natural key is {', '.join(natural)}; write {len(natural)} values, not {key!r}")
     return parts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import re
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from headrace.cli.console import Console, Failure, Step
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 __all__ = ["ExitCode", "exit_code_of", "guarded"]
 
@@ -28,6 +30,8 @@ class ExitCode(enum.IntEnum):
     BUG = 70
     INTERRUPTED = 130
 
+
+_PLACEHOLDER = re.compile(r"(headrace source (?:skip|adopt)) PIPELINE\b")
 
 KINDS = {
     ExitCode.FAILURE: "failed",
@@ -90,7 +94,9 @@ def _report(error: BaseException, console: Console, command: list[str]) -> int:
     else:
         step = console.failed_step or UNNAMED_STEP
         again = _way_on(error, code, step, shlex.join(command))
-        console.failure(Failure(KINDS[code], code, step.doing, _cause(error), step.left, again))
+        console.failure(
+            Failure(KINDS[code], code, step.doing, _with_pipeline(_cause(error), step.pipeline), step.left, again)
+        )
     return code
 
 
@@ -114,6 +120,17 @@ def _cause(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
     return str(error) or type(error).__name__
+
+
+def _with_pipeline(cause: str, pipeline: Path | None) -> str:
+    """Return the cause with the pipeline file's name in the commands that it recommends.
+
+    The pipelines layer writes a placeholder there, since it does not know what file its caller named.
+    """
+    if pipeline is None:
+        return cause
+    name = shlex.quote(str(pipeline))
+    return _PLACEHOLDER.sub(lambda match: f"{match[1]} {name}", cause)
 
 
 def _report_bug(error: BaseException, console: Console, command: list[str]) -> None:

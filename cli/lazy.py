@@ -73,7 +73,7 @@ class RootGroup(LazyGroup):
 
 
 def handle_termination() -> None:
-    """Let SIGTERM and SIGHUP clean up like Ctrl-C, and let only the console report them.
+    """Let SIGTERM and SIGHUP clean up like Ctrl-C, and let only the console report either.
 
     py4j logs an interrupt of a call into the JVM with its stack, on the root logger.
     """

@@ -1,27 +1,26 @@
-"""`headrace run`: load a stream, once or following it."""
+"""`headrace run`: load a stream, once or continuously."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.blocks import Pairs, Text
+from headrace.cli.blocks import Pairs, Text, counted
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import PATH, ReportingCommand, pass_console
 from headrace.cli.source import left_out_block
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
     from headrace.cli.blocks import Block
     from headrace.cli.console import Console
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.runner import RunResult
 
-__all__ = ["load", "outcome_pairs", "run"]
-
-LEFT = "batches already loaded; the next run completes the one that failed"
+__all__ = ["load", "outcome_pairs", "run", "run_pipeline"]
 
 
 @click.command("run", cls=ReportingCommand, short_help="Load a stream, once or following it.")
@@ -39,29 +38,40 @@ def run(ctx: click.Context, console: Console, /, pipeline: Path, once: bool, fol
     if once == follow:
         both = "--once and --follow exclude each other; " if once else ""
         raise click.UsageError(f"{both}say --once to load what is there, or --follow to go on with what arrives")
+    ctx.exit(run_pipeline(pipeline, console, follow=follow))
+
+
+LEFT = "batches already loaded; the next run completes the one that failed"
+
+
+def run_pipeline(pipeline: Path, console: Console, *, follow: bool) -> ExitCode:
+    """Run, print the report, and return the exit code."""
     result = load(pipeline, console, follow=follow)
     console.result(result.as_dict(), *_blocks(result))
-    ctx.exit(ExitCode.OK if result.signal is None else ExitCode.INTERRUPTED)
+    return ExitCode.OK if result.signal is None else ExitCode.INTERRUPTED
 
 
 def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
     """Run a pipeline, telling of each batch."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.runner import run
+    from headrace.pipelines.spark import jars_are_cached
 
     def tell(batch: BatchRecord) -> None:
         console.note(_batch_line(batch))
 
-    with console.step(f"running {pipeline}", left=LEFT):
+    with console.step(f"running {pipeline}", left=LEFT, pipeline=pipeline):
         config = load_pipeline(pipeline)
-        console.note("starting Spark; the first time, Delta's jars are fetched and the kernels compiled")
+        fetched = "" if jars_are_cached() else "; Delta's jars are fetched first, since the cache does not hold them"
+        console.note(f"starting Spark{fetched}")
         return run(config, follow=follow, on_batch=tell)
 
 
 def outcome_pairs(result: RunResult) -> dict[str, Any]:
     """Return what became of the rows, as names and numbers to show."""
     document = result.as_dict()
-    joins = sum(batch.pages_wanted for batch in result.batches), sum(batch.pages_read for batch in result.batches)
+    counts = ("pages_wanted", "pages_read", "seeks")
+    wanted, read, seeks = (sum(getattr(batch, name) for batch in result.batches) for name in counts)
     rate = document["rows_in"] / result.seconds if result.seconds else 0.0
     return {
         "rows in": document["rows_in"],
@@ -71,9 +81,9 @@ def outcome_pairs(result: RunResult) -> dict[str, Any]:
         "duplicates routed": document["routed"],
         "rejected": document["rejected"],
         "new members": document["new_members"],
-        "rate": f"{rate:,.0f} rows/s, {result.seconds:.1f} s in {len(result.batches)} batches",
+        "rate": f"{rate:,.0f} rows/s, {result.seconds:.1f} s in {counted(len(result.batches), 'batch')}",
         "hit ratio": _hit_ratio(result),
-        "pages": f"{joins[0]:,} wanted, {joins[1]:,} read in {sum(batch.seeks for batch in result.batches):,} reads",
+        "pages": f"{wanted:,} wanted, {read:,} read in {counted(seeks, 'read')}",
         "deadline misses": document["deadline_misses"],
     }
 
@@ -95,5 +105,5 @@ def _hit_ratio(result: RunResult) -> str:
 def _batch_line(batch: BatchRecord) -> str:
     return (
         f"batch {batch.batch}: {batch.rows_in:,} rows in, {batch.loaded:,} loaded, {batch.rejected:,} rejected, "
-        f"{batch.new_members:,} new members, {batch.seconds:.1f} s"
+        f"{counted(batch.new_members, 'new member')}, {batch.seconds:.1f} s"
     )

@@ -260,7 +260,7 @@ def greatest_key(surrogate_keys: pa.Array | pa.ChunkedArray) -> int:
 
 
 def without_blank_keys(dimension: Dimension, rows: pa.Table) -> pa.Table:
-    """Leave out members whose trimmed key is blank: a blank key identifies no member."""
+    """Leave out members whose trimmed key is blank: such a key identifies no member."""
     named = np.ones(rows.num_rows, dtype=np.bool_)
     for name in dimension.natural_key:
         if "trim" in dimension.rule(name).normalise:
@@ -279,10 +279,15 @@ def _conformed_keys(dimension: Dimension, rows: pa.Table) -> pa.Table:
         if key.values.null_count:
             row = int(np.flatnonzero(np.asarray(key.values.is_null()))[0])
             raise DimensionError(
-                f"dimension {dimension.name!r}: natural key column {name!r} of row {row} is {rows.column(name)[row]}, "
-                f"which is no key of type {key.values.type}; correct or leave out the row"
+                f"dimension {dimension.name!r}: natural key column {name!r} of row {row} is "
+                f"{_shown(rows.column(name)[row])}, which is not a valid key of type {key.values.type}; "
+                "correct or leave out the row"
             )
     return pa.table({name: key.values for name, key in zip(dimension.natural_key, keys, strict=True)})
+
+
+def _shown(value: pa.Scalar) -> str:
+    return repr(str(value)) if value.is_valid else "missing (null)"
 
 
 def _refuse_repeated(dimension: Dimension, keys: pa.Table, ranks: np.ndarray[Any, Any]) -> None:

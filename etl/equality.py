@@ -88,9 +88,9 @@ class Conformed:
     values
         Null where the row is `null` or `unfit`.
     null
-        True where the column is null, NaN or, for a trimmed key, blank, and so identifies no member.
+        True where the column is null, NaN or, for a trimmed key, blank: it identifies no member.
     unfit
-        True where the key's type cannot hold the value, so that no member can have this key.
+        True where the value is one that the key's type cannot hold: no member can have that key.
     """
 
     values: pa.Array

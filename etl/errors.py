@@ -1,4 +1,4 @@
-"""Every error of the etl layer: bad declarations, keys that are missing, books that do not balance."""
+"""Every error of the etl layer: bad declarations, keys that are missing, row counts that do not reconcile."""
 
 from __future__ import annotations
 

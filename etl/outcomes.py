@@ -1,4 +1,4 @@
-"""Outcome of every row, and the counts which show that no row disappeared.
+"""The outcome of every row, and the row counts that show that none disappeared.
 
 Each lookup gives a row an outcome (column `_<role>_outcome`); the row's outcome is the most severe of them.
 Knows nothing of how a lookup is done.
@@ -25,7 +25,7 @@ __all__ = ["OUTCOMES", "Outcome", "OutcomeCounts", "most_severe", "outcome_text"
 
 
 class Outcome(StrEnum):
-    """Outcome of a row, or of one lookup of a row, in order of severity: the least severe first."""
+    """What became of a row, or of one lookup of a row; in order of severity, the mildest first."""
 
     MATCHED = "matched"
     INFERRED = "inferred"
@@ -70,7 +70,7 @@ def most_severe(columns: Sequence[pa.Array], rows: int) -> NDArray[np.int8]:
 
 @dataclass(frozen=True)
 class OutcomeCounts:
-    """The books of one input: where its rows went, by row and by lookup.
+    """Row counts of one input: where its rows went, by row and by lookup.
 
     Parameters
     ----------
@@ -85,8 +85,8 @@ class OutcomeCounts:
 
     Examples
     --------
-    >>> books = OutcomeCounts(rows_in=3, loaded=2, rejected=1)
-    >>> books.check() is books
+    >>> counts = OutcomeCounts(rows_in=3, loaded=2, rejected=1)
+    >>> counts.check() is counts
     True
     """
 
@@ -99,7 +99,7 @@ class OutcomeCounts:
     lookups: Mapping[str, Mapping[Outcome, int]] = field(default_factory=dict)
 
     def check(self) -> OutcomeCounts:
-        """Return self if the books balance.
+        """Return self if the counts reconcile.
 
         Raises
         ------
@@ -156,6 +156,6 @@ def _add(left: Mapping[Outcome, int], right: Mapping[Outcome, int]) -> dict[Outc
     return {outcome: count for outcome, count in total.items() if count}
 
 
-def add_all(books: Iterable[OutcomeCounts]) -> OutcomeCounts:
-    """Return the sum of several books; the books of no input for none."""
-    return sum(books, start=OutcomeCounts())
+def add_all(counts: Iterable[OutcomeCounts]) -> OutcomeCounts:
+    """Return the sum of several counts; all zero if there are none."""
+    return sum(counts, start=OutcomeCounts())

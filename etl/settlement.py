@@ -1,7 +1,7 @@
-"""Where every row goes once its lookups and the search for duplicates are done, and the books of that.
+"""Where every row goes once its lookups and the search for duplicates are done, and how many rows went there.
 
-The most severe outcome of a row decides where it goes: rejected to the error table with all its causes, duplicate by
-the declared action, everything else to the facts.
+The most severe outcome of a row decides: rejected to the error table with all its causes, duplicate by the
+declared action, everything else to the facts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Settled:
     rejected
         Rows for the error table: the stream's columns and `_causes`, a list of role, column, value as text and reason.
     counts
-        The books; they balance.
+        The row counts, reconciled.
     """
 
     loaded: pa.RecordBatch

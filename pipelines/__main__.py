@@ -11,7 +11,7 @@ from pathlib import Path
 # A script's own folder comes first in the path of modules, where this package's modules would hide others of that name.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
 
-import argparse  # noqa: E402 - after the path has been corrected
+import argparse  # noqa: E402 - after the path has been fixed
 import json  # noqa: E402 - as above
 import logging  # noqa: E402 - as above
 

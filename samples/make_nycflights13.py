@@ -82,7 +82,7 @@ def week_of(flights: pa.Table) -> pa.Array:
 
 
 def main() -> None:
-    """Write dimensions and weekly flights anew."""
+    """Write dimensions and weekly flights again."""
     shutil.rmtree(TARGET / "flights", ignore_errors=True)
     for name, key in (("planes", "tailnum"), ("airports", "faa"), ("airlines", "carrier")):
         write(read(name).sort_by(key), TARGET / f"{name}.parquet")

@@ -72,14 +72,22 @@ def find_facts(warehouse: Path) -> Facts:
 @contextmanager
 def _opened(warehouse: Path) -> Iterator[Any]:
     import duckdb  # noqa: PLC0415 - heavy, and needed here alone
-    from deltalake import DeltaTable  # noqa: PLC0415 - as above
 
     with duckdb.connect() as connection:
         connection.execute("SET enable_progress_bar = false")  # standard output is for the answers
         connection.execute("SET TimeZone = 'UTC'")
         for name in TABLES:
-            connection.register(name, DeltaTable(warehouse / name).to_pyarrow_dataset())
+            connection.register(name, _dataset(warehouse / name))
         yield connection
+
+
+def _dataset(folder: Path) -> Any:
+    """Return a Delta table as a dataset on Arrow's own file system; deltalake's can abort Python at exit."""
+    from deltalake import DeltaTable  # noqa: PLC0415 - heavy
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # noqa: PLC0415 - as above
+
+    files = SubTreeFileSystem(str(folder.absolute()), LocalFileSystem())
+    return DeltaTable(folder).to_pyarrow_dataset(filesystem=files)
 
 
 def _answer(connection: Any, question: str, sql: str) -> Answer:

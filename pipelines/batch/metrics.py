@@ -1,4 +1,4 @@
-"""Counts of a batch: adds up the notes of its tasks, reconciles them, and makes the record for the run catalog."""
+"""What a batch counted: the notes of its tasks added up, their reconciliation, and the record for the run catalog."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ def summarise(notes: Sequence[Mapping[str, Any]]) -> BatchCounts:
     malformed = 0
     joins: dict[str, dict[str, Any]] = {}
     for note in notes:
-        if "outcomes" in note:
-            outcomes += _counts(note["outcomes"])
+        if "settled" in note:
+            outcomes += _outcome_counts(note["settled"])
             malformed += note["malformed"]
         for join in note["joins"]:
             _add(joins.setdefault(join["role"], {"outcomes": {}, "replicas": {}}), join)
@@ -114,9 +114,9 @@ def reconcile(counts: BatchCounts, written: Mapping[str, int | None]) -> None:
     out = outcomes.loaded + outcomes.dropped + outcomes.routed + outcomes.rejected
     if counts.rows_in != out or outcomes.rows_in != out:
         raise ConservationError(
-            f"{counts.rows_in} rows came in, {outcomes.rows_in} reached the last stage, {outcomes.loaded} were loaded, "
-            f"{outcomes.dropped} dropped, {outcomes.routed} routed and {outcomes.rejected} rejected: this is a defect "
-            "of Headrace"
+            f"{counts.rows_in} rows came in, {outcomes.rows_in} reached the last stage, but {outcomes.loaded} were "
+            f"loaded, {outcomes.dropped} dropped, {outcomes.routed} routed and {outcomes.rejected} rejected: a "
+            "defect of Headrace"
         )
     expected = {"facts": outcomes.loaded, "errors": outcomes.rejected, "duplicates": outcomes.routed}
     for table, rows in written.items():
@@ -152,7 +152,7 @@ def record_of(
     )
 
 
-def _counts(value: Mapping[str, Any]) -> OutcomeCounts:
+def _outcome_counts(value: Mapping[str, Any]) -> OutcomeCounts:
     return OutcomeCounts(
         **{name: value[name] for name in ("rows_in", "loaded", "dropped", "routed", "rejected")},
         rows=_outcomes(value["rows"]),

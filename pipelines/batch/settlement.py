@@ -103,7 +103,7 @@ class Settling:
         files = {
             part: [asdict(file) for file in writer.close()] for part, writer in writers.items() if writer is not None
         }
-        return {"files": files, "outcomes": self._counts.outcomes.as_dict(), "malformed": self._counts.malformed}
+        return {"files": files, "settled": self._counts.outcomes.as_dict(), "malformed": self._counts.malformed}
 
     def _writer(self, spec: FileSpec | None) -> FileWriter | None:
         return None if spec is None else self._stack.enter_context(FileWriter(spec))

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.delta.data_files import DataFile
 
-__all__ = ["Commit", "append", "append_exactly", "commit_exactly", "commit_files", "set_properties"]
+__all__ = ["Commit", "append", "append_exactly", "commit_exactly", "commit_files"]
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 100
@@ -138,23 +138,6 @@ def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[D
         _require_files(path, files, final=False)
         if _publish(path, table, files, commit, blind=False):
             return
-
-
-def set_properties(path: str, table: DeltaTable, properties: Mapping[str, str]) -> None:
-    """Set properties of a table that takes files, in a commit of their own.
-
-    Raises
-    ------
-    BatchError
-        If others win each of many attempts.
-    DeltaTableError
-        If the log cannot be written.
-    """
-    for _ in range(_ATTEMPTS):
-        table.update_incremental()
-        if _publish(path, table, (), Commit("", 0, properties=properties), blind=False):
-            return
-    raise BatchError(f"other writers won {_ATTEMPTS} attempts to change the properties of {path}; run again")
 
 
 def append(frame: DataFrame, path: str, commit: Commit) -> None:

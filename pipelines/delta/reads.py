@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from deltalake import DeltaTable
+    from pyarrow.fs import SubTreeFileSystem
 
 __all__ = ["SCANNED_FEATURES", "feed_is_exact", "physical_name", "plain_schema", "scan_table"]
 
@@ -112,7 +113,10 @@ def _reader(table: DeltaTable, columns: list[str]) -> pa.RecordBatchReader:
         return pa.RecordBatchReader.from_stream(table.scan(columns=columns))
     from pyarrow.dataset import ParquetReadOptions  # noqa: PLC0415 - heavy
 
-    dataset = table.to_pyarrow_dataset(parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"))
+    dataset = table.to_pyarrow_dataset(
+        filesystem=_native_file_system(table),
+        parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"),
+    )
     return dataset.scanner(columns=columns).to_reader()
 
 
@@ -158,6 +162,17 @@ def _is_near(file: dict[str, Any], column: str) -> bool:
         return True
     low, high = file.get(f"min.{column}"), file.get(f"max.{column}")
     return low is not None and high is not None and str(low) > _NANOSECONDS[0] and str(high) < _NANOSECONDS[1]
+
+
+def _native_file_system(table: DeltaTable) -> SubTreeFileSystem | None:
+    """Return Arrow's own file system at a local table's folder; None for a remote table.
+
+    Without it, deltalake passes a file system of Python objects to Arrow's threads, which can abort Python at exit.
+    """
+    from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # noqa: PLC0415 - heavy
+
+    place = urlsplit(table.table_uri)
+    return SubTreeFileSystem(unquote(place.path), LocalFileSystem()) if place.scheme == "file" else None
 
 
 def _file_system(table: DeltaTable) -> Any:

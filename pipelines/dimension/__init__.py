@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.dimension.check import Finding, Repair
     from headrace.pipelines.dimension.tables import (
         DimensionSummary,
+        FoundMembers,
         check_dimension,
         create_dimension,
         describe_dimension,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DimensionSummary",
     "Finding",
+    "FoundMembers",
     "Repair",
     "add_unknown_member",
     "check_dimension",
@@ -39,6 +41,7 @@ __getattr__ = lazy_exports(
             "check_dimension",
             "create_dimension",
             "describe_dimension",
+            "FoundMembers",
             "find_members",
             "plan_repair",
         ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DimensionSummary",
     "Finding",
+    "FoundMembers",
     "Repair",
     "check_dimension",
     "create_dimension",
@@ -39,6 +40,8 @@ __all__ = [
     "plan_repair",
     "replicated",
 ]
+
+_POSITION: Final = "position of a wanted key"
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,7 @@ def declared_dimension(config: PipelineConfig, name: str, schema: pa.Schema | No
     Raises
     ------
     DeltaTableError
-        If the pipeline declares no such dimension, or its types are known neither from declared columns nor from a
-        table.
+        If the pipeline declares no such dimension, or its types are known neither from columns nor from a table.
     """
     declared = _declared(config, name)
     if declared.columns is not None:
@@ -113,7 +115,7 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
     path = _declared(config, name).path
     if has_table(path):
         raise DeltaTableError(
-            f"dimension {name!r} is already at {path}, perhaps made by a run; to create it again, remove the table "
+            f"dimension {name!r} is already at {path}, perhaps made by a run; to make it again, remove the table "
             "and the facts that carry its keys"
         )
     dimension = declared_dimension(config, name, rows.schema)
@@ -182,7 +184,22 @@ def _audit(config: PipelineConfig, name: str) -> Audit:
     return Audit(config, dimension, declared.path, replicated(config, dimension))
 
 
-def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]]) -> pa.Table:
+class FoundMembers(NamedTuple):
+    """The result of a search for members by natural key.
+
+    Attributes
+    ----------
+    members
+        The members that were found, all columns.
+    missing
+        Positions of the keys that no member has, ascending.
+    """
+
+    members: pa.Table
+    missing: list[int]
+
+
+def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]]) -> FoundMembers:
     """Return the members with the given natural keys, compared as the pipeline compares them.
 
     Parameters
@@ -234,12 +251,16 @@ def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.
         raise long_row(f"dimension {dimension.name!r}", path, longest, dimension.natural_key, int(needs.max()))
 
 
-def _semi_join(table: DeltaTable, wanted: pa.Table) -> pa.Table:
+def _semi_join(table: DeltaTable, wanted: pa.Table) -> FoundMembers:
     using = ", ".join(_quoted(column) for column in wanted.column_names)
+    wanted = wanted.append_column(_POSITION, pa.array(range(wanted.num_rows), pa.int64()))
     with _duckdb() as connection:
         connection.register("members", scan_table(table, _types_of(table).names))
         connection.register("wanted", wanted)
-        return connection.sql(f"FROM members SEMI JOIN wanted USING ({using}) ORDER BY ALL").to_arrow_table()
+        found = connection.sql(f"FROM members SEMI JOIN wanted USING ({using}) ORDER BY ALL").to_arrow_table()
+        connection.register("found", found)
+        unmatched = connection.sql(f"FROM wanted ANTI JOIN found USING ({using})").to_arrow_table()
+        return FoundMembers(found, sorted(unmatched.column(_POSITION).to_pylist()))
 
 
 def _declared(config: PipelineConfig, name: str) -> DimensionConfig:

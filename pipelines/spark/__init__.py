@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         source_schema,
         with_state,
     )
-    from headrace.pipelines.spark.jars import cache_folder
+    from headrace.pipelines.spark.jars import cache_folder, jars_are_cached
     from headrace.pipelines.spark.sessions import SparkSettings, session, spark_log, stop
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "channel_row",
     "conform",
     "explained",
+    "jars_are_cached",
     "member_column",
     "quoted",
     "session",
@@ -87,7 +88,7 @@ __getattr__ = lazy_exports(
             "source_schema",
             "with_state",
         ),
-        "jars": ("cache_folder",),
+        "jars": ("cache_folder", "jars_are_cached"),
         "sessions": ("SparkSettings", "session", "spark_log", "stop"),
     },
 )

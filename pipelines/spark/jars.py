@@ -23,7 +23,7 @@ from headrace.pipelines.paths import home_expanded
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["cache_folder", "delta_coordinates", "delta_jars", "require_java", "require_user"]
+__all__ = ["cache_folder", "delta_coordinates", "delta_jars", "jars_are_cached", "require_java", "require_user"]
 
 _ARTIFACT = re.compile(r"(?:[^_]+_)?(.+?)-\d[^-]*(?:-\d+)?\.jar")
 _RESOLVE_SECONDS = 900
@@ -41,7 +41,7 @@ def cache_folder() -> Path:
     PipelineFileError
         If HEADRACE_CACHE begins with ``~`` and there is no home folder.
     JarsUnavailableError
-        If the folder among the temporary files belongs to somebody else.
+        If the folder among the temporary files belongs to another user.
     """
     chosen = os.environ.get("HEADRACE_CACHE")
     if chosen:
@@ -118,7 +118,7 @@ def delta_jars() -> list[Path]:
         If they must be fetched and there is no Java.
     """
     coordinates = delta_coordinates()
-    folder = cache_folder() / "jars" / re.sub(r"[^\w.-]", "_", coordinates)
+    folder = _jars_folder(coordinates)
     found = _listed(folder)
     if found is None:
         require_java()
@@ -126,6 +126,15 @@ def delta_jars() -> list[Path]:
         with _locked(folder):
             found = _listed(folder) or _fetch(coordinates, folder)
     return found
+
+
+def jars_are_cached() -> bool:
+    """Return whether the cache holds Delta's jars, so that Spark starts without fetching them."""
+    return _listed(_jars_folder(delta_coordinates())) is not None
+
+
+def _jars_folder(coordinates: str) -> Path:
+    return cache_folder() / "jars" / re.sub(r"[^\w.-]", "_", coordinates)
 
 
 def _listed(folder: Path) -> list[Path] | None:

@@ -55,6 +55,13 @@ def test_lookup_compares_keys_as_the_pipeline_does(invoke, customers):
 
 
 @pytest.mark.usefixtures("customers")
+def test_lookup_names_the_keys_that_are_missing(invoke):
+    shown = invoke("dimension", "lookup", "customer", "c8", " C1 ", "c9").out
+    assert "1 of 3 keys found" in shown
+    assert "Not found: c8, c9" in shown
+
+
+@pytest.mark.usefixtures("customers")
 def test_a_sound_dimension_checks_with_zero(invoke):
     assert invoke("dimension", "check", "customer").code == 0
 

@@ -50,7 +50,7 @@ def test_a_dimension_needs_a_natural_key():
 
 
 def test_a_blank_key_that_is_trimmed_names_no_member():
-    with pytest.raises(DimensionError, match="natural key column 'tailnum' of row 1 is  , which is no key"):
+    with pytest.raises(DimensionError, match="natural key column 'tailnum' of row 1 is ' ', which is not a valid key"):
         number_members(PLANE, pa.table({"tailnum": ["A", " "], "seats": [1, 2]}), base=0)
     inferred_before = PLANE.members(pa.table({"tailnum": ["", "A"]}), [1, 2], inferred=True)
     assert member_rows(PLANE, inferred_before).column("tailnum").to_pylist() == ["A"]

@@ -78,19 +78,19 @@ def test_a_stream_without_lookups_is_matched():
     assert settled.loaded.column("_outcome").to_pylist() == ["matched", "matched"]
 
 
-def test_books_of_several_batches_add_up():
+def test_counts_of_several_batches_add_up():
     lookups = [FIRST, SECOND]
-    books = [
+    counts = [
         settle(resolved(rows), lookups).counts
         for rows in ([("matched", "unknown", None)], [("rejected", "matched", None)])
     ]
-    total = add_all(books).check()
+    total = add_all(counts).check()
     assert (total.rows_in, total.loaded, total.rejected) == (2, 1, 1)
     assert total.lookups["first"] == {Outcome.MATCHED: 1, Outcome.REJECTED: 1}
     assert total.as_dict()["rows"] == {"unknown": 1, "rejected": 1}
 
 
-def test_the_books_of_nothing_balance():
+def test_the_counts_of_nothing_reconcile():
     assert add_all([]).check().rows_in == 0
 
 

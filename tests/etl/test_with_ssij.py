@@ -93,8 +93,8 @@ def test_one_operator_serves_one_input_after_another(table, rng):
     for _ in range(3):
         stream = flights(rng, rows=700)
         out = list(resolve(lookup, join, [stream]))
-        books = [settle(batch, [lookup]).counts for batch in out]
-        assert sum(book.rows_in for book in books) == len(stream)
+        counts = [settle(batch, [lookup]).counts for batch in out]
+        assert sum(count.rows_in for count in counts) == len(stream)
 
 
 def test_members_inferred_by_one_input_are_matched_by_the_next(tmp_path, rng):
