@@ -237,3 +237,14 @@ def test_a_result_that_nobody_reads_is_no_failure(folder):
     done = subprocess.run(INFO, check=False, stdout=writing, stderr=subprocess.PIPE, cwd=folder, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_failure_names_the_pipeline_file_in_the_commands_it_recommends(capsys):
+    console = Console()
+
+    def work():
+        with console.step("running it", left="nothing", pipeline=Path("my shop.yml")):
+            raise InputFileError("leave it out with: headrace source skip PIPELINE a.csv")
+
+    assert guarded(work, console, ["headrace", "run"]) == ExitCode.FAILURE
+    assert "headrace source skip 'my shop.yml' a.csv" in capsys.readouterr().err
