@@ -50,7 +50,7 @@ class Step:
     doing: str
     left: str
     repair: str = ""
-    pipeline: Path | None = None
+    pipeline: Path | str | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Console:
             click.echo(f"{self._time()} {text}", err=True)
 
     @contextmanager
-    def step(self, doing: str, *, left: str, repair: str = "", pipeline: Path | None = None) -> Iterator[None]:
+    def step(self, doing: str, *, left: str, repair: str = "", pipeline: Path | str | None = None) -> Iterator[None]:
         """Name the work inside the block, so that a failure can say where it happened and what it left.
 
         The innermost step that fails is the one reported.

@@ -1,10 +1,10 @@
-"""`headrace demo`: load a year of flights into a warehouse and query it."""
+"""`headrace demo`: a year of flights becomes a warehouse, and the warehouse is asked."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,8 +13,6 @@ from headrace.cli.options import FOLDER, ReportingCommand, pass_console
 from headrace.cli.run import load, outcome_pairs
 
 if TYPE_CHECKING:
-    from typing import Any
-
     from headrace.cli.blocks import Block
     from headrace.cli.console import Console
     from headrace.pipelines.dimension import DimensionSummary
@@ -22,18 +20,7 @@ if TYPE_CHECKING:
     from headrace.samples import Facts
     from headrace.samples.questions import Answer
 
-__all__ = ["demo", "run_demo"]
-
-
-@click.command("demo", cls=ReportingCommand, short_help="Load a year of real flights and query the warehouse.")
-@click.option("--dir", "folder", type=FOLDER, default=Path("demo"), show_default=True, help="Where the warehouse goes.")
-@pass_console
-def demo(console: Console, /, folder: Path) -> None:
-    """Load the flights of New York in 2013 into Delta tables and ask three questions.
-
-    An earlier demo in the folder is replaced.
-    """
-    run_demo(folder, console)
+__all__ = ["demo"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +34,14 @@ class Demo:
     facts: Facts
 
 
-def run_demo(folder: Path, console: Console) -> None:
-    """Make the warehouse in a folder, ask it, and print what came of it."""
+@click.command("demo", cls=ReportingCommand, short_help="Load a year of real flights and query the warehouse.")
+@click.option("--dir", "folder", type=FOLDER, default=Path("demo"), show_default=True, help="Where the warehouse goes.")
+@pass_console
+def demo(console: Console, /, folder: Path) -> None:
+    """Load the flights of New York in 2013 into Delta tables and ask three questions.
+
+    An earlier demo in the folder is replaced.
+    """
     from headrace.samples.demo import make_dimensions, prepare
 
     left = f"at most an unfinished demo in {folder}, which the next one replaces"
@@ -58,8 +51,8 @@ def run_demo(folder: Path, console: Console) -> None:
         console.note(f"dimensions: {', '.join(f'{s.name} {s.members:,}' for s in before)} members")
     result = load(pipeline, console, follow=False)
     with console.step("asking the warehouse", left=f"the loaded warehouse in {folder / 'warehouse'}"):
-        demo = _asked(folder, pipeline, result)
-    console.result(_document(demo), *_blocks(demo))
+        asked = _asked(folder, pipeline, result)
+    console.result(_document(asked), *_blocks(asked))
 
 
 def _asked(folder: Path, pipeline: Path, result: RunResult) -> Demo:

@@ -1,4 +1,4 @@
-"""`headrace device`: measure what a read costs on a disk."""
+"""`headrace device`: what a read costs on a disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from headrace.cli.console import Console
     from headrace.storage.read import DeviceModel
 
-__all__ = ["device", "run_device"]
+__all__ = ["device"]
+
+DEFAULT_PAGE_SIZE = 8192
 
 
 @click.command("device", cls=ReportingCommand, short_help="Measure what reads cost on a disk.")
@@ -31,14 +33,6 @@ def device(console: Console, /, path: Path, page_size: int | None, queue_depth: 
 
     Joins plan their reads by these costs, and by those of a common NVMe disk for a table that was never measured.
     """
-    run_device(path, page_size, queue_depth, console, save=save)
-
-
-DEFAULT_PAGE_SIZE = 8192
-
-
-def run_device(path: Path, page_size: int | None, queue_depth: int, console: Console, *, save: bool) -> None:
-    """Measure, print, and keep the model beside the table if `path` is one."""
     from headrace.storage.format import check_page_size
     from headrace.storage.read import device_path, measure, save_device
 

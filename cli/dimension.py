@@ -1,10 +1,10 @@
-"""`headrace dimension`: create, inspect and check the dimensions that a pipeline file declares."""
+"""`headrace dimension`: make, look at and check the dimensions that a pipeline file declares."""
 
 from __future__ import annotations
 
-import csv
+import csv as csv_text
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,14 +16,15 @@ from headrace.storage.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-    from typing import Any
 
     from headrace.cli.console import Console
     from headrace.cli.streams import CsvFormat
     from headrace.pipelines.config import PipelineConfig
     from headrace.pipelines.dimension import DimensionSummary, Finding, Repair
 
-__all__ = ["dimension", "run_check", "run_create", "run_info", "run_list", "run_lookup", "run_repair"]
+__all__ = ["dimension"]
+
+UNCHANGED = "the dimension as it was"
 
 
 def pipeline_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -50,72 +51,11 @@ def dimension() -> None:
 @pipeline_option
 @csv_options
 @pass_console
-def create(console: Console, /, name: str, source: Path, **choices: Any) -> None:
+def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv: CsvFormat) -> None:
     """Make the Delta table of dimension NAME from SOURCE: CSV, JSON lines or Parquet, a file or a folder.
 
     Members are numbered from 1 in the order of their natural keys; the unknown member is -1.
     """
-    run_create(name, source, console, **choices)
-
-
-@dimension.command("list", cls=ReportingCommand)
-@pipeline_option
-@pass_console
-def list_(console: Console, /, pipeline: Path) -> None:
-    """Show all dimensions of the pipeline file."""
-    run_list(pipeline, console)
-
-
-@dimension.command("info", cls=ReportingCommand)
-@click.argument("name")
-@pipeline_option
-@pass_console
-def info(console: Console, /, name: str, pipeline: Path) -> None:
-    """Show columns, keys and size of dimension NAME."""
-    run_info(name, pipeline, console)
-
-
-@dimension.command("check", cls=ReportingCommand)
-@click.argument("name")
-@pipeline_option
-@pass_console
-@click.pass_context
-def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
-    """Verify the keys of dimension NAME and of the facts that carry them.
-
-    Exit code 0 when all is sound, 3 when a rule is broken.
-    """
-    ctx.exit(run_check(name, pipeline, console))
-
-
-@dimension.command("repair", cls=ReportingCommand)
-@click.argument("name")
-@pipeline_option
-@pass_console
-@click.pass_context
-def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
-    """Show what would repair dimension NAME and the facts that carry its keys. Nothing is changed.
-
-    Exit code 0 when there is nothing to repair, 3 otherwise.
-    """
-    ctx.exit(run_repair(name, pipeline, console))
-
-
-@dimension.command("lookup", cls=ReportingCommand)
-@click.argument("name")
-@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
-@pipeline_option
-@pass_console
-def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path) -> None:
-    """Show the members of dimension NAME with these natural keys; a key of several columns is written VALUE,VALUE."""
-    run_lookup(name, keys, pipeline, console)
-
-
-UNCHANGED = "the dimension as it was"
-
-
-def run_create(name: str, source: Path, console: Console, *, pipeline: Path, csv: CsvFormat) -> None:
-    """Make a dimension and print what it is."""
     import pyarrow as pa
 
     from headrace.cli.streams import open_stream
@@ -131,8 +71,11 @@ def run_create(name: str, source: Path, console: Console, *, pipeline: Path, csv
     _show(summary, console)
 
 
-def run_list(pipeline: Path, console: Console) -> None:
-    """Print all dimensions of a pipeline."""
+@dimension.command("list", cls=ReportingCommand)
+@pipeline_option
+@pass_console
+def list_(console: Console, /, pipeline: Path) -> None:
+    """Show all dimensions of the pipeline file."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import describe_dimension
 
@@ -144,8 +87,12 @@ def run_list(pipeline: Path, console: Console) -> None:
     console.result([asdict(summary) for summary in summaries], Grid(f"Dimensions of {config.name}", columns, rows))
 
 
-def run_info(name: str, pipeline: Path, console: Console) -> None:
-    """Print what a dimension is."""
+@dimension.command("info", cls=ReportingCommand)
+@click.argument("name")
+@pipeline_option
+@pass_console
+def info(console: Console, /, name: str, pipeline: Path) -> None:
+    """Show columns, keys and size of dimension NAME."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import describe_dimension
 
@@ -154,8 +101,16 @@ def run_info(name: str, pipeline: Path, console: Console) -> None:
     _show(summary, console)
 
 
-def run_check(name: str, pipeline: Path, console: Console) -> ExitCode:
-    """Verify a dimension, print the rules it breaks, and return the exit code."""
+@dimension.command("check", cls=ReportingCommand)
+@click.argument("name")
+@pipeline_option
+@pass_console
+@click.pass_context
+def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
+    """Verify the keys of dimension NAME and of the facts that carry them.
+
+    Exit code 0 when all is sound, 3 when a rule is broken.
+    """
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import check_dimension
 
@@ -164,15 +119,23 @@ def run_check(name: str, pipeline: Path, console: Console) -> ExitCode:
     document = {"dimension": name, "ok": not findings, "findings": [asdict(finding) for finding in findings]}
     if not findings:
         console.result(document, Text(f"dimension {name} is sound"))
-        return ExitCode.OK
+        ctx.exit(ExitCode.OK)
     rows = [(finding.rule, finding.rows) for finding in findings]
     grid = Grid(f"Dimension {name} breaks these rules", ("rule", "rows that break it"), rows)
     console.result(document, grid, *_examples("example", findings))
-    return ExitCode.DAMAGED
+    ctx.exit(ExitCode.DAMAGED)
 
 
-def run_repair(name: str, pipeline: Path, console: Console) -> ExitCode:
-    """Print what would repair a dimension, and return the exit code."""
+@dimension.command("repair", cls=ReportingCommand)
+@click.argument("name")
+@pipeline_option
+@pass_console
+@click.pass_context
+def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
+    """Show what would repair dimension NAME and the facts that carry its keys. Nothing is changed.
+
+    Exit code 0 when there is nothing to repair, 3 otherwise.
+    """
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import plan_repair
 
@@ -181,20 +144,20 @@ def run_repair(name: str, pipeline: Path, console: Console) -> ExitCode:
     document = {"dimension": name, "ok": not repairs, "changed": False, "repairs": [asdict(each) for each in repairs]}
     if not repairs:
         console.result(document, Text(f"dimension {name} is sound; there is nothing to repair"))
-        return ExitCode.OK
+        ctx.exit(ExitCode.OK)
     title = f"What would repair dimension {name}; nothing has been changed"
     grid = Grid(title, ("rule", "repair", "rows"), [(each.rule, each.action, each.rows) for each in repairs])
     console.result(document, grid, *_examples("change", repairs))
-    return ExitCode.DAMAGED
+    ctx.exit(ExitCode.DAMAGED)
 
 
-def _examples(title: str, found: list[Finding] | list[Repair]) -> list[Grid]:
-    """Return a grid of examples for each rule that has some."""
-    return [Grid(each.rule, (title,), [(text,) for text in each.examples]) for each in found if each.examples]
-
-
-def run_lookup(name: str, keys: tuple[str, ...], pipeline: Path, console: Console) -> None:
-    """Print members by natural key; say which keys are not there."""
+@dimension.command("lookup", cls=ReportingCommand)
+@click.argument("name")
+@click.argument("keys", nargs=-1, required=True, metavar="KEY...")
+@pipeline_option
+@pass_console
+def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path) -> None:
+    """Show the members of dimension NAME with these natural keys; a key of several columns is written VALUE,VALUE."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import find_members
 
@@ -208,9 +171,14 @@ def run_lookup(name: str, keys: tuple[str, ...], pipeline: Path, console: Consol
     console.result(members.to_pylist(), found, *([absent] if missing else []))
 
 
+def _examples(title: str, found: list[Finding] | list[Repair]) -> list[Grid]:
+    """Return a grid of examples for each rule that has some."""
+    return [Grid(each.rule, (title,), [(text,) for text in each.examples]) for each in found if each.examples]
+
+
 def _parts(key: str, config: PipelineConfig, name: str) -> list[str]:
     natural = config.dimensions[name].natural_key if name in config.dimensions else [name]
-    parts = [key] if len(natural) == 1 else next(csv.reader([key]))
+    parts = [key] if len(natural) == 1 else next(csv_text.reader([key]))
     if len(parts) != len(natural):
         raise InputError(f"the natural key is {', '.join(natural)}; write {len(natural)} values, not {key!r}")
     return parts

@@ -122,7 +122,7 @@ def _cause(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def _with_pipeline(cause: str, pipeline: Path | None) -> str:
+def _with_pipeline(cause: str, pipeline: Path | str | None) -> str:
     """Return the cause with the pipeline file's name in the commands that it recommends.
 
     The pipelines layer writes a placeholder there, since it does not know what file its caller named.

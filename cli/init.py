@@ -1,4 +1,4 @@
-"""`headrace init`: write a folder with a pipeline that runs."""
+"""`headrace init`: a folder with a pipeline that runs."""
 
 from __future__ import annotations
 
@@ -15,19 +15,7 @@ if TYPE_CHECKING:
 
     from headrace.cli.console import Console
 
-__all__ = ["FILES", "init", "run_init"]
-
-
-@click.command("init", cls=ReportingCommand, short_help="Write a pipeline file and example rows.")
-@click.argument("folder", type=FOLDER, default=".")
-@pass_console
-def init(console: Console, /, folder: Path) -> None:
-    """Write a commented pipeline file and a few example rows into FOLDER, to be changed into your own.
-
-    Nothing that is already there is touched.
-    """
-    run_init(folder, console)
-
+__all__ = ["FILES", "PIPELINE", "init"]
 
 PIPELINE = """\
 # A pipeline: records arrive as files, meet dimensions, and land in Delta tables, each exactly once.
@@ -115,8 +103,14 @@ warehouse/
 FILES = {"pipeline.yml": PIPELINE, "customers.csv": CUSTOMERS, "incoming/orders-1.csv": ORDERS, ".gitignore": IGNORE}
 
 
-def run_init(folder: Path, console: Console) -> None:
-    """Write the files, or nothing when one of them is already there."""
+@click.command("init", cls=ReportingCommand, short_help="Write a pipeline file and example rows.")
+@click.argument("folder", type=FOLDER, default=".")
+@pass_console
+def init(console: Console, /, folder: Path) -> None:
+    """Write a commented pipeline file and a few example rows into FOLDER, to be changed into your own.
+
+    Nothing that is already there is touched.
+    """
     with console.step(f"writing a project into {folder}", left="nothing was written over"):
         taken = [name for name in FILES if name != ".gitignore" and (folder / name).exists()]
         if taken:

@@ -1,13 +1,13 @@
-"""`headrace join`: join files with a table."""
+"""`headrace join`: a file or folder as a stream, joined with a table, written as Parquet."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from decimal import Decimal, InvalidOperation
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace import joins, storage
 from headrace.cli.blocks import Pairs, counted
 from headrace.cli.errors import CliError
 from headrace.cli.options import (
@@ -24,128 +24,18 @@ from headrace.storage.errors import InputError
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
     from pathlib import Path
-    from typing import Any, Literal
 
     import pyarrow as pa
 
     from headrace.cli.console import Console
+    from headrace.cli.matching import Match
     from headrace.cli.sink import ParquetSink
     from headrace.cli.streams import CsvFormat, FileStream
-    from headrace.joins.predicates import On
     from headrace.joins.protocol import Operator
-    from headrace.storage import Table
 
-__all__ = ["JoinReport", "JoinRequest", "Match", "join", "run_join"]
-
-
-@click.command(
-    "join",
-    cls=ReportingCommand,
-    short_help="Join a stream of files with a table.",
-    epilog="Example: headrace join planes.tbl flights --on tailnum=tailnum --how left -o joined.parquet",
-)
-@click.argument("table", type=PATH)
-@click.argument("stream", type=PATH)
-@match_options
-@click.option(
-    "--how",
-    type=click.Choice(["inner", "left"]),
-    default="inner",
-    show_default=True,
-    help="left keeps stream rows without a match.",
-)
-@click.option(
-    "--algorithm",
-    type=click.Choice(["ssij", "meshjoin", "inlj"]),
-    default="ssij",
-    show_default=True,
-    help="The join operator.",
-)
-@click.option("--memory", type=SIZE, default="32MiB", show_default=True, help="Most that the operator may hold.")
-@click.option("--deadline", type=DURATION, help="Longest a stream row may wait, as in 500ms (ssij only).")
-@click.option("-o", "--out", type=NEW_FILE, required=True, help="The Parquet file to write.")
-@csv_options
-@pass_console
-def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: Any) -> None:
-    """Join the rows of STREAM with TABLE.
-
-    STREAM is CSV, JSON lines or Parquet, a file or a folder. The result has the stream's columns, then the table's
-    without its key; a name that occurs on both sides gets the suffix _right. OUT appears when all of it is written.
-
-    With --as-of or --band the columns of --on are the first ones of the table's key, and the compared one is the next.
-    """
-    run_join(JoinRequest(table=table, stream=stream, out=out, **choices), console)
-
-
-Pairing = tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True)
-class Match:
-    """Options of `headrace join`."""
-
-    on: Pairing
-    as_of: Pairing
-    band: Pairing
-    direction: Literal["backward", "forward"] | None
-    tolerance: str | None
-    below: str | None
-    above: str | None
-
-    @property
-    def pairs(self) -> Pairing:
-        """Stream columns and the key columns that they are compared with."""
-        return (*self.on, *self.as_of, *self.band)
-
-    def predicate(self) -> On:
-        """Return what the operators take.
-
-        Raises
-        ------
-        InputError
-            If options are missing, or do not go together.
-        """
-        from headrace.joins import AsOf, Band
-
-        self._check()
-        if self.as_of:
-            tolerance = None if self.tolerance is None else _offset(self.tolerance)
-            return AsOf(*self.as_of[0], by=self.on, direction=self.direction or "backward", tolerance=tolerance)
-        if self.band:
-            return Band(*self.band[0], _offset(self.below or "0"), _offset(self.above or "0"), by=self.on)
-        return list(self.on)
-
-    def _check(self) -> None:
-        if not self.pairs:
-            raise InputError("say which rows match: --on, --as-of or --band")
-        if self.as_of and self.band:
-            raise InputError("--as-of and --band do not go together; leave one out")
-        for option, pairing in (("--as-of", self.as_of), ("--band", self.band)):
-            if len(pairing) > 1:
-                raise InputError(f"{option} takes one pair of columns; those that are to be equal go to --on")
-        _refuse("--as-of", self.as_of, {"--direction": self.direction, "--tolerance": self.tolerance})
-        _refuse("--band", self.band, {"--below": self.below, "--above": self.above})
-
-
-def _refuse(owner: str, given: Sequence[object], options: dict[str, str | None]) -> None:
-    for option, value in options.items():
-        if value is not None and not given:
-            raise InputError(f"{option} belongs to {owner}")
-
-
-def _offset(text: str) -> int | Decimal | str:
-    """Return a whole number, a decimal, or the text of a duration."""
-    from headrace.joins.predicates.offsets import is_moderate
-
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        return text
-    if not is_moderate(number):
-        raise InputError(f"{text} is no distance between keys: give a moderate number, or a duration such as 5s")
-    return int(number) if number == number.to_integral_value() else number
+__all__ = ["JoinReport", "JoinRequest", "join"]
 
 
 @dataclass(frozen=True)
@@ -199,28 +89,61 @@ class JoinReport:
     memory_peak: int
 
 
-def run_join(request: JoinRequest, console: Console) -> JoinReport:
-    """Join, write `request.out`, and print the report."""
+@click.command(
+    "join",
+    cls=ReportingCommand,
+    short_help="Join a stream of files with a table.",
+    epilog="Example: headrace join planes.tbl flights --on tailnum=tailnum --how left -o joined.parquet",
+)
+@click.argument("table", type=PATH)
+@click.argument("stream", type=PATH)
+@match_options
+@click.option(
+    "--how",
+    type=click.Choice(["inner", "left"]),
+    default="inner",
+    show_default=True,
+    help="left keeps stream rows without a match.",
+)
+@click.option(
+    "--algorithm",
+    type=click.Choice(["ssij", "meshjoin", "inlj"]),
+    default="ssij",
+    show_default=True,
+    help="The join operator.",
+)
+@click.option("--memory", type=SIZE, default="32MiB", show_default=True, help="Most that the operator may hold.")
+@click.option("--deadline", type=DURATION, help="Longest a stream row may wait, as in 500ms (ssij only).")
+@click.option("-o", "--out", type=NEW_FILE, required=True, help="The Parquet file to write.")
+@csv_options
+@pass_console
+def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: Any) -> None:
+    """Join the rows of STREAM with TABLE.
+
+    STREAM is CSV, JSON lines or Parquet, a file or a folder. The result has the stream's columns, then the table's
+    without its key; a name that occurs on both sides gets the suffix _right. OUT appears when all of it is written.
+
+    With --as-of or --band the columns of --on are the first ones of the table's key, and the compared one is the next.
+    """
     from headrace.cli.sink import check_place
     from headrace.cli.streams import open_stream
-    from headrace.storage import Table
 
+    request = JoinRequest(table=table, stream=stream, out=out, **choices)
     with console.step(
-        f"joining {request.stream} with {request.table}",
-        left=f"nothing; {request.out} was not written or changed",
-        repair=f"see what is damaged with: headrace table check {request.table}",
+        f"joining {stream} with {table}",
+        left=f"nothing; {out} was not written or changed",
+        repair=f"see what is damaged with: headrace table check {table}",
     ):
-        check_place(request.out, (request.table, request.stream))
+        check_place(out, (table, stream))
         _refuse_own_tail(request)
-        _refuse_name_of_csv(request.out)
-        with Table.open(request.table) as table:
-            stream = open_stream(request.stream, csv=_typed_csv(request, table.schema))
-            with _operator(request, table) as operator:
+        _refuse_name_of_csv(out)
+        with storage.Table.open(table) as relation:
+            arriving = open_stream(stream, csv=_typed_csv(request, relation.schema))
+            with _operator(request, relation) as operator:
                 started = console.clock()
-                rows_out = _pump(operator, stream, request.out, console)
+                rows_out = _pump(operator, arriving, out, console)
                 report = _report(request, operator, rows_out, console.clock() - started)
     console.result(asdict(report), _block(report))
-    return report
 
 
 def _refuse_own_tail(request: JoinRequest) -> None:
@@ -244,15 +167,14 @@ def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
     return replace(request.csv, types={**request.csv.types, **keys})
 
 
-def _operator(request: JoinRequest, table: Table) -> Operator:
-    from headrace.joins import SSIJ, IndexNestedLoops, MeshJoin
-
+def _operator(request: JoinRequest, table: storage.Table) -> Operator:
     options: dict[str, Any] = {"on": request.match.predicate(), "how": request.how, "memory": request.memory}
     if request.algorithm == "ssij":
-        return SSIJ(table, **options, deadline=request.deadline)
+        return joins.SSIJ(table, **options, deadline=request.deadline)
     if request.deadline is not None:
         raise InputError(f"{request.algorithm} knows no deadline; leave out --deadline or use --algorithm ssij")
-    return MeshJoin(table, **options) if request.algorithm == "meshjoin" else IndexNestedLoops(table, **options)
+    kind = joins.MeshJoin if request.algorithm == "meshjoin" else joins.IndexNestedLoops
+    return kind(table, **options)
 
 
 def _pump(operator: Operator, stream: FileStream, out: Path, console: Console) -> int:

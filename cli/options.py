@@ -159,7 +159,7 @@ def match_options(function: Function) -> Function:
 
     @functools.wraps(function)
     def gather(*args: Any, **kwargs: Any) -> Any:
-        from headrace.cli.join import Match
+        from headrace.cli.matching import Match
 
         return function(*args, match=Match(**{name: kwargs.pop(name) for name in names}), **kwargs)
 

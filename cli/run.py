@@ -1,8 +1,8 @@
-"""`headrace run`: load a stream, once or continuously."""
+"""`headrace run`: load a stream, once or following it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,14 +13,15 @@ from headrace.cli.source import left_out_block
 
 if TYPE_CHECKING:
     from pathlib import Path
-    from typing import Any
 
     from headrace.cli.blocks import Block
     from headrace.cli.console import Console
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.runner import RunResult
 
-__all__ = ["load", "outcome_pairs", "run", "run_pipeline"]
+__all__ = ["load", "outcome_pairs", "run"]
+
+LEFT = "batches already loaded; the next run completes the one that failed"
 
 
 @click.command("run", cls=ReportingCommand, short_help="Load a stream, once or following it.")
@@ -38,17 +39,9 @@ def run(ctx: click.Context, console: Console, /, pipeline: Path, once: bool, fol
     if once == follow:
         both = "--once and --follow exclude each other; " if once else ""
         raise click.UsageError(f"{both}say --once to load what is there, or --follow to go on with what arrives")
-    ctx.exit(run_pipeline(pipeline, console, follow=follow))
-
-
-LEFT = "batches already loaded; the next run completes the one that failed"
-
-
-def run_pipeline(pipeline: Path, console: Console, *, follow: bool) -> ExitCode:
-    """Run, print the report, and return the exit code."""
     result = load(pipeline, console, follow=follow)
     console.result(result.as_dict(), *_blocks(result))
-    return ExitCode.OK if result.signal is None else ExitCode.INTERRUPTED
+    ctx.exit(ExitCode.OK if result.signal is None else ExitCode.INTERRUPTED)
 
 
 def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:

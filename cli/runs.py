@@ -1,4 +1,4 @@
-"""`headrace runs`: show the runs that the run catalog holds."""
+"""`headrace runs`: what the run catalog knows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ if TYPE_CHECKING:
     from headrace.cli.console import Console
     from headrace.pipelines.catalog import BatchRecord, Catalog, RunRecord
 
-__all__ = ["run_runs", "runs"]
+__all__ = ["runs"]
+
+SEARCHED = 10_000
+_TIMES = {"started", "ended", "alive"}
+_LABELS = {"alive": "last alive", "spark_log": "Spark's log"}
 
 STATES = """\b
 States of a run:
@@ -39,16 +43,6 @@ that ran it, named after the time and the process id; --run ID shows where it is
 @pass_console
 def runs(console: Console, /, pipeline: Path, wanted: str | None, limit: int) -> None:
     """Show the latest runs of the pipeline file PIPELINE, or the batches of one run."""
-    run_runs(pipeline, wanted, limit, console)
-
-
-SEARCHED = 10_000
-_TIMES = {"started", "ended", "alive"}
-_LABELS = {"alive": "last alive", "spark_log": "Spark's log"}
-
-
-def run_runs(pipeline: Path, wanted: str | None, limit: int, console: Console) -> None:
-    """Print the latest runs, or one run with its batches."""
     from headrace.pipelines.catalog import Catalog
     from headrace.pipelines.config import load_pipeline
 

@@ -1,27 +1,28 @@
-"""`headrace source`: list, skip and adopt the files of a pipeline's source."""
+"""`headrace source`: the files of a pipeline's source, by what became of them."""
 
 from __future__ import annotations
 
 import datetime as dt
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from headrace.cli.blocks import Grid, Pairs, Text
+from headrace.cli.blocks import Block, Grid, Pairs, Text
 from headrace.cli.options import PATH, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
-    from headrace.cli.blocks import Block
     from headrace.cli.console import Console
     from headrace.pipelines.source import LeftOut, SourceFile
 
-__all__ = ["left_out_block", "run_adopt", "run_list", "run_skip", "source"]
+__all__ = ["left_out_block", "source"]
 
 DEFAULT = "pipeline.yml"
+UNCHANGED = "the ledger of loaded files as it was"
+NAMED = 20
 
 
 @click.group("source", short_help="List, skip and adopt the files of a source.")
@@ -38,39 +39,6 @@ def list_(console: Console, /, pipeline: Path, limit: int) -> None:
 
     With --json, all of them are shown.
     """
-    run_list(pipeline, limit, console)
-
-
-@source.command("skip", cls=ReportingCommand)
-@click.argument("files", nargs=-1, required=True, metavar="[PIPELINE] FILE...")
-@pass_console
-def skip(console: Console, /, files: tuple[str, ...]) -> None:
-    """Record that each FILE, named relative to the source folder, is not to be loaded as it is now.
-
-    PIPELINE is the pipeline file: the first of several names, if it ends in .yml or .yaml; else pipeline.yml. A file
-    whose content changes afterwards is loaded. A change of a loaded file is accepted without being loaded.
-    """
-    named = len(files) > 1 and files[0].endswith((".yml", ".yaml"))
-    run_skip(Path(files[0] if named else DEFAULT), files[1:] if named else files, console)
-
-
-@source.command("adopt", cls=ReportingCommand)
-@click.argument("pipeline", type=PATH, default=DEFAULT)
-@pass_console
-def adopt(console: Console, /, pipeline: Path) -> None:
-    """Take every file in the source of PIPELINE (pipeline.yml by default) as loaded, and begin a new stream.
-
-    For a pipeline whose checkpoint is gone, was copied, or does not belong to its fact table. Nothing is loaded.
-    """
-    run_adopt(pipeline, console)
-
-
-UNCHANGED = "the ledger of loaded files as it was"
-NAMED = 20
-
-
-def run_list(pipeline: Path, limit: int, console: Console) -> None:
-    """Print the files of a source by state."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.source import list_files
 
@@ -94,18 +62,33 @@ def run_list(pipeline: Path, limit: int, console: Console) -> None:
     console.result(document, *blocks, *left_out_block(listing.left_out))
 
 
-def run_skip(pipeline: Path, files: Sequence[str], console: Console) -> None:
-    """Skip files, and print the states they have now."""
+@source.command("skip", cls=ReportingCommand)
+@click.argument("files", nargs=-1, required=True, metavar="[PIPELINE] FILE...")
+@pass_console
+def skip(console: Console, /, files: tuple[str, ...]) -> None:
+    """Record that each FILE, named relative to the source folder, is not to be loaded as it is now.
+
+    PIPELINE is the pipeline file: the first of several names, if it ends in .yml or .yaml; else pipeline.yml. A file
+    whose content changes afterwards is loaded. A change of a loaded file is accepted without being loaded.
+    """
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.source import skip_files
 
+    named = len(files) > 1 and files[0].endswith((".yml", ".yaml"))
+    pipeline = files[0] if named else DEFAULT
     with console.step(f"skipping files of {pipeline}", left=UNCHANGED, pipeline=pipeline):
-        skipped = skip_files(load_pipeline(pipeline), files)
+        skipped = skip_files(load_pipeline(pipeline), files[1:] if named else files)
     console.result([asdict(file) for file in skipped], _grid(skipped))
 
 
-def run_adopt(pipeline: Path, console: Console) -> None:
-    """Adopt all files, and print what was done."""
+@source.command("adopt", cls=ReportingCommand)
+@click.argument("pipeline", type=PATH, default=DEFAULT)
+@pass_console
+def adopt(console: Console, /, pipeline: Path) -> None:
+    """Take every file in the source of PIPELINE (pipeline.yml by default) as loaded, and begin a new stream.
+
+    For a pipeline whose checkpoint is gone, was copied, or does not belong to its fact table. Nothing is loaded.
+    """
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.source import adopt_files, printable
 
@@ -122,10 +105,10 @@ def run_adopt(pipeline: Path, console: Console) -> None:
 
 def left_out_block(left_out: Sequence[LeftOut]) -> list[Block]:
     """Return what a listing left out, to be shown; nothing if that is nothing."""
-    from headrace.pipelines.source import printable
-
     if not left_out:
         return []
+    from headrace.pipelines.source import printable
+
     rows = [(printable(left.name), left.reason) for left in left_out[:NAMED]]
     blocks: list[Block] = [Grid("Left out", ("name", "reason"), rows)]
     if len(left_out) > NAMED:

@@ -144,7 +144,7 @@ def test_values_that_cannot_be_read_are_usage_errors(invoke, options):
 SLOW_STREAM = """
 import signal
 import os, sys, pyarrow as pa
-from headrace.cli.main import handle_termination
+from headrace.cli.main import heed_termination
 from headrace.cli.console import Console
 from headrace.cli.exits import guarded
 from headrace.cli.sink import ParquetSink
@@ -158,7 +158,7 @@ def work():
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background begin by ignoring it
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and those of nohup this one
-handle_termination()
+heed_termination()
 sys.exit(guarded(work, Console(), ["headrace", "join"]))
 """
 
@@ -182,9 +182,9 @@ def test_an_interrupt_leaves_no_half_written_output(tmp_path, number):
 
 INTERRUPTED_CALL = """
 import logging
-from headrace.cli.main import handle_termination
+from headrace.cli.main import heed_termination
 
-handle_termination()
+heed_termination()
 for error in (KeyboardInterrupt(), ValueError("lost connection")):
     try:
         raise error
@@ -237,3 +237,14 @@ def test_a_result_that_nobody_reads_is_no_failure(folder):
     done = subprocess.run(INFO, check=False, stdout=writing, stderr=subprocess.PIPE, cwd=folder, text=True)
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_failure_names_the_pipeline_file_in_the_commands_it_recommends(capsys):
+    console = Console()
+
+    def work():
+        with console.step("running it", left="nothing", pipeline=Path("my shop.yml")):
+            raise InputFileError("leave it out with: headrace source skip PIPELINE a.csv")
+
+    assert guarded(work, console, ["headrace", "run"]) == ExitCode.FAILURE
+    assert "headrace source skip 'my shop.yml' a.csv" in capsys.readouterr().err
