@@ -286,7 +286,7 @@ class Draft:
 
     def _hints_near(self, leaf: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the median of the pages of each leaf and its neighbors."""
-        hints: NDArray[np.int64] = _commit_kernels.middle_pages(self.leaves.entries.pages, leaf)
+        hints: NDArray[np.int64] = _commit_kernels.leaf_hints(self.leaves.entries.pages, leaf)
         return hints
 
     def _separators(self, packed: Packed, at: NDArray[np.int64]) -> tuple[Keys, NDArray[np.uint8]]:
