@@ -12,7 +12,7 @@ from headrace.storage.format._key_kernels import KeyParts, compare_keys
 if TYPE_CHECKING:
     from headrace.storage.format.arrays import Bytes, Flags, Int64s
 
-__all__ = ["find_sorted", "merge_order", "shortest_stretch", "take_near", "take_onward", "touched_leaves"]
+__all__ = ["find_sorted", "leaf_hints", "merge_order", "shortest_stretch", "take_near", "take_onward", "touched_leaves"]
 
 
 @njit(cache=True, nogil=True)
@@ -50,6 +50,16 @@ def merge_order(old: KeyParts, keep: Flags, new: KeyParts, wide: bool) -> Int64s
             order[at] = olds + j
             j += 1
     return order
+
+
+@njit(cache=True, nogil=True)
+def leaf_hints(pages: Int64s, leaf: Int64s) -> Int64s:
+    """Return the median of the pages of each leaf and its neighbors."""
+    hints = np.empty(len(leaf), dtype=np.int64)
+    for i in range(len(leaf)):
+        before, after = pages[max(leaf[i] - 1, 0)], pages[min(leaf[i] + 1, len(pages) - 1)]
+        hints[i] = max(min(before, after), min(max(before, after), pages[leaf[i]]))
+    return hints
 
 
 @njit(cache=True, nogil=True)

@@ -217,8 +217,8 @@ def _to_store(
 def _rows(layout: LeafLayout, batch: Batch | None) -> tuple[Keys, list[pa.Array]]:
     if batch is None:
         return Keys.empty(layout.codec.kind), [pa.nulls(0, field.type) for field in layout.payload]
-    _check_columns(batch.schema, layout.schema)
-    return layout.codec.encode(batch), [_stored(batch, field) for field in layout.payload]
+    _check_columns(batch.schema.names, layout.names)
+    return layout.codec.encode(batch), [_stored(batch, field) for field in layout.fields]
 
 
 def _refuse_other_types(*batches: object) -> None:
@@ -227,8 +227,7 @@ def _refuse_other_types(*batches: object) -> None:
             raise SchemaError(f"changes are pyarrow tables or record batches, not {type(batch).__name__}; convert them")
 
 
-def _check_columns(given: pa.Schema, wanted: pa.Schema) -> None:
-    names, expected = given.names, wanted.names
+def _check_columns(names: list[str], expected: list[str]) -> None:
     if names == expected and len(set(names)) == len(names):
         return
     missing = [name for name in expected if name not in names]

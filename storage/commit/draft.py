@@ -286,10 +286,7 @@ class Draft:
 
     def _hints_near(self, leaf: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the median of the pages of each leaf and its neighbors."""
-        pages, end = self.leaves.entries.pages, len(self.leaves) - 1
-        before, here, after = pages[np.maximum(leaf - 1, 0)], pages[leaf], pages[np.minimum(leaf + 1, end)]
-        hints: NDArray[np.int64] = np.maximum(np.minimum(before, after), np.minimum(np.maximum(before, after), here))
-        return hints
+        return _commit_kernels.leaf_hints(self.leaves.entries.pages, leaf)
 
     def _separators(self, packed: Packed, at: NDArray[np.int64]) -> tuple[Keys, NDArray[np.uint8]]:
         """Return the separators of new pages: a group's first page keeps that of the first leaf it replaces."""

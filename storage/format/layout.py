@@ -67,10 +67,12 @@ class LeafLayout:
 
     def __init__(self, schema: pa.Schema, key: Sequence[str], page_size: int) -> None:
         self.schema = schema
+        self.names: list[str] = schema.names  # pyarrow makes a new list, and new fields, each time
         self.key = tuple(key)
         self.page_size = page_size
         self.codec = KeyCodec(schema, self.key)
         self.payload = pa.schema([field for field in schema if field.name not in self.key])
+        self.fields: list[pa.Field] = list(self.payload)
         self.columns = _physical(self.payload)
         self.entries = _KEY_COLUMNS + sum(column.entries for column in self.columns)
         self.by_name = {column.name: column for column in self.columns}

@@ -185,7 +185,7 @@ def text_span(frames: Bytes, page: int, base: np.uint64, packed: np.uint64, row:
     return aux + start, aux + end
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def order_of(
     frames: Bytes,
     page: int,
@@ -212,7 +212,7 @@ def order_of(
     return compare_bytes(frames, left + WORD, left_end, data, start + WORD, end)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, inline="always")
 def _rank_bytes(
     frames: Bytes,
     page: int,

@@ -61,11 +61,8 @@ def add_relocations(relocations: bytes, leaves: NDArray[np.int64], entries: Entr
     entries
         Current entries of all leaves.
     """
-    numbers, moved = (
-        np.frombuffer(relocations, dtype=np.uint32)[:: RELOCATION_BYTES // 4].tolist(),
-        set(leaves.tolist()),
-    )
-    for at in [at for at, leaf in enumerate(numbers) if leaf in moved][::-1]:
+    numbers = np.frombuffer(relocations, dtype=np.uint32)[:: RELOCATION_BYTES // 4].tolist()
+    for at in sorted((numbers.index(leaf) for leaf in leaves.tolist() if leaf in numbers), reverse=True):
         start = at * RELOCATION_BYTES
         relocations = relocations[:start] + relocations[start + RELOCATION_BYTES :]
     columns = (leaves, entries.rows[leaves], entries.pages[leaves], entries.checksums[leaves])
