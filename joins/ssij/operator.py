@@ -49,8 +49,8 @@ from headrace.joins.ssij.phases.online import OnlinePhase
 from headrace.joins.ssij.phases.record_tier import RecordTierPhase
 from headrace.joins.ssij.phases.row_tier import RowTierPhase
 from headrace.joins.ssij.schedule import Schedule, Thresholds
-from headrace.joins.ssij.workers import Workers
 from headrace.joins.stats import SSIJStats
+from headrace.joins.workers import Workers
 from headrace.storage.read import ReadQueue
 
 if TYPE_CHECKING:

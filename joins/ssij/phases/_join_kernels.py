@@ -156,7 +156,7 @@ def _at_least(
 @njit(cache=True, nogil=True)
 def _least_score(
     demand: NDArray[np.int32], leaves: NDArray[np.int32], newest: bool, resident: NDArray[np.int64], capacity: int
-) -> int:
+) -> np.int64:
     """Return the score of the worst page that stays: at least `capacity` pages have this score or more."""
     low = np.int64(0)
     high = np.int64(1)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.ssij.context import SSIJContext
-    from headrace.joins.ssij.workers import Workers
+    from headrace.joins.workers import Workers
     from headrace.storage.read import Reading
 
 __all__ = ["Block", "ReadAhead"]
