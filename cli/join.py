@@ -50,6 +50,11 @@ __all__ = ["join"]
 )
 @click.option("--memory", type=SIZE, default="32MiB", show_default=True, help="Most that the operator may hold.")
 @click.option("--deadline", type=DURATION, help="Longest a stream row may wait, as in 500ms (ssij only).")
+@click.option(
+    "--deadline-column",
+    metavar="COLUMN",
+    help="Stream column with the seconds, or duration, that each row may wait; null means --deadline (ssij only).",
+)
 @click.option("-o", "--out", type=NEW_FILE, required=True, help="The Parquet file to write.")
 @csv_options
 @pass_console

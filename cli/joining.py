@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,7 @@ class JoinRequest:
     algorithm: str
     memory: int
     deadline: float | None
+    deadline_column: str | None
     csv: CsvFormat
 
 
@@ -120,7 +122,9 @@ def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
 def _operator(request: JoinRequest, table: Table) -> Operator:
     options: dict[str, Any] = {"on": request.match.predicate(), "how": request.how, "memory": request.memory}
     if request.algorithm == "ssij":
-        return SSIJ(table, **options, deadline=request.deadline)
+        return SSIJ(table, **options, deadline=request.deadline, deadline_column=request.deadline_column)
+    if request.deadline_column is not None:
+        raise InputError(f"{request.algorithm} knows no deadlines; leave out --deadline-column or use --algorithm ssij")
     if request.deadline is not None:
         raise InputError(f"{request.algorithm} knows no deadline; leave out --deadline or use --algorithm ssij")
     return MeshJoin(table, **options) if request.algorithm == "meshjoin" else IndexNestedLoops(table, **options)
@@ -134,6 +138,8 @@ def _pump(operator: Operator, stream: FileStream, out: Path, console: Console) -
         for batch in stream.batches():
             _drain(operator.push(batch), sink)
             _drain(operator.tick(), sink)
+            while operator.due is not None and operator.due <= time.monotonic():
+                _drain(operator.tick(), sink)  # a join phase goes on step by step
             progress.advance(batch.num_rows)
         _drain(operator.finish(), sink)
     return sink.rows
