@@ -171,7 +171,7 @@ def _least_score(
             low = middle
         else:
             high = middle
-    return int(low)
+    return low
 
 
 @njit(cache=True, nogil=True)
