@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +51,7 @@ class JoinRequest:
     algorithm: str
     memory: int
     deadline: float | None
+    deadline_column: str | None
     csv: CsvFormat
 
 
@@ -114,6 +116,11 @@ class JoinReport:
 )
 @click.option("--memory", type=SIZE, default="32MiB", show_default=True, help="Most that the operator may hold.")
 @click.option("--deadline", type=DURATION, help="Longest a stream row may wait, as in 500ms (ssij only).")
+@click.option(
+    "--deadline-column",
+    metavar="COLUMN",
+    help="Stream column with the seconds, or duration, that each row may wait; null means --deadline (ssij only).",
+)
 @click.option("-o", "--out", type=NEW_FILE, required=True, help="The Parquet file to write.")
 @csv_options
 @pass_console
@@ -170,7 +177,9 @@ def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
 def _operator(request: JoinRequest, table: storage.Table) -> Operator:
     options: dict[str, Any] = {"on": request.match.predicate(), "how": request.how, "memory": request.memory}
     if request.algorithm == "ssij":
-        return joins.SSIJ(table, **options, deadline=request.deadline)
+        return joins.SSIJ(table, **options, deadline=request.deadline, deadline_column=request.deadline_column)
+    if request.deadline_column is not None:
+        raise InputError(f"{request.algorithm} knows no deadlines; leave out --deadline-column or use --algorithm ssij")
     if request.deadline is not None:
         raise InputError(f"{request.algorithm} knows no deadline; leave out --deadline or use --algorithm ssij")
     kind = joins.MeshJoin if request.algorithm == "meshjoin" else joins.IndexNestedLoops
@@ -187,6 +196,8 @@ def _pump(operator: Operator, stream: FileStream, out: Path, console: Console) -
         for batch in stream.batches():
             _drain(operator.push(batch), sink)
             _drain(operator.tick(), sink)
+            while operator.due is not None and operator.due <= time.monotonic():
+                _drain(operator.tick(), sink)  # a join phase goes on step by step
             progress.advance(batch.num_rows)
         _drain(operator.finish(), sink)
     return sink.rows

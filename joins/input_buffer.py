@@ -116,14 +116,6 @@ class InputBuffer:
             self.nbytes += _nbytes(rows, arrival)
             self._note(arrival)
 
-    def put_back(self, batch: BatchSlice) -> None:
-        """Return tuples that `take` has just removed."""
-        if len(batch.rows):
-            self._batches.appendleft((batch.rows, batch.arrival))
-            self.rows += len(batch.rows)
-            self.nbytes += _nbytes(batch.rows, batch.arrival)
-            self._note(batch.arrival)
-
     def take(self, count: int) -> BatchSlice:
         """Remove the `count` tuples that are due first, or all if there are fewer, and return them as one slice."""
         if self._deadlines.column is not None and count < self.rows:

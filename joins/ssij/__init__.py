@@ -18,7 +18,7 @@ IV-B: join        `phases.join` (algorithm 2), `phases.pair_batches`, `phases.re
 IV-C: utility     `headrace.storage.read.cache`; ToKeep and ToRemove: `choose_resident` in `phases._join_kernels`
 IV-D: read plan   `headrace.storage.read.plan`; S, T, maxDist: `headrace.storage.read.device`; maxScan: `options`
 IV-E: updates     `SSIJ.apply`, `SSIJ.refresh`
-IV-F: deadlines   `schedule`, `cost`
+IV-F: deadlines   `schedule`, `cost`; `headrace.joins.deadlines` for deadlines of single tuples
 ================  ==================================================================================================
 
 Additions to the paper: `memory.record_tier` (single rows that are looked up often) with `phases.record_tier`;

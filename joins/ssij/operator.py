@@ -13,6 +13,13 @@ Phases (the paper's section IV; `headrace.joins.ssij` names it)::
                                reads the wanted pages by the cheapest plan, the next block while one is joined
                                where seeks are cheap, keeps the most useful ones
 
+A join phase goes in steps, and arrivals join it between two of them (`headrace.joins.ssij.phases.join`). It is state
+of the operator, not of a call: with a deadline each call takes one step, and `due` lies in the past until the phase
+has ended. So a caller that pushes what has arrived and ticks when work is due needs to do nothing more. Without a
+deadline a call runs the phase to its end, unless enough tuples are pushed while its results are consumed: these are
+looked up first, and the last call goes on with the phase. `flush`, `finish`, and changes of the relation complete the
+phase first. A batch that finds no room waits for steps of the phase until there is some.
+
 Memory bound::
 
     limit >= index (inner nodes, maps from leaf to frame and demand)
@@ -22,7 +29,7 @@ Memory bound::
            + cached pages           all that the others leave; a tuple that needs room takes a page's frame
            + input buffer           \
            + stream buffer           } at least a page each
-           + inverted index         /
+           + inverted index         /  with 9 bytes for each page of a join phase's plan
            + workspace              an eighth of the rest, at least two pages, at most 48 MiB
            + read buffer            two pages; of the rest a sixth or 64 pages, at most five eighths or 512 pages
            + the queue of reads + the cost model's statistics

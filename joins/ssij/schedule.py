@@ -123,7 +123,8 @@ class Thresholds:
 
 
 _PHASE_SHARE = 1 / 3  # of the smallest allowance: a longer join phase admits all arrivals ahead of it
-_STEP_SHARE = 1 / 64  # of the smallest allowance: a step of a join phase
+_IDLE_PHASE_SHARE = 1 / 2  # where nothing arrived during the phases before
+_STEP_SHARE, _STEP_SHARE_MOST = 1 / 64, 1 / 16  # of the smallest allowance: a step of a join phase
 _LOOK_UP_SHARE = 1 / 32  # of its allowance: a tuple is looked up then at the latest while a join phase runs
 _DETOUR_SHARE = 1 / 4  # of a join phase: the most that reads out of turn may take
 
@@ -206,6 +207,7 @@ class Schedule:
         self._began = 0.0
         self._latest = 0.0
         self._stepped = -math.inf
+        self._steps_alone = 0
         self._running_since: float | None = None
 
     def batch_begins(self, arrived: float, now: float, online: float) -> None:
@@ -223,6 +225,7 @@ class Schedule:
             behind = max(behind, now - self._running_since)
         self._behind.note(behind)
         self._latest = arrived
+        self._steps_alone = 0
         self._began = online
 
     def batch_ends_soon(self, online: float) -> bool:
@@ -240,6 +243,7 @@ class Schedule:
     def step_ends(self, now: float) -> None:
         """Note the end of a step of a join phase."""
         self._stepped = now
+        self._steps_alone = min(self._steps_alone + 1, _SPANS)
 
     def others_first(self, now: float) -> bool:
         """Return whether to take in more batches before the next step of a join phase.
@@ -247,7 +251,7 @@ class Schedule:
         A caller whose batches arrived during the last step pushes them one after the other. They share the next step,
         and are not held up by one for each.
         """
-        return self._deadlines.any and now - self._stepped < self.step_seconds()
+        return self._deadlines.any and now - self._stepped < max(self.read_seconds, _STEP_SHARE * self._tightest)
 
     def phase_ends(self, seconds: float) -> None:
         """Note the end of a join phase and the seconds that its steps took."""
@@ -280,8 +284,14 @@ class Schedule:
         return self._deadlines.any and not self._backpressured and self._in_a_hurry(self._seconds_of_all(row_nbytes))
 
     def step_seconds(self) -> float:
-        """Return how long a step of a join phase may take before arrivals are taken in."""
-        return max(self.read_seconds, _STEP_SHARE * self._tightest) if self._tightest < math.inf else math.inf
+        """Return how long a step of a join phase may take before arrivals are taken in.
+
+        It is longer if nothing arrived between the last steps, and ends with the phase if the stream is backpressured.
+        """
+        if math.isinf(self._tightest) or self._backpressured:
+            return math.inf
+        share = min(_STEP_SHARE * 2**self._steps_alone, _STEP_SHARE_MOST)
+        return max(self.read_seconds, share * self._tightest)
 
     def look_up_now(self, now: float) -> bool:
         """Return whether to look up the input buffer while a join phase runs, so that its tuples can join it."""
@@ -307,8 +317,10 @@ class Schedule:
         """Return whether a phase of this duration, or one like those before, takes too long to wait for two of them.
 
         The phases before count because an eager phase takes longer than the tuples that wait at its start let expect.
-        As long as there were too few, a scan of the relation stands for them.
+        As long as there were too few, a scan of the relation stands for them, unless nothing arrived during them.
         """
+        if self._idle:
+            return seconds > _IDLE_PHASE_SHARE * self._tightest
         before = self._phase.value if self._phase.known else self._estimate.scan
         return max(seconds, before) > _PHASE_SHARE * self._tightest
 
@@ -328,4 +340,9 @@ class Schedule:
     @property
     def _backpressured(self) -> bool:
         """Whether nothing has arrived during recent join phases."""
-        return self._phase.known and self._behind.value < _IDLE_SHARE * self._phase.value
+        return self._phase.known and self._idle
+
+    @property
+    def _idle(self) -> bool:
+        """Whether nothing has arrived during the join phases so far, or during the recent ones."""
+        return self._behind.value < _IDLE_SHARE * self._phase.value

@@ -80,6 +80,16 @@ def test_memory_too_small_says_how_much_is_needed(invoke, planes, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_rows_may_state_their_deadlines(invoke, planes, tmp_path):
+    outcome = invoke(
+        "join", planes, FIRST_WEEK, "--on", "tailnum", "--deadline-column", "distance", "-o", tmp_path / "o"
+    )
+    assert outcome.code == 0, outcome
+    missing = invoke("join", planes, FIRST_WEEK, "--on", "tailnum", "--deadline-column", "due", "-o", tmp_path / "p")
+    assert missing.code == 1
+    assert "no column 'due' for the deadlines" in missing.err
+
+
 def test_only_ssij_knows_deadlines(invoke, planes, tmp_path):
     outcome = invoke(
         "join", planes, FIRST_WEEK, "--on", "tailnum", "--algorithm", "inlj", "--deadline", "1s", "-o", tmp_path / "o"

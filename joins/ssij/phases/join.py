@@ -116,6 +116,7 @@ class JoinPhase:
         begin, seeks, pages = self._context.progress.busy_seconds, counters.seeks, counters.pages_read
         cut = cut if self._divisible else None
         leaves = self._next_leaves()
+        self._plan = None
         if len(leaves):
             part = _Step(self._context, leaves, cut, fine=fine)
             yield from part.run()
