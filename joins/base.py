@@ -131,6 +131,7 @@ class JoinAlgorithm(ABC):
         for batch in results:
             self.counters.batches_out += 1
             self.counters.rows_out += len(batch)
+            self.budget.settle()
             yield batch
 
     def output_schema(self, stream: pa.Schema) -> pa.Schema:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
+
+from headrace.storage.format.copies import concat_batches, take
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = ["Arrivals", "BatchSlice", "DeferredSlice", "InputBuffer", "LocatedSlice", "arrivals_at", "compact"]
 
@@ -119,13 +123,13 @@ def compact(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows in buffers of their own, if the buffers that they share are much larger."""
     if rows.num_columns == 0 or rows.get_total_buffer_size() <= _SHARED * rows.nbytes:
         return rows
-    return rows.take(pa.array(np.arange(len(rows), dtype=np.int32)))
+    return take(rows, np.arange(len(rows), dtype=np.int32))
 
 
 def _joined(taken: list[tuple[pa.RecordBatch, float]]) -> BatchSlice:
     if len(taken) == 1:
         return BatchSlice(*taken[0])
-    rows = pa.concat_batches([rows for rows, _ in taken])
+    rows = concat_batches([rows for rows, _ in taken])
     first = taken[0][1]
     if all(arrival == first for _, arrival in taken):
         return BatchSlice(rows, first)

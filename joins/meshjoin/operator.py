@@ -15,7 +15,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins.emitter import Matches
@@ -28,6 +27,7 @@ from headrace.joins.predicates import Equality
 from headrace.joins.relation import TableLike, affordable_scan
 from headrace.joins.stats import JoinStats
 from headrace.storage.format import Keys
+from headrace.storage.format.copies import take
 from headrace.storage.leaf import gather_keys
 from headrace.storage.read import page_buffer
 from headrace.storage.units import format_size
@@ -35,6 +35,7 @@ from headrace.storage.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.meshjoin.window import WindowBatch
@@ -207,7 +208,7 @@ class _MeshScan(JoinAlgorithm):
         self.completed(batch.arrival, len(batch.rows))
         unmatched = np.flatnonzero(~batch.matched)
         if self.how == "left" and len(unmatched):
-            yield from self.emitter.nulls(batch.rows.take(pa.array(unmatched)))
+            yield from self.emitter.nulls(take(batch.rows, unmatched))
 
     def _pairs_at_once(self) -> int:
         return max(1, int(self._workspace // 2 / (_SCRATCH_NBYTES + self.emitter.row_bytes(0.0))))

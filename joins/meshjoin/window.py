@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins.meshjoin import _window_kernels as kernels
+from headrace.storage.format.copies import concat_batches, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.input_buffer import Arrivals, BatchSlice
@@ -145,9 +146,9 @@ class MeshWindow:
         for batch, inside, which in self._by_batch(slots):
             rows = batch.rows_of(inside)
             batch.matched[rows] = True
-            parts.append(batch.rows.take(pa.array(rows)))
+            parts.append(take(batch.rows, rows))
             order.append(which)
-        return pa.concat_batches(parts), np.concatenate(order)
+        return concat_batches(parts), np.concatenate(order)
 
     def _by_batch(self, slots: NDArray[np.int32]) -> Iterator[tuple[WindowBatch, NDArray[np.int32], NDArray[np.intp]]]:
         """Yield each batch that has some of the slots, their numbers within it, and their positions in `slots`."""

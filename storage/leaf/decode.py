@@ -14,6 +14,7 @@ from headrace.storage.format import _page_kernels
 from headrace.storage.format._byte_kernels import copy_blocks
 from headrace.storage.format.columns import fixed_to_array, fixed_type, text_to_array
 from headrace.storage.format.constants import SLACK
+from headrace.storage.format.copies import take
 from headrace.storage.format.keys import Keys
 from headrace.storage.leaf import _gather_kernels, _search_kernels
 
@@ -318,4 +319,4 @@ def _gather_key_columns(
     index = np.zeros(len(frame), dtype=np.int64)
     index[present] = np.arange(len(present))
     places = pa.array(index, mask=frame < 0)
-    return {name: array.take(places) for name, array in zip(layout.key, found, strict=True)}
+    return {name: take(array, places) for name, array in zip(layout.key, found, strict=True)}

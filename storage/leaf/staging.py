@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
+from headrace.storage.format.copies import concat_arrays
 from headrace.storage.leaf.decode import FixedColumn, gather
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy as np
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.storage.format.layout import LeafLayout
@@ -60,5 +60,5 @@ class StagedRows:
 
     def arrays(self) -> list[pa.Array]:
         """Return the columns. At least one row must have been added, and none can be added afterwards."""
-        others = {name: pa.concat_arrays([part[at] for part in self._parts]) for at, name in enumerate(self._others)}
+        others = {name: concat_arrays([part[at] for part in self._parts]) for at, name in enumerate(self._others)}
         return [others[name] if name in others else self._fixed[name].array(self.rows) for name in self._names]
