@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins.errors import MemoryBudgetError
 from headrace.joins.input_buffer import BatchSlice, compact
-from headrace.joins.memory.allocators import release_freed_memory
 from headrace.joins.predicates import Equality
 from headrace.joins.relation import scan_seconds
 from headrace.joins.ssij.context import SSIJContext
@@ -106,10 +105,9 @@ class SSIJAlgorithm(JoinAlgorithm):
         return self.counted(self._install(change))
 
     def close(self) -> None:
-        """Stop the threads, close the queue of reads, and return what the allocators keep."""
+        """Stop the threads and close the queue of reads."""
         self._workers.close()
         self._queue.close()
-        release_freed_memory(self.budget.limit)
 
     @property
     def due(self) -> float | None:
