@@ -167,6 +167,13 @@ def test_the_process_keeps_to_its_budget(tables, kind, budget, heat, how):
     assert_within(*tables[kind], budget * MIB, heat, how, pushes=8)
 
 
+@pytest.fixture(scope="module")
+def large_tables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("large")
+    sizes = {"narrow": 80_000_000, "text": 20_000_000}
+    return {kind: (build(folder / kind, rows, text=kind == "text"), rows) for kind, rows in sizes.items()}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("budget", [16, 32, 72, 150, 256])
