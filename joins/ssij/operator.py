@@ -24,7 +24,7 @@ Memory bound::
            + stream buffer           } at least a page each
            + inverted index         /
            + workspace              an eighth of the rest, at least two pages, at most 48 MiB
-           + read buffer            two pages; of the rest a sixth or 64 pages, at most five eighths or 512 pages
+           + read buffer            two pages; of the rest a sixth or 64 pages, at most three eighths or 512 pages
            + the queue of reads + the cost model's statistics
 """
 
