@@ -8,6 +8,7 @@ cycle, and a dropped operator frees its memory at once.
 from __future__ import annotations
 
 import math
+import sys
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from headrace.joins.deadlines import Deadlines
 from headrace.joins.emitter import Emitter, How, check_how, output_schema
 from headrace.joins.errors import ClosedError, FinishedError, JoinInputError, StreamSchemaError
 from headrace.joins.memory import MemoryBudget
+from headrace.joins.memory.allocators import release_freed_memory
 from headrace.joins.predicates import Bound, On, Predicate, as_predicate
 from headrace.joins.protocol import Output, Progress, WorkQueue
 from headrace.joins.relation import Relation, TableLike, open_relation
@@ -137,6 +139,7 @@ class JoinAlgorithm(ABC):
         for batch in results:
             self.counters.batches_out += 1
             self.counters.rows_out += len(batch)
+            self.budget.settle()
             yield batch
 
     def output_schema(self, stream: pa.Schema) -> pa.Schema:
@@ -333,6 +336,15 @@ class StreamJoin(ABC, Generic[AlgorithmT]):
             self._work.close()
         finally:
             algorithm.close()
+            del algorithm
+            release_freed_memory()
+
+    def __del__(self) -> None:
+        """Return the memory of an operator that is dropped without being closed."""
+        if getattr(self, "_algorithm", None) is not None and not sys.is_finalizing():
+            self._algorithm = None
+            del self._work
+            release_freed_memory()
 
     def __enter__(self) -> Self:
         return self

@@ -11,6 +11,7 @@ import pyarrow as pa
 from headrace.joins import _result_kernels as kernels
 from headrace.joins.errors import JoinInputError
 from headrace.storage.format import fixed_type
+from headrace.storage.format.copies import null_array, take
 from headrace.storage.leaf import gather
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class Emitter:
                 stream = rows_at(stream, np.flatnonzero(part != -1).astype(np.int32))
             columns = gather(self.snapshot.layout, frames, near[:gathered], at[:gathered], self.columns)
             places = pa.array(index[:results])
-            yield self.finished(stream, [column.take(places) for column in columns])
+            yield self.finished(stream, [take(column, places) for column in columns])
 
     def emit_found(
         self, rows: pa.RecordBatch, source: NDArray[np.int32], columns: list[pa.Array]
@@ -190,7 +191,7 @@ class Emitter:
         while start < len(rows):
             part = rows.slice(start, self.most_rows)
             start += len(part)
-            nulls = [pa.nulls(len(part), field.type) for field in list(self.schema)[rows.num_columns :]]
+            nulls = [null_array(len(part), field.type) for field in list(self.schema)[rows.num_columns :]]
             yield pa.RecordBatch.from_arrays([*part.columns, *nulls], schema=self.schema)
 
     def _emit_all(self, rows: pa.RecordBatch, matches: Matches, frames: NDArray[np.uint8]) -> Iterator[pa.RecordBatch]:
@@ -219,7 +220,7 @@ def rows_at(rows: pa.RecordBatch, index: NDArray[np.int32]) -> pa.RecordBatch:
     """Return the rows at these positions, without a copy if those are all rows in order."""
     if len(index) == len(rows) and bool((index == np.arange(len(rows), dtype=np.int32)).all()):
         return rows
-    return rows.take(pa.array(index))
+    return take(rows, index)
 
 
 def _relation_row_bytes(snapshot: Snapshot, columns: Sequence[str]) -> float:

@@ -9,11 +9,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins.deadlines import Arrivals, Deadlines
+from headrace.storage.format.copies import concat_batches, take
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from numpy.typing import NDArray
 
 __all__ = ["Arrivals", "BatchSlice", "DeferredSlice", "InputBuffer", "LocatedSlice", "arrivals_at", "compact"]
@@ -65,7 +66,7 @@ class LocatedSlice(BatchSlice):
 
     def only(self, which: NDArray[np.intp]) -> Self:
         """Return some of the tuples."""
-        rows, arrival = self.rows.take(pa.array(which)), arrivals_at(self.arrival, which)
+        rows, arrival = take(self.rows, which), arrivals_at(self.arrival, which)
         return replace(self, rows=rows, arrival=arrival, leaf=self.leaf[which])
 
 
@@ -177,7 +178,7 @@ def compact(rows: pa.RecordBatch) -> pa.RecordBatch:
     """Return the rows in buffers of their own, if the buffers that they share are much larger."""
     if rows.num_columns == 0 or rows.get_total_buffer_size() <= _SHARED * rows.nbytes:
         return rows
-    return rows.take(pa.array(np.arange(len(rows), dtype=np.int32)))
+    return take(rows, np.arange(len(rows), dtype=np.int32))
 
 
 def _nbytes(rows: pa.RecordBatch, arrival: Arrivals) -> int:
@@ -185,13 +186,13 @@ def _nbytes(rows: pa.RecordBatch, arrival: Arrivals) -> int:
 
 
 def _rows_at(rows: pa.RecordBatch, index: NDArray[np.intp]) -> pa.RecordBatch:
-    return rows if len(index) == len(rows) else rows.take(pa.array(index))
+    return rows if len(index) == len(rows) else take(rows, index)
 
 
 def _joined(taken: list[tuple[pa.RecordBatch, Arrivals]]) -> BatchSlice:
     if len(taken) == 1:
         return BatchSlice(*taken[0])
-    rows = pa.concat_batches([rows for rows, _ in taken])
+    rows = concat_batches([rows for rows, _ in taken])
     first = taken[0][1]
     if not isinstance(first, np.ndarray) and all(np.array_equal(arrival, first) for _, arrival in taken):
         return BatchSlice(rows, first)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins import _result_kernels as kernels
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
@@ -22,12 +21,14 @@ from headrace.joins.errors import JoinInputError, MemoryBudgetError
 from headrace.joins.inlj.pool import BufferPool
 from headrace.joins.predicates.search_keys import find, locate
 from headrace.joins.stats import JoinStats
+from headrace.storage.format.copies import take
 from headrace.storage.read import ReadQueue
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.deadlines import Arrivals
@@ -115,7 +116,7 @@ class _NestedLoops(JoinAlgorithm):
         self.completed(arrival, len(rows))
         unmatched = np.flatnonzero(~matched)
         if self.how == "left" and len(unmatched):
-            yield from self.emitter.nulls(rows.take(pa.array(unmatched)))
+            yield from self.emitter.nulls(take(rows, unmatched))
 
     def _join_nearest(
         self,

@@ -1,14 +1,17 @@
-"""How to keep a process close to the memory that its joins account for: allocators keep what was freed."""
+"""What allocators keep of freed memory, and how a process stays close to the memory that its joins account for."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+from typing import Final
 
-__all__ = ["keep_little_freed_memory", "release_freed_memory"]
+__all__ = ["ProcessMemory", "keep_little_freed_memory", "release_freed_memory"]
 
 _MMAP_THRESHOLD = -3  # a parameter of glibc's `mallopt`
 _LARGE = 4 << 20
+_SLACK = 4 << 20
+_NOTHING = 0
 
 
 def keep_little_freed_memory() -> None:
@@ -26,7 +29,7 @@ def keep_little_freed_memory() -> None:
         mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
-def release_freed_memory(nbytes: int) -> None:
+def release_freed_memory(nbytes: int = _LARGE) -> None:
     """Make the allocators return what they keep, if `nbytes` bytes were freed and that many are worth the time.
 
     Tuples, pages, and scratch arrays come from different allocators: Arrow's, the system's, the C library's. Each keeps
@@ -37,4 +40,47 @@ def release_freed_memory(nbytes: int) -> None:
 
     if nbytes >= _LARGE:
         pa.default_memory_pool().release_unused()
-        pa.system_memory_pool().release_unused()  # the C library's, where numpy's arrays come from
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; Arrow's system pool does not call it
+        if trim is not None:
+            trim(0)
+
+
+class ProcessMemory:
+    """The resident memory of this process, and a limit on how much it grows by what allocators keep.
+
+    An account counts what is allocated. Memory that was freed and is kept by an allocator is not allocated, but still
+    belongs to the process. It does no harm as long as both fit the limit. Beyond that the allocators return it.
+
+    Parameters
+    ----------
+    limit
+        Bytes by which the process may grow.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit: Final = limit
+        self._before = resident_nbytes()
+        self._known = _NOTHING
+
+    def settle(self) -> None:
+        """Make the allocators return freed memory if the process has grown beyond the limit.
+
+        What is left is in use, here or elsewhere in the process. So it takes another 4 MiB until they are asked again.
+        """
+        now = resident_nbytes()
+        self._before = min(self._before, now)
+        if now > max(self._before + self._limit, self._known) + _SLACK:
+            release_freed_memory()
+            self._known = resident_nbytes()
+
+
+def resident_nbytes() -> int:
+    """Return how much memory of this process is resident; 0 where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - a Path costs as much as the read
+            return int(file.read().split()[1]) * _PAGE
+    except OSError:
+        return 0
+
+
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")

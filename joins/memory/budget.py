@@ -1,9 +1,10 @@
-"""Memory budget of an operator: a hard limit, and what each component holds of it. Allocates nothing itself."""
+"""Memory budget of an operator: a hard limit, what each component holds of it, and what the process really takes."""
 
 from __future__ import annotations
 
 from typing import Literal, get_args
 
+from headrace.joins.memory.allocators import ProcessMemory
 from headrace.joins.stats import MemoryUse
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.units import format_size
@@ -48,6 +49,7 @@ class MemoryBudget:
         self._held: dict[Component, int] = dict.fromkeys(get_args(Component), 0)
         self._used = 0
         self._peak = 0
+        self._process = ProcessMemory(limit)
 
     @property
     def available(self) -> int:
@@ -94,6 +96,10 @@ class MemoryBudget:
             self.charge(component, change)
         else:
             self.release(component, -change)
+
+    def settle(self) -> None:
+        """Keep the process within the limit: what allocators keep counts too. Call it where memory changes hands."""
+        self._process.settle()
 
     def use(self) -> MemoryUse:
         """Return the current account."""

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.storage.format import fixed_type, null_mask, validity, view_of
+from headrace.storage.format.copies import concat_batches, take
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,10 +98,10 @@ class WindowColumns:
             place = int(places[which[0]])
             batch = self._batches[place]
             assert batch is not None
-            parts.append(batch.take(pa.array(slots[which] - place * self._tuples)))
+            parts.append(take(batch, slots[which] - place * self._tuples))
         back = np.empty(len(order), dtype=np.int64)
         back[order] = np.arange(len(order))
-        return pa.concat_batches(parts).take(pa.array(back))
+        return take(concat_batches(parts), back)
 
 
 def _flat_type(dtype: pa.DataType) -> np.dtype[np.generic] | None:

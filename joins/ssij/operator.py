@@ -31,7 +31,7 @@ Memory bound::
            + stream buffer           } at least a page each
            + inverted index         /  with 9 bytes for each page of a join phase's plan
            + workspace              an eighth of the rest, at least two pages, at most 48 MiB
-           + read buffer            two pages; of the rest a sixth or 64 pages, at most five eighths or 512 pages
+           + read buffer            two pages; of the rest a sixth or 64 pages, at most three eighths or 512 pages
            + the queue of reads + the cost model's statistics
 """
 
@@ -42,7 +42,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins.errors import MemoryBudgetError
 from headrace.joins.input_buffer import BatchSlice, compact
-from headrace.joins.memory.allocators import release_freed_memory
 from headrace.joins.predicates import Equality
 from headrace.joins.relation import scan_seconds
 from headrace.joins.ssij.context import SSIJContext
@@ -118,10 +117,9 @@ class SSIJAlgorithm(JoinAlgorithm):
         return self.counted(self._install(change))
 
     def close(self) -> None:
-        """Stop the threads, close the queue of reads, and return what the allocators keep."""
+        """Stop the threads and close the queue of reads."""
         self._workers.close()
         self._queue.close()
-        release_freed_memory(self.budget.limit)
 
     @property
     def due(self) -> float | None:

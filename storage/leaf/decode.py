@@ -15,6 +15,7 @@ from headrace.storage.format import _page_kernels
 from headrace.storage.format._byte_kernels import copy_blocks
 from headrace.storage.format.columns import fixed_to_array, fixed_type, text_to_array
 from headrace.storage.format.constants import SLACK
+from headrace.storage.format.copies import concat_arrays, take
 from headrace.storage.format.keys import Keys
 from headrace.storage.leaf import _gather_kernels as gather_kernels
 from headrace.storage.leaf import _search_kernels as kernels
@@ -351,7 +352,7 @@ def _gather_key_columns(
     index = np.zeros(len(frame), dtype=np.int64)
     index[present] = np.arange(len(present))
     places = pa.array(index, mask=frame < 0)
-    return {name: array.take(places) for name, array in zip(layout.key, found, strict=True)}
+    return {name: take(array, places) for name, array in zip(layout.key, found, strict=True)}
 
 
 class StagedRows:
@@ -391,6 +392,6 @@ class StagedRows:
 
     def arrays(self) -> list[pa.Array]:
         """Return the columns. At least one row must have been added, and none can be added afterwards."""
-        others = [pa.concat_arrays([part[at] for part in self._parts]) for at in range(len(self._others))]
+        others = [concat_arrays([part[at] for part in self._parts]) for at in range(len(self._others))]
         arrays = [*self._fixed.arrays(self.rows), *others]
         return [arrays[at] for at in self._order]

@@ -23,7 +23,6 @@ __all__ = ["fill_slots", "find_slots"]
 _GROUP = 16
 _RING = 2 * _GROUP - 1
 _AHEAD = 16
-_HASH = np.uint64(0x9E3779B97F4A7C15)
 _HALF, _ONE, _NONE = np.uint64(32), np.uint64(1), np.uint64(0)
 _U8, _U16 = np.uint64(0xFF), np.uint64(0xFFFF)
 _KEY_WIDTH, _ROWS = np.uint64(16), np.uint64(32)
@@ -31,9 +30,9 @@ _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an in
 
 
 @njit(inline="always")
-def _home(above: np.uint64, slots: np.uint64, stride: int) -> int:
+def _home(above: np.uint64, factor: np.uint64, slots: np.uint64, stride: int) -> int:
     """Return where the slot of a key begins, unless others have taken it."""
-    mixed = (above ^ (above >> _HALF)) * _HASH
+    mixed = (above ^ (above >> _HALF)) * factor
     return _I64(((mixed >> _HALF) * slots) >> _HALF) * stride
 
 
@@ -44,6 +43,7 @@ def fill_slots(
     facts: Words,
     frame: Int64s,
     low: np.uint64,
+    factor: np.uint64,
     slots: np.uint64,
     stride: int,
     key_mask: np.uint64,
@@ -63,7 +63,7 @@ def fill_slots(
         Page descriptors, see `headrace.storage.probe._probe_kernels.describe_pages`.
     frame
         Frames of the pages.
-    low, slots, stride, key_mask, nulls, words, memory
+    low, factor, slots, stride, key_mask, nulls, words, memory
         Arrays of a `headrace.storage.probe.row_hash.RowHash`.
     """
     passed = 0
@@ -73,9 +73,9 @@ def fill_slots(
         data, mask, step = start + _I64(packed & _U16), mask_of(width), _I64(width)
         for row in range(rows):
             ahead = min(row + _AHEAD, rows - 1)
-            prefetch(memory, _home(base + (load_u64(frames, data + ahead * step) & mask), slots, stride))
+            prefetch(memory, _home(base + (load_u64(frames, data + ahead * step) & mask), factor, slots, stride))
             above = base + (load_u64(frames, data + row * step) & mask)
-            slot = _home(above, slots, stride)
+            slot = _home(above, factor, slots, stride)
             while slot < end and load_u64(memory, slot) & key_mask != _NONE:
                 slot += stride
                 passed += 1
@@ -103,11 +103,19 @@ def _fill_words(
 
 @njit(inline="always")
 def _ask_for(
-    memory: Bytes, low: np.uint64, slots: np.uint64, stride: int, key: Words, begin: int, stop: int, home: Int64s
+    memory: Bytes,
+    low: np.uint64,
+    factor: np.uint64,
+    slots: np.uint64,
+    stride: int,
+    key: Words,
+    begin: int,
+    stop: int,
+    home: Int64s,
 ) -> None:
     """Note where the slots of some keys begin, and ask for them: they may reach into a second line."""
     for i in range(begin, stop):
-        slot = _home(key[i] - low, slots, stride)
+        slot = _home(key[i] - low, factor, slots, stride)
         home[i & _RING] = slot
         prefetch(memory, slot)
         prefetch(memory, slot + stride - 1)
@@ -150,6 +158,7 @@ def _write_word(
 def find_slots(
     memory: Bytes,
     low: np.uint64,
+    factor: np.uint64,
     slots: np.uint64,
     stride: int,
     key_mask: np.uint64,
@@ -171,7 +180,7 @@ def find_slots(
 
     Parameters
     ----------
-    memory, low, slots, stride, key_mask, nulls, words
+    memory, low, factor, slots, stride, key_mask, nulls, words
         Arrays of a `headrace.storage.probe.row_hash.RowHash`.
     key, above
         Words, and what keys are above them.
@@ -190,10 +199,10 @@ def find_slots(
     every = len(valid) == 0
     low -= above
     results = 0
-    _ask_for(memory, low, slots, stride, key, 0, min(_GROUP, len(key)), home)
+    _ask_for(memory, low, factor, slots, stride, key, 0, min(_GROUP, len(key)), home)
     for begin in range(0, len(key), _GROUP):
         stop = min(begin + _GROUP, len(key))
-        _ask_for(memory, low, slots, stride, key, stop, min(stop + _GROUP, len(key)), home)
+        _ask_for(memory, low, factor, slots, stride, key, stop, min(stop + _GROUP, len(key)), home)
         first = results
         for i in range(begin, stop):
             slot, wanted = home[i & _RING], key[i] - low + _ONE

@@ -5,11 +5,13 @@ A slot is a row: its key, its null bits, and the words of its columns, each in a
     key - lowest key + 1 | null bits | word - its base | word - its base | ...
 
 Key 0 is an empty slot. A row is in the first free slot from its key's home slot on, so a search ends at its key or at
-an empty slot.
+an empty slot. Where keys are spread evenly, as those that count up are, home slots ascend with them: rows that come in
+key order then fill the memory from front to end, several times as fast as in the order of a hash function.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -37,6 +39,9 @@ _BEHIND = 4096  # slots after the last home slot; the last of them is always emp
 _MOST_WORDS = 64
 _MOST_PASSED = 8  # occupied slots passed for each row; more mean that too many keys collide
 _U8 = np.uint64(0xFF)
+_HASH = 0x9E3779B97F4A7C15
+_MOST_SPAN = 1 << 32  # of keys, in whose order slots can be
+_EVEN = 1.1  # slots for each row that every page must have in key order
 _SIGN, _ALL = np.uint64(1 << 63), np.uint64(2**64 - 1)
 
 
@@ -54,6 +59,10 @@ class SlotForm:
         Base that is subtracted from each word.
     widths : int64[words]
         Bytes of each difference.
+    span
+        Number of keys that there can be from the lowest to the greatest.
+    even_slots
+        Number of slots at which every page's keys have enough in key order; infinite if there can be no key order.
     """
 
     low: np.uint64
@@ -61,6 +70,8 @@ class SlotForm:
     nulls_nbytes: int
     bases: NDArray[np.uint64]
     widths: NDArray[np.int64]
+    span: int
+    even_slots: float
 
     @classmethod
     def of(cls, facts: NDArray[np.uint64], greatest: np.uint64) -> Self | None:
@@ -75,7 +86,8 @@ class SlotForm:
         """
         words = (facts.shape[1] - FACTS) // FACTS_OF_A_COLUMN
         low = facts[:, 0].min()
-        key_nbytes = (int(greatest - low) + 1).bit_length() + 7 >> 3
+        span = int(greatest - low) + 1
+        key_nbytes = span.bit_length() + 7 >> 3
         if words > _MOST_WORDS or key_nbytes > WORD:
             return None
         packed = facts[:, FACTS + 1 :: FACTS_OF_A_COLUMN]
@@ -90,6 +102,8 @@ class SlotForm:
             -(-words // 8) if nullable else 0,
             np.array([base for base, _ in ranges], dtype=np.uint64),
             np.array([width for _, width in ranges], dtype=np.int64),
+            span,
+            _even_slots(facts, span) if span <= _MOST_SPAN else math.inf,
         )
 
     @property
@@ -105,6 +119,10 @@ class SlotForm:
     def nbytes(self, slots: int) -> int:
         """Return the bytes of a number of slots."""
         return (slots + _BEHIND) * self.stride + SLACK_BYTES
+
+    def ascends(self, slots: int) -> bool:
+        """Return whether keys are spread so evenly that home slots can ascend with them."""
+        return self.even_slots <= slots
 
     @property
     def words(self) -> NDArray[np.uint64]:
@@ -126,10 +144,14 @@ class RowHash:
         Form of the slots.
     slots
         Number of slots.
+    ascending
+        Whether home slots ascend with the keys, see `SlotForm.ascends`. Otherwise they are scattered.
     """
 
-    def __init__(self, columns: Sequence[PhysicalColumn], form: SlotForm, slots: int) -> None:
+    def __init__(self, columns: Sequence[PhysicalColumn], form: SlotForm, slots: int, *, ascending: bool) -> None:
         self._columns = columns
+        self.ascending = ascending
+        self._factor = np.uint64(((1 << 64) - 1) // form.span if ascending else _HASH)
         self._form = form
         self._key_mask = _masks(np.array([form.key_nbytes]))[0]
         self._words = form.words
@@ -187,11 +209,18 @@ class RowHash:
         return source[:results], fixed.arrays(results)
 
     @property
-    def _place(self) -> tuple[np.uint64, np.uint64, int, np.uint64, int, NDArray[np.uint64]]:
+    def _place(self) -> tuple[np.uint64, np.uint64, np.uint64, int, np.uint64, int, NDArray[np.uint64]]:
         """Arguments of kernels that describe the slots."""
         form = self._form
         nulls = form.key_nbytes if form.nulls_nbytes else -1
-        return form.low, self._slots, form.stride, self._key_mask, nulls, self._words
+        return form.low, self._factor, self._slots, form.stride, self._key_mask, nulls, self._words
+
+
+def _even_slots(facts: NDArray[np.uint64], span: int) -> float:
+    """Return at how many slots each page has `_EVEN` of them for each row, if they are shared out by keys."""
+    order = np.argsort(facts[:, 0])
+    first, rows = (facts[order, 0] - facts[order[0], 0]).astype(np.float64), facts[order, 2] >> np.uint64(32)
+    return float(_EVEN * (rows / np.diff(np.append(first, span))).max() * span)
 
 
 def _range(base: NDArray[np.uint64], width: NDArray[np.uint64]) -> tuple[np.uint64, int]:

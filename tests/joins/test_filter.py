@@ -77,7 +77,7 @@ def test_what_the_filter_takes_is_charged_and_leaves_a_quarter_for_the_rest(tabl
     for memory in ("300KiB", "400KiB", "600KiB"):
         use = SSIJ(table, "k", memory=memory).stats.memory
         assert 0 < use.filter <= use.limit * 3 // 4
-    assert SSIJ(table, "k", memory="120KiB").stats.memory.filter == 0
+    assert SSIJ(table, "k", memory="90KiB").stats.memory.filter == 0
 
 
 def test_leaves_whose_segments_are_lost_are_known_again_once_they_have_been_read(table):

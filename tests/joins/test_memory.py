@@ -73,8 +73,6 @@ def test_the_account_stays_within_the_limit_at_every_step(table, tools, spare, b
 SCRIPT = textwrap.dedent(
     """
     import sys
-    from headrace.joins import keep_little_freed_memory
-    keep_little_freed_memory()
     import numpy as np, pyarrow as pa
     from headrace.joins import SSIJ
     from headrace.storage.table import Table

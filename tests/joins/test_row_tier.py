@@ -207,3 +207,43 @@ def test_workers_give_results_in_order_and_the_first_error():
     assert list(workers.stream(str, [])) == []
     with pytest.raises(ZeroDivisionError):
         list(workers.stream(lambda item: 1 // (item - 19), range(20)))
+
+
+@pytest.mark.parametrize(("bunch", "ascending"), [(1, True), (100, False)])
+def test_rows_are_in_key_order_unless_keys_come_in_bunches(build, bunch, ascending):
+    rng = np.random.default_rng(5)
+    start = np.arange(0, 20_000, bunch)
+    keys = (start[:, None] * 10 + np.arange(bunch)).ravel()
+    source = relation(rng, keys, 0.1)
+    with build(source, ["k"], unique=True, page_size=4096) as table:
+        join = SSIJ(table, [("s", "k")], "left", "32MiB")
+        fill(join, keys)
+        tier = join.store.tiers.rows
+        assert tier.ready
+        assert tier._table.ascending == ascending
+        stream = stream_of(rng, keys, 5000)
+        found = joined(join, stream)
+        assert found.equals(oracle(stream, source, "left", found.column_names).cast(found.schema))
+
+
+def test_the_batch_after_a_scan_fills_the_tier_and_a_change_makes_it_wait(build):
+    rows = 20_000
+    keys = np.arange(rows)
+    with build(pa.table({"k": keys, "v": keys * 7}), ["k"], unique=True, page_size=4096) as table:
+        join = SSIJ(table, [("s", "k")], memory="32MiB")
+        few = pa.record_batch({"s": keys[:: rows // 500]})
+        join.push(few).drain()
+        join.flush().drain()
+        assert join.stats.memory.rows == 0  # a stream that ends here has no use for it
+        join.push(few).drain()
+        join.flush().drain()
+        assert join.store.tiers.rows.ready
+        join.apply(pa.table({"k": [5], "v": [1]})).drain()
+        join.push(few).drain()
+        join.flush().drain()
+        assert join.stats.memory.rows == 0
+        assert joined_values(join, [4, 5, 6]) == [28, 1, 42]
+
+
+def joined_values(join, keys):
+    return pa.Table.from_batches([*join.push(pa.record_batch({"s": keys})), *join.flush()])["v"].to_pylist()

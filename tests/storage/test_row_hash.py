@@ -56,3 +56,20 @@ def test_slots_keep_within_the_memory():
         slots = form.slots(rows, most)
         assert slots == 0 or (slots > 1.3 * rows and form.nbytes(slots) <= most)
     assert form.slots(rows, form.nbytes(rows)) == 0
+
+
+@pytest.mark.parametrize(
+    ("lows", "greatest", "least"),
+    [
+        ([0, 100, 200], 299, 330),  # as many keys as rows
+        ([0, 1000, 2000], 2999, 330),  # a tenth of the keys are there
+        ([0, 100, 1100], 2099, 2310),  # the first page's keys are as close as the slots
+        ([0], 2**32, None),
+    ],
+)
+def test_slots_ascend_with_keys_where_each_page_has_enough(lows, greatest, least):
+    form = SlotForm.of(facts(keys=lows, columns=[([0] * len(lows), 1)]), np.uint64(greatest))
+    assert form.ascends(10**12) == (least is not None)
+    if least is not None:
+        assert form.ascends(least + 1)
+        assert not form.ascends(least - 1)

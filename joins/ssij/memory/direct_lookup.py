@@ -121,9 +121,9 @@ class DirectLookup:
         """Return how many rows the pages in some frames have."""
         return kernels.rows_of(self._descriptors[frame])
 
-    def row_hash(self, form: SlotForm, slots: int) -> RowHash:
-        """Return an empty hash table of rows."""
-        return RowHash(self._fixed, form, slots)
+    def row_hash(self, form: SlotForm, slots: int, *, ascending: bool) -> RowHash:
+        """Return an empty hash table of rows. See `headrace.storage.probe.row_hash.RowHash`."""
+        return RowHash(self._fixed, form, slots, ascending=ascending)
 
     def add_rows(self, table: RowHash, frames: NDArray[np.uint8], frame: NDArray[np.int64], rows: int) -> bool:
         """Add rows of cached pages to it. See `headrace.storage.probe.row_hash.RowHash.add`."""

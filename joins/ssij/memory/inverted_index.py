@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins.ssij.memory import _index_kernels as kernels
+from headrace.storage.format.copies import take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.ssij.memory.stream_buffer import Chunk
@@ -38,7 +39,7 @@ class Postings:
         start, count = int(self.runs[0]), len(self.runs)
         if self.chunk.tuples is None and int(self.runs[-1]) - start == count - 1:
             return self.chunk.rows.slice(start, count)
-        return self.chunk.rows.take(pa.array(self.tuples))
+        return take(self.chunk.rows, self.tuples)
 
 
 @dataclass(frozen=True, slots=True)

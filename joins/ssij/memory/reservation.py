@@ -27,8 +27,8 @@ _WORKSPACE_SHARE = 8
 _WORKSPACE_MOST = 48 * 2**20
 _READ_PAGES = 2  # one can be read into while the other is joined
 _READ_SHARE = 6
-_READ_LEAST = 64  # pages, or five eighths of the spare ones: with fewer, each step costs more than its pages
-_READ_TIGHT = 5
+_READ_LEAST = 64  # pages, or three eighths of the spare ones: with fewer, each step costs more than its pages
+_READ_TIGHT = 3
 _READ_MOST = 512
 _BLOCK_SECONDS = 0.5e-3  # cost of joining a block, whatever it holds
 _PAGE_SECONDS = 5e-6  # cost of each page in it
@@ -103,8 +103,10 @@ def parts_to_read_into(pages: int, device: DeviceModel) -> int:
     """Return how many parts a read buffer of this size has: with two, one is read into while the other is joined.
 
     Two parts hide the time to join what the buffer holds, and cost one more seek to fill it. So disks that seek in
-    milliseconds have one part.
+    milliseconds have one part. So does a buffer of few pages, where each block costs more than its pages.
     """
+    if pages < _READ_LEAST:
+        return 1
     return 2 if device.seek < _BLOCK_SECONDS + _PAGE_SECONDS * pages else 1
 
 

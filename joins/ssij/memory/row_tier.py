@@ -1,9 +1,10 @@
 """Row tier: all rows of a relation beside its pages, where pages and rows both fit into the memory.
 
 Finding a row in a page takes an access to its index entry, its key, and each column; a row by itself is in one place.
-The tier is filled from the pages once all of them are cached and many tuples have come since the relation changed, a
-few pages after each batch, so that no tuple waits long for it. The pages stay: tuples that need memory take the tier's
-first, and changes of the relation leave most of the pages as they are.
+The tier is filled from the pages once all of them are cached. After a join phase that has read most of the relation at
+once, the next batches fill it in large steps. After a change of the relation it is worth filling again only when many
+tuples have come, and then a few pages at a time, so that no tuple waits long for it. The pages stay: tuples that need
+memory take the tier's first, and changes of the relation leave most of the pages as they are.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ __all__ = ["RowTier"]
 
 _WAIT = 4  # rows per tuple that has to come first: more frequent changes would make the tier useless
 _ROWS_PER_TUPLE = 2  # rows added per tuple of a batch: this never costs much more than the look-ups themselves
+_ROWS_AFTER_A_SCAN = 1 << 22  # rows added after each batch when a scan has filled the cache: some 40 ms
+_SCAN = 0.5  # share of the leaves that a scan brings in
 _TUPLES_SHARE = 8  # an eighth of the memory stays free for arriving tuples
 
 
@@ -57,6 +60,8 @@ class RowTier:
         self._leaves = len(snapshot.leaf_pages)
         self._rows = snapshot.rows
         self._impossible = snapshot.rows == 0
+        self._uneven = self._scanned = False
+        self._cached = self._cache.used
         self.drop()
 
     def drop(self) -> bool:
@@ -84,22 +89,30 @@ class RowTier:
         assert self._table is not None
         return self._lookup.find_rows(self._table, keys, outer)
 
+    def phase_done(self) -> None:
+        """Note whether a join phase has brought most of the relation into the cache."""
+        self._scanned = self._scanned or self._cache.used - self._cached >= _SCAN * self._leaves
+        self._cached = self._cache.used
+
     def advance(self, tuples: int, make_room: Callable[[int], bool]) -> None:
         """Add more rows, after `tuples` tuples were looked up in pages.
 
         `make_room` makes room for a number of bytes, if possible.
         """
         self._looked += tuples
-        early = self._impossible or self._cache.used < self._leaves or _WAIT * self._looked < self._rows
-        if early or (self._table is None and not self._begin(make_room)):
+        early = not self._scanned and _WAIT * self._looked < self._rows
+        if self._impossible or self._cache.used < self._leaves or early:
+            return
+        if self._table is None and not self._begin(make_room):
             return
         assert self._table is not None
         before = int(self._ends[self._done - 1]) if self._done else 0
-        stop = 1 + int(np.searchsorted(self._ends, before + _ROWS_PER_TUPLE * tuples))
+        more = max(_ROWS_PER_TUPLE * tuples, _ROWS_AFTER_A_SCAN if self._scanned else 0)
+        stop = 1 + int(np.searchsorted(self._ends, before + more))
         frames, self._done = self._frames[self._done : stop], min(stop, len(self._frames))
         rows = int(self._ends[self._done - 1]) - before
         if not self._lookup.add_rows(self._table, self._cache.buffer, frames, rows):
-            self._impossible = True
+            self._impossible, self._uneven = not self._table.ascending, True
             self.drop()
 
     def _begin(self, make_room: Callable[[int], bool]) -> bool:
@@ -112,8 +125,9 @@ class RowTier:
         slots = 0 if form is None else form.slots(self._rows, spare - self._budget.limit // _TUPLES_SHARE)
         if form is None or slots == 0 or not make_room(form.nbytes(slots)):
             self._impossible, self._looked = form is None, 0  # there may be more memory to spare later
+            self._scanned = False
             return False
         self._budget.resize("rows", form.nbytes(slots))
-        self._table = self._lookup.row_hash(form, slots)
+        self._table = self._lookup.row_hash(form, slots, ascending=not self._uneven and form.ascends(slots))
         self._frames, self._ends = frames, np.cumsum(rows)
         return True

@@ -261,6 +261,7 @@ class Store:
         self.cache.admit(leaves, frames, self.stream.demand[leaves])
         if self.direct is not None:
             self.direct.describe(self.cache.buffer, frames)
+        self.budget.settle()
 
     def hold(self, chunk: Chunk) -> None:
         """Put tuples into the stream buffer."""
@@ -364,6 +365,7 @@ class Store:
         self.budget.resize("stream_buffer", max(self._page, self.stream.tuple_nbytes))
         self.budget.resize("inverted_index", max(self._page, self.stream.index_nbytes))
         self.budget.resize("input_buffer", max(self._page, self.input.nbytes))
+        self.budget.settle()
 
     def _frames_max(self) -> int:
         """Charge the cache's maps and return how many frames there can ever be: the table may grow."""

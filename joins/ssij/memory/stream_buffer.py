@@ -23,6 +23,7 @@ import pyarrow as pa
 from headrace.joins.deadlines import Deadlines
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.ssij.memory import _index_kernels as kernels
+from headrace.storage.format.copies import concat_batches, take
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,7 +136,7 @@ class Chunk:
         rows = np.flatnonzero(self.undecided)
         self.undecided[rows] = False
         arrival = arrivals_at(self.arrival, rows)
-        return DeferredSlice(self.rows.take(pa.array(rows)), arrival, self.first[rows] + np.int32(step))
+        return DeferredSlice(take(self.rows, rows), arrival, self.first[rows] + np.int32(step))
 
 
 class StreamBuffer:
@@ -372,12 +373,12 @@ def _merged(chunks: list[Chunk]) -> Chunk:
 def _merged_simple(chunks: list[Chunk]) -> Chunk:
     """Merge chunks of tuples that wait for one leaf, sorted by leaf."""
     first = np.concatenate([chunk.first for chunk in chunks])
-    rows = pa.concat_batches([chunk.rows for chunk in chunks])
+    rows = concat_batches([chunk.rows for chunk in chunks])
     order = ascending(first)
     first = first[order]
     arrival = _arrivals_of(chunks, order)
     undecided = None if chunks[0].undecided is None else np.zeros(len(rows), dtype=np.bool_)
-    return Chunk(rows.take(pa.array(order)), arrival, first, first, undecided=undecided)
+    return Chunk(take(rows, order), arrival, first, first, undecided=undecided)
 
 
 def _merged_spanning(chunks: list[Chunk]) -> Chunk:
@@ -387,7 +388,7 @@ def _merged_spanning(chunks: list[Chunk]) -> Chunk:
     starts = np.cumsum([0, *(len(chunk.rows) for chunk in chunks[:-1])], dtype=np.int32)
     tuples = [chunk.tuples + start for chunk, start in zip(chunks, starts, strict=True) if chunk.tuples is not None]
     marks = [chunk.matched for chunk in chunks if chunk.matched is not None]
-    rows, last = pa.concat_batches([chunk.rows for chunk in chunks]), last[order]
+    rows, last = concat_batches([chunk.rows for chunk in chunks]), last[order]
     return Chunk(
         rows, _arrivals_of(chunks, None), first[order], last, np.concatenate(tuples)[order], np.concatenate(marks),
         ascends=ascends(last),

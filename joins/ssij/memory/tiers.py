@@ -133,7 +133,9 @@ class Tiers:
         return had
 
     def phase_done(self, make_room: Callable[[int], bool]) -> None:
-        """Activate the filter if many tuples have waited without a match."""
+        """Activate the filter if many tuples have waited without a match. Tell the row tier that pages came."""
+        if self.rows is not None:
+            self.rows.phase_done()
         if self.filter is not None and self.filter.should_activate() and make_room(self.filter.nbytes):
             self.filter.activate()
 

@@ -42,7 +42,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins.emitter import rows_at
 from headrace.joins.input_buffer import LocatedSlice
@@ -53,11 +52,13 @@ from headrace.joins.ssij.phases import _join_kernels
 from headrace.joins.ssij.phases._join_kernels import expand_found, frames_of_places
 from headrace.joins.ssij.phases.pair_batches import PairBatches
 from headrace.joins.ssij.phases.read_ahead import ReadAhead
+from headrace.storage.format.copies import take
 from headrace.storage.leaf import StagedRows, copy_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.ssij.context import SSIJContext
@@ -169,7 +170,7 @@ class JoinPhase:
         self._context.completed(chunk.arrival, len(chunk.rows))
         unmatched = np.flatnonzero(~chunk.matched)
         if self._context.outer and len(unmatched):
-            yield from self._context.emitter.nulls(chunk.rows.take(pa.array(unmatched)))
+            yield from self._context.emitter.nulls(take(chunk.rows, unmatched))
 
     def _end(self) -> None:
         self.done, self._plan = True, None

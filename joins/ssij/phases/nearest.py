@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins import _result_kernels
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.predicates.search_keys import find, locate
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascending
 from headrace.joins.ssij.phases.base import ProbingPhase, sorted_positions, waiting_nbytes
+from headrace.storage.format.copies import take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.input_buffer import BatchSlice
@@ -154,5 +155,5 @@ class NearestPhase(ProbingPhase[_Probe]):
             return None
         waiting = waiting[ascending(probe.leaf[waiting])]
         order, leaf = probe.order[waiting], probe.leaf[waiting]
-        rows, arrival = probe.batch.rows.take(pa.array(order)), arrivals_at(probe.batch.arrival, order)
+        rows, arrival = take(probe.batch.rows, order), arrivals_at(probe.batch.arrival, order)
         return Chunk(rows, arrival, leaf, leaf, undecided=np.zeros(len(leaf), dtype=np.bool_))

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins import _result_kernels
 from headrace.joins.emitter import Matches
@@ -19,10 +18,12 @@ from headrace.joins.ssij.memory import _index_kernels
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascends, by_leaves
 from headrace.joins.ssij.phases.base import ProbingPhase, sorted_positions, waiting_nbytes
 from headrace.storage.format import Keys
+from headrace.storage.format.copies import take
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.input_buffer import BatchSlice
@@ -233,14 +234,14 @@ class OnlinePhase(ProbingPhase[Probe]):
         yield from context.emitter.emit(probe.batch.rows, Matches(frame, row, count, single.order), buffer)
         impossible = probe.impossible()
         if context.outer and len(impossible):
-            yield from context.emitter.nulls(probe.batch.rows.take(pa.array(impossible)))
+            yield from context.emitter.nulls(take(probe.batch.rows, impossible))
 
     def _single_chunk(self, probe: Probe) -> Chunk | None:
         waiting = np.flatnonzero(probe.frame < 0)
         if len(waiting) == 0:
             return None
         order, first = probe.single.order[waiting], probe.single.first[waiting]
-        rows = probe.batch.rows.take(pa.array(order))
+        rows = take(probe.batch.rows, order)
         return Chunk(rows, arrivals_at(probe.batch.arrival, order), first, first)
 
     def _join_spanning(self, probe: Probe) -> Generator[pa.RecordBatch, None, Chunk | None]:
@@ -255,7 +256,7 @@ class OnlinePhase(ProbingPhase[Probe]):
         self._context.completed(arrivals_at(probe.batch.arrival, spanning.order[done]), len(done))
         unmatched = spanning.order[done[~matched[done]]]
         if self._context.outer and len(unmatched):
-            yield from self._context.emitter.nulls(probe.batch.rows.take(pa.array(unmatched)))
+            yield from self._context.emitter.nulls(take(probe.batch.rows, unmatched))
         return self._spanning_chunk(probe, matched)
 
     def _join_cached_pairs(self, probe: Probe, matched: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
@@ -286,6 +287,6 @@ class OnlinePhase(ProbingPhase[Probe]):
         sort = by_leaves(first, last)  # runs of adjacent tuples interleave
         first, last = first[sort], last[sort]
         order = spanning.order[waiting]
-        rows = probe.batch.rows.take(pa.array(order))
+        rows = take(probe.batch.rows, order)
         arrival = arrivals_at(probe.batch.arrival, order)
         return Chunk(rows, arrival, first, last, tuples[sort], matched[waiting], ascends(last))

@@ -9,15 +9,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins.input_buffer import arrivals_at
 from headrace.joins.ssij.memory.inverted_index import ReadLeaves
 from headrace.joins.ssij.memory.stream_buffer import ascending, merged_arrivals
+from headrace.storage.format.copies import concat_batches, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.input_buffer import Arrivals
@@ -151,13 +152,13 @@ class PairBatches:
             yield self._batch(group, start)
 
     def _batch(self, group: list[Postings], start: int) -> PairBatch:
-        rows = pa.concat_batches([pairs.rows() for pairs in group]) if len(group) > 1 else group[0].rows()
+        rows = concat_batches([pairs.rows() for pairs in group]) if len(group) > 1 else group[0].rows()
         place = np.concatenate([pairs.frame for pairs in group])
         arrivals = [arrivals_at(pairs.chunk.arrival, pairs.tuples) for pairs in group]
         order = None
         if bool((place[1:] < place[:-1]).any()):
             order = ascending(place)
-            rows, place = rows.take(pa.array(order)), place[order]
+            rows, place = take(rows, order), place[order]
         arrival = merged_arrivals(arrivals, [len(pairs.runs) for pairs in group], order)
         keys, _ = self._bound.encode(rows)
         undecided = np.zeros(len(rows), dtype=np.bool_) if self._bound.step else None
