@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import csv as csv_text
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.cli.blocks import Grid, Pairs, Text
+from headrace.cli.exits import ExitCode
 from headrace.cli.options import PATH, ReportingCommand, csv_options, pass_console
+from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
     from headrace.cli.console import Console
+    from headrace.cli.streams import CsvFormat
+    from headrace.pipelines.config import PipelineConfig
+    from headrace.pipelines.dimension import DimensionSummary, Finding, Repair
 
 __all__ = ["dimension"]
+
+UNCHANGED = "the dimension as it was"
 
 
 def pipeline_option(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,14 +51,24 @@ def dimension() -> None:
 @pipeline_option
 @csv_options
 @pass_console
-def create(console: Console, /, name: str, source: Path, **choices: Any) -> None:
+def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv: CsvFormat) -> None:
     """Make the Delta table of dimension NAME from SOURCE: CSV, JSON lines or Parquet, a file or a folder.
 
     Members are numbered from 1 in the order of their natural keys; the unknown member is -1.
     """
-    from headrace.cli.dimensions import run_create
+    import pyarrow as pa
 
-    run_create(name, source, console, **choices)
+    from headrace.cli.streams import open_stream
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import create_dimension
+
+    with console.step(f"making dimension {name} from {source}", left="no dimension was made or changed"):
+        config = load_pipeline(pipeline)
+        stream = open_stream(source, csv=_typed(csv, config, name))
+        with console.progress("read", total=stream.rows):
+            rows = pa.Table.from_batches(stream.batches(), stream.schema)
+        summary = create_dimension(config, name, rows)
+    _show(summary, console)
 
 
 @dimension.command("list", cls=ReportingCommand)
@@ -56,9 +76,15 @@ def create(console: Console, /, name: str, source: Path, **choices: Any) -> None
 @pass_console
 def list_(console: Console, /, pipeline: Path) -> None:
     """Show all dimensions of the pipeline file."""
-    from headrace.cli.dimensions import run_list
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import describe_dimension
 
-    run_list(pipeline, console)
+    with console.step(f"reading the dimensions of {pipeline}", left="the dimensions as they were"):
+        config = load_pipeline(pipeline)
+        summaries = [describe_dimension(config, name) for name in config.dimensions]
+    columns = ("dimension", "natural key", "surrogate key", "members", "inferred", "version")
+    rows = [(s.name, s.natural_key, s.surrogate_key, s.members, s.inferred, s.version) for s in summaries]
+    console.result([asdict(summary) for summary in summaries], Grid(f"Dimensions of {config.name}", columns, rows))
 
 
 @dimension.command("info", cls=ReportingCommand)
@@ -67,9 +93,12 @@ def list_(console: Console, /, pipeline: Path) -> None:
 @pass_console
 def info(console: Console, /, name: str, pipeline: Path) -> None:
     """Show columns, keys and size of dimension NAME."""
-    from headrace.cli.dimensions import run_info
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import describe_dimension
 
-    run_info(name, pipeline, console)
+    with console.step(f"reading dimension {name}", left=UNCHANGED):
+        summary = describe_dimension(load_pipeline(pipeline), name)
+    _show(summary, console)
 
 
 @dimension.command("check", cls=ReportingCommand)
@@ -82,9 +111,19 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
 
     Exit code 0 when all is sound, 3 when a rule is broken.
     """
-    from headrace.cli.dimensions import run_check
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import check_dimension
 
-    ctx.exit(run_check(name, pipeline, console))
+    with console.step(f"checking dimension {name}", left=UNCHANGED):
+        findings = check_dimension(load_pipeline(pipeline), name)
+    document = {"dimension": name, "ok": not findings, "findings": [asdict(finding) for finding in findings]}
+    if not findings:
+        console.result(document, Text(f"dimension {name} is sound"))
+        ctx.exit(ExitCode.OK)
+    rows = [(finding.rule, finding.rows) for finding in findings]
+    grid = Grid(f"Dimension {name} breaks these rules", ("rule", "rows that break it"), rows)
+    console.result(document, grid, *_examples("example", findings))
+    ctx.exit(ExitCode.DAMAGED)
 
 
 @dimension.command("repair", cls=ReportingCommand)
@@ -97,9 +136,19 @@ def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -
 
     Exit code 0 when there is nothing to repair, 3 otherwise.
     """
-    from headrace.cli.dimensions import run_repair
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import plan_repair
 
-    ctx.exit(run_repair(name, pipeline, console))
+    with console.step(f"checking dimension {name}", left=UNCHANGED):
+        repairs = plan_repair(load_pipeline(pipeline), name)
+    document = {"dimension": name, "ok": not repairs, "changed": False, "repairs": [asdict(each) for each in repairs]}
+    if not repairs:
+        console.result(document, Text(f"dimension {name} is sound; there is nothing to repair"))
+        ctx.exit(ExitCode.OK)
+    title = f"What would repair dimension {name}; nothing has been changed"
+    grid = Grid(title, ("rule", "repair", "rows"), [(each.rule, each.action, each.rows) for each in repairs])
+    console.result(document, grid, *_examples("change", repairs))
+    ctx.exit(ExitCode.DAMAGED)
 
 
 @dimension.command("lookup", cls=ReportingCommand)
@@ -109,6 +158,42 @@ def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -
 @pass_console
 def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path) -> None:
     """Show the members of dimension NAME with these natural keys; a key of several columns is written VALUE,VALUE."""
-    from headrace.cli.dimensions import run_lookup
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.dimension import find_members
 
-    run_lookup(name, keys, pipeline, console)
+    with console.step(f"looking up members of {name}", left=UNCHANGED):
+        config = load_pipeline(pipeline)
+        values = [_parts(key, config, name) for key in keys]
+        members = find_members(config, name, values)
+    rows = [tuple(row.values()) for row in members.to_pylist()]
+    console.result(members.to_pylist(), Grid(f"{len(rows)} of {len(keys)} found", members.column_names, rows))
+
+
+def _examples(title: str, found: list[Finding] | list[Repair]) -> list[Grid]:
+    """Return a grid of examples for each rule that has some."""
+    return [Grid(each.rule, (title,), [(text,) for text in each.examples]) for each in found if each.examples]
+
+
+def _parts(key: str, config: PipelineConfig, name: str) -> list[str]:
+    natural = config.dimensions[name].natural_key if name in config.dimensions else [name]
+    parts = [key] if len(natural) == 1 else next(csv_text.reader([key]))
+    if len(parts) != len(natural):
+        raise InputError(f"the natural key is {', '.join(natural)}; write {len(natural)} values, not {key!r}")
+    return parts
+
+
+def _typed(form: CsvFormat, config: PipelineConfig, name: str) -> CsvFormat:
+    """Give columns the types that the pipeline file declares, and times the zone of its source."""
+    from headrace.pipelines.config import arrow_schema
+
+    declared = config.dimensions[name].columns if name in config.dimensions else None
+    types = {column.name: column.type for column in arrow_schema(declared or {})}
+    source = config.source
+    return replace(form, declared=types, time_zone=source.time_zone, ambiguous_time=source.ambiguous_time)
+
+
+def _show(summary: DimensionSummary, console: Console) -> None:
+    facts: dict[str, Any] = {key: value for key, value in asdict(summary).items() if key not in {"name", "columns"}}
+    pairs = Pairs(f"Dimension {summary.name}", {key.replace("_", " "): value for key, value in facts.items()})
+    grid = [Grid("Columns", ("name", "type"), summary.columns)] if summary.columns else []
+    console.result({**asdict(summary), "columns": dict(summary.columns)}, pairs, *grid)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace import joins, storage
+from headrace.cli.blocks import Pairs
+from headrace.cli.errors import CliError
 from headrace.cli.options import (
     DURATION,
     NEW_FILE,
@@ -16,13 +20,73 @@ from headrace.cli.options import (
     match_options,
     pass_console,
 )
+from headrace.storage.errors import InputError
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
-    from headrace.cli.console import Console
+    import pyarrow as pa
 
-__all__ = ["join"]
+    from headrace.cli.console import Console
+    from headrace.cli.matching import Match
+    from headrace.cli.sink import ParquetSink
+    from headrace.cli.streams import CsvFormat, FileStream
+    from headrace.joins.protocol import Operator
+
+__all__ = ["JoinReport", "JoinRequest", "join"]
+
+
+@dataclass(frozen=True)
+class JoinRequest:
+    """What was asked for; see the options of `headrace join`."""
+
+    table: Path
+    stream: Path
+    out: Path
+    match: Match
+    how: str
+    algorithm: str
+    memory: int
+    deadline: float | None
+    csv: CsvFormat
+
+
+@dataclass(frozen=True)
+class JoinReport:
+    """What came of it.
+
+    Attributes
+    ----------
+    rows_in, rows_out
+        Stream rows read, result rows written.
+    seconds, rows_per_second
+        Elapsed from the first row read to the last written, and stream rows over that.
+    hit_ratio
+        Share of stream rows that needed no read from the table.
+    pages_wanted, pages_read, seeks
+        Table pages asked for, pages that came from the disk (bridged gaps included), and reads.
+    longest_wait_seconds, deadline_misses
+        Longest time from a row's arrival to its result, and rows that waited longer than the deadline.
+    memory, memory_peak
+        Bytes granted to the operator and the most it held.
+    """
+
+    algorithm: str
+    out: str
+    rows_in: int
+    rows_out: int
+    seconds: float
+    rows_per_second: float
+    hit_ratio: float
+    pages_wanted: int
+    pages_read: int
+    seeks: int
+    longest_wait_seconds: float
+    deadline_misses: int
+    memory: int
+    memory_peak: int
 
 
 @click.command(
@@ -61,6 +125,109 @@ def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: A
 
     With --as-of or --band the columns of --on are the first ones of the table's key, and the compared one is the next.
     """
-    from headrace.cli.joining import JoinRequest, run_join
+    from headrace.cli.sink import check_place
+    from headrace.cli.streams import open_stream
 
-    run_join(JoinRequest(table=table, stream=stream, out=out, **choices), console)
+    request = JoinRequest(table=table, stream=stream, out=out, **choices)
+    with console.step(
+        f"joining {stream} with {table}",
+        left=f"nothing; {out} was not written or changed",
+        repair=f"see what is damaged with: headrace table check {table}",
+    ):
+        check_place(out, (table, stream))
+        _refuse_own_tail(request)
+        _refuse_name_of_csv(out)
+        with storage.Table.open(table) as relation:
+            arriving = open_stream(stream, csv=_typed_csv(request, relation.schema))
+            with _operator(request, relation) as operator:
+                started = console.clock()
+                rows_out = _pump(operator, arriving, out, console)
+                report = _report(request, operator, rows_out, console.clock() - started)
+    console.result(asdict(report), _block(report))
+
+
+def _refuse_own_tail(request: JoinRequest) -> None:
+    if request.stream.is_dir() and request.out.resolve().is_relative_to(request.stream.resolve()):
+        raise CliError(f"{request.out} lies in the stream's folder and would be read as part of it; write elsewhere")
+
+
+def _refuse_name_of_csv(out: Path) -> None:
+    from headrace.cli.streams import kind_of
+
+    if kind_of(out) == "csv":
+        raise CliError(f"{out} is named as a CSV, but the result is Parquet; write to {out.with_suffix('.parquet')}")
+
+
+def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
+    """Give the join columns of a CSV the types of their keys, so that 007 meets the text '007'."""
+    unknown = [key for _, key in request.match.pairs if key not in table.names]
+    if unknown:
+        raise InputError(f"the table has no column {unknown[0]!r}; its columns are {', '.join(table.names)}")
+    keys = {stream: table.field(key).type for stream, key in request.match.pairs}
+    return replace(request.csv, types={**request.csv.types, **keys})
+
+
+def _operator(request: JoinRequest, table: storage.Table) -> Operator:
+    options: dict[str, Any] = {"on": request.match.predicate(), "how": request.how, "memory": request.memory}
+    if request.algorithm == "ssij":
+        return joins.SSIJ(table, **options, deadline=request.deadline)
+    if request.deadline is not None:
+        raise InputError(f"{request.algorithm} knows no deadline; leave out --deadline or use --algorithm ssij")
+    kind = joins.MeshJoin if request.algorithm == "meshjoin" else joins.IndexNestedLoops
+    return kind(table, **options)
+
+
+def _pump(operator: Operator, stream: FileStream, out: Path, console: Console) -> int:
+    from headrace.cli.sink import ParquetSink
+
+    with (
+        console.progress("joined", total=stream.rows) as progress,
+        ParquetSink(out, operator.output_schema(stream.schema)) as sink,
+    ):
+        for batch in stream.batches():
+            _drain(operator.push(batch), sink)
+            _drain(operator.tick(), sink)
+            progress.advance(batch.num_rows)
+        _drain(operator.finish(), sink)
+    return sink.rows
+
+
+def _drain(results: Iterable[pa.RecordBatch], sink: ParquetSink) -> None:
+    for batch in results:
+        sink.write(batch)
+
+
+def _report(request: JoinRequest, operator: Operator, rows_out: int, seconds: float) -> JoinReport:
+    stats = operator.stats
+    return JoinReport(
+        algorithm=request.algorithm,
+        out=str(request.out),
+        rows_in=stats.rows_in,
+        rows_out=rows_out,
+        seconds=seconds,
+        rows_per_second=stats.rows_in / seconds if seconds else 0.0,
+        hit_ratio=stats.hit_ratio,
+        pages_wanted=stats.pages_wanted,
+        pages_read=stats.pages_read,
+        seeks=stats.seeks,
+        longest_wait_seconds=stats.longest_wait,
+        deadline_misses=stats.deadline_misses,
+        memory=request.memory,
+        memory_peak=stats.memory.peak,
+    )
+
+
+def _block(report: JoinReport) -> Pairs:
+    return Pairs(
+        f"Wrote {report.out}",
+        {
+            "rows in": report.rows_in,
+            "rows out": report.rows_out,
+            "rate": f"{report.rows_per_second:,.0f} rows/s, {report.seconds:.2f} s",
+            "hit ratio": f"{report.hit_ratio:.1%} of the stream needed no read",
+            "pages": f"{report.pages_wanted:,} wanted, {report.pages_read:,} read in {report.seeks:,} reads",
+            "longest wait": f"{report.longest_wait_seconds * 1000:,.0f} ms",
+            "misses": report.deadline_misses,
+            "memory": f"{format_size(report.memory_peak)} at most of {format_size(report.memory)}",
+        },
+    )

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
+from headrace.cli.blocks import Block, Grid, Pairs, Text
 from headrace.cli.options import PATH, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from headrace.cli.console import Console
+    from headrace.pipelines.source import LeftOut, SourceFile
 
-__all__ = ["source"]
+__all__ = ["left_out_block", "source"]
 
 DEFAULT = "pipeline.yml"
+UNCHANGED = "the ledger of loaded files as it was"
+NAMED = 20
 
 
 @click.group("source", short_help="List, skip and adopt the files of a source.")
@@ -32,9 +39,27 @@ def list_(console: Console, /, pipeline: Path, limit: int) -> None:
 
     With --json, all of them are shown.
     """
-    from headrace.cli.sources import run_list
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.source import list_files
 
-    run_list(pipeline, limit, console)
+    with console.step(f"listing the source of {pipeline}", left=UNCHANGED):
+        config = load_pipeline(pipeline)
+        listing = list_files(config)
+    document = {
+        "pipeline": config.name,
+        "source": config.source.path,
+        "counts": listing.counts,
+        "files": [asdict(file) for file in listing.files],
+        "left_out": [left._asdict() for left in listing.left_out],
+    }
+    if not listing.files and not listing.left_out:
+        console.result(document, Text(f"there are no files in {config.source.path}"))
+        return
+    blocks: list[Block] = [Pairs(f"Source of {config.name}: {config.source.path}", listing.counts)]
+    blocks.append(_grid(listing.files[:limit]))
+    if len(listing.files) > limit:
+        blocks.append(Text(f"and {len(listing.files) - limit:,} more; --limit shows more, --json all"))
+    console.result(document, *blocks, *left_out_block(listing.left_out))
 
 
 @source.command("skip", cls=ReportingCommand)
@@ -46,12 +71,14 @@ def skip(console: Console, /, files: tuple[str, ...]) -> None:
     PIPELINE is the pipeline file: the first of several names, if it ends in .yml or .yaml; else pipeline.yml. A file
     whose content changes afterwards is loaded. A change of a loaded file is accepted without being loaded.
     """
-    from pathlib import Path
-
-    from headrace.cli.sources import run_skip
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.source import skip_files
 
     named = len(files) > 1 and files[0].endswith((".yml", ".yaml"))
-    run_skip(Path(files[0] if named else DEFAULT), files[1:] if named else files, console)
+    pipeline = files[0] if named else DEFAULT
+    with console.step(f"skipping files of {pipeline}", left=UNCHANGED):
+        skipped = skip_files(load_pipeline(pipeline), files[1:] if named else files)
+    console.result([asdict(file) for file in skipped], _grid(skipped))
 
 
 @source.command("adopt", cls=ReportingCommand)
@@ -62,6 +89,42 @@ def adopt(console: Console, /, pipeline: Path) -> None:
 
     For a pipeline whose checkpoint is gone, was copied, or does not belong to its fact table. Nothing is loaded.
     """
-    from headrace.cli.sources import run_adopt
+    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.source import adopt_files, printable
 
-    run_adopt(pipeline, console)
+    with console.step(f"adopting the files of {pipeline}", left=UNCHANGED):
+        config = load_pipeline(pipeline)
+        adopted = adopt_files(config)
+    pairs = {"files taken as loaded": adopted.files, "stream": adopted.stream, "replaces": adopted.replaces}
+    blocks: list[Block] = [Pairs(f"{config.name} begins a new stream", pairs)]
+    if adopted.never_loaded:
+        names = ", ".join(map(printable, adopted.never_loaded[:NAMED]))
+        blocks.append(Text(f"among them are files of a batch that was not loaded, if its facts are not in: {names}"))
+    console.result(asdict(adopted), *blocks)
+
+
+def left_out_block(left_out: Sequence[LeftOut]) -> list[Block]:
+    """Return what a listing left out, to be shown; nothing if that is nothing."""
+    if not left_out:
+        return []
+    from headrace.pipelines.source import printable
+
+    rows = [(printable(left.name), left.reason) for left in left_out[:NAMED]]
+    blocks: list[Block] = [Grid("Left out", ("name", "reason"), rows)]
+    if len(left_out) > NAMED:
+        blocks.append(Text(f"and {len(left_out) - NAMED:,} more; --json shows all"))
+    return blocks
+
+
+def _grid(files: Sequence[SourceFile]) -> Grid:
+    from headrace.pipelines.source import printable
+
+    rows = [(printable(file.name), file.state, file.batch, file.size, _moment(file.modified)) for file in files]
+    return Grid("Files", ("name", "state", "batch", "bytes", "modified"), rows)
+
+
+def _moment(seconds: float) -> dt.datetime | str:
+    try:
+        return dt.datetime.fromtimestamp(seconds, dt.UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds:,.0f} s since 1970"

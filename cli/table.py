@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace import storage
+from headrace.cli.blocks import Grid, Pairs, Text
+from headrace.cli.exits import ExitCode
 from headrace.cli.options import COLUMNS, NEW_FILE, PATH, SIZE, ReportingCommand, csv_options, pass_console
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
+    import pyarrow as pa
+
+    from headrace.cli.blocks import Block
     from headrace.cli.console import Console
+    from headrace.cli.streams import CsvFormat, FileStream
 
 __all__ = ["table"]
 
@@ -41,14 +51,32 @@ def table() -> None:
 @click.option("-o", "--out", type=NEW_FILE, required=True, help="The table to make.")
 @csv_options
 @pass_console
-def build(console: Console, /, source: Path, out: Path, **choices: Any) -> None:
+def build(console: Console, /, source: Path, out: Path, key: tuple[str, ...], csv: CsvFormat, **options: Any) -> None:
     """Build a clustered table from SOURCE: CSV, JSON lines or Parquet, a file or a folder.
 
     The rows may be in any order and more than fit in memory. The table appears when all of it is on disk.
     """
-    from headrace.cli.tables import BuildRequest, run_build
+    import pyarrow as pa
 
-    run_build(BuildRequest(source=source, out=out, **choices), console)
+    from headrace.cli.sink import check_place
+    from headrace.cli.streams import open_stream
+
+    with console.step(f"building {out} from {source}", left=f"nothing; {out} was not written or changed"):
+        check_place(out)
+        stream = open_stream(source, csv=csv)
+        check_place(out, stream.files)
+        started = console.clock()
+        with console.progress("read", total=stream.rows) as progress:
+            table = storage.Table.build(
+                out,
+                pa.RecordBatchReader.from_batches(stream.schema, _counted(stream, progress)),
+                key=list(key),
+                **options,
+            )
+        with table:
+            document = _describe(out, table)
+    seconds = console.clock() - started
+    console.result({**document, "seconds": seconds}, *_info_blocks(document), Text(f"Built in {seconds:.2f} s"))
 
 
 @table.command("info", cls=ReportingCommand)
@@ -56,9 +84,12 @@ def build(console: Console, /, source: Path, out: Path, **choices: Any) -> None:
 @pass_console
 def info(console: Console, /, path: Path) -> None:
     """Show schema, key and size of TABLE."""
-    from headrace.cli.tables import run_info
-
-    run_info(path, console)
+    with (
+        console.step(f"opening {path}", left="the table as it was", repair=_after_damage(path)),
+        storage.Table.open(path) as table,
+    ):
+        document = _describe(path, table)
+    console.result(document, *_info_blocks(document))
 
 
 @table.command("check", cls=ReportingCommand)
@@ -67,9 +98,27 @@ def info(console: Console, /, path: Path) -> None:
 @click.pass_context
 def check(ctx: click.Context, console: Console, /, path: Path) -> None:
     """Verify every page of TABLE; exit code 0 when it is sound, 3 when it is damaged."""
-    from headrace.cli.tables import run_check
+    from headrace.storage.check import check_file
 
-    ctx.exit(run_check(path, console))
+    with console.step(
+        f"checking {path}",
+        left="the table as it was",
+        repair="build the table again from its source: headrace table build ... --overwrite",
+    ):
+        report = check_file(path)
+    violations = [asdict(violation) for violation in report.violations]
+    document = {"table": str(path), "ok": report.ok, "violations": violations, "unfiltered": report.unfiltered}
+    if report.ok:
+        remark = f"Its filter knows nothing of {report.unfiltered} leaves; make it again: headrace table filter {path}"
+        console.result(document, Text(f"{path} is sound"), *([Text(remark)] if report.unfiltered else []))
+        ctx.exit(ExitCode.OK)
+    rows = [tuple(violation.values()) for violation in violations]
+    console.result(
+        document,
+        Grid(f"{path} is damaged", list(violations[0]), rows),
+        Text("Build it again from its source: headrace table build ... --overwrite"),
+    )
+    ctx.exit(ExitCode.DAMAGED)
 
 
 @table.command("scan", cls=ReportingCommand)
@@ -79,11 +128,31 @@ def check(ctx: click.Context, console: Console, /, path: Path) -> None:
 @click.option("--columns", type=COLUMNS, help="Show only these columns.")
 @click.option("--limit", type=click.IntRange(min=0), help="Stop after so many rows.")
 @pass_console
-def scan(console: Console, /, path: Path, **choices: Any) -> None:
+def scan(
+    console: Console,
+    /,
+    path: Path,
+    low: str | None,
+    high: str | None,
+    columns: tuple[str, ...] | None,
+    limit: int | None,
+) -> None:
     """Print rows of TABLE in key order: as CSV, or with --json as one JSON object a line."""
-    from headrace.cli.tables import ScanRequest, run_scan
+    from headrace.cli.rows import limited, objects, parse_key, print_csv
 
-    run_scan(ScanRequest(path=path, **choices), console)
+    with (
+        console.step(f"reading {path}", left="the table as it was", repair=_after_damage(path)),
+        storage.Table.open(path) as table,
+        console.streaming(),
+    ):
+        key = [table.schema.field(name) for name in table.key]
+        batches = table.scan(parse_key(low, key), parse_key(high, key), list(columns) if columns else None)
+        batches = limited(iter(batches), limit)
+        if console.json_mode:
+            for batch in batches:
+                console.rows(objects(batch))
+        else:
+            print_csv(batches, list(columns or table.schema.names))
 
 
 @table.command("dump", cls=ReportingCommand)
@@ -102,9 +171,16 @@ def dump(console: Console, /, path: Path, page: int | None) -> None:
 @pass_console
 def compact(console: Console, /, path: Path) -> None:
     """Bring TABLE back into key order on disk and give space back, while readers go on."""
-    from headrace.cli.tables import run_compact
-
-    run_compact(path, console)
+    with (
+        console.step(f"compacting {path}", left="the table with all its rows", repair=_after_damage(path)),
+        storage.Table.open(path, mode="w") as table,
+    ):
+        done, size = table.compact(), table.stats.page_size
+    before, after = done.pages_before * size, done.pages_after * size
+    document = {"table": str(path), "bytes_before": before, "bytes_after": after, "shrunk": done.shrunk}
+    text = f"{path} is in key order: {format_size(before)} became {format_size(after)}"
+    later = Text("A reader still needs an earlier state: compact again when it is done, to give its space back")
+    console.result(document, Text(text), *([] if done.shrunk else [later]))
 
 
 @table.command("filter", cls=ReportingCommand, epilog="Example: headrace table filter planes.tbl --bits 8")
@@ -114,6 +190,44 @@ def compact(console: Console, /, path: Path) -> None:
 @pass_console
 def make_filter(console: Console, /, path: Path, bits: float, *, drop: bool) -> None:
     """Make a filter beside TABLE, by which joins know most absent keys without reading a page."""
-    from headrace.cli.tables import run_filter
+    with (
+        console.step(f"making a filter for {path}", left="the table as it was", repair=_after_damage(path)),
+        storage.Table.open(path) as table,
+    ):
+        dropped = drop and table.drop_filter()
+        if not drop:
+            table.build_filter(bits)
+        stats = table.stats
+    document = {"table": str(path), "filter_bits": stats.filter_bits, "filter_bytes": stats.filter_bytes}
+    made = f"{path} has a filter of {stats.filter_bits:.1f} bits a key, {format_size(stats.filter_bytes)}"
+    gone = f"{path} has no filter any more" if dropped else f"{path} had no filter"
+    console.result(document, Text(gone if drop else made))
 
-    run_filter(path, bits, drop=drop, console=console)
+
+def _counted(stream: FileStream, progress: Any) -> Iterator[pa.RecordBatch]:
+    for batch in stream.batches():
+        yield batch
+        progress.advance(batch.num_rows)
+
+
+def _after_damage(path: Path) -> str:
+    return f"see what is damaged with: headrace table check {path}"
+
+
+def _describe(path: Path, table: storage.Table) -> dict[str, Any]:
+    return {
+        "table": str(path),
+        "key": list(table.key),
+        "columns": {field.name: str(field.type) for field in table.schema},
+        "stats": asdict(table.stats),
+    }
+
+
+def _info_blocks(document: dict[str, Any]) -> list[Block]:
+    stats = {name.replace("_", " "): _readable(name, value) for name, value in document["stats"].items()}
+    columns = [(name, kind, "key" if name in document["key"] else "") for name, kind in document["columns"].items()]
+    return [Pairs(document["table"], stats), Grid("Columns", ("name", "type", ""), columns)]
+
+
+def _readable(name: str, value: Any) -> Any:
+    return format_size(value) if (isinstance(value, int) and name.endswith("bytes")) or name == "page_size" else value

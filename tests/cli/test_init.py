@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.cli.scaffold import FILES
+from headrace.cli.init import FILES
 from headrace.pipelines.config import load_pipeline
 
 

@@ -4,12 +4,11 @@ import os
 
 import pytest
 
-from headrace.cli.scaffold import PIPELINE
-from headrace.cli.sources import printable
+from headrace.cli.init import PIPELINE
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config import load_pipeline
 from headrace.pipelines.lease import Leases
-from headrace.pipelines.source import Ledger, examine
+from headrace.pipelines.source import Ledger, examine, printable
 
 
 @pytest.fixture

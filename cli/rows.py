@@ -1,0 +1,131 @@
+"""Rows and keys of a table as text: keys as they are typed, rows as CSV or as JSON objects."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import click
+import pyarrow as pa
+import pyarrow.csv as pc
+
+from headrace.storage.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["limited", "objects", "parse_key", "print_csv"]
+
+
+def parse_key(text: str | None, key: list[pa.Field]) -> tuple[Any, ...] | None:
+    """Return one key as values of the key's types."""
+    if text is None:
+        return None
+    parts = _fields(text) if len(key) > 1 or text.startswith('"') else [text]
+    if len(parts) != len(key):
+        raise InputError(
+            f"the key has {len(key)} columns ({', '.join(f.name for f in key)}), but {text!r} {len(parts)}; "
+            "give a value for each"
+        )
+    return tuple(_parsed(part, field) for part, field in zip(parts, key, strict=True))
+
+
+def _fields(text: str) -> list[str]:
+    try:
+        return next(csv.reader(io.StringIO(text, newline=""), strict=True), [])
+    except csv.Error as error:
+        raise InputError(f"{text!r} is not quoted as in CSV: {error}") from error
+
+
+def _parsed(text: str, field: pa.Field) -> Any:
+    try:
+        if pa.types.is_binary(field.type):
+            return bytes.fromhex(text)
+        if pa.types.is_time(field.type):
+            return pa.array([f"1970-01-01T{text}"]).cast(pa.timestamp(field.type.unit)).cast(field.type)[0]
+        if pa.types.is_duration(field.type):
+            return pa.array([int(text)], pa.int64()).cast(field.type)[0]
+        return pa.array([text]).cast(field.type)[0]
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        raise InputError(
+            f"{text!r} is no {field.type}, the type of key column {field.name!r}; "
+            "write it as `headrace table scan` prints it"
+        ) from error
+
+
+def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+    """Yield the first `limit` rows, or all of them without a limit."""
+    left = limit
+    for batch in batches:
+        if left is None:
+            yield batch
+            continue
+        if left <= 0:
+            return
+        yield batch.slice(0, min(left, batch.num_rows))
+        left -= batch.num_rows
+
+
+def print_csv(batches: Iterator[pa.RecordBatch], names: list[str]) -> None:
+    """Print a header and rows; text is quoted, a missing value is an empty field, bytes are hexadecimal.
+
+    What fails at once, such as an unknown column, has printed nothing.
+    """
+    first = next(batches, None)
+    heading = io.StringIO()
+    csv.writer(heading, lineterminator="\n").writerow(names)
+    click.echo(heading.getvalue(), nl=False)
+    for batch in itertools.chain([] if first is None else [first], batches):
+        lines = io.BytesIO()
+        pc.write_csv(_hexadecimal(_in_known_zones(batch)), lines, pc.WriteOptions(include_header=False))
+        click.echo(lines.getvalue(), nl=False)
+
+
+def objects(batch: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as Python holds them; a value beyond its calendar is text."""
+    batch = _in_known_zones(batch)
+    try:
+        columns = [column.to_pylist() for column in batch.columns]
+    except (OverflowError, ValueError):
+        columns = [[_object(value) for value in column] for column in batch.columns]
+    return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _object(value: pa.Scalar) -> Any:
+    try:
+        return value.as_py()
+    except (OverflowError, ValueError):
+        return value.cast(pa.string()).as_py()
+
+
+def _in_known_zones(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the batch with instants in UTC where their time zone is not in this system's database."""
+    columns = [
+        column if _zone_is_known(column.type) else column.cast(pa.timestamp(column.type.unit, "UTC"))
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
+
+
+def _zone_is_known(dtype: pa.DataType) -> bool:
+    if not pa.types.is_timestamp(dtype) or dtype.tz is None:
+        return True
+    instant = pa.array([0], pa.int64()).cast(dtype)
+    try:
+        instant.cast(pa.string())
+        instant.to_pylist()
+    except (pa.ArrowException, KeyError, ValueError):
+        return False
+    return True
+
+
+def _hexadecimal(batch: pa.RecordBatch) -> pa.RecordBatch:
+    columns = [
+        pa.array([value and value.hex() for value in column.to_pylist()], pa.string())
+        if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+        else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, batch.schema.names)
