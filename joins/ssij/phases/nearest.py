@@ -141,7 +141,7 @@ class NearestPhase(ProbingPhase[_Probe]):
         return np.flatnonzero(possible)
 
     def _found(self, probe: _Probe) -> list[pa.RecordBatch]:
-        """Return the results of the tuples whose leaf is cached. Changes nothing, so that threads may run it at once."""
+        """Join the tuples whose leaf is cached. Changes nothing, so that threads may run it at once."""
         outer = self._context.outer
         place = np.full(len(probe.batch.rows), -1, dtype=np.int32)
         _result_kernels.place_matches(probe.order, probe.frame, probe.count, outer, place)
