@@ -284,13 +284,13 @@ def search_bytes(
         end, stop = at, min(at + 1, rows) if pick == FIRST else rows
         if pick == EQUAL:
             end = stop = at + found
-        if pick == ALL or (pick == EQUAL and found and not unique):
-            stop, step = end, 1  # matches are few as a rule: gallop to their end
-            while end < rows and _rank_bytes(frames, page, (end, end + 1), high_data, last, closed, _NO)[0] > end:
-                stop = end + 1
-                end += step
-                step += step
-            end, stop = stop, min(end, rows)
+            if found and not unique:
+                step = 1
+                while end < rows and _rank_bytes(frames, page, (end, end + 1), high_data, last, closed, _NO)[0] > end:
+                    stop = end + 1
+                    end += step
+                    step += step
+                end, stop = stop, min(end, rows)
         if end < stop:
             end = _rank_bytes(frames, page, (end, stop), high_data, last, closed, _NO)[0]
         row[i] = at if end > at else 0
