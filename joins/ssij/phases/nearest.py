@@ -86,8 +86,7 @@ class NearestPhase(ProbingPhase[_Probe]):
             for rows in (probe.order[probe.frame >= 0], probe.unmatched()):
                 self._context.counters.rows_cached += len(rows)
                 self._context.completed(arrivals_at(probe.batch.arrival, rows), len(rows))
-        for results in self._context.workers.map(self._found, probes):
-            yield from results
+            yield from self._found(probe)
         self._store.pin(on=False)
         for chunk in map(self._waiting, probes):
             if chunk is not None:
@@ -140,15 +139,14 @@ class NearestPhase(ProbingPhase[_Probe]):
             leaf[which] += np.int32(self._context.bound.step)
         return np.flatnonzero(possible)
 
-    def _found(self, probe: _Probe) -> list[pa.RecordBatch]:
-        """Join the tuples whose leaf is cached. Changes nothing, so that threads may run it at once."""
+    def _found(self, probe: _Probe) -> Iterator[pa.RecordBatch]:
         outer = self._context.outer
         place = np.full(len(probe.batch.rows), -1, dtype=np.int32)
         _result_kernels.place_matches(probe.order, probe.frame, probe.count, outer, place)
         if outer:
             place[probe.unmatched()] = -2
         buffer = self._store.cache.buffer
-        return list(self._context.emitter.emit_placed(probe.batch.rows, place, probe.frame, probe.row, buffer))
+        yield from self._context.emitter.emit_placed(probe.batch.rows, place, probe.frame, probe.row, buffer)
 
     def _waiting(self, probe: _Probe) -> Chunk | None:
         waiting = np.flatnonzero(probe.frame < 0)
