@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MAX_KEY_BYTES", "JoinOperator", "KeyAllocator", "new_members", "resolve"]
+__all__ = ["MAX_KEY_BYTES", "JoinOperator", "KeyAllocator", "key_bytes", "new_members", "resolve"]
 
 MAX_KEY_BYTES: Final = 1024
 _NAMED: Final = 10
@@ -239,7 +239,7 @@ class _Resolution:
             stream = keyed.select(list(range(width)))
             yield from self._without_member(stream, keyed.columns[width:], fit=True)
             return
-        too_long = _key_bytes(keyed.columns[width:]) > MAX_KEY_BYTES
+        too_long = key_bytes(keyed.columns[width:]) > MAX_KEY_BYTES
         if too_long.any():
             yield self._rejected(
                 _rows(keyed, too_long).select(list(range(width))), f"longer than {MAX_KEY_BYTES} bytes"
@@ -363,10 +363,10 @@ def _repeat(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, kind), rows)
 
 
-def _key_bytes(columns: list[pa.Array]) -> NDArray[np.int64]:
+def key_bytes(columns: list[pa.Array]) -> NDArray[np.int64]:
     """Return the bytes of text and binary in each key."""
     total = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         if is_bytes(column.type):
-            total += np.asarray(pc.binary_length(column))
+            total += np.asarray(pc.fill_null(pc.binary_length(column), 0))
     return total
