@@ -23,6 +23,8 @@ from headrace.etl.history.versions import Versions, present
 from headrace.etl.ranking import key_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from headrace.etl.history.declaration import History
@@ -146,42 +148,44 @@ class _Stored:
         key = single(entries.column(history.dimension.surrogate_key))
         self.keys = np.asarray(pick(key, self.position).fill_null(0)).astype(np.int64)
 
-    def rows(self, names: list[str], positions: NDArray[np.int64]) -> list[pa.Array]:
+    def rows(self, names: Sequence[str], positions: NDArray[np.int64]) -> list[pa.Array]:
         """Return columns of the entries at positions; null where negative."""
         return [pick(single(self.entries.column(name)), positions) for name in names]
 
 
 def _differences(history: History, merged: Merged, versions: Versions, stored: _Stored) -> dict[str, pa.Table]:
     """Return what differs from the stored entries and versions."""
-    names = versions.entries.column_names
-    now = [single(column) for column in versions.entries.columns]
-    changed = (merged.old < 0) | rows_differ(now, stored.rows(names, merged.old), len(merged.old))
+    entries, shown = versions.entries, history.version_schema.names
+    there = np.flatnonzero(merged.old >= 0)
+    changed = merged.old < 0
+    changed[there] = _differs(entries, there, stored, merged.old[there], entries.column_names)
     heads = np.flatnonzero(versions.heads)
-    kept = versions.claimed >= 0
-    before = np.where(kept, stored.position[np.maximum(versions.claimed, 0)], -1) if len(kept) else versions.claimed
-    shown = history.version_schema.names
-    as_now = versions.entries.select(shown).take(pa.array(heads))
-    as_before = stored.rows(shown, before)
-    differs = rows_differ([single(column) for column in as_now.columns], as_before, len(heads))
+    kept, new = heads[versions.claimed >= 0], heads[versions.claimed < 0]
+    before = stored.position[versions.claimed[versions.claimed >= 0]]
+    updated = kept[_differs(entries, kept, stored, before, shown)]
+    gone = np.setdiff1d(versions.owners, versions.claimed, assume_unique=True)
     placeholders = merged.placeholder[merged.placeholder >= 0]
     return {
-        "upserts": versions.entries.filter(pa.array(changed)),
-        "deletes": stored.entries.take(pa.array(placeholders)).select(list(history.entry_key)),
-        "inserted": as_now.filter(pa.array(~kept)),
-        "updated": as_now.filter(pa.array(kept & differs)),
-        "retired": _retired(history, versions, stored),
+        "upserts": _taken(entries, np.flatnonzero(changed)),
+        "deletes": _taken(stored.entries.select(list(history.entry_key)), placeholders),
+        "inserted": _taken(entries.select(shown), new),
+        "updated": _taken(entries.select(shown), updated),
+        "retired": _taken(stored.entries.select(shown), stored.position[gone]),
     }
 
 
-def _retired(history: History, versions: Versions, stored: _Stored) -> pa.Table:
-    """Return the stored versions whose surrogate key no version has kept."""
-    entries, key = stored.entries, history.dimension.surrogate_key
-    touched = stored.position[stored.position >= 0]
-    heads = entries.take(pa.array(touched)).select([*history.version_schema.names, AT])
-    inferred = single(heads.column(history.dimension.inferred_flag))
-    heads = heads.filter(pc.or_(inferred, pc.equal(heads.column(AT), heads.column(history.valid_from))))
-    kept = single(versions.entries.column(key)).unique()
-    return heads.filter(pc.invert(pc.is_in(heads.column(key), value_set=kept))).select(history.version_schema.names)
+def _differs(
+    entries: pa.Table, rows: NDArray[np.int64], stored: _Stored, positions: NDArray[np.int64], names: Sequence[str]
+) -> NDArray[np.bool_]:
+    """Return where entries differ in some columns from the stored ones at positions."""
+    now = [single(entries.column(name)).take(pa.array(rows)) for name in names]
+    return rows_differ(now, stored.rows(names, positions), len(rows))
+
+
+def _taken(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+    """Return rows of a table, column by column, since a table's own `take` is slower."""
+    columns = [single(column).take(pa.array(rows)) for column in table.columns]
+    return pa.Table.from_arrays(columns, schema=table.schema)
 
 
 def _outcomes(
@@ -239,12 +243,12 @@ def _was_head(history: History, merged: Merged, stored: _Stored) -> NDArray[np.b
 def _corrected(history: History, merged: Merged, versions: Versions, stored: _Stored) -> NDArray[np.bool_]:
     """Return where a change says something else than the stored entry of its time, and its version shows it."""
     names = [*history.dimension.attributes.names, history.is_deleted]
-    rows = len(merged.at)
-    there = merged.old >= 0
-    shown = rows_differ([single(versions.entries.column(name)) for name in names], stored.rows(names, merged.old), rows)
     own = [history.recorded.get(name, name) for name in names]
-    said = rows_differ([single(versions.entries.column(name)) for name in own], stored.rows(own, merged.old), rows)
-    return shown & said & there
+    rows = np.flatnonzero((merged.old >= 0) & (merged.change >= 0))
+    corrected = np.zeros(len(merged.at), dtype=np.bool_)
+    corrected[rows] = _differs(versions.entries, rows, stored, merged.old[rows], names)
+    corrected[rows] &= _differs(versions.entries, rows, stored, merged.old[rows], own)
+    return corrected
 
 
 def _overwrites(history: History, merged: Merged, versions: Versions) -> NDArray[np.bool_]:

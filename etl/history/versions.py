@@ -34,8 +34,10 @@ class Versions:
         True where a version begins.
     run
         Number of the row's version among all.
+    owners
+        Rows at which stored versions began; each has the surrogate key of its version.
     claimed
-        For each version: the row whose stored surrogate key it keeps; -1 if its key is new.
+        For each version: the owner whose surrogate key it keeps; -1 if its key is new.
     last_of_run, last_of_member
         For each row: the last row of its version and of its member.
     """
@@ -43,6 +45,7 @@ class Versions:
     entries: pa.Table
     heads: NDArray[np.bool_]
     run: NDArray[np.int64]
+    owners: NDArray[np.int64]
     claimed: NDArray[np.int64]
     last_of_run: NDArray[np.int64]
     last_of_member: NDArray[np.int64]
@@ -77,7 +80,7 @@ def present(history: History, merged: Merged, stored_keys: NDArray[np.int64], al
     shown[history.dimension.surrogate_key] = pa.array(surrogate[rows.run])
     schema = history.entry_schema
     entries = pa.Table.from_arrays([shown[field.name].cast(field.type) for field in schema], schema=schema)
-    return Versions(entries, rows.heads, rows.run, claimed, rows.last_of_run, rows.last_of_member)
+    return Versions(entries, rows.heads, rows.run, owners, claimed, rows.last_of_run, rows.last_of_member)
 
 
 def _owners(stored_keys: NDArray[np.int64], member: NDArray[np.int64]) -> NDArray[np.int64]:
