@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.etl.errors import DeclarationError
+from headrace.etl.special import Special, check_target
 
 if TYPE_CHECKING:
     from headrace.etl.dimension import Dimension
@@ -44,11 +45,17 @@ class Lookup:
         What to do with a key that is not in the dimension.
     carry
         Attributes of the member that the fact takes along, as ``<role>_<attribute>``.
+    null_key
+        Where facts go whose key is null: ``"unknown"``, ``"not_applicable"``, ``"invalid"`` or ``"reject"``.
+    unfit_key
+        Where facts go whose value cannot be a key (out of the range of the key's type), as `null_key`; None for what
+        the policy says of keys that are not there.
 
     Raises
     ------
     DeclarationError
-        If `on` does not name every natural key column once, `carry` names no attribute, or the policy is none of four.
+        If `on` does not name every natural key column once, `carry` names no attribute, or a policy or target is not
+        valid.
 
     Examples
     --------
@@ -63,6 +70,8 @@ class Lookup:
     on: dict[str, str]
     policy: Policy | str = Policy.UNKNOWN
     carry: tuple[str, ...] = ()
+    null_key: str = Special.UNKNOWN.text
+    unfit_key: str | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in set(Policy):
@@ -76,6 +85,9 @@ class Lookup:
                 f"lookup {self.role!r} compares {', '.join(self.on.values())}, but the natural key of dimension "
                 f"{self.dimension.name!r} is {', '.join(self.dimension.natural_key)}; name each column once"
             )
+        for target in (self.null_key, self.unfit_key):
+            if target is not None:
+                check_target(target, f"lookup {self.role!r}")
         attributes = self.dimension.attributes.names
         unknown = [name for name in self.carry if name not in attributes]
         if unknown:

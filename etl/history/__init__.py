@@ -46,8 +46,42 @@ predecessor. Its key is *retired*: never given out again.
 Nothing here loops over rows.
 """
 
-from headrace.etl.history.applying import Applied, ChangeOutcome, apply_changes
-from headrace.etl.history.declaration import AttributeType, History
-from headrace.etl.history.special import Special, SpecialMembers
+from __future__ import annotations
 
-__all__ = ["Applied", "AttributeType", "ChangeOutcome", "History", "Special", "SpecialMembers", "apply_changes"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from headrace.etl.history.applying import Applied, ChangeOutcome, apply_changes
+from headrace.etl.history.as_of import AsOfLookup, Operators, current_dimension, resolve_as_of
+from headrace.etl.history.checking import violations
+from headrace.etl.history.declaration import AttributeType, History
+from headrace.etl.history.inferring import inferred_entries, inferred_members, special_versions
+from headrace.etl.special import Special, SpecialMembers
+
+if TYPE_CHECKING:
+    from headrace.etl.history.store import HistoryDimension
+
+__all__ = [
+    "Applied",
+    "AsOfLookup",
+    "AttributeType",
+    "ChangeOutcome",
+    "History",
+    "HistoryDimension",
+    "Operators",
+    "Special",
+    "SpecialMembers",
+    "apply_changes",
+    "current_dimension",
+    "inferred_entries",
+    "inferred_members",
+    "resolve_as_of",
+    "special_versions",
+    "violations",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "HistoryDimension":  # numba comes in with the tables
+        return import_module("headrace.etl.history.store").HistoryDimension
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal
 import pyarrow as pa
 
 from headrace.etl.errors import DeclarationError
-from headrace.etl.history.special import SpecialMembers
+from headrace.etl.special import SpecialMembers
 from headrace.storage.format import scale_of, stored_type
 
 if TYPE_CHECKING:

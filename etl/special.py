@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from headrace.etl.errors import DeclarationError
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["Special", "SpecialMembers"]
+__all__ = ["REJECT", "Special", "SpecialMembers", "check_target", "member_of"]
+
+REJECT: Final = "reject"
 
 
 class Special(IntEnum):
@@ -75,3 +77,15 @@ class SpecialMembers:
                     raise DeclarationError(
                         f"{where}: {value!r} of member {member.text!r} does not fit {name!r}: {error}"
                     ) from error
+
+
+def check_target(target: str, where: str) -> None:
+    """Raise `DeclarationError` unless a target is the name of a special member or ``"reject"``."""
+    valid = [*(member.text for member in Special), REJECT]
+    if target not in valid:
+        raise DeclarationError(f"{where}: {target!r} is not a valid target; the valid ones are {', '.join(valid)}")
+
+
+def member_of(target: str) -> Special | None:
+    """Return the special member that a target names; None for ``"reject"``."""
+    return None if target == REJECT else Special[target.upper()]
