@@ -23,7 +23,7 @@ from benchmarks._data import dimension, stream
 from benchmarks._measure import machine, print_table, write_csv
 from benchmarks._plot import plot_bars
 from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.dimension_tables import create_dimension
+from headrace.pipelines.dimension import create_dimension
 from headrace.pipelines.runner import run as run_pipeline
 from headrace.pipelines.spark import SparkSettings, session, stop
 
