@@ -5,10 +5,9 @@ Everything here is arrays in, arrays out; `store` keeps the result in clustered 
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -92,11 +91,11 @@ class Applied:
     @property
     def counts(self) -> dict[ChangeOutcome, int]:
         """Number of changes by outcome."""
-        counted = Counter({ChangeOutcome(item["values"]): item["counts"] for item in self._tallied()})
-        return {outcome: counted[outcome] for outcome in ChangeOutcome if counted[outcome]}
+        counted = {ChangeOutcome(item["values"]): int(item["counts"]) for item in self._tallied()}
+        return {outcome: counted[outcome] for outcome in ChangeOutcome if outcome in counted}
 
-    def _tallied(self) -> list[dict[str, int]]:
-        tallied: list[dict[str, int]] = pc.value_counts(self.outcomes.column("outcome")).to_pylist()
+    def _tallied(self) -> list[dict[str, Any]]:
+        tallied: list[dict[str, Any]] = pc.value_counts(self.outcomes.column("outcome")).to_pylist()
         return tallied
 
 

@@ -99,7 +99,7 @@ class AsOfLookup:
     on: dict[str, str]
     event_time: str | None = None
     policy: Policy | str = Policy.UNKNOWN
-    carry: tuple[str, ...] = ()
+    carry: str | tuple[str, ...] = ()
     before_first: str = FIRST
     null_time: str = "unknown"
     null_key: str = "unknown"

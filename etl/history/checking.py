@@ -49,8 +49,8 @@ def violations(history: History, entries: pa.Table, current: pa.Table, greatest_
 def _equal(left: pa.Table, right: pa.Table) -> bool:
     if left.num_rows != right.num_rows:
         return False
-    columns = [[single(column) for column in table.columns] for table in (left, right)]
-    return not rows_differ(*columns, left.num_rows).any()
+    one, other = ([single(column) for column in table.columns] for table in (left, right))
+    return not rows_differ(one, other, left.num_rows).any()
 
 
 def _keys(history: History, rows: pa.Table) -> str:

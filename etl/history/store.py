@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -30,9 +31,9 @@ from headrace.etl.lookup import Policy
 from headrace.etl.surrogate import KeyAllocator
 from headrace.joins import SSIJ, AsOf, Range
 from headrace.storage import Table
+from headrace.storage.errors import TableExistsError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
@@ -101,13 +102,14 @@ class HistoryDimension:
             If the folder holds a dimension already.
         """
         place = Path(folder)
+        if (place / _DECLARATION).exists():
+            raise TableExistsError(f"{place} holds a dimension already; open it, or choose another folder")
         place.mkdir(parents=True, exist_ok=True)
-        with Table.build(
-            place / _ENTRIES, history.entry_schema.empty_table(), list(history.entry_key), unique=True, **options
-        ) as entries:
+        empty, key = history.entry_schema.empty_table(), list(history.entry_key)
+        with Table.build(place / _ENTRIES, empty, key, unique=True, overwrite=True, **options) as entries:
             txid = entries.snapshot().txid
         _build_current(place, history, [], txid, **options)
-        (place / _DECLARATION).write_text(json.dumps(_described(history), indent=1) + "\n")
+        _declare(place, history)
         return cls(place, history, memory, options)
 
     @classmethod
@@ -151,6 +153,9 @@ class HistoryDimension:
         """Move on to what other processes have committed."""
         self._entries.refresh()
         self._current.refresh()
+        if self._is_behind:  # another process may have built it again
+            self._current.close()
+            self._current = Table.open(self._folder / _CURRENT)
 
     # Changes
 
@@ -207,7 +212,7 @@ class HistoryDimension:
             batch.filter(pc.and_(batch.column(self.history.is_current), _begins(self.history, batch)))
             for batch in entries.scan()
         )
-        _build_current(self._folder, self.history, batches, entries.snapshot().txid, overwrite=True, **self._options)
+        _build_current(self._folder, self.history, batches, entries.snapshot().txid, **self._options)
         self._current = Table.open(self._folder / _CURRENT)
 
     # Look-ups
@@ -268,7 +273,7 @@ class HistoryDimension:
             event_time,
             policy,
             carry,
-            **targets,  # type: ignore[arg-type]
+            **targets,
         )
         if declared.policy != Policy.INFER:
             return self._resolved(declared, facts)
@@ -449,11 +454,21 @@ def _build_current(
         pa.schema(columns), (_as(batch, pa.schema(columns)) for batch in selected)
     )
     key = list(dimension.natural_key)
-    Table.build(folder / _CURRENT, reader, key, unique=True, app=(_FOLLOWED, txid), **options).close()
+    Table.build(folder / _CURRENT, reader, key, unique=True, app=(_FOLLOWED, txid), overwrite=True, **options).close()
 
 
 def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def _declare(folder: Path, history: History) -> None:
+    """Write the declaration, which makes the folder a dimension; it appears complete or not at all."""
+    draft = folder / f"{_DECLARATION}.new"
+    with draft.open("w") as file:
+        file.write(json.dumps(_described(history), indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(folder / _DECLARATION)
 
 
 def _described(history: History) -> dict[str, str]:

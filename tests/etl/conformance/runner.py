@@ -1,8 +1,8 @@
 """Runs a case against a backend.
 
 A backend is made of a declaration and has `apply(changes)`, which returns `outcomes` and `moved` as
-`headrace.etl.history.Applied` has them, `ensure(keys)`, `versions()`, `facts(facts, lookup)` and `close()`. Another layer
-runs the same files with a backend of its own: `run_case(case, make_backend)`.
+`headrace.etl.history.Applied` has them, `ensure(keys)`, `versions()`, `facts(facts, lookup)` and `close()`. Another
+layer runs the same files with a backend of its own: `run_case(case, make_backend)`.
 """
 
 import math
