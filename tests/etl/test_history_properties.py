@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.etl import Dimension, KeyAllocator
-from headrace.etl.history import ChangeOutcome, History, apply_changes
+from headrace.etl.history import ChangeOutcome, History, apply_changes, inferred_entries
 
 TEXTS = dict.fromkeys(["a0", "a1", "a1c"], pa.string())
 KINDS = {"id": pa.int64(), **TEXTS, "a2": pa.float64(), "au": pa.int64()}
@@ -219,3 +219,28 @@ def test_a_thousand_members_at_once(seed):
     for start in range(0, len(rows), 1700):
         kept.apply(rows[start : start + 1700])
     assert kept.rows() == expected_versions(rows)
+
+
+@settings(deadline=None, max_examples=100)
+@given(batches, st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=4))
+def test_inferred_members_leave_no_trace_but_their_key(given_batches, announced):
+    kept = Kept()
+    for position, rows in enumerate([*given_batches, *([[]] * 5)]):
+        for _, member in {pair for pair in announced if pair[0] == position}:
+            if member not in {row["id"] for row in kept.entries.to_pylist()}:
+                kept.base += 1
+                named = pa.table({"id": [member]})
+                added = inferred_entries(HISTORY, named, [kept.base])
+                kept.entries = pa.concat_tables([kept.entries, added])
+                kept.versions[kept.base] = added.select(HISTORY.version_schema.names).to_pylist()[0]
+        if rows:
+            waiting = {row["id"]: key for key, row in kept.versions.items() if row["is_inferred"]}
+            kept.apply(rows)
+            for member in waiting.keys() & {row["id"] for row in rows}:
+                assert kept.versions[waiting[member]]["version"] == 1
+    changed = [row for rows in given_batches for row in rows]
+    expected = expected_versions(changed)
+    assert [row for row in kept.rows() if not row["is_inferred"]] == expected
+    assert {row["id"] for row in kept.rows() if row["is_inferred"]} == {m for _, m in announced} - {
+        c["id"] for c in changed
+    }
