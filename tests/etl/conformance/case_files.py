@@ -29,7 +29,7 @@ def case_names():
 
 def read_case(name):
     case = yaml.safe_load((FOLDER / f"{name}.yml").read_text())
-    assert set(case) <= {"about", "dimension", "steps", "dimensions"}, f"{name}: {sorted(case)}"
+    assert set(case) <= {"about", "dimension", "steps"}, f"{name}: {sorted(case)}"
     for step in case["steps"]:
         assert set(step) & STEPS, f"{name}: a step is one of {sorted(STEPS)}"
     return case
