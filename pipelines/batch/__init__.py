@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.storage._lazy import lazy_exports
+from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.pipelines.batch.preparation import check_pipeline

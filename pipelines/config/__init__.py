@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.storage._lazy import lazy_exports
+from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.storage._lazy import lazy_exports
+from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.pipelines.delta.commits import Commit, append, append_exactly, commit_exactly, commit_files

@@ -25,7 +25,7 @@ from headrace.pipelines.errors import (
     PolicyViolationError,
     ReplicaDamagedError,
 )
-from headrace.pipelines.replica import operators
+from headrace.pipelines.replica.catch_up import operators
 from headrace.pipelines.spark.frame import (
     FILE,
     MALFORMED,

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.storage.errors import InputError
+from headrace.storage.file.read_ahead import read_ahead
 from headrace.storage.format.columns import fixed_type
-from headrace.storage.read_ahead import read_ahead
 from headrace.storage.records import (
     COMPRESSIONS,
     SUFFIXES,
@@ -54,7 +54,7 @@ class Rows:
     name
         What to call them in messages.
     schema
-        Of the source.
+        Schema of the source.
     read
         Gives all batches; can be called again only if `again`.
     again
@@ -62,7 +62,7 @@ class Rows:
     query
         What DuckDB calls the rows, if it can read them by itself.
     files
-        That the rows come from.
+        Files that the rows come from.
     """
 
     name: str
