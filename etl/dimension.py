@@ -140,7 +140,7 @@ class Dimension:
     def check_stream(self, columns: Mapping[str, pa.DataType]) -> None:
         """Raise `KeyInputError` unless each stream column can equal its natural key column, in the key's order."""
         for name, (column, kind) in zip(self.natural_key, columns.items(), strict=True):
-            check_comparable(kind, self.schema.field(name).type, column)
+            check_comparable(kind, self.schema.field(name).type, column, self.rule(name))
 
     def unknown_member(self) -> pa.Table:
         """Return the row of the unknown member: surrogate key -1, everything else null."""

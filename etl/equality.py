@@ -2,13 +2,13 @@
 
 Declared once per key column and applied to the dimension's rows, to the stream and to shard numbers alike.
 
-- Null never matches, and text that is blank is null to a key that is trimmed.
+- Null never matches, and text that is blank is null to a key that is trimmed or declared so (``"blank"``).
 - Text compares by bytes after the declared normalisation; none by default.
 - Integers and decimals compare by value, whatever their width, precision and scale. A float equals an integer when it
   is that integer exactly (so -0.0 equals 0); NaN counts as null; a float never equals a decimal.
 - Instants compare in UTC, whatever the zone they are shown in and whatever the unit. A timestamp without a zone is not
   an instant and is only compared with another timestamp without a zone.
-- Types that cannot match are an error before the first row.
+- Types that cannot match are an error before the first row, unless the rule asks for conversion (`KeyRule.convert`).
 
 A value that the key's type cannot hold (3,000,000,000 against an int32 key) equals no key; `Conformed.unfit` says so.
 The conversion itself is `headrace.storage.format.coercion`, so that etl and the joins agree on every value.
@@ -17,6 +17,7 @@ The conversion itself is `headrace.storage.format.coercion`, so that etl and the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from decimal import Context, Decimal
 from itertools import chain
 from typing import TYPE_CHECKING, Final
 
@@ -32,7 +33,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Conformed", "KeyRule", "check_comparable", "check_rule", "conform"]
 
-NORMALISATIONS: Final = ("trim", "casefold", "nfc")
+_NUMBER: Final = r"^[+-]?0*[0-9]{1,38}(\.[0-9]{1,38}0*)?$"
+_EXACT: Final = Context(prec=80)
+NORMALISATIONS: Final = ("trim", "casefold", "nfc", "nfkc", "blank")
 
 
 @dataclass(frozen=True)
@@ -43,13 +46,18 @@ class KeyRule:
     ----------
     normalise
         Any of ``"trim"`` (Unicode white space at both ends; text that is nothing else is null), ``"casefold"`` (full
-        Unicode case folding, ``ß`` equals ``SS``) and ``"nfc"`` (canonical composition). The order they are named in
-        does not matter.
+        Unicode case folding, ``ß`` equals ``SS``), ``"nfc"`` (canonical composition), ``"nfkc"`` (compatibility
+        composition, ``ﬁ`` equals ``fi``) and ``"blank"`` (text of nothing but white space is null, other text keeps
+        its spaces). The order they are named in does not matter.
+    convert
+        Whether text meets integers, decimals and dates by the value that it spells (``"007"`` equals 7,
+        ``"2024-02-29"`` is a day), and integers and dates meet text keys by their usual spelling. Blank text is then
+        null, and text that spells no such value equals no key.
 
     Raises
     ------
     DeclarationError
-        If a name is not one of the three.
+        If a name is not a valid normalisation.
 
     Examples
     --------
@@ -58,6 +66,7 @@ class KeyRule:
     """
 
     normalise: tuple[str, ...] = ()
+    convert: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "normalise", tuple(self.normalise))
@@ -67,16 +76,24 @@ class KeyRule:
                 f"unknown normalisation {unknown[0]!r}; the valid ones are {', '.join(NORMALISATIONS)}"
             )
 
+    @property
+    def changes_spelling(self) -> bool:
+        """Whether keys that are spelled differently may be equal."""
+        return bool({*self.normalise} - {"blank"}) or self.convert
+
     def apply(self, text: pa.Array) -> pa.Array:
-        """Return the text normalised; case and form together are Unicode's canonical caseless matching (3.13, D145)."""
+        """Return the text normalised; case and form together are Unicode's caseless matching (3.13, D145 and D146)."""
+        trimmed = pc.utf8_trim_whitespace(text)
         if "trim" in self.normalise:
-            text = pc.utf8_trim_whitespace(text)
-            text = pc.if_else(pc.not_equal(text, ""), text, pa.scalar(None, text.type))
+            text = trimmed
+        if {"trim", "blank"} & {*self.normalise}:
+            text = pc.if_else(pc.not_equal(trimmed, ""), text, pa.scalar(None, text.type))
+        form = "KC" if "nfkc" in self.normalise else "C" if "nfc" in self.normalise else None
         if "casefold" in self.normalise:
-            text = _casefold(pc.utf8_normalize(text, form="NFD") if "nfc" in self.normalise else text)
-        if "nfc" in self.normalise:
-            text = pc.utf8_normalize(text, form="NFC")
-        return text
+            text = _casefold(text if form is None else pc.utf8_normalize(text, form="NF" + form.replace("C", "D")))
+            if form == "KC":  # compatibility mappings of folded text may fold once more
+                text = _casefold(pc.utf8_normalize(text, form="NFKD"))
+        return text if form is None else pc.utf8_normalize(text, form="NF" + form)
 
 
 @dataclass(frozen=True)
@@ -98,7 +115,7 @@ class Conformed:
     unfit: NDArray[np.bool_]
 
 
-def check_comparable(stream: pa.DataType, key: pa.DataType, column: str) -> None:
+def check_comparable(stream: pa.DataType, key: pa.DataType, column: str, rule: KeyRule | None = None) -> None:
     """Raise unless a column of the stream can equal a key column.
 
     Raises
@@ -106,13 +123,16 @@ def check_comparable(stream: pa.DataType, key: pa.DataType, column: str) -> None
     KeyInputError
         If no value of the one type can equal a value of the other; the message names the column and both types.
     """
-    conform(pa.nulls(0, stream), key, name=column)
+    conform(pa.nulls(0, stream), key, rule, column)
 
 
 def check_rule(rule: KeyRule, key: pa.DataType, column: str) -> None:
     """Raise `DeclarationError` if a normalisation of text is declared for a key that is not text."""
     if rule.normalise and stored_type(key) != pa.string():
         raise DeclarationError(f"key {column!r} has type {key}; {', '.join(rule.normalise)} applies to text only")
+    kinds = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date32)
+    if rule.convert and not (stored_type(key) == pa.string() or any(test(key) for test in kinds)):
+        raise DeclarationError(f"key {column!r} has type {key}; text converts to integers, decimals and dates only")
 
 
 def conform(
@@ -142,6 +162,8 @@ def conform(
     [1, None, None]
     """
     array = _plain(column)
+    if rule is not None and rule.convert and _converts(array.type, key):
+        return _converted(array, key, rule, name)
     if pa.types.is_floating(array.type) and pa.types.is_integer(key):
         array, fractional = _whole_numbers(array)
     else:
@@ -154,6 +176,51 @@ def conform(
         values = rule.apply(values)
         null |= np.asarray(values.is_null()) & np.asarray(array.is_valid())
     return Conformed(values, null, np.zeros(len(array), dtype=bool) if valid is None else ~valid & ~null)
+
+
+def _converts(stream: pa.DataType, key: pa.DataType) -> bool:
+    text = pa.types.is_string(stream) or pa.types.is_large_string(stream)
+    if stored_type(key) == pa.string():
+        return pa.types.is_integer(stream) or pa.types.is_date(stream)
+    return text
+
+
+def _converted(array: pa.Array, key: pa.DataType, rule: KeyRule, name: str) -> Conformed:
+    """Return the values that text spells, or the text that values are spelled as."""
+    without_conversion = KeyRule(rule.normalise)
+    if stored_type(key) == pa.string():
+        return conform(array.cast(pa.string()), key, without_conversion, name)
+    text = pc.utf8_trim_whitespace(array.cast(pa.string()))
+    text = pc.if_else(pc.not_equal(text, ""), text, pa.scalar(None, pa.string()))
+    scale = key.scale if pa.types.is_decimal(key) else 0
+    spelled, values = _days(text) if pa.types.is_date(key) else _numbers(text, scale)
+    values = conform(values, key, None, name)
+    null = np.asarray(text.is_null())
+    unfit = (~spelled | values.unfit) & ~null
+    return Conformed(values.values, null, unfit)
+
+
+def _numbers(text: pa.Array, scale: int) -> tuple[NDArray[np.bool_], pa.Array]:
+    """Return where text spells a number that a decimal of this scale holds, and those numbers."""
+    spelled = pc.fill_null(pc.match_substring_regex(text, _NUMBER), fill_value=False)
+    digits = pc.if_else(spelled, pc.replace_substring(text, "+", ""), pa.scalar(None, pa.string()))
+    exact = pc.replace_substring_regex(digits, "^(-?)0+([0-9])", "\\1\\2").cast(pa.decimal256(76, 38))
+    numbers = exact.cast(pa.decimal256(76, scale), safe=False)
+    limit = pa.scalar(Decimal(10**38 - 1).scaleb(-scale, _EXACT), numbers.type)
+    holds = pc.and_(pc.equal(numbers.cast(exact.type, safe=False), exact), pc.less_equal(pc.abs(numbers), limit))
+    fits = pc.and_(spelled, pc.fill_null(holds, fill_value=False))
+    numbers = pc.if_else(fits, numbers, pa.scalar(None, numbers.type)).cast(pa.decimal128(38, scale))
+    return np.asarray(fits, dtype=np.bool_), numbers
+
+
+def _days(text: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
+    """Return where text spells a day as in ISO 8601, and those days."""
+    shaped = pc.fill_null(pc.match_substring_regex(text, "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), fill_value=False)
+    days = pc.strptime(
+        pc.if_else(shaped, text, pa.scalar(None, pa.string())), format="%Y-%m-%d", unit="s", error_is_null=True
+    ).cast(pa.date32())
+    exact = pc.fill_null(pc.equal(days.cast(pa.string()), text), fill_value=False)
+    return np.asarray(exact, dtype=np.bool_), pc.if_else(exact, days, pa.scalar(None, pa.date32()))
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.etl.errors import DeclarationError
+from headrace.etl.special import Special, check_target
 
 if TYPE_CHECKING:
     from headrace.etl.dimension import Dimension
@@ -44,12 +45,17 @@ class Lookup:
         Policy for keys that are not in the dimension.
     carry
         Attributes of the member that the fact takes along, as ``<role>_<attribute>``.
+    null_key
+        Target of facts whose key is null: ``"unknown"``, ``"not_applicable"``, ``"invalid"`` or ``"reject"``.
+    unfit_key
+        Target of facts whose value cannot be a key (out of the range of the key's type), as `null_key`; None for the
+        policy of keys that are not in the dimension.
 
     Raises
     ------
     DeclarationError
-        If `on` does not name every natural key column once, `carry` names no attribute, or the policy is not one of the
-        four.
+        If `on` does not name every natural key column once, `carry` names no attribute, or a policy or target is not
+        valid.
 
     Examples
     --------
@@ -64,6 +70,8 @@ class Lookup:
     on: dict[str, str]
     policy: Policy | str = Policy.UNKNOWN
     carry: tuple[str, ...] = ()
+    null_key: str = Special.UNKNOWN.text
+    unfit_key: str | None = None
 
     def __post_init__(self) -> None:
         if self.policy not in set(Policy):
@@ -77,6 +85,9 @@ class Lookup:
                 f"lookup {self.role!r} compares {', '.join(self.on.values())}, but the natural key of dimension "
                 f"{self.dimension.name!r} is {', '.join(self.dimension.natural_key)}; name each column once"
             )
+        for target in (self.null_key, self.unfit_key):
+            if target is not None:
+                check_target(target, f"lookup {self.role!r}")
         attributes = self.dimension.attributes.names
         unknown = [name for name in self.carry if name not in attributes]
         if unknown:

@@ -5,7 +5,8 @@ clustered table, `new_members` reads from its result the members that were infer
 
 What happens to a row, in this order:
 
-1. A natural key with a null (or NaN) goes to the unknown member, -1, whatever the policy: it identifies no member.
+1. A natural key with a null (or NaN) goes to the unknown member, -1, whatever the policy: it identifies no member. A lookup may
+   name another special member, or have such rows rejected (`Lookup.null_key`).
 2. A key that is in the dimension is matched.
 3. The lookup's policy decides about a key that is not in the dimension.
    - ``infer``: it becomes a new member. A value that cannot be a key (out of the key type's range, or longer than
@@ -33,6 +34,7 @@ from headrace.etl.errors import ConservationError, DeclarationError, DimensionEr
 from headrace.etl.lookup import Lookup, Policy
 from headrace.etl.outcomes import Outcome
 from headrace.etl.ranking import key_text, rank_rows, sort_rows
+from headrace.etl.special import member_of
 from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["MAX_KEY_BYTES", "JoinOperator", "KeyAllocator", "new_members", "resolve"]
+__all__ = ["MAX_KEY_BYTES", "JoinOperator", "KeyAllocator", "key_bytes", "new_members", "resolve"]
 
 MAX_KEY_BYTES: Final = 1024
 _NAMED: Final = 10
@@ -199,8 +201,10 @@ class _Resolution:
         null = np.logical_or.reduce([key.null for key in conformed])
         unfit = np.logical_or.reduce([key.unfit for key in conformed]) & ~null
         if null.any():
-            yield self._unknown(_rows(batch, null))
-        if unfit.any():
+            yield self._sent(_rows(batch, null), lookup.null_key, "the key is null")
+        if unfit.any() and lookup.unfit_key is not None:
+            yield self._sent(_rows(batch, unfit), lookup.unfit_key, "no value of the key's type")
+        elif unfit.any():
             named = [_rows_of(column, unfit) for column in columns]
             yield from self._without_member(_rows(batch, unfit), named, fit=False)
         usable = ~(null | unfit)
@@ -239,7 +243,7 @@ class _Resolution:
             stream = keyed.select(list(range(width)))
             yield from self._without_member(stream, keyed.columns[width:], fit=True)
             return
-        too_long = _key_bytes(keyed.columns[width:]) > MAX_KEY_BYTES
+        too_long = key_bytes(keyed.columns[width:]) > MAX_KEY_BYTES
         if too_long.any():
             yield self._rejected(
                 _rows(keyed, too_long).select(list(range(width))), f"longer than {MAX_KEY_BYTES} bytes"
@@ -271,6 +275,13 @@ class _Resolution:
             position += batch.num_rows
             yield self._added(batch.select(list(range(width))), Outcome.INFERRED, [keys])
         self._waiting.clear()
+
+    def _sent(self, stream: pa.RecordBatch, target: str, reason: str) -> pa.RecordBatch:
+        """Send rows to a special member, or reject them."""
+        member = member_of(target)
+        if member is None:
+            return self._rejected(stream, reason)
+        return self._added(stream, Outcome.UNKNOWN, [_repeat(int(member), pa.int64(), stream.num_rows)])
 
     def _unknown(self, stream: pa.RecordBatch) -> pa.RecordBatch:
         return self._added(stream, Outcome.UNKNOWN, [_repeat(UNKNOWN_KEY, pa.int64(), stream.num_rows)])
@@ -363,10 +374,10 @@ def _repeat(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, kind), rows)
 
 
-def _key_bytes(columns: list[pa.Array]) -> NDArray[np.int64]:
+def key_bytes(columns: list[pa.Array]) -> NDArray[np.int64]:
     """Return the bytes of text and binary in each key."""
     total = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         if is_bytes(column.type):
-            total += np.asarray(pc.binary_length(column))
+            total += np.asarray(pc.fill_null(pc.binary_length(column), 0))
     return total

@@ -144,7 +144,7 @@ def test_values_that_cannot_be_read_are_usage_errors(invoke, options):
 SLOW_STREAM = """
 import signal
 import os, sys, pyarrow as pa
-from headrace.cli.main import heed_termination
+from headrace.cli.main import handle_termination
 from headrace.cli.console import Console
 from headrace.cli.exits import guarded
 from headrace.cli.sink import ParquetSink
@@ -158,7 +158,7 @@ def work():
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # jobs in the background begin by ignoring it
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and those of nohup this one
-heed_termination()
+handle_termination()
 sys.exit(guarded(work, Console(), ["headrace", "join"]))
 """
 
@@ -182,9 +182,9 @@ def test_an_interrupt_leaves_no_half_written_output(tmp_path, number):
 
 INTERRUPTED_CALL = """
 import logging
-from headrace.cli.main import heed_termination
+from headrace.cli.main import handle_termination
 
-heed_termination()
+handle_termination()
 for error in (KeyboardInterrupt(), ValueError("lost connection")):
     try:
         raise error

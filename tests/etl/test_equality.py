@@ -167,3 +167,61 @@ def test_masks_are_of_every_row():
     conformed = conform(pa.array([1, 2, 3]), pa.int64())
     assert not np.any(conformed.null)
     assert conformed.unfit.shape == (3,)
+
+
+@given(st.lists(st.none() | TEXT))
+@example(["ﬁ", "①", "㎏", "\u017f"])
+def test_compatibility_form_is_unicodes(texts):
+    formed = KeyRule(("nfkc",)).apply(pa.array(texts, pa.string()))
+    assert formed.to_pylist() == [None if text is None else unicodedata.normalize("NFKC", text) for text in texts]
+
+
+@given(TEXT, st.sampled_from(["NFC", "NFD", "NFKC", "NFKD"]), st.booleans())
+def test_compatible_caseless_keys_do_not_depend_on_form_and_case(text, form, upper):
+    other = unicodedata.normalize(form, text.casefold() if upper else text)
+    same = KeyRule(("nfkc", "casefold")).apply(pa.array([text, other], pa.string())).to_pylist()
+    assert same[0] == same[1]
+
+
+def test_blank_text_is_null_and_other_text_keeps_its_spaces():
+    assert values(pa.array(["", " \t", " a ", None]), pa.string(), KeyRule(("blank",))) == [None, None, " a ", None]
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**6), max_value=10**6))
+@example(decimal.Decimal("-0.000"))
+def test_text_meets_the_number_that_it_spells(number):
+    for text in (f"{number:f}", f" {number:f}00", f"{number:+f}"):
+        assert values(pa.array([text]), pa.decimal128(18, 3), KeyRule(convert=True)) == [number]
+
+
+@pytest.mark.parametrize("text", ["x", "1e3", "0x10", "1,5", ".5", "5.", "--1", "1 2", "٣", "9" * 39])
+def test_text_that_spells_no_number_equals_no_key(text):
+    found = conform(pa.array([text]), pa.decimal128(38, 0), KeyRule(convert=True))
+    assert (found.values.to_pylist(), found.null.tolist(), found.unfit.tolist()) == ([None], [False], [True])
+
+
+def test_a_number_of_38_digits_is_exact():
+    text = "1234567890" * 3 + "12345678"
+    assert values(pa.array([text]), pa.decimal128(38, 0), KeyRule(convert=True)) == [decimal.Decimal(text)]
+
+
+def test_text_meets_days_only_as_iso():
+    texts = ["2024-02-29", "2023-02-29", "29.02.2024", " 2024-02-29 ", "", None]
+    found = conform(pa.array(texts), pa.date32(), KeyRule(convert=True))
+    leap = datetime(2024, 2, 29, tzinfo=UTC).date()
+    assert found.values.to_pylist() == [leap, None, None, leap, None, None]
+    assert found.unfit.tolist() == [False, True, True, False, False, False]
+
+
+def test_numbers_meet_text_keys_by_their_usual_spelling():
+    assert values(pa.array([7, -1, None]), pa.string(), KeyRule(convert=True)) == ["7", "-1", None]
+
+
+def test_without_conversion_text_and_numbers_are_refused():
+    with pytest.raises(KeyInputError):
+        conform(pa.array(["7"]), pa.int64(), KeyRule())
+
+
+def test_conversion_to_what_text_does_not_spell_is_refused():
+    with pytest.raises(DeclarationError, match="integers, decimals and dates"):
+        check_rule(KeyRule(convert=True), pa.binary(), "k")

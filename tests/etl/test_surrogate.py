@@ -254,3 +254,28 @@ def test_text_never_meets_a_number():
 def test_an_inferring_lookup_needs_numbers_to_give():
     with pytest.raises(DeclarationError, match="KeyAllocator"):
         resolve(Lookup(CODE, "c", {"code": "code"}, "infer"), None, [])
+
+
+@pytest.mark.parametrize(
+    ("target", "key", "outcome"),
+    [
+        ("unknown", -1, "unknown"),
+        ("not_applicable", -2, "unknown"),
+        ("invalid", -3, "unknown"),
+        ("reject", -1, "rejected"),
+    ],
+)
+def test_null_and_unfit_keys_go_where_the_lookup_says(dict_join, target, key, outcome):
+    plane = Dimension("plane", ("n",), "plane_key", pa.schema({"n": pa.int8()}))
+    lookup = Lookup(plane, "plane", {"m": "n"}, "infer", null_key=target, unfit_key=target)
+    table = number_members(plane, pa.table({"n": pa.array([1], pa.int8())}))
+    join = dict_join(table, lookup.operator_on, lookup.operator_columns)
+    stream = pa.record_batch({"m": pa.array([None, 300], pa.int64())})
+    found = pa.Table.from_batches(resolve(lookup, join, [stream], KeyAllocator(1)))
+    assert found.column("plane_key").to_pylist() == [key, key]
+    assert found.column("_plane_outcome").to_pylist() == [outcome, outcome]
+
+
+def test_a_target_that_is_no_special_member_is_refused():
+    with pytest.raises(DeclarationError, match="the valid ones are unknown, not_applicable, invalid, reject"):
+        Lookup(AIRPORT, "from", ON, null_key="nowhere")

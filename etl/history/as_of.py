@@ -1,0 +1,409 @@
+"""As-of look-ups: a fact meets the version that was valid at its event time.
+
+Most facts are newer than the current version of their member. So a fact first meets a replica of the current versions,
+by equality of a unique key, whose rows have `valid_from`. Only a fact that is older goes on to the table of entries, by
+`AsOf` on (natural key, time). A current version that is the first one says that there is no need to.
+
+What happens to a row, in this order:
+
+1. A null event time goes by `null_time`.
+2. The natural key goes through `headrace.etl.surrogate.resolve`: null, unfit and missing keys by its rules.
+3. The version that is valid at the event time is found: the current one (outcome `matched`) or an older one (`late`).
+4. An event time before the member's first version goes by `before_first`. An inferred member covers all times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.etl.dimension import Dimension
+from headrace.etl.errors import ConservationError, DeclarationError
+from headrace.etl.history.declaration import AT
+from headrace.etl.history.instants import to_instants
+from headrace.etl.lookup import Lookup, Policy
+from headrace.etl.outcomes import Outcome
+from headrace.etl.special import check_target, member_of
+from headrace.etl.surrogate import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.etl.history.declaration import History
+    from headrace.etl.surrogate import JoinOperator, KeyAllocator
+    from headrace.joins import AsOf
+
+__all__ = ["AsOfLookup", "Operators", "current_dimension", "resolve_as_of"]
+
+FIRST: Final = "first"
+CURRENT: Final = "current"
+
+
+def current_dimension(history: History) -> Dimension:
+    """Return the dimension of current versions: one row for each member, all other columns as attributes."""
+    dimension = history.dimension
+    apart = {dimension.surrogate_key, dimension.inferred_flag}
+    columns = [column for column in history.version_schema if column.name not in apart]
+    return Dimension(
+        dimension.name,
+        dimension.natural_key,
+        dimension.surrogate_key,
+        pa.schema(columns),
+        dimension.rules,
+        dimension.inferred_flag,
+    )
+
+
+@dataclass(frozen=True)
+class AsOfLookup:
+    """One role of a dimension with history in a stream of facts.
+
+    Parameters
+    ----------
+    history
+        The dimension.
+    role, on, policy, null_key, unfit_key
+        As for `headrace.etl.Lookup`.
+    event_time
+        Column of the stream with the time of the fact; None to meet the current version.
+    carry
+        Columns of the version that the fact takes along, as ``<role>_<column>``; attributes, `valid_from` and so on.
+    before_first
+        Where facts go that are older than the first version of their member: ``"first"`` (to that version),
+        ``"unknown"``, ``"not_applicable"``, ``"invalid"`` or ``"reject"``.
+    null_time
+        Where facts without event time go: ``"current"`` (to the current version), or as `before_first`.
+
+    Raises
+    ------
+    DeclarationError
+        If the lookup is not valid, or names a special member that the dimension does not have.
+
+    Examples
+    --------
+    >>> from headrace.etl.history import History
+    >>> customer = Dimension("customer", ("id",), "customer_key", pa.schema({"id": pa.int64(), "city": pa.string()}))
+    >>> lookup = AsOfLookup(History(customer), "buyer", {"customer_id": "id"}, "ordered_at", carry=("city",))
+    >>> lookup.added_schema().names
+    ['buyer_key', 'buyer_city', '_buyer_outcome', '_buyer_reason']
+    """
+
+    history: History
+    role: str
+    on: dict[str, str]
+    event_time: str | None = None
+    policy: Policy | str = Policy.UNKNOWN
+    carry: str | tuple[str, ...] = ()
+    before_first: str = FIRST
+    null_time: str = "unknown"
+    null_key: str = "unknown"
+    unfit_key: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "carry", (self.carry,) if isinstance(self.carry, str) else tuple(self.carry))
+        where = f"lookup {self.role!r}"
+        targets = [self.null_key]
+        targets += [self.unfit_key] if self.unfit_key is not None else []
+        targets += [self.before_first] if self.before_first != FIRST else []
+        targets += [self.null_time] if self.null_time != CURRENT else []
+        present = self.history.special.present
+        for target in targets:
+            check_target(target, where)
+            member = member_of(target)
+            if member is not None and member not in present:
+                raise DeclarationError(
+                    f"{where}: dimension {self.history.dimension.name!r} has no member {target!r}; declare it in "
+                    "`History.special`"
+                )
+        self.current  # noqa: B018 - checks the rest
+
+    @property
+    def current(self) -> Lookup:
+        """The lookup of the current version, which carries what tells whether the fact is older."""
+        return Lookup(
+            current_dimension(self.history),
+            self.role,
+            self.on,
+            self.policy,
+            tuple(dict.fromkeys([*self.carry, self.history.valid_from, self.history.version])),
+            self.null_key,
+            self.unfit_key,
+        )
+
+    @property
+    def key_column(self) -> str:
+        """The column that the surrogate key goes to."""
+        return self.current.key_column
+
+    @property
+    def time_column(self) -> str:
+        """A column that is added on the way: the event time as an instant of the history."""
+        return f"_{self.role}_time"
+
+    @property
+    def entry_columns(self) -> list[str]:
+        """The `columns` argument of operators over the table of entries."""
+        return [self.history.dimension.surrogate_key, *self.carry]
+
+    def entry_on(self, *, backward: bool = True) -> AsOf:
+        """Return the `on` argument of operators over the table of entries, which are left joins."""
+        from headrace.joins import AsOf  # noqa: PLC0415 - numba comes in with the first join
+
+        return AsOf(self.time_column, AT, self.current.operator_on, "backward" if backward else "forward")
+
+    def added_schema(self) -> pa.Schema:
+        """Return the columns that `resolve_as_of` appends to the stream's."""
+        added = self.current.added_schema()
+        kept = [self.key_column, *(f"{self.role}_{name}" for name in self.carry), *added.names[-2:]]
+        return pa.schema([added.field(name) for name in kept])
+
+    def check(self, stream: pa.Schema) -> None:
+        """Raise unless this lookup can run over a stream; see `Lookup.check`."""
+        if self.event_time is not None and self.event_time not in stream.names:
+            raise DeclarationError(
+                f"lookup {self.role!r}: the stream has no column {self.event_time!r}; it has {', '.join(stream.names)}"
+            )
+        if self.time_column in stream.names:
+            raise DeclarationError(f"lookup {self.role!r} adds a column {self.time_column!r}; rename the stream's")
+        if self.event_time is not None:
+            empty = pa.nulls(0, stream.field(self.event_time).type)
+            to_instants(empty, self.history.instant_type, self.event_time)
+        self.current.check(stream)
+
+
+@dataclass(frozen=True)
+class Operators:
+    """The join operators of a lookup, all of them left joins.
+
+    Parameters
+    ----------
+    current
+        Over the replica of current versions, with ``on=lookup.current.operator_on`` and
+        ``columns=lookup.current.operator_columns``.
+    backward
+        Over the table of entries, with ``on=lookup.entry_on()`` and ``columns=lookup.entry_columns``.
+    forward
+        The same with ``on=lookup.entry_on(backward=False)``. Needed by the policy ``before_first="first"`` only.
+    """
+
+    current: JoinOperator
+    backward: JoinOperator | None = None
+    forward: JoinOperator | None = None
+
+
+def resolve_as_of(
+    lookup: AsOfLookup,
+    operators: Operators,
+    batches: Iterable[pa.RecordBatch],
+    allocator: KeyAllocator | None = None,
+    *,
+    own: Sequence[tuple[int, int]] = (),
+) -> Iterator[pa.RecordBatch]:
+    """Replace natural keys by the surrogate keys of the versions that were valid at the facts' times.
+
+    Parameters
+    ----------
+    lookup
+        The role, its columns and its policies.
+    operators
+        Joins over the tables of the dimension, both at one and the same version.
+    batches
+        The stream. For a lookup that infers: every row of the allocator's shard, and no other.
+    allocator
+        Needed by the policy ``infer`` only.
+    own
+        See `headrace.etl.surrogate.resolve`.
+
+    Yields
+    ------
+    RecordBatch
+        The stream's columns and `AsOfLookup.added_schema`, in no particular order of rows; every row exactly once.
+
+    Raises
+    ------
+    DeclarationError, KeyInputError, MissingMembersError
+        As for `headrace.etl.surrogate.resolve`.
+    """
+    return _AsOf(lookup, operators, allocator, own).run(batches)
+
+
+class _AsOf:
+    """One input on its way through one lookup."""
+
+    def __init__(
+        self,
+        lookup: AsOfLookup,
+        operators: Operators,
+        allocator: KeyAllocator | None,
+        own: Sequence[tuple[int, int]],
+    ) -> None:
+        self._lookup = lookup
+        self._operators = operators
+        self._allocator = allocator
+        self._own = own
+        self._settled: list[pa.RecordBatch] = []
+        self._stream = 0
+        self._balance = 0
+
+    def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        found = resolve(
+            self._lookup.current, self._operators.current, self._timed(batches), self._allocator, own=self._own
+        )
+        for batch in found:
+            yield from self._counted(self._by_time(batch))
+        yield from self._counted(self._older(_flush(self._operators.backward)))
+        yield from self._counted(self._first(_flush(self._operators.forward)))
+        yield from self._counted([])
+        if self._balance:
+            raise ConservationError(f"lookup {self._lookup.role!r} lost {self._balance} rows (negative: gained)")
+
+    def _counted(self, outputs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for output in outputs:
+            self._balance -= output.num_rows
+            yield output
+        while self._settled:
+            output = self._settled.pop()
+            self._balance -= output.num_rows
+            yield output
+
+    def _timed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Append the event time as an instant; rows without one go where the policy says."""
+        lookup, schema = self._lookup, None
+        for batch in batches:
+            if batch.schema != schema:
+                lookup.check(batch.schema)
+                schema = batch.schema
+                self._stream = len(schema)
+            self._balance += batch.num_rows
+            time = self._time(batch)
+            timed = batch.append_column(lookup.time_column, time)
+            if lookup.event_time is not None and lookup.null_time != CURRENT and time.null_count:
+                null = np.asarray(time.is_null())
+                self._settle(_rows(timed, null), lookup.null_time, "the event time is null")
+                timed = _rows(timed, ~null)
+            if timed.num_rows:
+                yield timed
+
+    def _time(self, batch: pa.RecordBatch) -> pa.Array:
+        lookup = self._lookup
+        if lookup.event_time is None:
+            return pa.nulls(batch.num_rows, lookup.history.instant_type)
+        return to_instants(batch.column(lookup.event_time), lookup.history.instant_type, lookup.event_time)
+
+    def _by_time(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield rows that are done, and send the older ones to the table of entries."""
+        lookup, history = self._lookup, self._lookup.history
+        begun = batch.column(f"{lookup.role}_{history.valid_from}")
+        matched = pc.equal(batch.column(lookup.current.outcome_column), str(Outcome.MATCHED))
+        earlier = pc.and_(matched, pc.fill_null(pc.less(batch.column(lookup.time_column), begun), fill_value=False))
+        first = pc.fill_null(pc.equal(batch.column(f"{lookup.role}_{history.version}"), 1), fill_value=False)
+        before = np.asarray(pc.and_(earlier, first))
+        older = np.asarray(pc.and_not(earlier, first))
+        done = ~(before | older)
+        if done.any():
+            yield self._plain(_rows(batch, done))
+        if before.any():
+            yield from self._before_first(_rows(batch, before))
+        if older.any():
+            yield from self._ask_entries(_rows(batch, older))
+
+    def _before_first(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Yield rows whose current version is the first one and begins after them."""
+        if self._lookup.before_first == FIRST:
+            yield self._plain(_with_outcome(batch, self._lookup.current.outcome_column, Outcome.LATE))
+        else:
+            self._settle(batch, self._lookup.before_first, "before the first version")
+
+    def _ask_entries(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        backward = self._operators.backward
+        if backward is None:
+            raise DeclarationError(
+                f"lookup {self._lookup.role!r} meets facts older than the current version; give it "
+                "an operator over the table of entries"
+            )
+        yield from self._older(backward.push(self._keyed(batch)))
+
+    def _keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return stream columns, time and normalised key."""
+        lookup = self._lookup.current
+        keys = lookup.dimension.conform_key([batch.column(name) for name in lookup.stream_columns])
+        stream = batch.select(list(range(self._stream + 1)))
+        names = [*stream.schema.names, *(name for name, _ in lookup.operator_on)]
+        return pa.RecordBatch.from_arrays([*stream.columns, *(key.values for key in keys)], names=names)
+
+    def _older(self, outputs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Sort what the table of entries found into older versions and rows before the first one."""
+        for output in outputs:
+            width = self._width(output)
+            absent = np.asarray(output.column(width).is_null())
+            if not absent.all():
+                yield self._found(_rows(output, ~absent))
+            if absent.any():
+                yield from self._before_all(_rows(output, absent).select(list(range(width))))
+
+    def _before_all(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        if self._lookup.before_first != FIRST:
+            self._settle(batch, self._lookup.before_first, "before the first version")
+            return
+        if self._operators.forward is None:
+            raise DeclarationError(f"lookup {self._lookup.role!r} looks for first versions; give it a forward operator")
+        yield from self._first(self._operators.forward.push(batch))
+
+    def _first(self, outputs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for output in outputs:
+            if output.column(self._width(output)).null_count:
+                raise ConservationError(
+                    f"lookup {self._lookup.role!r}: a member is in the replica of current versions, but not in the "
+                    "table of entries; they are of different versions"
+                )
+            yield self._found(output)
+
+    def _width(self, output: pa.RecordBatch) -> int:
+        return output.num_columns - len(self._lookup.entry_columns)
+
+    def _found(self, output: pa.RecordBatch) -> pa.RecordBatch:
+        return self._added(output, output.columns[self._width(output) :], Outcome.LATE)
+
+    def _settle(self, batch: pa.RecordBatch, target: str, reason: str) -> None:
+        """Send rows to a special member, or reject them."""
+        member = member_of(target)
+        outcome = Outcome.REJECTED if member is None else Outcome.UNKNOWN
+        key = pa.repeat(pa.scalar(int(member or member_of("unknown") or 0), pa.int64()), batch.num_rows)
+        self._settled.append(self._added(batch, [key], outcome, reason if member is None else None))
+
+    def _plain(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Leave out what was added on the way."""
+        stream = batch.schema.names[: self._stream]
+        return batch.select([*stream, *self._lookup.added_schema().names])
+
+    def _added(
+        self, batch: pa.RecordBatch, columns: Sequence[pa.Array], outcome: Outcome, reason: str | None = None
+    ) -> pa.RecordBatch:
+        """Return the stream's columns with surrogate key, carried columns (null if not given), outcome and reason."""
+        added, rows = self._lookup.added_schema(), batch.num_rows
+        carried = list(columns[1:]) or [pa.nulls(rows, field.type) for field in list(added)[1:-2]]
+        noted = [pa.repeat(pa.scalar(text, pa.string()), rows) for text in (str(outcome), reason)]
+        stream = list(batch.schema)[: self._stream]
+        return pa.RecordBatch.from_arrays(
+            [*batch.columns[: self._stream], columns[0], *carried, *noted], schema=pa.schema([*stream, *added])
+        )
+
+
+def _flush(operator: JoinOperator | None) -> Iterable[pa.RecordBatch]:
+    return () if operator is None else operator.flush()
+
+
+def _rows(batch: pa.RecordBatch, wanted: NDArray[np.bool_]) -> pa.RecordBatch:
+    return batch if wanted.all() else batch.filter(pa.array(wanted))
+
+
+def _with_outcome(batch: pa.RecordBatch, column: str, outcome: Outcome) -> pa.RecordBatch:
+    position = batch.schema.get_field_index(column)
+    text = pa.repeat(pa.scalar(str(outcome), pa.string()), batch.num_rows)
+    return batch.set_column(position, batch.schema.field(position), text)

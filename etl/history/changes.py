@@ -1,0 +1,207 @@
+"""Changes as they come, turned into rows of one layout; what cannot be a change is rejected with its cause.
+
+The layout (`change_schema`): natural key, time, sequence, mark of deletes, attributes, spelling of the key. A delete
+has no attributes but those of audit.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.etl.equality import conform
+from headrace.etl.errors import DeclarationError
+from headrace.etl.history.declaration import AT, BEGINNING, SEQUENCE
+from headrace.etl.history.instants import instant_of, ticks_of, to_instants
+from headrace.etl.history.values import canonical, single
+from headrace.etl.surrogate import MAX_KEY_BYTES, key_bytes
+from headrace.storage.errors import KeyInputError
+from headrace.storage.format import coerce
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from headrace.etl.history.declaration import History
+
+__all__ = ["Intake", "change_schema", "take_in"]
+
+_END_OF_TIME: Final = dt.date(9999, 12, 31)
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Changes that were read.
+
+    Parameters
+    ----------
+    rows
+        Accepted changes in the layout of `change_schema`.
+    position
+        Position of each among the changes that came.
+    causes
+        For each change that came: why it was rejected; null if it was not.
+    """
+
+    rows: pa.Table
+    position: NDArray[np.int64]
+    causes: pa.Array
+
+
+def change_schema(history: History) -> pa.Schema:
+    """Return the layout of changes."""
+    return pa.schema(
+        [
+            *history.dimension.key_schema,
+            pa.field(AT, history.instant_type),
+            pa.field(SEQUENCE, history.stored_sequence),
+            pa.field(history.is_deleted, pa.bool_()),
+            *history.dimension.attributes,
+            *(pa.field(name, pa.string()) for name in history.spelled.values()),
+        ]
+    )
+
+
+def take_in(history: History, changes: pa.Table | pa.RecordBatch) -> Intake:
+    """Read changes.
+
+    Raises
+    ------
+    DeclarationError
+        If a column is missing, or has a type from which no value of its target can be made.
+    KeyInputError
+        If a column can never equal its key.
+    """
+    _check_names(history, changes.schema)
+    reader = _Reader(history, changes)
+    columns = [*reader.key(), reader.at(), reader.sequence()]
+    deleted = reader.deleted()
+    columns += [deleted, *reader.attributes(np.asarray(deleted)), *reader.spelled()]
+    rows = pa.Table.from_arrays(columns, names=change_schema(history).names)
+    accepted = np.flatnonzero(np.asarray(reader.causes.is_null()))
+    if len(accepted) < rows.num_rows:
+        rows = rows.take(pa.array(accepted))
+    return Intake(rows.cast(change_schema(history)), accepted, reader.causes)
+
+
+def _check_names(history: History, given: pa.Schema) -> None:
+    wanted = [*history.dimension.natural_key, history.effective, history.sequence, history.operation]
+    wanted += history.dimension.attributes.names
+    missing = [name for name in wanted if name is not None and name not in given.names]
+    if missing:
+        raise DeclarationError(
+            f"changes of dimension {history.dimension.name!r} lack column {missing[0]!r}; a change is a full row, and "
+            f"these have {', '.join(given.names)}"
+        )
+
+
+class _Reader:
+    """Columns of changes in the layout; collects causes of rejection, the first one of each row."""
+
+    def __init__(self, history: History, changes: pa.Table | pa.RecordBatch) -> None:
+        self._history = history
+        self._changes = changes
+        self._rows = changes.num_rows
+        self.causes = pa.nulls(self._rows, pa.string())
+
+    def _column(self, name: str) -> pa.Array:
+        column = single(self._changes.column(name))
+        return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+
+    def _reject(self, which: NDArray[np.bool_], cause: str) -> None:
+        if which.any():
+            self.causes = pc.coalesce(self.causes, pc.if_else(pa.array(which), cause, pa.scalar(None, pa.string())))
+
+    def key(self) -> list[pa.Array]:
+        """Return the natural key, conformed; rejected rows have nulls."""
+        dimension = self._history.dimension
+        keys = []
+        for name in dimension.natural_key:
+            kind = dimension.schema.field(name).type
+            key = conform(self._column(name), kind, dimension.rule(name), name)
+            self._reject(key.null, f"key column {name!r} is null")
+            self._reject(key.unfit, f"key column {name!r} has no value of type {kind}")
+            keys.append(key.values)
+        self._reject(key_bytes(keys) > MAX_KEY_BYTES, f"the key is longer than {MAX_KEY_BYTES} bytes")
+        return keys
+
+    def at(self) -> pa.Array:
+        """Return the time from which each change is valid."""
+        history = self._history
+        at = to_instants(self._column(history.effective), history.instant_type, history.effective)
+        self._reject(np.asarray(at.is_null()), f"{history.effective!r} is null")
+        ticks = ticks_of(at)
+        end = history.end or _END_OF_TIME
+        self._reject(
+            np.asarray(at.is_valid()) & (ticks < instant_of(BEGINNING, at.type)),
+            f"{history.effective!r} is before {BEGINNING}",
+        )
+        self._reject(ticks >= instant_of(end, at.type), f"{history.effective!r} is not before {end}")
+        return at
+
+    def sequence(self) -> pa.Array:
+        """Return the sequence of each change."""
+        history = self._history
+        if history.sequence is None:
+            return to_instants(self._column(history.effective), history.effective_type, history.effective)
+        values, fits = self._fitted(history.sequence, history.sequence_type)
+        self._reject(np.asarray(self._column(history.sequence).is_null()), f"{history.sequence!r} is null")
+        self._reject(~fits, f"{history.sequence!r} does not fit {history.sequence_type}")
+        return values
+
+    def deleted(self) -> pa.Array:
+        """Return which changes are deletes."""
+        history = self._history
+        if history.operation is None:
+            return pa.repeat(pa.scalar(value=False), self._rows)
+        given = self._column(history.operation)
+        if pa.types.is_boolean(given.type):
+            self._reject(np.asarray(given.is_null()), f"{history.operation!r} is null")
+            return given.fill_null(fill_value=False)
+        if not (pa.types.is_string(given.type) or pa.types.is_large_string(given.type)):
+            raise DeclarationError(
+                f"column {history.operation!r} says what a change does, so it is text, not {given.type}"
+            )
+        deletes, upserts = (pa.array(names, given.type) for names in (history.deletes, history.upserts))
+        deleted = pc.is_in(given, value_set=deletes)
+        known = pc.or_(deleted, pc.is_in(given, value_set=upserts))
+        valid = ", ".join((*history.upserts, *history.deletes))
+        self._reject(~np.asarray(known), f"{history.operation!r} is none of {valid}")
+        return deleted
+
+    def attributes(self, deleted: NDArray[np.bool_]) -> list[pa.Array]:
+        """Return the attributes in their types; null for deletes, which have only those of audit."""
+        columns = []
+        for field in self._history.dimension.attributes:
+            values, fits = self._fitted(field.name, field.type)
+            kept = self._history.type_of(field.name) == "audit"
+            if deleted.any() and not kept:
+                values, fits = pc.if_else(pa.array(deleted), pa.scalar(None, values.type), values), fits | deleted
+            self._reject(~fits, f"{field.name!r} does not fit {field.type}")
+            columns.append(canonical(values))
+        return columns
+
+    def spelled(self) -> list[pa.Array]:
+        """Return the spelling of each normalised key column."""
+        return [self._column(name).cast(pa.string()) for name in self._history.spelled]
+
+    def _fitted(self, name: str, kind: pa.DataType) -> tuple[pa.Array, NDArray[np.bool_]]:
+        """Return a column as a type, and which values are null or fit it."""
+        column = self._column(name)
+        if column.type == kind:
+            return column, np.ones(self._rows, dtype=np.bool_)
+        try:
+            if pa.types.is_floating(kind):
+                return column.cast(kind), np.ones(self._rows, dtype=np.bool_)
+            values, valid = coerce(column, kind, name)
+        except (KeyInputError, pa.ArrowException) as error:
+            raise DeclarationError(
+                f"column {name!r} of type {column.type} has no values of type {kind}; cast it"
+            ) from error
+        if valid is None:
+            return values, np.ones(self._rows, dtype=np.bool_)
+        return pc.if_else(pa.array(valid), values, pa.scalar(None, kind)), valid | np.asarray(column.is_null())

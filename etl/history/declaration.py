@@ -1,0 +1,252 @@
+"""`History`: which attributes of a dimension have a history, how changes are read, and what the versions look like.
+
+Declares and checks. The docstring of the package says what it all means.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, Literal
+
+import pyarrow as pa
+
+from headrace.etl.errors import DeclarationError
+from headrace.etl.special import SpecialMembers
+from headrace.storage.format import scale_of, stored_type
+
+if TYPE_CHECKING:
+    from headrace.etl.dimension import Dimension
+
+__all__ = ["AT", "BEGINNING", "SEQUENCE", "AttributeType", "History"]
+
+AT: Final = "_at"
+SEQUENCE: Final = "_sequence"
+BEGINNING: Final = dt.date(1, 1, 1)
+UPSERTS: Final = ("I", "U", "insert", "update", "upsert", "update_postimage")
+DELETES: Final = ("D", "delete")
+_RECORDED: Final = "_recorded_"
+_SPELLED: Final = "_spelled"
+
+AttributeType = Literal["0", "1", "1 current", "2", "audit"]
+
+
+@dataclass(frozen=True)
+class History:
+    """A dimension with history: one row for each version of a member.
+
+    Parameters
+    ----------
+    dimension
+        The dimension; its schema contains the natural key and the attributes. Must have an `inferred_flag`.
+    effective
+        Column of the changes with the time from which a change is valid.
+    effective_type
+        Type of that column: `date32`, or a timestamp in microseconds, with or without a zone.
+    by_day
+        Whether versions begin on days although the changes have timestamps. Of several changes of a member on one day
+        (UTC), the last one makes the version of the day.
+    sequence
+        Column of the changes whose order decides between changes of a member that are effective at the same time: the
+        greatest wins. By default the effective time itself, which matters with `by_day`.
+    sequence_type
+        Type of that column: integer, decimal, date or timestamp.
+    operation
+        Column of the changes that says which are deletes; None if there are no deletes.
+    upserts, deletes
+        Values of that column.
+    type_0
+        Attributes that keep their first value.
+    type_1
+        Attributes whose newest value is in all versions.
+    type_1_current
+        Attributes whose changes go to the current version only; closed versions keep what they had.
+    type_2
+        Attributes whose changes open a version; None for all that are not named otherwise.
+    audit
+        Attributes that describe the change that opened a version, such as the number of the load. They are never
+        compared.
+    valid_from, valid_to, is_current, version, is_deleted
+        Names of the columns that versions have besides.
+    end
+        `valid_to` of the current version: None for null, or a date such as 9999-12-31.
+    special
+        The special members.
+
+    Raises
+    ------
+    DeclarationError
+        If an attribute is named twice or not at all, is not in the dimension, or a column has an unsuitable type.
+
+    Examples
+    --------
+    >>> from headrace.etl import Dimension
+    >>> columns = pa.schema({"id": pa.int64(), "city": pa.string(), "phone": pa.string()})
+    >>> customer = Dimension("customer", ("id",), "customer_key", columns)
+    >>> history = History(customer, effective="moved_on", effective_type=pa.date32(), type_1=("phone",))
+    >>> history.type_of("city"), history.type_of("phone")
+    ('2', '1')
+    >>> history.version_schema.names[:6]
+    ['customer_key', 'id', 'city', 'phone', 'valid_from', 'valid_to']
+    >>> history.version_schema.names[6:]
+    ['is_current', 'version', 'is_deleted', 'is_inferred']
+    """
+
+    dimension: Dimension
+    effective: str = "effective"
+    effective_type: pa.DataType = field(default_factory=lambda: pa.timestamp("us", "UTC"))
+    by_day: bool = False
+    sequence: str | None = None
+    sequence_type: pa.DataType = field(default_factory=pa.int64)
+    operation: str | None = None
+    upserts: tuple[str, ...] = UPSERTS
+    deletes: tuple[str, ...] = DELETES
+    type_0: tuple[str, ...] = ()
+    type_1: tuple[str, ...] = ()
+    type_1_current: tuple[str, ...] = ()
+    type_2: tuple[str, ...] | None = None
+    audit: tuple[str, ...] = ()
+    valid_from: str = "valid_from"
+    valid_to: str = "valid_to"
+    is_current: str = "is_current"
+    version: str = "version"
+    is_deleted: str = "is_deleted"
+    end: dt.date | None = None
+    special: SpecialMembers = field(default_factory=SpecialMembers)
+
+    def __post_init__(self) -> None:
+        for name in ("upserts", "deletes", "type_0", "type_1", "type_1_current", "audit"):
+            object.__setattr__(self, name, _tuple(getattr(self, name)))
+        named = [*self.type_0, *self.type_1, *self.type_1_current, *self.audit]
+        if self.type_2 is None:
+            rest = tuple(name for name in self.dimension.attributes.names if name not in named)
+            object.__setattr__(self, "type_2", rest)
+        else:
+            object.__setattr__(self, "type_2", _tuple(self.type_2))
+        _check_attributes(self, [*named, *self.versioned])
+        _check_columns(self)
+        _check_times(self)
+        self.special.check(self.dimension.attributes, self._name)
+
+    @property
+    def _name(self) -> str:
+        return f"dimension {self.dimension.name!r}"
+
+    @property
+    def versioned(self) -> tuple[str, ...]:
+        """Attributes of type 2."""
+        return self.type_2 or ()
+
+    def type_of(self, attribute: str) -> AttributeType:
+        """Return how changes of an attribute are treated."""
+        kinds: dict[AttributeType, tuple[str, ...]] = {
+            "0": self.type_0,
+            "1": self.type_1,
+            "1 current": self.type_1_current,
+            "audit": self.audit,
+        }
+        return next((kind for kind, names in kinds.items() if attribute in names), "2")
+
+    @property
+    def instant_type(self) -> pa.DataType:
+        """Type of `valid_from` and `valid_to`."""
+        return pa.date32() if self.by_day or pa.types.is_date(self.effective_type) else self.effective_type
+
+    @property
+    def stored_sequence(self) -> pa.DataType:
+        """Type of the sequence as it is stored."""
+        return self.effective_type if self.sequence is None else self.sequence_type
+
+    @property
+    def spelled(self) -> dict[str, str]:
+        """Column that keeps the spelling, for each normalised column of the natural key."""
+        keys = self.dimension.natural_key
+        return {name: name + _SPELLED for name in keys if self.dimension.rule(name).changes_spelling}
+
+    @property
+    def recorded(self) -> dict[str, str]:
+        """Column of an entry that holds what its own change said, for each column where the version shows another."""
+        apart = [*self.type_0, *self.type_1, *self.type_1_current, *self.audit, *self.spelled.values()]
+        return {name: _RECORDED + name for name in apart}
+
+    @property
+    def version_schema(self) -> pa.Schema:
+        """Columns of a version, as people query them."""
+        flag = self.dimension.inferred_flag
+        assert flag is not None
+        return pa.schema(
+            [
+                pa.field(self.dimension.surrogate_key, pa.int64()),
+                *(column.with_nullable(nullable=True) for column in self.dimension.key_schema),
+                *self._spelled_fields(),
+                *self.dimension.attributes,
+                pa.field(self.valid_from, self.instant_type),
+                pa.field(self.valid_to, self.instant_type),
+                pa.field(self.is_current, pa.bool_()),
+                pa.field(self.version, pa.int64()),
+                pa.field(self.is_deleted, pa.bool_()),
+                pa.field(flag, pa.bool_()),
+            ]
+        )
+
+    @property
+    def entry_key(self) -> tuple[str, ...]:
+        """Key of the table of entries: the natural key, then the time from which the entry's change is valid."""
+        return (*self.dimension.natural_key, AT)
+
+    @property
+    def entry_schema(self) -> pa.Schema:
+        """Columns of an entry: those of its version, its time and sequence, and what its own change said."""
+        shown = self.version_schema
+        own = [pa.field(column, shown.field(name).type) for name, column in self.recorded.items()]
+        key = [column.with_nullable(nullable=False) for column in self.dimension.key_schema]
+        rest = [column for column in shown if column.name not in self.dimension.natural_key]
+        at = pa.field(AT, self.instant_type, nullable=False)
+        return pa.schema([*key, at, pa.field(SEQUENCE, self.stored_sequence), *rest, *own])
+
+    def _spelled_fields(self) -> list[pa.Field]:
+        return [pa.field(column, pa.string()) for column in self.spelled.values()]
+
+
+def _tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _check_attributes(history: History, named: list[str]) -> None:
+    attributes = history.dimension.attributes.names
+    where = f"history of dimension {history.dimension.name!r}"
+    for name in named:
+        if name not in attributes:
+            raise DeclarationError(f"{where}: there is no attribute {name!r}; it has {', '.join(attributes) or 'none'}")
+        if named.count(name) > 1:
+            raise DeclarationError(f"{where}: attribute {name!r} is named twice; an attribute has one type")
+    missing = [name for name in attributes if name not in named]
+    if missing:
+        raise DeclarationError(
+            f"{where}: attribute {missing[0]!r} has no type; name it, or leave out `type_2`, which then takes the rest"
+        )
+
+
+def _check_columns(history: History) -> None:
+    where = f"history of dimension {history.dimension.name!r}"
+    if history.dimension.inferred_flag is None:
+        raise DeclarationError(f"{where}: the dimension needs a flag of inferred members; give it an `inferred_flag`")
+    names = history.entry_schema.names
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise DeclarationError(f"{where}: two columns are called {twice!r}; choose another name for one of them")
+    if set(history.upserts) & set(history.deletes):
+        raise DeclarationError(f"{where}: an operation is both in `upserts` and in `deletes`")
+
+
+def _check_times(history: History) -> None:
+    where = f"history of dimension {history.dimension.name!r}"
+    kind = history.effective_type
+    timestamp = pa.types.is_timestamp(kind) and kind.unit == "us"
+    if not (timestamp or kind == pa.date32()):
+        raise DeclarationError(f"{where}: `effective_type` is date32 or a timestamp in microseconds, not {kind}")
+    order = history.sequence_type
+    if history.sequence is not None and (stored_type(order) is None or scale_of(order) is None):
+        raise DeclarationError(f"{where}: `sequence_type` is an integer, decimal, date or timestamp, not {order}")
+    if history.end is not None and history.end <= BEGINNING:
+        raise DeclarationError(f"{where}: `end` is a day after {BEGINNING}, not {history.end}")

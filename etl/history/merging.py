@@ -1,0 +1,200 @@
+"""Stored entries and new changes become one set: for each member and time, the change that wins.
+
+A change wins over another of the same member and time by its greater sequence. With equal sequences, an upsert wins
+over a delete, then the row wins whose attributes come first in ascending order, compared one by one in the order of the
+dimension, null last. This is a total order, so the winner of a set does not depend on how the set arrived.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.etl.history.changes import change_schema
+from headrace.etl.history.declaration import AT, SEQUENCE
+from headrace.etl.history.instants import ticks_of
+from headrace.etl.history.values import differ_from_previous, single
+from headrace.etl.ranking import rank_rows, sort_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.etl.history.declaration import History
+
+__all__ = ["REPLAYED", "SUPERSEDED", "WON", "Merged", "as_changes", "merge"]
+
+WON: Final = 0
+REPLAYED: Final = 1
+SUPERSEDED: Final = 2
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The winning changes of all touched members, by member and time.
+
+    Parameters
+    ----------
+    columns
+        Columns of `change_schema` by name.
+    starts
+        True for the first row of each member.
+    at
+        Time of each row in ticks of the instant type.
+    old
+        Position of the stored entry with the row's member and time; -1 for none.
+    placeholder
+        For the first row of a member that was only inferred: position of that entry; -1 for others.
+    change
+        Position of the change that won; -1 if the stored entry did.
+    status : int8[changes]
+        WON, REPLAYED or SUPERSEDED for each change.
+    """
+
+    columns: dict[str, pa.Array]
+    starts: NDArray[np.bool_]
+    at: NDArray[np.int64]
+    old: NDArray[np.int64]
+    placeholder: NDArray[np.int64]
+    change: NDArray[np.int64]
+    status: NDArray[np.int8]
+
+
+def as_changes(history: History, entries: pa.Table) -> pa.Table:
+    """Return stored entries in the layout of changes: what their own changes said."""
+    deleted = single(entries.column(history.is_deleted))
+    columns = []
+    for field in change_schema(history):
+        column = single(entries.column(history.recorded.get(field.name, field.name)))
+        if field.name in history.versioned:
+            column = pc.if_else(deleted, pa.scalar(None, column.type), column)
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=change_schema(history))
+
+
+def merge(history: History, entries: pa.Table, changes: pa.Table) -> Merged:
+    """Merge the entries of the members that changes touch with the changes.
+
+    Parameters
+    ----------
+    history
+        The declaration.
+    entries
+        All stored entries of the touched members, in any order.
+    changes
+        Changes in the layout of `change_schema`.
+    """
+    inferred = np.asarray(single(entries.column(history.dimension.inferred_flag)), dtype=np.bool_)
+    stored, waiting = np.flatnonzero(~inferred), np.flatnonzero(inferred)
+    rows = pa.concat_tables([as_changes(history, entries.take(pa.array(stored))), changes]).combine_chunks()
+    ranks, waiting_ranks = _member_ranks(history, rows, entries.take(pa.array(waiting)))
+    ordered = _Ordered(history, rows, ranks)
+    origin = np.concatenate([stored, -1 - np.arange(changes.num_rows)])[ordered.order]
+    winners = ordered.winners
+    group = ordered.group
+    old = np.full(len(winners), -1, dtype=np.int64)
+    old[group[origin >= 0]] = origin[origin >= 0]
+    status = np.full(changes.num_rows, SUPERSEDED, dtype=np.int8)
+    new = origin < 0
+    status[-1 - origin[new & ordered.replays]] = REPLAYED
+    won = origin[winners]
+    status[-1 - won[won < 0]] = WON
+    member = ranks[ordered.order][winners]
+    return Merged(
+        columns={name: ordered.column(name, winners) for name in rows.column_names},
+        starts=np.diff(member, prepend=-1) != 0,
+        at=ordered.at[winners],
+        old=old,
+        placeholder=_placed(member, waiting_ranks, waiting),
+        change=np.where(won < 0, -1 - won, -1),
+        status=status,
+    )
+
+
+def _member_ranks(history: History, rows: pa.Table, waiting: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the ranks of members in key order, for rows and for inferred members."""
+    names = history.dimension.natural_key
+    columns = [pa.concat_arrays([single(rows.column(name)), single(waiting.column(name))]) for name in names]
+    ranks, _ = rank_rows(columns)
+    return ranks[: rows.num_rows], ranks[rows.num_rows :]
+
+
+def _placed(
+    member: NDArray[np.int64], waiting_ranks: NDArray[np.int64], waiting: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return, for the first row of each member that was inferred, the position of its inferred entry."""
+    placed = np.full(len(member), -1, dtype=np.int64)
+    if len(waiting):
+        at = np.searchsorted(member, waiting_ranks)
+        met = (at < len(member)) & (member[np.minimum(at, len(member) - 1)] == waiting_ranks) if len(member) else at < 0
+        placed[at[met]] = waiting[met]
+    return placed
+
+
+class _Ordered:
+    """Rows in the order of member, time, sequence and tie rule."""
+
+    def __init__(self, history: History, rows: pa.Table, ranks: NDArray[np.int64]) -> None:
+        self._rows = rows
+        at = ticks_of(single(rows.column(AT)))
+        sequence = _order_of(single(rows.column(SEQUENCE)))
+        self.order = np.lexsort((sequence, at, ranks))
+        content = [name for name in rows.column_names if name not in {*history.entry_key, SEQUENCE}]
+        self._break_ties(content, [ranks, at, sequence])
+        self.at = at[self.order]
+        starts = _differ(ranks[self.order]) | _differ(self.at)
+        self.group = np.cumsum(starts) - 1
+        first_of_equals = starts | ~self.replays
+        last = np.append(np.flatnonzero(starts)[1:], len(starts)) - 1 if len(starts) else np.empty(0, dtype=np.int64)
+        # Of equal rows at the end of a group the first one stands for all: the stored entry, if there is one.
+        leading = np.maximum.accumulate(np.where(first_of_equals, np.arange(len(starts)), 0))
+        self.winners = leading[last]
+
+    def _break_ties(self, content: Sequence[str], order: list[NDArray[np.int64]]) -> None:
+        """Order rows of one member, time and sequence by content, and set which rows repeat the row before."""
+        tied = ~np.logical_or.reduce([_differ(part[self.order]) for part in order])
+        self.replays = tied & ~self._content_differs(content, tied)
+        unequal = tied & ~self.replays
+        if not unequal.any():
+            return
+        group = np.cumsum(~tied) - 1
+        mixed = np.flatnonzero(np.isin(group, group[unequal]))
+        rows = self.order[mixed]
+        columns = [self._rows.column(name).take(pa.array(rows)) for name in content]
+        sorting = sort_rows([pa.array(-group[mixed]), *columns, pa.array(-np.arange(len(mixed)))])[::-1]
+        self.order[mixed] = rows[sorting]
+        self.replays = tied & ~self._content_differs(content, tied)
+
+    def _content_differs(self, content: Sequence[str], tied: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return where tied rows differ from the row before them; of no meaning for other rows."""
+        at = np.flatnonzero(tied)
+        differs = np.ones(len(tied), dtype=np.bool_)
+        if len(at):
+            both = self.order[np.ravel(np.column_stack([at - 1, at]))]
+            columns = [single(self._rows.column(name)).take(pa.array(both)) for name in content]
+            differs[at] = differ_from_previous(columns, len(both))[1::2]
+        return differs
+
+    def column(self, name: str, positions: NDArray[np.int64]) -> pa.Array:
+        """Return a column at positions of the order."""
+        return single(self._rows.column(name)).take(pa.array(self.order[positions]))
+
+
+def _order_of(column: pa.Array) -> NDArray[np.int64]:
+    """Return integers in the order of a column without nulls."""
+    if pa.types.is_date32(column.type) or pa.types.is_timestamp(column.type):
+        return ticks_of(column)
+    if pa.types.is_signed_integer(column.type):
+        return np.asarray(column).astype(np.int64)
+    return np.asarray(pc.rank(column, sort_keys="ascending", tiebreaker="dense")).astype(np.int64)
+
+
+def _differ(values: NDArray[np.int64]) -> NDArray[np.bool_]:
+    differs = np.ones(len(values), dtype=np.bool_)
+    differs[1:] = values[1:] != values[:-1]
+    return differs

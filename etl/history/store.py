@@ -1,0 +1,487 @@
+"""`HistoryDimension`: a dimension with history in two clustered tables of one folder.
+
+`entries.table` holds the entries, in the order of natural key and time, and is the truth: one commit of it is the
+whole of an `apply_changes`. `current.table` is a replica of the current versions, one row for each member, which most
+facts meet. It records the transaction of the entries that it is up to date with. If it is behind, because a process was
+killed between the two commits, look-ups go to the entries alone, and the next change builds it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.etl.errors import DimensionError
+from headrace.etl.history.applying import Applied, apply_changes
+from headrace.etl.history.as_of import AsOfLookup, Operators, current_dimension, resolve_as_of
+from headrace.etl.history.changes import take_in
+from headrace.etl.history.checking import violations
+from headrace.etl.history.declaration import AT, History
+from headrace.etl.history.inferring import inferred_members, special_versions
+from headrace.etl.lookup import Policy
+from headrace.etl.surrogate import KeyAllocator
+from headrace.joins import SSIJ, AsOf, Range
+from headrace.storage import Table
+from headrace.storage.errors import TableExistsError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import TracebackType
+
+__all__ = ["HistoryDimension"]
+
+_ENTRIES: Final = "entries.table"
+_CURRENT: Final = "current.table"
+_DECLARATION: Final = "declaration.json"
+_LOCK: Final = "lock"
+_KEYS: Final = "headrace.history.keys"
+_FOLLOWED: Final = "headrace.history.entries"
+_WAIT: Final = 60.0
+
+
+class HistoryDimension:
+    """A dimension with history on local disk, for pyarrow batches.
+
+    Open one with `HistoryDimension.open`, or make one with `HistoryDimension.create`.
+
+    Examples
+    --------
+    >>> import datetime as dt, tempfile
+    >>> from headrace.etl import Dimension
+    >>> columns = pa.schema({"id": pa.int64(), "city": pa.string()})
+    >>> customer = Dimension("customer", ("id",), "customer_key", columns)
+    >>> history = History(customer, effective="since", effective_type=pa.date32())
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> with HistoryDimension.create(folder.name + "/customer", history) as customers:
+    ...     days = [dt.date(2024, 1, 1), dt.date(2024, 3, 1)]
+    ...     _ = customers.apply_changes(pa.table({"id": [7, 7], "city": ["Oslo", "Bergen"], "since": days}))
+    ...     orders = pa.table({"customer": [7], "day": [dt.date(2024, 2, 1)]})
+    ...     found = customers.as_of(orders, on={"customer": "id"}, event_time="day", carry="city")
+    >>> found.select(["customer_key", "customer_city"]).to_pylist()
+    [{'customer_key': 1, 'customer_city': 'Oslo'}]
+    >>> folder.cleanup()
+    """
+
+    def __init__(self, folder: Path, history: History, memory: int | str, options: dict[str, Any]) -> None:
+        self.history = history
+        self._folder = folder
+        self._memory = memory
+        self._options = options
+        self._entries = Table.open(folder / _ENTRIES)
+        self._current = Table.open(folder / _CURRENT)
+
+    @classmethod
+    def create(
+        cls, folder: str | os.PathLike[str], history: History, *, memory: int | str = "64MiB", **options: Any
+    ) -> Self:
+        """Make an empty dimension and open it.
+
+        Parameters
+        ----------
+        folder
+            Folder to make.
+        history
+            The declaration.
+        memory
+            Memory of each join that a look-up or change runs.
+        options
+            Passed to `headrace.storage.Table.build`, such as `page_size`.
+
+        Raises
+        ------
+        TableExistsError
+            If the folder holds a dimension already.
+        """
+        place = Path(folder)
+        if (place / _DECLARATION).exists():
+            raise TableExistsError(f"{place} holds a dimension already; open it, or choose another folder")
+        place.mkdir(parents=True, exist_ok=True)
+        empty, key = history.entry_schema.empty_table(), list(history.entry_key)
+        with Table.build(place / _ENTRIES, empty, key, unique=True, overwrite=True, **options) as entries:
+            txid = entries.snapshot().txid
+        _build_current(place, history, [], txid, **options)
+        _declare(place, history)
+        return cls(place, history, memory, options)
+
+    @classmethod
+    def open(
+        cls, folder: str | os.PathLike[str], history: History, *, memory: int | str = "64MiB", **options: Any
+    ) -> Self:
+        """Open a dimension; see `create` for the parameters.
+
+        Raises
+        ------
+        DimensionError
+            If the folder holds no dimension, or one that was declared differently.
+        """
+        place = Path(folder)
+        try:
+            stored = json.loads((place / _DECLARATION).read_text())
+        except FileNotFoundError:
+            raise DimensionError(f"{place} holds no dimension with history; make one with `create`") from None
+        differing = [name for name, text in _described(history).items() if stored.get(name) != text]
+        if differing:
+            raise DimensionError(
+                f"{place}: the dimension was made with another declaration of {', '.join(differing)}; "
+                "open it with the same one, or make a new one and apply all changes to it"
+            )
+        return cls(place, history, memory, options)
+
+    def close(self) -> None:
+        """Close the tables."""
+        self._entries.close()
+        self._current.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def refresh(self) -> None:
+        """Move on to what other processes have committed."""
+        self._entries.refresh()
+        self._current.refresh()
+        if self._is_behind:  # another process may have built it again
+            self._current.close()
+            self._current = Table.open(self._folder / _CURRENT)
+
+    # Changes
+
+    def apply_changes(self, changes: pa.Table | pa.RecordBatch) -> Applied:
+        """Apply changes of members in one atomic, durable commit.
+
+        Parameters
+        ----------
+        changes
+            Changes in any order; see `headrace.etl.history.apply_changes`. The same changes once more add nothing.
+        """
+        with self._writing():
+            touched = self._entries_of(changes)
+            applied = apply_changes(self.history, touched, changes, KeyAllocator(self.greatest_key))
+            self._commit(applied.upserts, applied.deletes, applied.new_keys)
+        return applied
+
+    def ensure(self, keys: pa.Table | pa.RecordBatch) -> pa.Table:
+        """Return the surrogate keys of the current versions of members; those that are not there are inferred.
+
+        Parameters
+        ----------
+        keys
+            The columns of the natural key.
+
+        Returns
+        -------
+        pyarrow.Table
+            The keys in their order, with the columns of `lookup`.
+        """
+        return self.lookup(keys, {name: name for name in self.history.dimension.natural_key}, policy=Policy.INFER)
+
+    def _commit(self, upserts: pa.Table, deletes: pa.Table, new_keys: int) -> None:
+        if not (upserts.num_rows or deletes.num_rows):
+            return
+        app = (_KEYS, self.greatest_key + new_keys) if new_keys else None
+        before = self._entries.snapshot().txid
+        self._entries.apply(upserts, deletes if deletes.num_rows else None, app=app, wait=_WAIT)
+        self._follow(upserts, before)
+
+    def _follow(self, upserts: pa.Table, before: int) -> None:
+        """Bring the replica of current versions to the newest commit of the entries."""
+        history, txid = self.history, self._entries.snapshot().txid
+        if self._current.app_version(_FOLLOWED) != before:
+            self._rebuild()
+            return
+        rows = upserts.filter(pc.and_(upserts.column(history.is_current), _begins(history, upserts)))
+        self._current.apply(rows.select(self._current.schema.names), app=(_FOLLOWED, txid), wait=_WAIT)
+
+    def _rebuild(self) -> None:
+        self._current.close()
+        entries = self._entries
+        batches = (
+            batch.filter(pc.and_(batch.column(self.history.is_current), _begins(self.history, batch)))
+            for batch in entries.scan()
+        )
+        _build_current(self._folder, self.history, batches, entries.snapshot().txid, **self._options)
+        self._current = Table.open(self._folder / _CURRENT)
+
+    # Look-ups
+
+    def lookup(
+        self,
+        facts: pa.Table | pa.RecordBatch,
+        on: dict[str, str],
+        *,
+        role: str | None = None,
+        policy: Policy | str = Policy.UNKNOWN,
+        carry: str | tuple[str, ...] = (),
+        **targets: Any,
+    ) -> pa.Table:
+        """Return facts with the surrogate keys of current versions; see `as_of`."""
+        return self.as_of(facts, on, role=role, policy=policy, carry=carry, **targets)
+
+    def as_of(
+        self,
+        facts: pa.Table | pa.RecordBatch,
+        on: dict[str, str],
+        event_time: str | None = None,
+        *,
+        role: str | None = None,
+        policy: Policy | str = Policy.UNKNOWN,
+        carry: str | tuple[str, ...] = (),
+        **targets: Any,
+    ) -> pa.Table:
+        """Return facts with the surrogate keys of the versions that were valid at their times.
+
+        Parameters
+        ----------
+        facts
+            Facts.
+        on
+            Natural key column for each column of the facts: ``{"customer_id": "id"}``.
+        event_time
+            Column with the time of the fact; None for the current version.
+        role
+            Name of the role, by default that of the dimension. The key goes to the column ``<role>_key``.
+        policy
+            What to do with keys that are not there: ``"infer"`` (adds them, in one commit), ``"unknown"``,
+            ``"reject"`` or ``"fail"``.
+        carry
+            Columns of the version to take along.
+        targets
+            `before_first`, `null_time`, `null_key` and `unfit_key`; see `AsOfLookup`.
+
+        Returns
+        -------
+        pyarrow.Table
+            The facts in their order, with the columns of `AsOfLookup.added_schema`.
+        """
+        declared = AsOfLookup(
+            self.history,
+            role or self.history.dimension.name,
+            on,
+            event_time,
+            policy,
+            carry,
+            **targets,
+        )
+        if declared.policy != Policy.INFER:
+            return self._resolved(declared, facts)
+        with self._writing():
+            base = self.greatest_key
+            found = self._resolved(declared, facts, KeyAllocator(base))
+            added = inferred_members(self.history, declared.current, found.to_batches(), base)
+            self._commit(added, added.slice(0, 0), added.num_rows)
+        return found
+
+    def _resolved(
+        self, declared: AsOfLookup, facts: pa.Table | pa.RecordBatch, allocator: KeyAllocator | None = None
+    ) -> pa.Table:
+        """Return facts in their order with what the look-up adds."""
+        position = "_position"
+        table = pa.table(facts) if isinstance(facts, pa.Table) else pa.Table.from_batches([facts])
+        table = table.append_column(position, pa.array(np.arange(table.num_rows)))
+        added = declared.added_schema()
+        with self._operators(declared) as operators:
+            found = list(resolve_as_of(declared, operators, table.combine_chunks().to_batches(), allocator))
+        schema = pa.schema([*table.schema, *added])
+        if not found:
+            return schema.empty_table().drop_columns([position])
+        result = pa.Table.from_batches(found, schema)
+        order = np.argsort(np.asarray(result.column(position)))
+        return result.take(pa.array(order)).drop_columns([position])
+
+    # What is there
+
+    @property
+    def greatest_key(self) -> int:
+        """The greatest surrogate key that was ever given out."""
+        return self._entries.app_version(_KEYS) or 0
+
+    def versions(self, *, special: bool = True) -> pa.Table:
+        """Return all versions in the order of natural key and time, the special members first."""
+        names = self.history.version_schema.names
+        heads = [batch.filter(_begins(self.history, batch)).select(names) for batch in self._entries.scan()]
+        stored = pa.Table.from_batches(heads, self._stored_versions)
+        members = special_versions(self.history) if special else self.history.version_schema.empty_table()
+        return pa.concat_tables([members, stored.cast(self.history.version_schema)])
+
+    @property
+    def _stored_versions(self) -> pa.Schema:
+        return pa.schema([self._entries.schema.field(name) for name in self.history.version_schema.names])
+
+    def inferred(self) -> pa.Table:
+        """Return the members that facts announced and whose record has not arrived."""
+        versions = self.versions(special=False)
+        return versions.filter(versions.column(self.history.dimension.inferred_flag))
+
+    def check(self) -> tuple[str, ...]:
+        """Return what is wrong with the dimension; nothing if it is sound. Reads all of it into memory."""
+        with self._writing():
+            pass  # brings the replica up to date
+        entries = pa.Table.from_batches(self._entries.scan(), self._entries.schema)
+        current = pa.Table.from_batches(self._current.scan(), self._current.schema)
+        damage = [
+            f"{table.path}: {text}" for table in (self._entries, self._current) for text in table.check().violations
+        ]
+        return (*map(str, damage), *violations(self.history, entries, current, self.greatest_key))
+
+    # Joins
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold the lock of the folder, at the newest commit; bring a replica that is behind up to date."""
+        with (self._folder / _LOCK).open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self.refresh()
+            if self._is_behind:
+                self._rebuild()
+            yield
+
+    @property
+    def _is_behind(self) -> bool:
+        return self._current.app_version(_FOLLOWED) != self._entries.snapshot().txid
+
+    @contextlib.contextmanager
+    def _operators(self, lookup: AsOfLookup) -> Iterator[Operators]:
+        """Open the joins of a look-up."""
+        with contextlib.ExitStack() as stack:
+            current = stack.enter_context(self._current_operator(lookup))
+            if lookup.event_time is None:
+                yield Operators(current)
+                return
+            yield Operators(current, *(stack.enter_context(self._over_entries(lookup, back)) for back in (True, False)))
+
+    def _current_operator(self, lookup: AsOfLookup) -> Any:
+        on, columns = lookup.current.operator_on, lookup.current.operator_columns
+        if self._is_behind:
+            return _NewestEntry(self._entries, on, columns, self.history.instant_type, self._memory)
+        return SSIJ(self._current, on=on, how="left", columns=columns, memory=self._memory)
+
+    def _over_entries(self, lookup: AsOfLookup, backward: bool) -> SSIJ:
+        on = lookup.entry_on(backward=backward)
+        return SSIJ(self._entries, on=on, how="left", columns=lookup.entry_columns, memory=self._memory)
+
+    def _entries_of(self, changes: pa.Table | pa.RecordBatch) -> pa.Table:
+        """Return all entries of the members that changes name."""
+        keys = _distinct_keys(self.history, changes)
+        names = [f"_named_{name}" for name in self.history.dimension.natural_key]
+        low, high = _ends(self.history.instant_type, keys.num_rows)
+        stream = pa.Table.from_arrays([*keys.columns, low, high], names=[*names, "_low", "_high"])
+        on = Range("_low", "_high", AT, list(zip(names, self.history.dimension.natural_key, strict=True)))
+        wanted = self.history.entry_schema
+        with SSIJ(self._entries, on=on, columns=wanted.names, memory=self._memory) as join:
+            found = [
+                result.select(list(range(len(names) + 2, result.num_columns)))
+                for batch in stream.combine_chunks().to_batches()
+                for result in join.push(batch)
+            ]
+            found += [result.select(list(range(len(names) + 2, result.num_columns))) for result in join.finish()]
+        parts = [pa.RecordBatch.from_arrays(batch.columns, names=wanted.names) for batch in found]
+        return pa.Table.from_batches(parts).cast(wanted) if parts else wanted.empty_table()
+
+
+class _NewestEntry:
+    """Stands for the replica of current versions while that is behind: finds the newest entry of each member."""
+
+    _FAR: Final = "_far"
+
+    def __init__(
+        self, entries: Table, on: list[tuple[str, str]], columns: list[str], kind: pa.DataType, memory: int | str
+    ) -> None:
+        self._kind = kind
+        self._added = len(columns)
+        predicate = AsOf(self._FAR, AT, on)
+        self._join = SSIJ(entries, on=predicate, how="left", columns=columns, memory=memory)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._join.close()
+
+    def push(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Take a batch of the stream and return the results that are ready."""
+        far = _ends(self._kind, batch.num_rows)[1]
+        return self._without_far(self._join.push(batch.append_column(self._FAR, far)))
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        """Return the results of everything pushed so far."""
+        return self._without_far(self._join.flush())
+
+    def _without_far(self, results: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for result in results:
+            far = result.num_columns - self._added - 1
+            yield result.select([column for column in range(result.num_columns) if column != far])
+
+
+def _begins(history: History, entries: pa.Table | pa.RecordBatch) -> Any:
+    """Return which entries begin a version."""
+    return pc.equal(entries.column(AT), entries.column(history.valid_from))
+
+
+def _distinct_keys(history: History, changes: pa.Table | pa.RecordBatch) -> pa.Table:
+    rows = take_in(history, changes).rows.select(list(history.dimension.natural_key))
+    return rows.group_by(rows.column_names).aggregate([])
+
+
+def _ends(kind: pa.DataType, rows: int) -> tuple[pa.Array, pa.Array]:
+    """Return the least and the greatest instant of a type."""
+    width = np.int32 if kind == pa.date32() else np.int64
+    limits = np.iinfo(width)
+    low, high = (pa.array(np.full(rows, limit, dtype=width)).view(kind) for limit in (limits.min, limits.max))
+    return low, high
+
+
+def _build_current(
+    folder: Path, history: History, batches: Iterable[pa.RecordBatch], txid: int, **options: Any
+) -> None:
+    dimension = current_dimension(history)
+    names = dimension.table_schema.names
+    selected = (batch.select(names) for batch in batches)
+    columns = [field.with_nullable(field.name not in dimension.natural_key) for field in dimension.table_schema]
+    reader = pa.RecordBatchReader.from_batches(
+        pa.schema(columns), (_as(batch, pa.schema(columns)) for batch in selected)
+    )
+    key = list(dimension.natural_key)
+    Table.build(folder / _CURRENT, reader, key, unique=True, app=(_FOLLOWED, txid), overwrite=True, **options).close()
+
+
+def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
+
+
+def _declare(folder: Path, history: History) -> None:
+    """Write the declaration, which makes the folder a dimension; it appears complete or not at all."""
+    draft = folder / f"{_DECLARATION}.new"
+    with draft.open("w") as file:
+        file.write(json.dumps(_described(history), indent=1) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(folder / _DECLARATION)
+
+
+def _described(history: History) -> dict[str, str]:
+    """Return the declaration as texts by field, for comparison."""
+    dimension = history.dimension
+    described = {field.name: repr(getattr(history, field.name)) for field in fields(history) if field.name != "special"}
+    del described["dimension"]
+    columns = {field.name: str(field.type) for field in dimension.schema}
+    rules = {name: repr(dimension.rule(name)) for name in dimension.natural_key}
+    return described | {
+        "natural_key": repr(dimension.natural_key),
+        "surrogate_key": dimension.surrogate_key,
+        "inferred_flag": repr(dimension.inferred_flag),
+        "schema": repr(columns),
+        "rules": repr(rules),
+    }

@@ -1,0 +1,91 @@
+"""Special members: unknown, not applicable, invalid. They have fixed surrogate keys and no natural key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.etl.errors import DeclarationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+
+__all__ = ["REJECT", "Special", "SpecialMembers", "check_target", "member_of"]
+
+REJECT: Final = "reject"
+
+
+class Special(IntEnum):
+    """Surrogate key of a special member."""
+
+    UNKNOWN = -1
+    NOT_APPLICABLE = -2
+    INVALID = -3
+
+    @property
+    def text(self) -> str:
+        """Name in declarations."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class SpecialMembers:
+    """The special members of a dimension and the values of their attributes; those not given are null.
+
+    Parameters
+    ----------
+    unknown
+        Attributes of the member -1, which every dimension has.
+    not_applicable, invalid
+        Attributes of the members -2 and -3; None if the dimension does not have them.
+
+    Examples
+    --------
+    >>> SpecialMembers(unknown={"city": "Unknown"}, invalid={"city": "Invalid"}).present
+    (<Special.UNKNOWN: -1>, <Special.INVALID: -3>)
+    """
+
+    unknown: Mapping[str, Any] = field(default_factory=dict)
+    not_applicable: Mapping[str, Any] | None = None
+    invalid: Mapping[str, Any] | None = None
+
+    @property
+    def present(self) -> tuple[Special, ...]:
+        """The special members of the dimension."""
+        return tuple(member for member in Special if self.values(member) is not None)
+
+    def values(self, member: Special) -> Mapping[str, Any] | None:
+        """Return the attributes of a special member, or None if the dimension does not have it."""
+        given: Mapping[str, Any] | None = getattr(self, member.text)
+        return given
+
+    def check(self, attributes: pa.Schema, where: str) -> None:
+        """Raise `DeclarationError` if a value is given for what is not an attribute, or does not fit its type."""
+        import pyarrow as pa  # noqa: PLC0415 - declarations are imported without it
+
+        for member in self.present:
+            for name, value in (self.values(member) or {}).items():
+                if name not in attributes.names:
+                    known = ", ".join(attributes.names) or "none"
+                    raise DeclarationError(f"{where}: {member.text!r} names {name!r}; the attributes are {known}")
+                try:
+                    pa.scalar(value, attributes.field(name).type)
+                except (pa.ArrowException, TypeError, ValueError) as error:
+                    raise DeclarationError(
+                        f"{where}: {value!r} of member {member.text!r} does not fit {name!r}: {error}"
+                    ) from error
+
+
+def check_target(target: str, where: str) -> None:
+    """Raise `DeclarationError` unless a target is the name of a special member or ``"reject"``."""
+    valid = [*(member.text for member in Special), REJECT]
+    if target not in valid:
+        raise DeclarationError(f"{where}: {target!r} is not a valid target; the valid ones are {', '.join(valid)}")
+
+
+def member_of(target: str) -> Special | None:
+    """Return the special member that a target names; None for ``"reject"``."""
+    return None if target == REJECT else Special[target.upper()]

@@ -1,0 +1,70 @@
+"""The conformance suite against the local API, and its changes in every order and every cut."""
+
+import itertools
+import math
+import random
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "conformance"))
+
+from case_files import case_names, change_types, declaration, read_case, table_of
+from runner import LocalBackend, MemoryBackend, comparable, run_case
+
+ALL_ORDERS = 4
+
+
+@pytest.mark.parametrize("name", case_names())
+def test_case(name, tmp_path):
+    run_case(read_case(name), lambda history: LocalBackend(history, tmp_path / "dimension"))
+
+
+def test_the_suite_has_the_cases_that_were_promised():
+    assert len(case_names()) >= 60
+
+
+def changes_of(case):
+    history = declaration(case.get("dimension"))
+    tables = [table_of(step["changes"], change_types(history))[0] for step in case["steps"] if "changes" in step]
+    return history, pa.concat_tables(tables).to_pylist() if tables else [], tables[0].schema if tables else None
+
+
+CHANGING = [name for name in case_names() if len(changes_of(read_case(name))[1]) > 1]
+
+
+def cuts(rows):
+    """Yield every way to cut a sequence of rows into batches."""
+    for bits in itertools.product([False, True], repeat=len(rows) - 1):
+        batches = [[rows[0]]]
+        for row, cut in zip(rows[1:], bits, strict=True):
+            if cut:
+                batches.append([])
+            batches[-1].append(row)
+        yield batches
+
+
+def orders(rows, rng):
+    if len(rows) <= ALL_ORDERS:
+        return itertools.permutations(rows)
+    return [rng.sample(rows, len(rows)) for _ in range(math.factorial(ALL_ORDERS))]
+
+
+def final_versions(history, batches, schema):
+    backend = MemoryBackend(history)
+    for batch in batches:
+        backend.apply(pa.Table.from_pylist(batch, schema))
+    rows = backend.versions().drop_columns(["key"]).to_pylist()
+    return sorted(([comparable(value) for value in row.values()] for row in rows), key=repr)
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_every_order_and_every_cut_ends_in_the_same_dimension(name):
+    history, rows, schema = changes_of(read_case(name))
+    expected = final_versions(history, [rows], schema)
+    rng = random.Random(name)
+    for order in orders(rows, rng):
+        for batches in cuts(list(order)):
+            assert final_versions(history, batches, schema) == expected
