@@ -6,12 +6,13 @@ for moves or when there are deadlines, tuples arrive here by the clock (`arrive`
 (`greatest_rate`).
 """
 
+import math
 from dataclasses import dataclass
 from itertools import cycle
 
 from headrace.joins.stats import SSIJStats
 
-__all__ = ["Arrived", "Served", "arrive", "greatest", "service_rate"]
+__all__ = ["Arrived", "Served", "arrive", "closed_loop_rate", "greatest", "service_rate"]
 
 
 @dataclass(frozen=True)
@@ -164,8 +165,34 @@ def _finish(operator, clock, overflowed):
         operator.finish().drain()
 
 
-def greatest(fits, low, high, steps):
-    """Return the greatest value between, up to a factor of the steps, for which `fits` holds; `low` if for none."""
+def closed_loop_rate(run, batches):
+    """Push each batch when the one before is done, from a cold start to the end, and return the rate of completion."""
+    begin = run.clock()
+    for batch in batches:
+        run.operator.push(batch).drain()
+    run.operator.finish().drain()
+    seconds = run.clock() - begin
+    run.close()
+    return sum(map(len, batches)) / seconds
+
+
+def greatest(fits, guess, steps, most=math.inf):
+    """Return the greatest value for which `fits` holds, between 2 ** -20 of the guess and `most`; 0 if there is none.
+
+    The value is bracketed by doubling or halving the guess, then the bracket is halved `steps` times on a logarithmic
+    scale. So the result is at most a factor of ``2 ** (2 ** -steps)`` too low.
+    """
+    low, high, value = 0.0, math.inf, min(guess, most)
+    while low == 0.0 or high == math.inf:
+        if fits(value):
+            low = value
+            if value >= most:
+                return most
+        else:
+            high = value
+            if value < guess / 2**20:
+                return 0.0
+        value = min(2 * value, most) if low else value / 2
     for _ in range(steps):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if fits(middle) else (low, middle)
