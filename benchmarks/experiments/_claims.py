@@ -56,6 +56,8 @@ class Claim:
         Whether the claim is true of a part, asked if `holds` is false.
     otherwise
         Sentences that replace `words` for some verdicts, or follow them if they begin with ``+``.
+    needs
+        Line without which the claim says nothing, as of a contestant that runs on the simulated disk only.
     """
 
     statement: str
@@ -64,6 +66,11 @@ class Claim:
     words: str
     partly: Callable[[Facts], bool] = lambda _: False
     otherwise: Mapping[Verdict, str] = field(default_factory=dict)
+    needs: str | None = None
+
+    def applies(self, rows: Rows) -> bool:
+        """Return whether the rows can decide the claim."""
+        return self.needs is None or self.needs in rows.lines
 
     def judge(self, rows: Rows) -> Finding:
         """Return the verdict on the rows and its words."""

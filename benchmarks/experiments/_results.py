@@ -101,8 +101,9 @@ class Figure:
     method: str = ""
 
     def judge(self, rows: list[Row]) -> list[Finding]:
-        """Return the verdict on each claim."""
-        return [claim.judge(Rows(self.axes, rows)) for claim in self.claims]
+        """Return the verdict on each claim that the rows can decide."""
+        data = Rows(self.axes, rows)
+        return [claim.judge(data) for claim in self.claims if claim.applies(data)]
 
 
 def save_run(folder: Path, name: str, rows: list[Row], run: Row) -> None:

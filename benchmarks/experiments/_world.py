@@ -144,7 +144,9 @@ class World:
         if relation not in self._tables:
             path = Path(self._folder.name) / f"{len(self._tables)}.hdr"
             options = {"fill": relation.fill, "page_size": relation.page_size}
-            table = Table.build(path, relation.content(), key=[relation.key], unique=relation.rows_per_key == 1, **options)
+            table = Table.build(
+                path, relation.content(), key=[relation.key], unique=relation.rows_per_key == 1, **options
+            )
             if not self.simulated:
                 table.close()
                 save_device(path, measure(path, relation.page_size))

@@ -65,7 +65,7 @@ def _by_input(rows):
     return {
         "first": rates[0], "best": best, "last": rates[-1], "gain": best / rates[0], "scatter": rows.scatter,
         "at": next(row["input_threshold"] for row in rows.of(PAPER) if row["tuples_per_second"] == best),
-        "up_to": rates[-1] <= 1.1 * rows.scatter * rates[-3], "free": free and max(free) / free[0],
+        "up_to": rates[-1] <= 1.1 * rows.scatter * rates[-3], "free": max(free) / free[0] if free else None,
     }  # fmt: skip
 
 
@@ -177,8 +177,9 @@ INPUT_CLAIMS = (
     Claim(
         "(Ours) On the simulated disk the gain follows from the assumed time of a phase alone.",
         _by_input,
-        lambda f: bool(f["free"]) and f["free"] <= 1.1,
+        lambda f: f["free"] <= 1.1,
         "",
+        needs=FREE,
         otherwise={
             "holds": "if phases cost nothing, the best threshold has {free:.2f} times the rate of the smallest: the "
             "figure confirms the assumption, not the paper",
