@@ -1,8 +1,8 @@
 """The command `python -m benchmarks [EXPERIMENT ...] [--quick] [--out FOLDER]`.
 
 The experiments of the SSIJ paper have their own: `python -m benchmarks experiment NAME ...`, `experiments` for all
-of them, `hit-ratios` for the policies of the page cache, and `document` to write docs/experiments.md from the results. Peers have cases of their own:
-`python -m benchmarks peers CASE ...`.
+of them, `hit-ratios` for the policies of the page cache, and `document` to write docs/experiments.md from the results.
+Peers have cases of their own: `python -m benchmarks peers CASE ...`.
 """
 
 import argparse

@@ -129,7 +129,7 @@ def arrive(run, batches, times, judged_from=0):
     overflowed, before = False, operator.stats
     while arrivals.next is not None and not overflowed:
         if arrivals.taken < judged_from:
-            operator.waits.longest, before = 0.0, operator.stats
+            operator.algorithm.waits.longest, before = 0.0, operator.stats
         moment = begin + arrivals.next[0]
         if operator.due is not None and operator.due < moment:
             clock.wait_until(operator.due)

@@ -64,7 +64,7 @@ class Rows:
         """Return the values of a line in order."""
         return [row[column or self.axes.y] for row in self.of(line)]
 
-    def value(self, line: str, x: Any, column: str | None = None) -> Any:  # noqa: ANN401 - whatever was measured
+    def value(self, line: str, x: Any, column: str | None = None) -> Any:
         """Return the value of a line at a place."""
         return next(row[column or self.axes.y] for row in self.of(line) if row[self.axes.x] == x)
 

@@ -235,6 +235,6 @@ FIGURES = (
         table3, BURST_CLAIMS,
         "The greatest rate is that of figure 10 with the same memory. The burst begins in the middle of an interval, "
         f"and this interval then lasts for {AFTER} more, so that a burst can last until it overflows the memory. "
-        "A burst that did not overflow it before the end of the stream is told as \"at least\".",
+        'A burst that did not overflow it before the end of the stream is told as "at least".',
     ),
 )  # fmt: skip

@@ -1,8 +1,8 @@
 """Hit ratios of cache policies against the best fixed set of pages, and SSIJ against its variants.
 
-The policies are simulated without an operator: a tuple whose page is cached is a hit, the others wait. When as many wait
-as the stream threshold, a join phase reads all their pages, and the policy chooses which of these and of the cached ones
-stay. Every policy has the same number of frames and the same input.
+The policies are simulated without an operator: a tuple whose page is cached is a hit, the others wait. When as many
+wait as the stream threshold, a join phase reads all their pages, and the policy chooses which of these and of the
+cached ones stay. Every policy has the same number of frames and the same input.
 """
 
 import numpy as np
@@ -257,8 +257,8 @@ VARIANT_CLAIMS = (
 FIGURES = (
     Figure("hit_ratios", "Policies of the page cache", Axes("stream", "hit_ratio", "stream", "hit ratio"), hit_ratios,
            POLICY_CLAIMS,
-           f"A cache of {100 * FRAMES:g} % of the pages. \"Halved\" and \"x 0.9\" age the counters after a phase and "
-           "do not clear them; \"remembered\" keeps the counters of pages that are not cached, too. The static optimum "
+           f'A cache of {100 * FRAMES:g} % of the pages. "Halved" and "x 0.9" age the counters after a phase and '
+           'do not clear them; "remembered" keeps the counters of pages that are not cached, too. The static optimum '
            "knows the future: the pages that the rest of the stream asks for most."),
     Figure("variants", "Variants of SSIJ", Axes("stream", "tuples_per_second", "stream", ylog=True), variants,
            VARIANT_CLAIMS, "One switch is changed at a time."),

@@ -244,7 +244,7 @@ FIGURES = (
            Axes("stream_threshold", "tuples_per_second", "stream threshold, tuples (at the paper's size)", xlog=True),
            fig13, THRESHOLD_CLAIMS,
            "Tuples arrive by the clock, with a warm cache: the rate is the greatest at which they never overflow the "
-           "memory. \"Pushed\" is the rate of completion if the next batch comes when the one before is done."),
+           'memory. "Pushed" is the rate of completion if the next batch comes when the one before is done.'),
     Figure("fig14", "Figure 14: fill factor, skew 1",
            Axes("memory_percent", "tuples_per_second", "memory, % of the relation at fill factor 0.8"), fig14,
            FILL_CLAIMS, "The memory in bytes is the same for all fill factors."),

@@ -1,5 +1,7 @@
 """Figure 8: TPC-H, the table Part on disk and the rows of LineItem as the stream."""
 
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -17,7 +19,7 @@ from benchmarks.experiments._settings import MESH_BEST, MESH_PAPER, NOW, PAPER, 
 __all__ = ["FIGURES"]
 
 PAPER_PARTS = 20_000_000
-GENERATOR = Path(sys.executable).with_name("tpchgen-cli")
+GENERATOR = shutil.which("tpchgen-cli", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 SCALE, TOY_SCALE = 5.0, 0.02
 STREAM_PARTS = 20  # LineItem is generated in so many parts, of which one is the stream
 COLUMNS = ["p_name", "p_brand", "p_type"]
