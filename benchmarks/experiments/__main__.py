@@ -21,15 +21,16 @@ FIGURES = {
     for module in MODULES
     for figure in importlib.import_module(f"benchmarks.experiments.{module}").FIGURES
 }
+TABLES = Path("artifacts/experiments")  # where the tables lie while they are measured
 SIMULATED_ONLY = ("scaling", "hit_ratios", "variants")
 LONGEST_FIRST = ("fig16", "fig7", "fig10", "table3", "fig13", "scaling")
 
 
 def run(name, device, settings, folder):
     """Measure a figure in a world of its own, and write its rows. Return the rows and the seconds it took."""
-    folder.mkdir(parents=True, exist_ok=True)
+    TABLES.mkdir(parents=True, exist_ok=True)
     began = time.perf_counter()
-    with World(device, folder, settings.least_memory) as world:
+    with World(device, TABLES, settings.least_memory) as world:
         rows = FIGURES[name].run(world, settings)
     seconds = round(time.perf_counter() - began)
     known = {"seconds": seconds} | ({} if device == "simulated" else {"machine": machine()})

@@ -1,9 +1,8 @@
-"""How fast a stream can come: the rate at which tuples are completed, and the greatest rate of arrivals that fits.
+"""Rates of a stream: the rate at which tuples are completed, and the greatest rate of arrivals that is sustained.
 
 The paper raises the rate of arrivals until the memory overflows. For a stream whose character does not change that is
-the rate at which tuples are completed, which takes one run (`service_rate`). Where the peaks matter, when what is asked
-for moves or when there are deadlines, tuples arrive here by the clock (`arrive`), and the greatest rate is searched for
-(`greatest_rate`).
+the rate at which tuples are completed, which takes one run (`service_rate`). Where peaks matter, because the popular
+keys change or because there are deadlines, tuples arrive by the clock (`arrive`), and `greatest` searches for the rate.
 """
 
 import math
@@ -103,7 +102,7 @@ class Arrived:
 
 
 class _Arrivals:
-    """What has not come yet: when each piece is complete, and the piece."""
+    """Batches that have not arrived yet, each with the time of its arrival."""
 
     def __init__(self, batches, times):
         self._pieces = iter(zip(times, batches, strict=True))
@@ -119,9 +118,9 @@ class _Arrivals:
 def arrive(run, batches, times, judged_from=0):
     """Let batches arrive at their times, whatever the operator is doing, and return whether it could keep up.
 
-    The memory overflows when tuples that have come do not fit beside those that wait, even if all cached pages that may
-    give way do. Waits are judged when so many batches have come: before, the cache is cold and nothing was learnt of
-    the disk.
+    The memory overflows when tuples that have arrived do not fit beside those that wait, even after all pages that can
+    be evicted have been. Waits count once `judged_from` batches have arrived: before, the cache is cold and the operator
+    has not measured the disk.
     """
     operator, clock = run.operator, run.clock
     begin = clock()

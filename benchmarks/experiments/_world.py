@@ -23,7 +23,7 @@ __all__ = ["Costs", "Run", "World"]
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a disk and of a processor of the paper's year: a read, a page in it, a tuple, a scan of the index."""
+    """Seconds that a disk and a processor of the paper's year take for a read, a page in it, a tuple, an index scan."""
 
     seek: float = 5e-3
     transfer: float = 8192 / 125e6

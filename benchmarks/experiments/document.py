@@ -43,7 +43,8 @@ def document(figures, results=RESULTS):
     text = string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         simulated=simulated.text, simulated_counts=simulated.counts, simulated_minutes=simulated.minutes,
         real=real.text, real_counts=real.counts, real_minutes=real.minutes, real_machine=real.machine,
-        real_scatter=real.scatter, names=", ".join(f"`{figure.name}`" for figure in figures),
+        real_scatter=real.scatter, real_pace=_pace(results), mesh_rate=_mesh_rate(results),
+        names=", ".join(f"`{figure.name}`" for figure in figures),
         seek=f"{1e3 * costs.seek:g}", bandwidth=f"{8192 / costs.transfer / 1e6:g}", tuple=f"{1e6 * costs.tuple:g}",
         phase=f"{1e3 * costs.phase:g}", usual=_part(settings.usual().factor), dense=_part(settings.dense(1).factor),
         page=f"{settings.page_size // 1024}", per_page=TUPLES_PER_PAGE, near=f"{100 * NEAR:g}",
@@ -83,6 +84,20 @@ class _Device:
         lines += ["| claim | verdict | measured |", "|---|---|---|"]
         lines += [f"| {found.statement} | **{found.verdict}** | {found.measured} |" for found in findings]
         return "\n".join([*lines, "", *_table(Rows(figure.axes, rows)), ""])
+
+
+def _pace(results):
+    """Return the time of a scan on the real device as a percentage of that on the simulated disk."""
+    rows, _ = load_run(results / "real", "fig16") or ([], {})
+    return next((f"{100 * row['pace']:.1f} %" for row in rows if "pace" in row), "an unmeasured part")
+
+
+def _mesh_rate(results):
+    """Return the rate of MeshJoin as in the paper in figure 16."""
+    rows, _ = load_run(results / "simulated", "fig16") or ([], {})
+    return next(
+        (f"{row['tuples_per_second']:,}" for row in rows if row["line"] == MESH_PAPER), "an unmeasured number of"
+    )
 
 
 def _counts(verdicts):
