@@ -118,9 +118,9 @@ class _Arrivals:
 def arrive(run, batches, times, judged_from=0):
     """Let batches arrive at their times, whatever the operator is doing, and return whether it could keep up.
 
-    The memory overflows when tuples that have arrived do not fit beside those that wait, even after all pages that can
-    be evicted have been. Waits count once `judged_from` batches have arrived: before, the cache is cold and the operator
-    has not measured the disk.
+    The memory overflows when tuples that have arrived do not fit beside those that wait, even after all pages that
+    can be evicted have been. Waits count once `judged_from` batches have arrived: before, the cache is cold and the
+    operator has not measured the disk.
     """
     operator, clock = run.operator, run.clock
     begin = clock()
