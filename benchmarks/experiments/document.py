@@ -12,7 +12,7 @@ from benchmarks.experiments._relations import (
     STREAM_THRESHOLD_TIGHT,
     TUPLES_PER_PAGE,
 )
-from benchmarks.experiments._results import RESULTS, Rows, load_run, plot
+from benchmarks.experiments._results import DEVICES, RESULTS, Rows, load_run, plot
 from benchmarks.experiments._settings import MESH_BEST, MESH_PAPER, MESH_READ, NEAR, NOW, PAPER, Settings
 from benchmarks.experiments._world import Costs
 
@@ -21,12 +21,13 @@ __all__ = ["DOCUMENT", "document", "write_document"]
 DOCUMENT = Path(__file__).parents[2] / "docs" / "experiments.md"
 TEMPLATE = Path(__file__).with_name("template.md")
 OURS = "(Ours) "
+WIDEST = 6  # columns of a table
 
 
 def write_document(figures, results=RESULTS, path=DOCUMENT):
     """Write the document and draw the plots."""
     figures = list(figures)
-    for device in ("simulated", "real"):
+    for device in DEVICES:
         for figure in figures:
             found = load_run(results / device, figure.name)
             if found:
@@ -38,12 +39,11 @@ def write_document(figures, results=RESULTS, path=DOCUMENT):
 def document(figures, results=RESULTS):
     """Return the text of the document for these results."""
     figures = list(figures)
-    simulated, real = (_Device(device, figures, results / device) for device in ("simulated", "real"))
+    simulated, real = (_Device(device, figures, results / device) for device in DEVICES)
     costs, settings = Costs(), Settings()
     text = string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         simulated=simulated.text, simulated_counts=simulated.counts, simulated_minutes=simulated.minutes,
-        real=real.text, real_counts=real.counts, real_minutes=real.minutes, real_machine=real.machine,
-        real_scatter=real.scatter, real_pace=_pace(results), mesh_rate=_mesh_rate(results),
+        real=_real(real, results), mesh_rate=_mesh_rate(results),
         names=", ".join(f"`{figure.name}`" for figure in figures),
         seek=f"{1e3 * costs.seek:g}", bandwidth=f"{8192 / costs.transfer / 1e6:g}", tuple=f"{1e6 * costs.tuple:g}",
         phase=f"{1e3 * costs.phase:g}", usual=_part(settings.usual().factor), dense=_part(settings.dense(1).factor),
@@ -55,10 +55,19 @@ def document(figures, results=RESULTS):
     return text.rstrip("\n") + "\n"
 
 
-class _Device:
-    """Section of a device: a heading, a plot, claims and figures for each experiment that was run on it."""
+def _real(device, results):
+    """Return the section of the real device, which says so if nothing was measured there."""
+    if not device.figures:
+        return "These results have no figures of a real device; `--device real` measures them."
+    return (
+        f"{device.machine}. Each rate is the median of three trials. Comparisons allow for the scatter of their\n"
+        "figure: the median over its rows of the fastest trial divided by the slowest, at most "
+        f"{device.scatter}. A scan takes\n{_pace(results)} of its time on the simulated disk. The {device.figures} "
+        f"figures took {device.minutes} minutes. {device.counts}\n\n{device.text}"
+    )
 
-    def __init__(self, device, figures, folder):
+
+def __init__(self, device, figures, folder):
         self._device, verdicts, parts, runs, scatters = device, Counter(), [], [], []
         for figure in figures:
             found = load_run(folder, figure.name)
@@ -70,7 +79,7 @@ class _Device:
             parts.append(self._section(figure, rows, findings))
             runs.append(known)
             scatters.append(Rows(figure.axes, rows).scatter)
-        self.text = "\n".join(parts) if parts else "No figure has been measured."
+        self.text, self.figures = "\n\n".join(parts), len(parts)
         self.counts = _counts(verdicts)
         self.minutes = f"{sum(known['seconds'] for known in runs) / 60:.0f}"
         self.machine = "; ".join(
@@ -83,7 +92,7 @@ class _Device:
         lines += [figure.method, ""] if figure.method else []
         lines += ["| claim | verdict | measured |", "|---|---|---|"]
         lines += [f"| {found.statement} | **{found.verdict}** | {found.measured} |" for found in findings]
-        return "\n".join([*lines, "", *_table(Rows(figure.axes, rows)), ""])
+        return "\n".join([*lines, "", *_table(Rows(figure.axes, rows))])
 
 
 def _pace(results):
@@ -117,15 +126,23 @@ def _part(factor):
 
 
 def _table(rows):
-    """Return the values of the plot, a line a column, in Markdown."""
+    """Return the values of the plot in Markdown: a line a column, or a line a row if there are many."""
     axes = rows.axes
     places = sorted({row[axes.x] for row in rows.rows}, key=_order(rows))
-    head = [axes.xlabel, *rows.lines]
-    out = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
-    for place in places:
-        cells = [next((row[axes.y] for row in rows.of(line) if row[axes.x] == place), None) for line in rows.lines]
-        out.append(f"| {' | '.join([_cell(place, 'g'), *(_cell(cell, ',') for cell in cells)])} |")
-    return out
+    found = {(row["line"], row[axes.x]): _cell(row[axes.y], ",") for row in rows.rows}
+    named = [_cell(place, "g") for place in places]
+    if len(rows.lines) > WIDEST:
+        return _grid(
+            [axes.xlabel, *named], [[line, *(found.get((line, at), "") for at in places)] for line in rows.lines]
+        )
+    cells = [
+        [name, *(found.get((line, at), "") for line in rows.lines)] for name, at in zip(named, places, strict=True)
+    ]
+    return _grid([axes.xlabel, *rows.lines], cells)
+
+
+def _grid(head, cells):
+    return [f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *cells)]
 
 
 def _order(rows):
@@ -135,6 +152,4 @@ def _order(rows):
 
 
 def _cell(value, spec):
-    if value is None:
-        return ""
     return value if isinstance(value, str) else format(value, ",.10g" if spec == "g" else spec)
