@@ -67,7 +67,10 @@ def _real(device, results):
     )
 
 
-def __init__(self, device, figures, folder):
+class _Device:
+    """Section of a device: a heading, a plot, claims and values for each figure that was measured on it."""
+
+    def __init__(self, device, figures, folder):
         self._device, verdicts, parts, runs, scatters = device, Counter(), [], [], []
         for figure in figures:
             found = load_run(folder, figure.name)
