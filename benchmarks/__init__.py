@@ -1,1 +1,1 @@
-"""Measurements of Headrace beside what a user would pick instead. Run with `python -m benchmarks`."""
+"""Measurements of Headrace and of the alternatives that a user would consider. Run with `python -m benchmarks`."""

@@ -14,10 +14,10 @@ from headrace.joins import keep_little_freed_memory
 
 EXPERIMENTS = {
     "joins": "SSIJ, MeshJoin, index nested loops and DuckDB",
-    "predicates": "band and as-of joins beside DuckDB",
-    "filter": "absent keys: a table with a negative filter beside DuckDB's anti join",
+    "predicates": "band and as-of joins, compared with DuckDB",
+    "filter": "absent keys: a table with a negative filter, compared with DuckDB's anti join",
     "spark": "a micro-batch on Spark, with SSIJ and with Spark's own join",
-    "storage": "load, upsert and commit beside DuckDB, SQLite and LMDB",
+    "storage": "load, upsert and commit, compared with DuckDB, SQLite and LMDB",
 }
 MODULES = {
     "joins": "joins",

@@ -55,7 +55,7 @@ class OperatorJoin:
         self._read = self._operator.stats
 
     def run(self, seconds):
-        """Join for so long, and until no more tuples wait than at the beginning; return how many are done."""
+        """Join for `seconds`, and until no more tuples wait than at the start; return how many were completed."""
         before, started = self._operator.stats, time.perf_counter()
         while True:
             spent, now = time.perf_counter() - started, self._operator.stats
@@ -111,7 +111,7 @@ class DuckDBJoin:
         return batch, self._join(batch)
 
     def run(self, seconds):
-        """Join batches for so long; return how many tuples that was."""
+        """Join batches for `seconds`; return the number of tuples."""
         started, done = time.perf_counter(), 0
         while time.perf_counter() - started < seconds:
             done += self._join(next(self._batches)).num_rows

@@ -9,7 +9,16 @@ import pyarrow.parquet as pq
 
 from headrace.storage import Table
 
-__all__ = ["ENGINES", "DuckDBEngine", "HeadraceEngine", "LMDBEngine", "RocksDBEngine", "SQLiteEngine", "key_bytes"]
+__all__ = [
+    "ENGINES",
+    "DuckDBEngine",
+    "HeadraceEngine",
+    "LMDBEngine",
+    "RocksDBEngine",
+    "SQLiteEngine",
+    "key_bytes",
+    "rocksdb_options",
+]
 
 MAP_SIZE = 16 << 30
 LOAD_ROWS = 250_000
@@ -31,7 +40,7 @@ class HeadraceEngine:
         self._table = None
 
     def load(self, parquet):
-        self._table = Table.build(self._path, parquet, key=["k"], unique=True, **self._options)
+        self._table = Table.build(self._path, parquet, key=["k"], **{"unique": True, **self._options})
 
     def open_for_changes(self):
         self._table.close()
@@ -76,16 +85,17 @@ class DuckDBEngine:
 
 
 class SQLiteEngine:
-    """SQLite WITHOUT ROWID, write-ahead log, synchronous FULL."""
+    """SQLite with a write-ahead log, synchronous FULL; WITHOUT ROWID unless the table is to be an ordinary one."""
 
     name = "SQLite"
 
-    def __init__(self, folder):
+    def __init__(self, folder, *, ordinary=False):
         self._connection = sqlite3.connect(folder / "table.sqlite", isolation_level=None)
         self._connection.executescript(
             "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA cache_size = -262144;"
         )
-        self._connection.execute("CREATE TABLE t (k INTEGER PRIMARY KEY, v INTEGER) WITHOUT ROWID")
+        kind = "" if ordinary else " WITHOUT ROWID"
+        self._connection.execute(f"CREATE TABLE t (k INTEGER PRIMARY KEY, v INTEGER){kind}")
 
     def load(self, parquet):
         table = pq.read_table(parquet)
@@ -134,15 +144,29 @@ class LMDBEngine:
         self._environment.close()
 
 
+def rocksdb_options(block_cache):
+    """Return options for look-ups: Bloom filters and a hash index, blocks not compressed, files mapped."""
+    from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options  # noqa: PLC0415 - as above
+
+    blocks, options = BlockBasedOptions(), Options(raw_mode=True)
+    blocks.set_bloom_filter(10, False)  # noqa: FBT003 - their signature
+    blocks.set_block_cache(Cache(block_cache))
+    blocks.set_cache_index_and_filter_blocks(False)
+    options.set_block_based_table_factory(blocks)
+    options.set_compression_type(DBCompressionType.none())
+    options.set_allow_mmap_reads(True)
+    return options
+
+
 class RocksDBEngine:
     """RocksDB with big-endian keys; a load is written in batches, and compacted at its end."""
 
     name = "RocksDB"
 
     def __init__(self, folder):
-        from rocksdict import Options, Rdict, WriteBatch  # noqa: PLC0415 - as above
+        from rocksdict import Rdict, WriteBatch  # noqa: PLC0415 - as above
 
-        self._database = Rdict(str(folder / "table.rocksdb"), Options(raw_mode=True))
+        self._database = Rdict(str(folder / "table.rocksdb"), rocksdb_options(LOAD_ROWS))
         self._new_batch = WriteBatch
 
     def load(self, parquet):

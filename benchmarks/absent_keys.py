@@ -1,4 +1,4 @@
-"""Absent keys: SSIJ over a table with a negative filter, and without, beside DuckDB's anti join.
+"""Absent keys: SSIJ over a table with and without a negative filter, compared with DuckDB's anti join.
 
 One process, contestants in turns after a warm-up, ratios within rounds. Writes `filter.csv`. DuckDB takes batches of
 several sizes, within the same memory; its table is a database file.
@@ -20,7 +20,7 @@ from headrace.storage import Table
 
 __all__ = ["Settings", "run"]
 
-STEP = 4  # a present key in so many
+STEP = 4  # one key in this many numbers
 CHUNK = 1_000_000
 
 
@@ -85,7 +85,7 @@ class Join:
         self._read = self._join.stats
 
     def run(self, seconds):
-        """Join for so long, and until no more tuples wait than at the beginning; return how many are done."""
+        """Join for `seconds`, and until no more tuples wait than at the start; return how many were completed."""
         before, began = self._join.stats, time.perf_counter()
         while True:
             self._join.push(next(self._stream)).drain()
@@ -115,7 +115,7 @@ class AntiJoin:
         self._connection.execute(f"SET memory_limit = '{max(settings.memory, settings.least_duckdb)}B'")
 
     def run(self, seconds):
-        """Join for so long, one batch at least; return how many tuples that was."""
+        """Join for `seconds`, at least one batch; return the number of tuples."""
         began, done = time.perf_counter(), 0
         while time.perf_counter() - began < seconds or not done:
             self._connection.register("stream", self._batch)

@@ -1,4 +1,4 @@
-"""SSIJ beside MeshJoin, index nested loops and DuckDB: one table, three memories, three skews.
+"""SSIJ, MeshJoin, index nested loops and DuckDB compared: one table, three memories, three skews.
 
 Prints medians and ratios, writes `joins.csv` and `joins.png`. Contestants take turns within one run; slow ones get
 fewer tuples of the same stream, and all rates are per tuple.

@@ -1,11 +1,13 @@
-"""A micro-batch of facts meets a large dimension on Spark: with SSIJ over replicas, and with Spark's own join.
+"""A micro-batch of facts meets a large dimension on Spark: with SSIJ over replicas, and with Spark's own joins.
 
-Both read the same rows as a stream of Parquet files, look up one dimension that is a Delta table, and append to a Delta
-table under a transaction, in one session and in turns. Timed is a batch: of ours from its plan to the commit of its
-record, of Spark from the batch's frame to its commit within `foreachBatch`. The first batches of each are not counted;
-ours builds the replica in them. A third contestant shows what a batch costs Spark that looks up nothing: it copies the
-rows into a Delta table. Keys are integers or texts, each a run of its own. Spark joins with adaptive execution, as it
-does by default; the join that it planned is printed. Prints medians and ratios, writes `spark.csv` and `spark.png`.
+All read the same rows as a stream of Parquet files, look up one dimension that is a Delta table, and append to a Delta
+table under a transaction, in one session and in turns. A run has several batches: the first is cold, since it starts
+workers and fills caches, the others are warm. Timed is a batch: of ours from its plan to the commit of its record, of
+Spark from the batch's frame to its commit within `foreachBatch`. The first run of each is not counted; ours builds the
+replica in it. Spark joins as most users write it, with adaptive execution, as it does by default, and tuned: the
+dimension is cached in memory, the batch's keys are broadcast to it, and what they leave of it is broadcast to the
+batch. Another contestant shows what a batch costs Spark that looks up nothing. Keys are integers or texts, each a run
+of its own. Prints medians and ratios, writes `spark.csv` and `spark.png`.
 """
 
 import statistics
@@ -23,7 +25,7 @@ from benchmarks._data import dimension, stream
 from benchmarks._measure import machine, print_table, write_csv
 from benchmarks._plot import plot_bars
 from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.dimension_tables import create_dimension
+from headrace.pipelines.dimension import create_dimension
 from headrace.pipelines.runner import run as run_pipeline
 from headrace.pipelines.spark import SparkSettings, session, stop
 
@@ -31,8 +33,10 @@ __all__ = ["QUICK", "Settings", "run"]
 
 OURS = "Headrace"
 SPARKS = "Spark stream-static join"
+TUNED = "Spark, dimension cached and reduced"
 COPY = "Spark copies the rows only"
-SIDES = {OURS: "ours", SPARKS: "sparks", COPY: "copy"}
+SIDES = {OURS: "ours", SPARKS: "sparks", TUNED: "tuned", COPY: "copy"}
+FILES = 2  # of a batch, so that two cores can read it
 JOINS = ("BroadcastHashJoin", "ShuffledHashJoin", "SortMergeJoin")
 KEY_TYPES = {"integer keys": "bigint", "text keys": "string"}
 PIPELINE = """
@@ -56,32 +60,36 @@ replicas: replicas
 
 @dataclass(frozen=True)
 class Settings:
-    """Members, rows of a batch, skew of their keys, counted rounds and others before, budget of the join."""
+    """Members, rows of a batch, skew of their keys, batches of a run, runs that are counted and others before, and
+    budget of the join; types of keys.
+    """
 
     members: int = 8_000_000
     batch_rows: int = 250_000
     skew: float = 0.5
-    rounds: int = 3
-    warming: int = 2
+    batches: int = 3
+    rounds: int = 2
+    warming: int = 1
     memory: str = "256MiB"
+    keys: tuple = tuple(KEY_TYPES)
 
 
-QUICK = Settings(members=50_000, batch_rows=5_000, rounds=1, warming=1)
+QUICK = Settings(members=50_000, batch_rows=5_000, batches=2, rounds=1, warming=1)
 
 
 def run(settings, results):
     """Measure all and write the results into a folder."""
     print(f"machine: {machine()}")
     print(
-        f"dimension: {settings.members:,} members in Delta; batches of {settings.batch_rows:,} rows in two files, Zipf "
-        f"{settings.skew}; join memory {settings.memory} a worker; {settings.rounds} rounds in turns after "
-        f"{settings.warming} that are not counted"
+        f"dimension: {settings.members:,} members in Delta; runs of {settings.batches} batches of "
+        f"{settings.batch_rows:,} rows in {FILES} files, Zipf {settings.skew}; join memory {settings.memory} a worker; "
+        f"{settings.rounds} runs in turns after {settings.warming} that are not counted"
     )
     rows = []
     with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=results) as name:
         spark = session(SparkSettings(app_name="headrace benchmark"))
         try:
-            for case in KEY_TYPES:
+            for case in settings.keys:
                 folder = Path(name).absolute() / case.replace(" ", "_")
                 folder.mkdir()
                 config, files = _prepare(folder, settings, case)
@@ -98,7 +106,7 @@ def _prepare(folder, settings, case):
     """Make the dimension and return the pipeline and the rows of each batch."""
     members = dimension(settings.members)
     ids = members["id"].to_numpy()
-    batches = stream(ids, settings.skew, settings.rounds + settings.warming, settings.batch_rows)
+    batches = stream(ids, settings.skew, (settings.rounds + settings.warming) * settings.batches, settings.batch_rows)
     tables = [pa.Table.from_batches([batch]) for batch in batches]
     if KEY_TYPES[case] == "string":
         members = _with_text(members, "id")
@@ -122,32 +130,40 @@ def _with_text(table, name):
 
 def _rounds(spark, folder, config, tables, settings, case):
     key = KEY_TYPES[case]
-    others = {SPARKS: _SparkJoin(spark, folder, SIDES[SPARKS], key), COPY: _SparkCopy(spark, folder, SIDES[COPY], key)}
+    classes = {SPARKS: _SparkJoin, TUNED: _TunedJoin, COPY: _SparkCopy}
+    others = {name: kind(spark, folder, SIDES[name], key) for name, kind in classes.items()}
     rows = []
-    for number, table in enumerate(tables):
+    for number in range(settings.warming + settings.rounds):
+        run = tables[number * settings.batches : (number + 1) * settings.batches]
         for name, side in SIDES.items():
-            _add_files(folder / "stream" / side, number, table)
-            seconds = _run_ours(config) if name == OURS else others[name].run()
-            rows.append({"keys": case, "contestant": name, "round": number, "counted": number >= settings.warming,
-                         "rows": len(table), "seconds": round(seconds, 3),
-                         "rows_per_second": round(len(table) / seconds)})  # fmt: skip
-            print(f"{case}, round {number}: {name} {seconds:.2f} s")
-    print(f"  Spark joined by {others[SPARKS].plan}")
+            for at, table in enumerate(run):
+                _add_files(folder / "stream" / side, number * settings.batches + at, table)
+            spent = _run_ours(config) if name == OURS else others[name].run()
+            rows += [
+                {"keys": case, "contestant": name, "round": number, "counted": number >= settings.warming,
+                 "batch": at, "warm": at > 0, "rows": settings.batch_rows, "seconds": round(seconds, 3)}
+                for at, seconds in enumerate(spent)
+            ]  # fmt: skip
+            print(f"{case}, run {number}: {name} {', '.join(f'{seconds:.2f}' for seconds in spent)} s")
+    print(f"  Spark joined by {others[SPARKS].plan}, tuned by {others[TUNED].plan}")
+    others[TUNED].close()
     return rows
 
 
 def _add_files(folder, number, table):
-    """Add a batch to a stream, as two files, so that two cores can read it."""
-    half = len(table) // 2
-    for part, rows in enumerate((table.slice(0, half), table.slice(half))):
-        pq.write_table(rows, folder / f"{number:04}-{part}.parquet")
+    """Add a batch to a stream, as several files, so that all cores can read it."""
+    each = -(-len(table) // FILES)
+    for part in range(FILES):
+        pq.write_table(table.slice(part * each, each), folder / f"{number:04}-{part}.parquet")
 
 
 def _run_ours(config):
-    (record,) = run_pipeline(config).batches
-    shown = ", ".join(f"{name} {seconds:.2f}" for name, seconds in record.detail["phases"].items())
-    print(f"  phases in seconds: {shown}; hit ratio {record.hit_ratio:.1%}, {record.pages_read:,} pages read")
-    return record.seconds
+    """Run the pipeline on what is there; return the seconds of each batch."""
+    records = run_pipeline(config).batches
+    for record in records:
+        shown = ", ".join(f"{name} {seconds:.2f}" for name, seconds in record.detail["phases"].items())
+        print(f"  phases in seconds: {shown}; hit ratio {record.hit_ratio:.1%}, {record.pages_read:,} pages read")
+    return [record.seconds for record in records]
 
 
 class _SparkBatch:
@@ -158,12 +174,13 @@ class _SparkBatch:
         self.folder = folder
         self._side = side
         self._schema = f"number bigint, key {key}"
-        self._seconds = 0.0
+        self._seconds = []
 
     def run(self):
-        """Run what is there, and return the seconds within the batch."""
+        """Run what is there, and return the seconds within each batch."""
+        self._seconds = []
         source = str(self.folder / "stream" / self._side)
-        frame = self.spark.readStream.schema(self._schema).option("maxFilesPerTrigger", 2).parquet(source)
+        frame = self.spark.readStream.schema(self._schema).option("maxFilesPerTrigger", FILES).parquet(source)
         writer = frame.writeStream.foreachBatch(self._batch)
         writer = writer.option("checkpointLocation", str(self.folder / f"checkpoint_{self._side}"))
         writer.trigger(availableNow=True).start().awaitTermination()
@@ -174,7 +191,7 @@ class _SparkBatch:
         writer = self.rows(frame).write.format("delta").mode("append")
         writer = writer.option("txnAppId", self._side).option("txnVersion", number)
         writer.save(str(self.folder / f"facts_{self._side}"))
-        self._seconds = time.perf_counter() - began
+        self._seconds.append(time.perf_counter() - began)
 
 
 class _SparkJoin(_SparkBatch):
@@ -184,15 +201,47 @@ class _SparkJoin(_SparkBatch):
 
     def rows(self, frame):
         """Return the facts."""
-        spark = frame.sparkSession
-        spark.conf.set("spark.sql.adaptive.enabled", "true")
-        members = spark.read.format("delta").load(str(self.folder / "dim_item")).select("id", "item_key", "wide")
+        frame.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
+        return self.joined(frame, self.members(frame.sparkSession))
+
+    def members(self, spark):
+        """Return the dimension."""
+        return spark.read.format("delta").load(str(self.folder / "dim_item")).select("id", "item_key", "wide")
+
+    def joined(self, frame, members):
+        """Return the left join, and note how Spark will carry it out."""
         joined = frame.join(members, frame["key"] == members["id"], "left").select(
             "number", "key", sf.coalesce("item_key", sf.lit(-1)).alias("item_key"), sf.col("wide").alias("item_wide")
         )
         text = joined._jdf.queryExecution().executedPlan().toString()  # noqa: SLF001 - the public way only prints it
         self.plan = next((name for name in JOINS if name in text), "another join")
         return joined
+
+
+class _TunedJoin(_SparkJoin):
+    """The dimension stays in memory; nothing of it is moved but the members that the batch asks for."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._cached = None
+
+    def members(self, spark):
+        """Return the dimension, cached. It is filled in the first run, which is not counted."""
+        if self._cached is None:
+            self._cached = super().members(spark).cache()
+            self._cached.count()
+        return self._cached
+
+    def joined(self, frame, members):
+        """Join with what the keys of the batch leave of the dimension."""
+        keys = sf.broadcast(frame.select("key"))
+        asked = members.join(keys, members["id"] == keys["key"], "left_semi")
+        return super().joined(frame, sf.broadcast(asked))
+
+    def close(self):
+        """Free the cache."""
+        if self._cached is not None:
+            self._cached.unpersist()
 
 
 class _SparkCopy(_SparkBatch):
@@ -204,26 +253,34 @@ class _SparkCopy(_SparkBatch):
 
 
 def _compare(spark, folder):
-    """Refuse to report if the two wrote different facts."""
-    facts = [
+    """Refuse to report if the joins wrote different facts."""
+    ours, *others = (
         spark.read.format("delta").load(str(folder / name)).select("number", "key", "item_key", "item_wide")
-        for name in ("facts_ours", "facts_sparks")
-    ]
-    if facts[0].exceptAll(facts[1]).limit(1).count() or facts[1].exceptAll(facts[0]).limit(1).count():
-        raise AssertionError("the two pipelines wrote different facts")
-    print("both wrote the same facts")
+        for name in ("facts_ours", "facts_sparks", "facts_tuned")
+    )
+    for facts in others:
+        if ours.exceptAll(facts).limit(1).count() or facts.exceptAll(ours).limit(1).count():
+            raise AssertionError("the pipelines wrote different facts")
+    print("all wrote the same facts")
 
 
 def _report(rows, settings, results):
-    counted = [row for row in rows if row["counted"]]
-    seconds = {(row["keys"], row["contestant"], row["round"]): row["seconds"] for row in counted}
     groups = {}
-    for case in KEY_TYPES:
-        rounds = sorted({number for keys, _, number in seconds if keys == case})
-        medians = {name: statistics.median(seconds[case, name, number] for number in rounds) for name in SIDES}
-        groups[case] = medians
-        print_table([case, "seconds a batch"], [[name, f"{value:.2f}"] for name, value in medians.items()])
-        ratio = statistics.median(seconds[case, SPARKS, number] / seconds[case, OURS, number] for number in rounds)
-        print(f"{case}: {OURS} was {ratio:.1f} times faster than {SPARKS} (median of the rounds' ratios)")
+    for case in settings.keys:
+        for warm in (False, True):
+            counted = [row for row in rows if row["counted"] and row["keys"] == case and row["warm"] == warm]
+            title = f"{case}, {'warm' if warm else 'cold'}"
+            medians = {name: statistics.median(_seconds(counted, name).values()) for name in SIDES}
+            groups[title] = medians
+            print_table([title, "seconds a batch"], [[name, f"{value:.2f}"] for name, value in medians.items()])
+            for other in (SPARKS, TUNED):
+                ours, theirs = _seconds(counted, OURS), _seconds(counted, other)
+                ratio = statistics.median(theirs[batch] / ours[batch] for batch in ours)
+                print(f"{title}: {OURS} was {ratio:.1f} times faster than {other} (median of the batches' ratios)")
     title = f"{settings.batch_rows:,} rows into {settings.members:,} members"
     plot_bars(results / "spark.png", groups, "seconds", title)
+
+
+def _seconds(rows, name):
+    """Return the seconds of a contestant's batches, by run and place in it."""
+    return {(row["round"], row["batch"]): row["seconds"] for row in rows if row["contestant"] == name}

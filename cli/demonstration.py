@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.blocks import Grid, Pairs, Text
 from headrace.cli.running import load, outcome_pairs
 from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.dimension_tables import describe_dimension
+from headrace.pipelines.dimension import describe_dimension
 from headrace.samples.demo import DIMENSIONS, make_dimensions, prepare
 from headrace.samples.questions import TABLES, ask, find_facts
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.cli.blocks import Block
     from headrace.cli.console import Console
-    from headrace.pipelines.dimension_tables import DimensionSummary
+    from headrace.pipelines.dimension import DimensionSummary
     from headrace.pipelines.runner import RunResult
     from headrace.samples import Facts
     from headrace.samples.questions import Answer

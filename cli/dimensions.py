@@ -11,9 +11,8 @@ import pyarrow as pa
 from headrace.cli.blocks import Grid, Pairs, Text
 from headrace.cli.exits import ExitCode
 from headrace.cli.streams import CsvFormat, open_stream
-from headrace.pipelines.column_types import arrow_schema
-from headrace.pipelines.config import PipelineConfig, load_pipeline
-from headrace.pipelines.dimension_tables import (
+from headrace.pipelines.config import PipelineConfig, arrow_schema, load_pipeline
+from headrace.pipelines.dimension import (
     check_dimension,
     create_dimension,
     describe_dimension,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace.cli.console import Console
-    from headrace.pipelines.dimension_tables import DimensionSummary, Finding, Repair
+    from headrace.pipelines.dimension import DimensionSummary, Finding, Repair
 
 __all__ = ["run_check", "run_create", "run_info", "run_list", "run_lookup", "run_repair"]
 

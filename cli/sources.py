@@ -8,16 +8,14 @@ from typing import TYPE_CHECKING
 
 from headrace.cli.blocks import Block, Grid, Pairs, Text
 from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.discovery import printable
-from headrace.pipelines.source_files import adopt_files, list_files, skip_files
+from headrace.pipelines.source import adopt_files, list_files, printable, skip_files
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
     from headrace.cli.console import Console
-    from headrace.pipelines.discovery import LeftOut
-    from headrace.pipelines.source_files import SourceFile
+    from headrace.pipelines.source import LeftOut, SourceFile
 
 __all__ = ["left_out_block", "printable", "run_adopt", "run_list", "run_skip"]
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.cli.errors import InputFileError
-from headrace.storage.read_ahead import read_ahead
+from headrace.storage.file import read_ahead
 from headrace.storage.records import (
     COMPRESSIONS,
     SUFFIXES,

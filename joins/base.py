@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import pyarrow as pa
 
+from headrace.joins.deadlines import Deadlines
 from headrace.joins.emitter import Emitter, How, check_how, output_schema
 from headrace.joins.errors import ClosedError, FinishedError, JoinInputError, StreamSchemaError
 from headrace.joins.memory import MemoryBudget
@@ -29,6 +30,7 @@ from headrace.storage.units import parse_duration, parse_memory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from headrace.joins.deadlines import Arrivals
     from headrace.storage.read import PageReader
     from headrace.storage.tree import Snapshot
 
@@ -44,7 +46,7 @@ class JoinParameters:
     how: How
     columns: list[str]
     memory: int
-    deadline: float | None
+    deadlines: Deadlines
     clock: Callable[[], float] | None
 
     @classmethod
@@ -59,6 +61,7 @@ class JoinParameters:
         deadline: float | str | None,
         reader: PageReader | None,
         clock: Callable[[], float] | None,
+        deadline_column: str | None = None,
     ) -> Self:
         """Return the parameters as given to an operator.
 
@@ -77,8 +80,10 @@ class JoinParameters:
             columns = [name for name in layout.schema.names if name not in predicate.equated]
         if clock is not None and not callable(clock):
             raise JoinInputError(f"`clock` must be a function that returns seconds, not {clock!r}")
-        seconds = None if deadline is None else parse_duration(deadline)
-        return cls(relation, predicate, how, layout.select(columns), parse_memory(memory), seconds, clock)
+        if deadline_column is not None and not isinstance(deadline_column, str):
+            raise JoinInputError(f"`deadline_column` must be the name of a stream column, not {deadline_column!r}")
+        deadlines = Deadlines(None if deadline is None else parse_duration(deadline), deadline_column)
+        return cls(relation, predicate, how, layout.select(columns), parse_memory(memory), deadlines, clock)
 
 
 class JoinAlgorithm(ABC):
@@ -95,10 +100,10 @@ class JoinAlgorithm(ABC):
         self.predicate = parameters.predicate
         self.how = parameters.how
         self.columns = parameters.columns
-        self.deadline = parameters.deadline
+        self.deadlines = parameters.deadlines
         self.budget = MemoryBudget(parameters.memory)
         self.counters = Counters()
-        self.waits = WaitRecord(self.deadline)
+        self.waits = WaitRecord(self.deadlines)
         self.time = OperatorTime(parameters.clock)
         self.progress = Progress(parameters.clock or time.monotonic)
         self.completed = CompletionLog(self.counters, self.waits, self.time).note
@@ -111,11 +116,12 @@ class JoinAlgorithm(ABC):
 
     def push(self, batch: pa.RecordBatch, at: float | None) -> Iterator[pa.RecordBatch]:
         """Return the task of joining a batch that arrived at `at`."""
-        self._latest = max(self._latest, self.time.reach(at))
+        self._latest = max(self._latest, float(self.time.reach(at)))
         self._bind(batch.schema)
+        arrivals = self.deadlines.stamp(batch, self._latest)
         self.counters.batches_in += 1
         self.counters.rows_in += len(batch)
-        return self.counted(self._consume(batch, self._latest))
+        return self.counted(self._consume(batch, arrivals))
 
     def tick(self, now: float | None) -> Iterator[pa.RecordBatch]:
         """Return the task of doing what is due at `now`."""
@@ -153,7 +159,7 @@ class JoinAlgorithm(ABC):
         """Statistics so far."""
 
     @abstractmethod
-    def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+    def _consume(self, batch: pa.RecordBatch, arrival: Arrivals) -> Iterator[pa.RecordBatch]:
         """Take a batch in."""
 
     @abstractmethod
@@ -194,6 +200,7 @@ class JoinAlgorithm(ABC):
     def _bind(self, stream: pa.Schema) -> None:
         if self._stream is None:
             _check_takeable(stream)
+            self.deadlines.check(stream)
             self._bound = self.predicate.bind(self.relation.snapshot.codec, stream)
             self._stream = stream
             self._rebind()
@@ -349,8 +356,8 @@ class StreamJoin(ABC, Generic[AlgorithmT]):
 
     @property
     def deadline(self) -> float | None:
-        """Seconds that a tuple may wait; None for no limit."""
-        return self.algorithm.deadline
+        """Seconds that a tuple may wait that states no deadline itself; None for no limit."""
+        return self.algorithm.deadlines.default
 
     @property
     def algorithm(self) -> AlgorithmT:

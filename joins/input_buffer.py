@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
+
+from headrace.joins.deadlines import Arrivals, Deadlines
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Arrivals", "BatchSlice", "DeferredSlice", "InputBuffer", "LocatedSlice", "arrivals_at", "compact"]
-
-Arrivals = float | NDArray[np.float64]
-"""Arrival of tuples in seconds: one time for all of them, or one each."""
 
 _SHARED = 1.5
 
@@ -28,7 +30,7 @@ class BatchSlice:
     rows
         Stream tuples.
     arrival
-        Time of arrival in seconds.
+        Time of arrival in seconds, with due times if the stream states them.
     """
 
     rows: pa.RecordBatch
@@ -61,6 +63,11 @@ class LocatedSlice(BatchSlice):
         """Return the tuples from `start` up to `stop`."""
         return replace(BatchSlice.slice(self, start, stop), leaf=self.leaf[start:stop])
 
+    def only(self, which: NDArray[np.intp]) -> Self:
+        """Return some of the tuples."""
+        rows, arrival = self.rows.take(pa.array(which)), arrivals_at(self.arrival, which)
+        return replace(self, rows=rows, arrival=arrival, leaf=self.leaf[which])
+
 
 @dataclass(frozen=True, slots=True)
 class DeferredSlice(LocatedSlice):
@@ -73,41 +80,100 @@ class DeferredSlice(LocatedSlice):
 
 
 class InputBuffer:
-    """First-in, first-out queue of stream tuples. It counts its bytes; the operator charges them to the budget."""
+    """Queue of stream tuples. It counts its bytes; the operator charges them to the budget.
 
-    def __init__(self) -> None:
-        self._batches: deque[tuple[pa.RecordBatch, float]] = deque()
+    Tuples leave in the order of their due times, which is the order of arrival unless they state deadlines themselves.
+
+    Parameters
+    ----------
+    deadlines
+        How long tuples may wait.
+
+    Attributes
+    ----------
+    rows, nbytes
+        Number of tuples, and their bytes.
+    due, tightest
+        Earliest due time of a tuple and smallest allowance; infinity if there are none.
+    """
+
+    def __init__(self, deadlines: Deadlines | None = None) -> None:
+        self._deadlines = deadlines or Deadlines()
+        self._batches: deque[tuple[pa.RecordBatch, Arrivals]] = deque()
         self.rows = 0
         self.nbytes = 0
+        self.due = self.tightest = math.inf
 
-    @property
-    def oldest(self) -> float | None:
-        """Arrival of the tuple that has waited longest; None if the buffer is empty."""
-        return self._batches[0][1] if self._batches else None
+    def soon(self, share: float) -> float:
+        """Return the earliest time at which a tuple has waited for this share of its allowance."""
+        return min((self._deadlines.soon(arrival, share) for _, arrival in self._batches), default=math.inf)
 
-    def add(self, rows: pa.RecordBatch, arrival: float) -> None:
+    def add(self, rows: pa.RecordBatch, arrival: Arrivals) -> None:
         """Append tuples. They must not have arrived before those already here."""
         if len(rows):
             self._batches.append((rows, arrival))
             self.rows += len(rows)
-            self.nbytes += rows.nbytes
+            self.nbytes += _nbytes(rows, arrival)
+            self._note(arrival)
+
+    def put_back(self, batch: BatchSlice) -> None:
+        """Return tuples that `take` has just removed."""
+        if len(batch.rows):
+            self._batches.appendleft((batch.rows, batch.arrival))
+            self.rows += len(batch.rows)
+            self.nbytes += _nbytes(batch.rows, batch.arrival)
+            self._note(batch.arrival)
 
     def take(self, count: int) -> BatchSlice:
-        """Remove the oldest `count` tuples, or all if there are fewer, and return them as one slice."""
-        taken: list[tuple[pa.RecordBatch, float]] = []
-        wanted = min(count, self.rows)
+        """Remove the `count` tuples that are due first, or all if there are fewer, and return them as one slice."""
+        if self._deadlines.column is not None and count < self.rows:
+            taken = self._take_earliest(count)
+        else:
+            taken = self._take_oldest(min(count, self.rows))
+        self.due = self.tightest = math.inf
+        for _, arrival in self._batches:
+            self._note(arrival)
+        return _joined(taken)
+
+    def _note(self, arrival: Arrivals) -> None:
+        self.due = min(self.due, self._deadlines.earliest(arrival))
+        self.tightest = min(self.tightest, self._deadlines.tightest(arrival))
+
+    def _take_oldest(self, wanted: int) -> list[tuple[pa.RecordBatch, Arrivals]]:
+        taken: list[tuple[pa.RecordBatch, Arrivals]] = []
         while wanted > 0:
             rows, arrival = self._batches.popleft()
-            self.nbytes -= rows.nbytes
+            self.nbytes -= _nbytes(rows, arrival)
             if len(rows) > wanted:
-                rest = rows.slice(wanted)
-                self._batches.appendleft((rest, arrival))
-                self.nbytes += rest.nbytes
-                rows = rows.slice(0, wanted)
+                batch = BatchSlice(rows, arrival)
+                rest, first = batch.slice(wanted, len(rows)), batch.slice(0, wanted)
+                self._batches.appendleft((rest.rows, rest.arrival))
+                self.nbytes += _nbytes(rest.rows, rest.arrival)
+                rows, arrival = first.rows, first.arrival
             taken.append((rows, arrival))
             wanted -= len(rows)
             self.rows -= len(rows)
-        return _joined(taken)
+        return taken
+
+    def _take_earliest(self, count: int) -> list[tuple[pa.RecordBatch, Arrivals]]:
+        due = np.concatenate([np.asarray(self._deadlines.due(arrival)) for _, arrival in self._batches])
+        chosen = np.zeros(len(due), dtype=np.bool_)
+        chosen[np.argpartition(due, count - 1)[:count]] = True
+        taken: list[tuple[pa.RecordBatch, Arrivals]] = []
+        start = 0
+        for _ in range(len(self._batches)):
+            rows, arrival = self._batches.popleft()
+            marks, start = chosen[start : start + len(rows)], start + len(rows)
+            self.nbytes -= _nbytes(rows, arrival)
+            self.rows -= len(rows)
+            first, rest = np.flatnonzero(marks), np.flatnonzero(~marks)
+            if len(first):
+                taken.append((_rows_at(rows, first), arrivals_at(arrival, first)))
+            if len(rest):
+                self._batches.append((_rows_at(rows, rest), arrivals_at(arrival, rest)))
+                self.nbytes += _nbytes(*self._batches[-1])
+                self.rows += len(rest)
+        return taken
 
 
 def arrivals_at(arrival: Arrivals, rows: NDArray[np.integer]) -> Arrivals:
@@ -122,11 +188,20 @@ def compact(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.take(pa.array(np.arange(len(rows), dtype=np.int32)))
 
 
-def _joined(taken: list[tuple[pa.RecordBatch, float]]) -> BatchSlice:
+def _nbytes(rows: pa.RecordBatch, arrival: Arrivals) -> int:
+    return rows.nbytes + (arrival.nbytes if isinstance(arrival, np.ndarray) else 0)
+
+
+def _rows_at(rows: pa.RecordBatch, index: NDArray[np.intp]) -> pa.RecordBatch:
+    return rows if len(index) == len(rows) else rows.take(pa.array(index))
+
+
+def _joined(taken: list[tuple[pa.RecordBatch, Arrivals]]) -> BatchSlice:
     if len(taken) == 1:
         return BatchSlice(*taken[0])
     rows = pa.concat_batches([rows for rows, _ in taken])
     first = taken[0][1]
-    if all(arrival == first for _, arrival in taken):
+    if not isinstance(first, np.ndarray) and all(np.array_equal(arrival, first) for _, arrival in taken):
         return BatchSlice(rows, first)
-    return BatchSlice(rows, np.repeat([arrival for _, arrival in taken], [len(rows) for rows, _ in taken]))
+    each = [np.broadcast_to(np.asarray(arrival), len(rows)) for rows, arrival in taken]
+    return BatchSlice(rows, np.concatenate(each))

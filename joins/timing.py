@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.joins.deadlines import arrived
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from headrace.joins.input_buffer import Arrivals
+    from headrace.joins.deadlines import Arrivals, Deadlines
     from headrace.joins.stats import Counters
 
 __all__ = ["CompletionLog", "OperatorTime", "WaitRecord"]
@@ -52,12 +54,12 @@ class WaitRecord:
 
     Parameters
     ----------
-    deadline
-        Seconds that a tuple may wait; None for no limit.
+    deadlines
+        How long tuples may wait.
     """
 
-    def __init__(self, deadline: float | None) -> None:
-        self._deadline = deadline
+    def __init__(self, deadlines: Deadlines) -> None:
+        self._deadlines = deadlines
         self.longest = 0.0
         self.misses = 0
 
@@ -65,9 +67,9 @@ class WaitRecord:
         """Record tuples that are complete."""
         if rows == 0:
             return
-        self.longest = max(self.longest, now - float(np.min(arrival)))
-        if self._deadline is not None:
-            late = np.asarray(arrival) + self._deadline < now - _ROUNDING
+        self.longest = max(self.longest, now - float(np.min(arrived(arrival))))
+        if self._deadlines.any:
+            late = np.asarray(self._deadlines.due(arrival)) < now - _ROUNDING
             self.misses += int(late.sum()) if late.ndim else int(late) * rows
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headrace.pipelines.catalog import BatchRecord, Catalog, RunRecord
-    from headrace.pipelines.config import PipelineConfig, load_pipeline
+    from headrace.pipelines.config.model import PipelineConfig, load_pipeline
     from headrace.pipelines.runner import RunResult, run
-    from headrace.pipelines.spark import SparkSettings, session
+    from headrace.pipelines.spark.sessions import SparkSettings, session
 
 __all__ = [
     "BatchRecord",
@@ -29,13 +29,13 @@ __all__ = [
 _HOMES = {
     "BatchRecord": "headrace.pipelines.catalog",
     "Catalog": "headrace.pipelines.catalog",
-    "PipelineConfig": "headrace.pipelines.config",
+    "PipelineConfig": "headrace.pipelines.config.model",
     "RunRecord": "headrace.pipelines.catalog",
     "RunResult": "headrace.pipelines.runner",
-    "SparkSettings": "headrace.pipelines.spark",
-    "load_pipeline": "headrace.pipelines.config",
+    "SparkSettings": "headrace.pipelines.spark.sessions",
+    "load_pipeline": "headrace.pipelines.config.model",
     "run": "headrace.pipelines.runner",
-    "session": "headrace.pipelines.spark",
+    "session": "headrace.pipelines.spark.sessions",
 }
 
 

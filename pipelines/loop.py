@@ -15,15 +15,15 @@ from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headrace.pipelines.discovery import FoundFile, examine, fingerprint, skip_command
 from headrace.pipelines.errors import SourceFileError
+from headrace.pipelines.source.discovery import FoundFile, examine, fingerprint, skip_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from headrace.pipelines.catalog import BatchRecord
-    from headrace.pipelines.intake import Intake
-    from headrace.pipelines.ledger import Ledger, Plan
+    from headrace.pipelines.source.intake import Intake
+    from headrace.pipelines.source.ledger import Ledger, Plan
 
 __all__ = ["BatchLoop", "Loader", "StopRequest"]
 
@@ -32,7 +32,7 @@ _NAMED = 5
 
 
 class Loader(Protocol):
-    """What loads batches: `headrace.pipelines.batch.BatchProtocol`."""
+    """What loads batches: `headrace.pipelines.batch.protocol.BatchProtocol`."""
 
     def finish(self, number: int, stream: str, attempt: str | None = None) -> BatchRecord | None:
         """Complete a batch that the facts hold, and return its record; None if they do not hold it."""

@@ -1,7 +1,7 @@
 """Runs a pipeline: once over what is there, or following what arrives, until it is told to stop.
 
 Holds what surrounds the batches: Spark, leases, tables that must be there, signals, the run's record. Which files make
-a batch is in `headrace.pipelines.loop`, what a batch does in `headrace.pipelines.batch`.
+a batch is in `headrace.pipelines.loop`, what a batch does in `headrace.pipelines.batch.protocol`.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from headrace.pipelines.batch import BatchProtocol
+from headrace.pipelines.batch.preparation import check_pipeline
+from headrace.pipelines.batch.protocol import BatchProtocol
 from headrace.pipelines.catalog import Catalog
-from headrace.pipelines.config import PipelineConfig, load_pipeline
-from headrace.pipelines.delta_tables import DeltaHandle, has_table
+from headrace.pipelines.config.model import PipelineConfig, load_pipeline
+from headrace.pipelines.delta.tables import DeltaHandle, has_table
 from headrace.pipelines.errors import BatchError, DeltaTableError
-from headrace.pipelines.failures import cause_of
-from headrace.pipelines.intake import Intake
-from headrace.pipelines.kernels import compiling
 from headrace.pipelines.lease import Leases
-from headrace.pipelines.ledger import Ledger
 from headrace.pipelines.loop import BatchLoop, StopRequest
-from headrace.pipelines.preparation import check_pipeline
-from headrace.pipelines.source import check_source, option_text, piece_frame
-from headrace.pipelines.spark import SparkSettings, session
-from headrace.pipelines.stream_identity import check_identity, replaced_stream
+from headrace.pipelines.replica.kernels import compiling
+from headrace.pipelines.source.identity import check_identity, replaced_stream
+from headrace.pipelines.source.intake import Intake
+from headrace.pipelines.source.ledger import Ledger
+from headrace.pipelines.source.pieces import check_source, option_text, piece_frame
+from headrace.pipelines.spark.failures import cause_of
+from headrace.pipelines.spark.sessions import SparkSettings, session
 from headrace.storage.errors import HeadraceError
 from headrace.storage.units import parse_duration
 
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
+    from headrace.pipelines.batch.stages import Prepared
     from headrace.pipelines.catalog import BatchRecord
-    from headrace.pipelines.discovery import LeftOut
-    from headrace.pipelines.stages import Prepared
+    from headrace.pipelines.source.discovery import LeftOut
 
 __all__ = ["RunResult", "run"]
 

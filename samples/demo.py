@@ -11,7 +11,7 @@ from headrace.storage.errors import InputError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from headrace.pipelines.dimension_tables import DimensionSummary
+    from headrace.pipelines.dimension import DimensionSummary
 
 __all__ = ["DIMENSIONS", "PIPELINE_NAME", "STREAM_LINE", "make_dimensions", "prepare"]
 
@@ -45,7 +45,7 @@ def make_dimensions(pipeline: Path) -> list[DimensionSummary]:
     import pyarrow.parquet as pq  # noqa: PLC0415 - heavy, as is what follows
 
     from headrace.pipelines.config import load_pipeline  # noqa: PLC0415 - as above
-    from headrace.pipelines.dimension_tables import create_dimension  # noqa: PLC0415 - as above
+    from headrace.pipelines.dimension import create_dimension  # noqa: PLC0415 - as above
 
     config = load_pipeline(pipeline)
     return [create_dimension(config, name, pq.read_table(source)) for name, source in DIMENSIONS.items()]

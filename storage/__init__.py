@@ -11,35 +11,21 @@ Start with `Table`. Names are imported when they are first used, so that importi
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from headrace.storage.kernel_folder import ensure_kernel_folder, usual_folders
 
 if TYPE_CHECKING:
-    from headrace.storage.check import CheckReport, Violation
-    from headrace.storage.format.keys import KeyCodec, Keys
-    from headrace.storage.format.layout import LeafLayout
-    from headrace.storage.table import Table, TableStats
-    from headrace.storage.tree.snapshot import Snapshot
+    from headrace.storage.table import CheckReport, Table, TableStats
 
-__all__ = ["CheckReport", "KeyCodec", "Keys", "LeafLayout", "Snapshot", "Table", "TableStats", "Violation"]
-
-_HOMES = {
-    "CheckReport": "headrace.storage.check",
-    "KeyCodec": "headrace.storage.format.keys",
-    "Keys": "headrace.storage.format.keys",
-    "LeafLayout": "headrace.storage.format.layout",
-    "Snapshot": "headrace.storage.tree.snapshot",
-    "Table": "headrace.storage.table",
-    "TableStats": "headrace.storage.table",
-    "Violation": "headrace.storage.check",
-}
+__all__ = ["CheckReport", "Table", "TableStats"]
 
 ensure_kernel_folder(usual_folders())
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'headrace.storage' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    from headrace.storage import table  # noqa: PLC0415 - numba and pyarrow are loaded with the first use
+
+    return getattr(table, name)

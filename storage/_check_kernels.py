@@ -12,7 +12,7 @@ from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, LEAF_PAGE
 from headrace.storage.leaf._search_kernels import mask_of
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Int64s
 
 __all__ = ["leaf_faults"]
 
@@ -25,7 +25,7 @@ NOT_A_LEAF, BAD_COUNT, BAD_ENTRY, BAD_BLOCK, BAD_TEXT, BAD_KEYS = 1, 2, 3, 4, 5,
 
 
 @njit(cache=True, nogil=True)
-def _plain_fault(frames: NDArray[np.uint8], rows: int, base: int, ends: int, width: int, room: int) -> bool:
+def _plain_fault(frames: Bytes, rows: int, base: int, ends: int, width: int, room: int) -> bool:
     """Whether the texts of a column run backwards, or take more than the room that is left in the page."""
     mask = (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)
     end = 0
@@ -38,7 +38,7 @@ def _plain_fault(frames: NDArray[np.uint8], rows: int, base: int, ends: int, wid
 
 
 @njit(cache=True, nogil=True)
-def _keys_fault(frames: NDArray[np.uint8], data: int, rows: int, base: np.uint64, width: int) -> bool:
+def _keys_fault(frames: Bytes, data: int, rows: int, base: np.uint64, width: int) -> bool:
     """Whether a key lies below the base of its block, so that lookups would not find it."""
     mask = mask_of(np.uint64(width))
     least = base
@@ -48,7 +48,7 @@ def _keys_fault(frames: NDArray[np.uint8], data: int, rows: int, base: np.uint64
 
 
 @njit(cache=True, nogil=True)
-def _dictionary_fault(frames: NDArray[np.uint8], block: int, room: int) -> bool:
+def _dictionary_fault(frames: Bytes, block: int, room: int) -> bool:
     """Whether the texts of a dictionary run backwards, or take more than the room that is left in the page."""
     distinct = load_u16(frames, block)
     end = 0
@@ -64,9 +64,7 @@ def _dictionary_fault(frames: NDArray[np.uint8], block: int, room: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _text_fault(
-    frames: NDArray[np.uint8], page: int, page_size: int, rows: int, base: int, packed: np.uint64, nulls: int
-) -> bool:
+def _text_fault(frames: Bytes, page: int, page_size: int, rows: int, base: int, packed: np.uint64, nulls: int) -> bool:
     """Whether a text block of sound offsets reaches outside the page or runs backwards."""
     data = page + _I64(packed & _U16)
     aux = _I64((packed >> np.uint64(16)) & _U16)
@@ -85,9 +83,7 @@ def _text_fault(
 
 
 @njit(cache=True, nogil=True)
-def leaf_faults(
-    frames: NDArray[np.uint8], page_size: int, pages: int, text: NDArray[np.uint8], faults: NDArray[np.int64]
-) -> None:
+def leaf_faults(frames: Bytes, page_size: int, pages: int, text: Bytes, faults: Int64s) -> None:
     """Write for each page what is wrong with its structure, as 256 * entry + kind, or 0.
 
     Parameters

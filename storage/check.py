@@ -24,9 +24,7 @@ from headrace.storage.format.layout import LeafLayout
 from headrace.storage.format.metadata import metadata_pages, read_metadata
 from headrace.storage.format.page import aligned_pages, read_heads
 from headrace.storage.format.slots import read_superblock
-from headrace.storage.leaf import _gather_kernels
-from headrace.storage.leaf.decode import gather_keys
-from headrace.storage.tree import _tree_kernels as tree_kernels
+from headrace.storage.leaf.decode import gather_keys, rows_of_pages
 from headrace.storage.tree.nodes import Entries, read_entries
 from headrace.storage.tree.relocations import relocated_entries, relocated_leaves
 from headrace.storage.tree.snapshot import root_entries
@@ -279,13 +277,13 @@ class _LeafChecker:
 
     def _window(self, frames: NDArray[np.uint8], window: Entries, kept: NDArray[np.int64], at: int) -> None:
         frame = kept.astype(np.int32)
-        counts = _page_kernels.count_rows(frames, self._layout.page_size, frame)
+        places, rows, origin = rows_of_pages(self._layout, frames, frame)
+        counts = np.bincount(origin, minlength=len(frame))
         self._checker.rows += int(counts.sum())
         for position in np.flatnonzero(counts != window.rows[kept]).tolist():
             page = int(window.pages[kept[position]])
             detail = f"holds {counts[position]} rows, the parent says {window.rows[kept[position]]}"
             self._checker.report("counts", page, detail)
-        places, rows, origin = _gather_kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
         keys = gather_keys(self._layout, frames, places, rows)
         pages = window.pages[kept][origin]
         self._order(Keys.concat([self._last, keys]), np.concatenate([pages[: len(self._last)], pages]))
@@ -308,7 +306,7 @@ class _LeafChecker:
         ends = np.cumsum(counts)
         wrong = np.zeros(len(leaves), dtype=np.bool_)
         for rows in (ends - counts, ends - 1):
-            first, last = self._locate(keys.take(rows))
+            first, last = self._entries.locate(keys.take(rows))
             wrong |= (first > leaves) | (last < leaves)
         for leaf in leaves[wrong].tolist():
             self._checker.report("separators", int(self._entries.pages[leaf]), "a key lies outside the leaf's bounds")
@@ -325,12 +323,6 @@ class _LeafChecker:
         self._checker.unfiltered += int((~known).sum())
         for page in pages[known & ((true & ~stored) != 0).any(axis=1)].tolist():
             self._checker.report("filter", page, "the filter denies a key of the page; build it again")
-
-    def _locate(self, keys: Keys) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        first, last = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int32)
-        separators = self._entries.separators
-        tree_kernels.locate(*separators.parts, self._entries.continued, *keys.parts, separators.wide, first, last)
-        return first, last
 
 
 def check_file(path: str | os.PathLike[str]) -> CheckReport:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
 from headrace.storage.commit.locks import Claims, FileLocks, check_wait, claim_newest
-from headrace.storage.commit.transaction import open_already
-from headrace.storage.commit.writer import Writer
+from headrace.storage.commit.writer import Writer, open_already
 from headrace.storage.errors import ClosedTableError, LockedError, StorageIOError
 from headrace.storage.file.backend import FileBackend
 from headrace.storage.read.device import load_device
@@ -17,12 +17,11 @@ from headrace.storage.read.reader import PageReader
 from headrace.storage.tree.snapshot import Snapshot, open_snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import TracebackType
+    from collections.abc import Callable, Iterator
 
     from headrace.storage.read.device import DeviceModel
 
-__all__ = ["TableHandle", "Writing"]
+__all__ = ["TableHandle"]
 
 _LONGEST_COMMIT = 5.0
 _WRITERS_THREADS = 4  # more of them contend for the lock when most pages are in memory
@@ -89,7 +88,8 @@ class TableHandle:
             self._closing.append(self._reader.close)
         return self._reader
 
-    def writing(self, wait: float = 0.0) -> Writing:
+    @contextlib.contextmanager
+    def writing(self, wait: float = 0.0) -> Iterator[Writer]:
         """Hold the writer's lock within a ``with`` block, and move to the newest commit afterwards.
 
         Raises
@@ -106,10 +106,14 @@ class TableHandle:
             If the file may not be written, the table was replaced by another file, or the handle came from another
             process.
         """
-        return Writing(self, wait)
+        writer, done = self._begin_writing(wait), False
+        try:
+            yield writer
+            done = True
+        finally:
+            self._end_writing(writer, done=done)
 
-    def begin_writing(self, wait: float) -> Writer:
-        """Take the writer's lock and return the writer; ends with `end_writing`. Raises as `writing` does."""
+    def _begin_writing(self, wait: float) -> Writer:
         self._refuse_closed()
         self._refuse_forked()
         if not self._turn.acquire(blocking=False):
@@ -146,7 +150,7 @@ class TableHandle:
                 raise
         return writer
 
-    def end_writing(self, writer: Writer, *, done: bool) -> None:
+    def _end_writing(self, writer: Writer, *, done: bool) -> None:
         """Release the writer's lock; if all was `done`, move to the newest commit."""
         try:
             if done:
@@ -265,25 +269,6 @@ class TableHandle:
             raise
         self._claims.keep(snapshot)
         return snapshot
-
-
-class Writing:
-    """Context in which a handle holds the writer's lock; see `TableHandle.writing`."""
-
-    __slots__ = ("_handle", "_wait", "_writer")
-
-    def __init__(self, handle: TableHandle, wait: float) -> None:
-        self._handle = handle
-        self._wait = wait
-
-    def __enter__(self) -> Writer:
-        self._writer = self._handle.begin_writing(self._wait)
-        return self._writer
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._handle.end_writing(self._writer, done=kind is None)
 
 
 class _OwnWriter:

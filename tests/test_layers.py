@@ -13,13 +13,11 @@ LAYERS = ("storage", "joins", "etl", "pipelines", "cli")
 FIRST_PARTY = (*LAYERS, "samples")
 ALLOWED = {layer: {*LAYERS[: rank + 1]} for rank, layer in enumerate(LAYERS)}
 ALLOWED["cli"].add("samples")
-ROOMS = ("file", "format", "leaf", "tree", "read", "filter", "probe", "commit", "load")
-"""Rooms of storage: a room imports only those to its left, and of the modules on top only the errors.
-
-`load` also imports the readers of sources.
-"""
-TOP = {room: {"errors", "_lazy"} for room in ROOMS}
-TOP["load"] |= {"sources"}
+ROOMS = ("file", "format", "leaf", "tree", "read", "filter", "probe", "commit", "records", "load")
+"""Rooms of storage: a room imports only those to its left, and of the modules on top only the errors."""
+PIPELINE_ROOMS = ("config", "spark", "delta", "replica", "source", "dimension", "batch")
+"""Rooms of pipelines: a room imports only those to its left, and of the modules on top only those that know no room."""
+PIPELINE_TOP = {"_lazy", "errors", "paths", "catalog", "lease", "process_identity"}
 SPARK_FREE = ("storage", "joins", "etl")
 HEAVY = (
     "numba",
@@ -50,10 +48,10 @@ def package_of(module):
     return rest.split(".")[0] if top == "headrace" else top
 
 
-def imported_parts(path):
-    """Yield line and dotted name below `headrace.storage` of every import from there."""
+def imported_parts(path, layer):
+    """Yield line and dotted name below a layer of every import from there."""
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[:2] == ["headrace", "storage"]:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[:2] == ["headrace", layer]:
             below = node.module.split(".")[2:]
             for name in node.names:
                 yield node.lineno, ".".join([*below, name.name])
@@ -75,34 +73,59 @@ def test_a_layer_imports_only_those_to_its_left(layer):
 
 @pytest.mark.parametrize("room", ROOMS)
 def test_a_room_of_storage_imports_only_those_to_its_left(room):
-    allowed = {*ROOMS[: ROOMS.index(room) + 1], *TOP[room]}
+    allowed = {*ROOMS[: ROOMS.index(room) + 1], "errors"}
     assert [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
         for path in sorted((ROOT / "storage" / room).rglob("*.py"))
-        for line, name in imported_parts(path)
+        for line, name in imported_parts(path, "storage")
         if name.split(".")[0] not in allowed
     ] == []
 
 
 def test_every_folder_of_storage_is_a_room():
     folders = {path.parent.name for path in (ROOT / "storage").glob("*/__init__.py")}
-    assert folders - {"records"} == set(ROOMS)
+    assert folders == set(ROOMS)
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_exports_what_it_lists(room):
-    package = importlib.import_module(f"headrace.storage.{room}")
-    assert sorted(set(package.__all__)) == sorted(package.__all__)
-    assert [name for name in package.__all__ if not hasattr(package, name)] == []
-
-
-@pytest.mark.parametrize("layer", [name for name in LAYERS if name != "storage"])
-def test_other_layers_import_from_the_rooms(layer):
+@pytest.mark.parametrize("room", PIPELINE_ROOMS)
+def test_a_room_of_pipelines_imports_only_those_to_its_left(room):
+    allowed = {*PIPELINE_ROOMS[: PIPELINE_ROOMS.index(room) + 1], *PIPELINE_TOP}
     assert [
         f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for path in sorted((ROOT / "pipelines" / room).rglob("*.py"))
+        for line, name in imported_parts(path, "pipelines")
+        if name.split(".")[0] not in allowed
+    ] == []
+
+
+@pytest.mark.parametrize("module", sorted(PIPELINE_TOP))
+def test_what_the_rooms_share_knows_no_room(module):
+    path = ROOT / "pipelines" / f"{module}.py"
+    assert {name.split(".")[0] for _, name in imported_parts(path, "pipelines")} <= PIPELINE_TOP
+
+
+def test_every_folder_of_pipelines_is_a_room():
+    assert {path.parent.name for path in (ROOT / "pipelines").glob("*/__init__.py")} == set(PIPELINE_ROOMS)
+
+
+@pytest.mark.parametrize(
+    "package", [*(f"storage.{room}" for room in ROOMS), *(f"pipelines.{room}" for room in PIPELINE_ROOMS)]
+)
+def test_a_room_exports_what_it_lists(package):
+    room = importlib.import_module(f"headrace.{package}")
+    assert sorted(set(room.__all__)) == sorted(room.__all__)
+    assert [name for name in room.__all__ if not hasattr(room, name)] == []
+
+
+@pytest.mark.parametrize(("owner", "rooms"), [("storage", ROOMS), ("pipelines", PIPELINE_ROOMS)])
+def test_other_layers_import_from_the_rooms(owner, rooms):
+    assert [
+        f"{path.relative_to(ROOT)}:{line} imports {name}"
+        for layer in LAYERS
+        if layer != owner
         for path in sorted((ROOT / layer).rglob("*.py"))
-        for line, name in imported_parts(path)
-        if name.split(".")[0] in ROOMS and name.count(".") > 1
+        for line, name in imported_parts(path, owner)
+        if name.split(".")[0] in rooms and name.count(".") > 1
     ] == []
 
 

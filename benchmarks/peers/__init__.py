@@ -1,1 +1,1 @@
-"""Headrace beside its peers: the same work in the same memory, each in a process and a memory group of its own."""
+"""Headrace and its peers: the same work in the same memory, each in a process and a memory group of its own."""

@@ -14,18 +14,20 @@ import pyarrow.parquet as pq
 
 from benchmarks._data import zipf_positions
 from benchmarks._engines import DuckDBEngine, HeadraceEngine, LMDBEngine, RocksDBEngine, SQLiteEngine
+from benchmarks.peers._tally import WORD, Tally
 from headrace.storage import Table
 
-__all__ = ["Inputs", "StreamFile", "forget", "payload"]
+__all__ = ["Inputs", "StreamFile", "forget", "payload", "remember"]
 
 LOADERS = {
     "headrace": ("table.hdr", partial(HeadraceEngine, fill=1.0)),
     "duckdb": ("table.duckdb", DuckDBEngine),
-    "sqlite": ("table.sqlite", SQLiteEngine),
+    "sqlite": ("table.sqlite", partial(SQLiteEngine, ordinary=True)),
     "lmdb": ("table.lmdb", LMDBEngine),
     "rocksdb": ("table.rocksdb", RocksDBEngine),
 }
-GAP = 4  # keys in a place of so many there is one
+GAP = 4  # there is one key in each range of this many numbers
+ODD = 0x1234567
 MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 INTERVALS = 20
 CHUNK = 1 << 20
@@ -44,9 +46,9 @@ def _absent_keys(positions):
     return positions * GAP + ((_mixed(positions) >> np.uint64(62)).astype(np.int64) + 1 + positions % (GAP - 1)) % GAP
 
 
-def payload(keys):
-    """Return the value that each key has in the table: 40 bits that look random."""
-    return (_mixed(keys) >> np.uint64(24)).astype(np.int64)
+def payload(keys, which=0):
+    """Return the value that each key has in the table, in its row number `which`: 40 bits that look random."""
+    return (_mixed(keys + which * ODD) >> np.uint64(24)).astype(np.int64)
 
 
 def _positions(kind, rows, count):
@@ -67,10 +69,13 @@ def _positions(kind, rows, count):
 
 
 class StreamFile:
-    """A stream without end, kept as a file of keys that is read over and over."""
+    """A stream without end, kept as a file of keys that is read over and over.
 
-    def __init__(self, path):
-        self._path = path
+    Each key has `each` rows in the table, or none.
+    """
+
+    def __init__(self, path, each=1):
+        self._each = each
         self._keys = np.memmap(path, dtype=np.int64, mode="r")
         self.at = 0
 
@@ -85,20 +90,36 @@ class StreamFile:
         return pa.record_batch({"key": keys, "number": places})
 
     def expected(self, count, work):
-        """Return how many rows the first tuples' join has, and a sum over them."""
-        rounds, rest = divmod(count, len(self._keys))
-        whole = self._sums(len(self._keys), work) if rounds else (0, 0)
-        return tuple(rounds * a + b for a, b in zip(whole, self._sums(rest, work), strict=True))
+        """Return the tally of the first tuples' join."""
+        length = len(self._keys)
+        rounds, rest = divmod(count, length)
+        rows, plain, weighted = self._sums(rest, work)
+        tally = Tally(rows, (rounds * length * plain + weighted) % WORD)
+        if rounds:
+            rows, plain, weighted = self._sums(length, work)
+            tally += Tally(rows * rounds, (length * plain * (rounds * (rounds - 1) // 2) + weighted * rounds) % WORD)
+        return tally
 
     def _sums(self, count, work):
-        rows = total = 0
+        """Return the rows of the first tuples' join, the sum of their values, and that of place times value."""
+        rows = plain = weighted = 0
         for start in range(0, count, CHUNK):
             keys = np.array(self._keys[start : min(start + CHUNK, count)])
-            positions = keys // GAP
-            there = _keys(positions) == keys
-            chosen = keys[~there] if work == "absent" else payload(keys[there])
-            rows, total = rows + len(chosen), total + int(chosen.sum())
-        return rows, total
+            numbers = np.arange(start, start + len(keys), dtype=np.int64)
+            there = _keys(keys // GAP) == keys
+            chosen = ~there if work == "absent" else there
+            values = keys[chosen] if work == "absent" else self._values(keys[chosen])
+            rows += len(values) * (1 if work == "absent" else self._each)
+            plain += int(values.sum())
+            weighted += Tally.of(numbers[chosen], values).total
+        return rows, plain, weighted
+
+    def _values(self, keys):
+        """Return the sum of the values in the rows of each key."""
+        if self._each == 1:
+            return payload(keys)
+        different, back = np.unique(keys, return_inverse=True)
+        return sum(payload(different, which) for which in range(self._each))[back]
 
 
 class Inputs:
@@ -116,44 +137,47 @@ class Inputs:
             there = _keys(np.abs(positions))
             keys = np.where(positions < 0, _absent_keys(~positions), there) if kind == "absent" else there
             self._finish(path, keys.tofile)
-        with path.open("rb", buffering=0) as file:
-            while file.read(CHUNK):
-                pass
+        remember(path)
         return path
 
-    def parquet(self, rows):
-        """Return the path of a table as a Parquet file, in key order."""
-        path = self._folder / f"{rows}" / "table.parquet"
+    def parquet(self, rows, each=1):
+        """Return the path of a table as a Parquet file, in key order, with `each` rows per key."""
+        path = self._folder_of(rows, each) / "table.parquet"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            keys = _keys(np.arange(rows, dtype=np.int64))
-            self._finish(path, lambda to: pq.write_table(pa.table({"k": keys, "v": payload(keys)}), to))
+            places = np.arange(rows, dtype=np.int64)
+            keys = _keys(places // each)
+            values = payload(keys, places % each)
+            self._finish(path, lambda to: pq.write_table(pa.table({"k": keys, "v": values}), to))
         return path
 
-    def table(self, kind, rows):
+    def table(self, kind, rows, each=1):
         """Return the path of an engine's table."""
         if kind == "parquet":
-            return self.parquet(rows)
+            return self.parquet(rows, each)
         if kind == "filtered":
             return self._filtered(rows)
         name, engine_class = LOADERS[kind]
-        path = self._folder / f"{rows}" / name
+        path = self._folder_of(rows, each) / name
         if not path.exists():
             print(f"loading {path}")
             part = path.parent / f"part-{kind}"
             self._clear(part)
             part.mkdir(parents=True)
-            engine = engine_class(part)
-            engine.load(self.parquet(rows))
+            engine = engine_class(part, **({"unique": False} if each > 1 and kind == "headrace" else {}))
+            engine.load(self.parquet(rows, each))
             engine.close()
             for file in part.iterdir():
                 file.rename(path.parent / file.name)
             part.rmdir()
         return path
 
+    def _folder_of(self, rows, each=1):
+        return self._folder / (f"{rows}" if each == 1 else f"{rows}-by-{each}")
+
     def _filtered(self, rows):
-        """Return the path of Headrace's table with a negative filter beside it."""
-        path = self._folder / f"{rows}" / "filtered.hdr"
+        """Return the path of Headrace's table that has a negative filter."""
+        path = self._folder_of(rows) / "filtered.hdr"
         if not path.with_name(f"{path.name}.filter").exists():
             print(f"making the filter of {path}")
             shutil.copy(self.table("headrace", rows), path)
@@ -176,9 +200,20 @@ class Inputs:
 
 def forget(path):
     """Drop a file, or all files of a folder, from the system's cache."""
-    for file in [path] if path.is_file() else path.rglob("*"):
-        if file.is_file():
-            descriptor = os.open(file, os.O_RDONLY)
-            os.fdatasync(descriptor)
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            os.close(descriptor)
+    for file in _files(path):
+        descriptor = os.open(file, os.O_RDONLY)
+        os.fdatasync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def remember(path):
+    """Read a file, or all files of a folder, into the system's cache, charged to this process."""
+    for file in _files(path):
+        with file.open("rb", buffering=0) as opened:
+            while opened.read(CHUNK):
+                pass
+
+
+def _files(path):
+    return [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]

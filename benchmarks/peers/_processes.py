@@ -1,10 +1,12 @@
 """A contestant in a process of its own: it waits until a memory group holds it, then loads, joins and reports."""
 
 import multiprocessing
+import signal
 import time
 import traceback
 
 from benchmarks.peers._groups import MemoryGroup
+from benchmarks.peers._inputs import forget, remember
 from headrace.joins import keep_little_freed_memory
 
 __all__ = ["Contestant", "ContestantError"]
@@ -21,19 +23,21 @@ class Contestant:
     """The side of the measuring process: makes the process, sets its limit, asks it to run.
 
     The limit of the group is what the idle process took at most, and `limit`; there is no group without that. The
-    table is not in the system's cache when it begins.
+    table is not in the system's cache when it begins, unless it is to be `remembered` there.
     """
 
-    def __init__(self, name, engine, setup, stream, limit):
+    def __init__(self, name, engine, setup, stream, each, limit, *, remembered=False):
         self.name = name
+        self._prepare = remember if remembered else forget
         self.group = self.idle = self._process = None
         self._limit = limit
-        self._of = engine, setup, stream
+        self._of = engine, setup, stream, each
 
     def open(self):
         """Load the library and the table, then limit the memory and let the contestant take it."""
+        self._prepare(self._of[1].table)
         self._connection, far = CONTEXT.Pipe()
-        self._process = CONTEXT.Process(target=_serve, args=(far, *self._of), daemon=True)
+        self._process = CONTEXT.Process(target=_serve, args=(far, *self._of))  # no daemon: stores have processes
         self._process.start()
         far.close()
         self.group = None if self._limit is None else MemoryGroup.create(str(self._process.pid))
@@ -50,12 +54,16 @@ class Contestant:
         self.close()
         self.open()
 
-    def run(self, seconds, batch_rows, tuples=0):
-        """Join for so long, and at least so many tuples; return what was done."""
-        return self._ask("run", seconds, batch_rows, tuples)
+    def run(self, seconds, choice, tuples=0):
+        """Join for `seconds` and at least `tuples` tuples; return what was counted."""
+        return self._ask("run", seconds, choice, tuples)
+
+    def arrive(self, *arguments):
+        """Let tuples arrive by the clock. See `benchmarks.peers._arrivals.arrive` for the arguments."""
+        return self._ask("arrive", *arguments)
 
     def finish(self):
-        """Return tuples pushed, rows that came out, and the sum over them."""
+        """Return tuples pushed, and the tally of all that came out."""
         return self._ask("finish")
 
     def close(self):
@@ -76,17 +84,17 @@ class Contestant:
             done, answer = self._connection.recv()
         except (EOFError, ConnectionError):
             self._process.join()
-            raise ContestantError(
-                f"{self.name} was ended with {self._process.exitcode}, -9 for want of memory"
-            ) from None
+            code = self._process.exitcode
+            end = "was killed for want of memory" if code == -signal.SIGKILL else f"ended with {code}"
+            raise ContestantError(f"{self.name} {end}") from None
         if not done:
             raise ContestantError(f"{self.name} failed: {answer}")
         return answer
 
 
-def _serve(connection, engine, setup, stream):
+def _serve(connection, engine, setup, stream, each):
     keep_little_freed_memory()
-    runner = _Runner(engine, setup, stream)
+    runner = _Runner(engine, setup, stream, each)
     while True:
         try:
             command, *arguments = connection.recv()
@@ -94,66 +102,77 @@ def _serve(connection, engine, setup, stream):
             return
         try:
             connection.send((True, getattr(runner, command)(*arguments)))
-        except Exception:  # noqa: BLE001 - told to the measuring process, whatever it is
+        except Exception:  # noqa: BLE001 - any error goes to the measuring process
             connection.send((False, traceback.format_exc()))
 
 
 class _Runner:
     """Carries out in the contestant's process what is asked."""
 
-    def __init__(self, engine, setup, stream):
-        self._of = engine, setup, stream
-        self._rows = self._total = 0
+    def __init__(self, engine, setup, stream, each):
+        self._of = engine, setup, stream, each
 
     def open(self):
         import resource  # noqa: PLC0415 - nothing is loaded before the group holds the process
 
         from benchmarks.peers._inputs import StreamFile  # noqa: PLC0415 - as above
-        from benchmarks.peers._joiners import JOINERS  # noqa: PLC0415 - as above
+        from benchmarks.peers._joiners import joiner  # noqa: PLC0415 - as above
+        from benchmarks.peers._tally import Tally  # noqa: PLC0415 - as above
 
-        engine, setup, stream = self._of
-        self._stream = StreamFile(stream)
+        engine, setup, stream, each = self._of
+        self._stream = StreamFile(stream, each)
         self._stream.take(250_000)
         self._stream.at = 0
-        self._joiner = JOINERS[engine](setup)
+        self._tally = Tally()
+        self._joiner = joiner(engine, setup)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10, self._joiner.reserve
 
     def start(self):
         self._joiner.start()
 
-    def run(self, seconds, batch_rows, tuples):
+    def run(self, seconds, choice, tuples):
         joiner = self._joiner
+        joiner.configure(choice)
         done, spent, longest, settled = joiner.done, 0.0, 0.0, False
-        processor = time.process_time()
+        rows, processor = self._tally.rows, time.process_time()
         while spent < seconds or (not settled and spent < LONGEST * seconds):
             held = joiner.held
-            took = self._join(batch_rows)
+            took = self._join(choice.batch_rows)
             spent, longest = spent + took, max(longest, took)
             settled = joiner.held <= held and joiner.done - done >= max(1, tuples)
         spent += self._settle()
         return {
             "tuples": joiner.done - done, "seconds": spent, "processor_seconds": time.process_time() - processor,
-            "longest_batch_seconds": longest, "batch_rows": batch_rows, **joiner.details(),
+            "longest_batch_seconds": longest, "result_rows": self._tally.rows - rows, **joiner.details(),
         }  # fmt: skip
+
+    def arrive(self, *arguments):
+        from benchmarks.peers._arrivals import arrive  # noqa: PLC0415 - as above
+
+        outcome, tally = arrive(self._joiner, self._stream, *arguments)
+        self._tally += tally
+        self._settle()
+        return outcome
+
+    def configure(self, choice):
+        self._joiner.configure(choice)
 
     def _settle(self):
         """Join what must not wait for the next turn; return the seconds."""
         began = time.perf_counter()
-        rows, total = self._joiner.settle()
-        self._rows, self._total = self._rows + rows, self._total + total
+        self._tally += self._joiner.settle()
         return time.perf_counter() - began
 
     def finish(self):
-        rows, total = self._joiner.finish()
-        return self._stream.at, self._rows + rows, self._total + total
+        return self._stream.at, self._tally + self._joiner.finish()
 
     def _join(self, batch_rows):
         """Join a batch, or leave it in the stream if that fails; return the seconds."""
         at = self._stream.at
         try:
-            rows, total, seconds = self._joiner.timed(self._stream.take(batch_rows))
+            tally, seconds = self._joiner.timed(self._stream.take(batch_rows))
         except Exception:
             self._stream.at = at
             raise
-        self._rows, self._total = self._rows + rows, self._total + total
+        self._tally += tally
         return seconds

@@ -1,4 +1,4 @@
-"""What the rounds of a case amount to: ratios beside their targets, as a dict for JSON, on the screen, in Markdown."""
+"""Results of a case: ratios and their targets, as a dict for JSON, on the screen, and in Markdown."""
 
 import json
 from dataclasses import asdict
@@ -14,11 +14,11 @@ PAGE_NBYTES = 8192
 SLOT_NBYTES = 208 / 7  # of the record tier, for a row of two words: a bucket of seven
 
 
-def outcome(cell, contestants, samples, failures, trials):
+def outcome(cell, contestants, samples, failures, trials, settings):
     """Return the results of a measurement as a dict.
 
-    A contestant that failed has no rate, and its message is in `failures`. `trials` has the rate of each contestant at
-    each batch size, or the message of the failure.
+    A contestant that failed has no rate, and its message is in `failures`. `trials` has the rate of each contestant
+    with each of its settings, or the message of the failure; `settings` those that were taken.
     """
     ours = contestants[0].name
     peers = [
@@ -42,13 +42,14 @@ def outcome(cell, contestants, samples, failures, trials):
         "peers": peers,
         "failures": failures,
         "trials": trials,
+        "settings": settings,
         "record_tier": _record_tier(cell.ours, [s.details for s in samples if s.name == ours]),
         "samples": [{**asdict(sample), "rate": sample.rate} for sample in samples],
     }  # fmt: skip
 
 
 def _record_tier(side, details):
-    """Return the record tier's hits beside those of the most popular rows, as many as it has places."""
+    """Return the record tier's hit ratio, and that of the most popular rows, as many as fit into the tier."""
     places = int(details[-1]["memory"]["records"] / SLOT_NBYTES) if details else 0
     if side.stream != "zipf" or not places:
         return None
@@ -82,10 +83,17 @@ def summary(result):
 
 
 def costs(result):
-    """Return a line for each contestant: its processor time a tuple, cores in use, bytes it read where it says so."""
+    """Return a line for each contestant: its processor time a tuple, cores in use, bytes it read where it says so.
+
+    Where tuples arrive by the clock: the longest wait.
+    """
     lines = []
     for name in dict.fromkeys(sample["name"] for sample in result["samples"]):
         samples = [sample for sample in result["samples"] if sample["name"] == name]
+        if result["cell"]["clocked"]:
+            wait = samples[0]["details"].get("clocked_wait")
+            lines.append(f"{name}: {'late at every rate' if wait is None else f'longest wait {wait:.2f} s'}")
+            continue
         tuples, seconds = (sum(sample[key] for sample in samples) for key in ("tuples", "seconds"))
         processor = sum(sample["details"]["processor_seconds"] for sample in samples)
         line = f"{name}: {processor / tuples * 1e9:,.0f} ns of processor a tuple, {processor / seconds:.2f} cores"
@@ -93,9 +101,6 @@ def costs(result):
         if "pages_read" in details:
             pages = sum(sample["details"]["pages_read"] for sample in samples)
             line += f", {pages * PAGE_NBYTES / seconds / 1e6:,.0f} MB/s read, hits {details['hit_ratio']:.1%}"
-        if result["cell"]["ours"]["deadline"] and "longest_wait" in details:
-            misses = sum(sample["details"]["deadline_misses"] for sample in samples)
-            line += f", longest wait {details['longest_wait']:.2f} s, {misses:,} tuples too late"
         lines.append(line)
     return lines
 

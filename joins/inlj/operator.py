@@ -1,11 +1,11 @@
 """Index nested loops, page by page: what a database does with a stream, for comparison (figure 9 of the SSIJ paper).
 
 Phases: each tuple, in order of arrival, is looked up in the index. Each leaf that may hold its key is fetched through a
-buffer pool, with one synchronous read if it is not there. The matches are output. Only work that costs no read is
-batched: no tuple waits for others, and no two pages share a read.
+buffer pool, with a read of its own if it is not there; many reads are in flight at once. The matches are output. No
+tuple waits for another batch, and no two pages share a read.
 
 Memory bound: index (inner nodes, a map from leaf to frame) + workspace (a sixteenth, at least two pages, at most
-16 MiB) + a bounce page + the buffer pool, which has the rest.
+16 MiB) + a bounce page and the queue of reads + the buffer pool, which has the rest.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import pyarrow as pa
 from headrace.joins import _result_kernels as kernels
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins.emitter import Matches
-from headrace.joins.errors import MemoryBudgetError
+from headrace.joins.errors import JoinInputError, MemoryBudgetError
 from headrace.joins.inlj.pool import BufferPool
 from headrace.joins.predicates.search_keys import find, locate
 from headrace.joins.stats import JoinStats
+from headrace.storage.read import ReadQueue
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.joins.deadlines import Arrivals
     from headrace.joins.predicates import On
     from headrace.joins.predicates.search_keys import SearchKeys
     from headrace.joins.relation import TableLike
@@ -50,13 +52,16 @@ class _NestedLoops(JoinAlgorithm):
     ----------
     parameters
         Parameters of the join.
+    queue_depth
+        Most reads in flight.
     """
 
-    def __init__(self, parameters: JoinParameters) -> None:
+    def __init__(self, parameters: JoinParameters, queue_depth: int) -> None:
         super().__init__(parameters)
         snapshot, page = self.snapshot, self.snapshot.page_size
         leaves = len(snapshot.leaf_pages)
-        fixed = snapshot.index_nbytes + self.relation.reader.nbytes_at(1)
+        reading = self.relation.reader.nbytes_at(1) + ReadQueue.nbytes
+        fixed = snapshot.index_nbytes + reading
         needed = fixed + _WORKSPACE_PAGES * page + BufferPool.nbytes(1, leaves, page)
         if needed > self.budget.limit:
             raise MemoryBudgetError(
@@ -66,27 +71,31 @@ class _NestedLoops(JoinAlgorithm):
         spare = (self.budget.limit - needed) // _WORKSPACE_SHARE
         self._workspace = _WORKSPACE_PAGES * page + min(spare, _WORKSPACE_MOST)
         self.budget.charge("index", snapshot.index_nbytes)
-        self.budget.charge("read_buffer", self.relation.reader.nbytes_at(1))
+        self.budget.charge("read_buffer", reading)
         self.budget.charge("workspace", self._workspace)
         per_frame = BufferPool.nbytes(1, 0, page) - BufferPool.nbytes(0, 0, page)
         room = self.budget.available - BufferPool.nbytes(0, leaves, page)
         frames = max(1, min(room // per_frame, leaves))
         self.budget.charge("cache", BufferPool.nbytes(frames, leaves, page))
-        self._pool = BufferPool(snapshot, self.relation.reader, frames)
+        self._pool = BufferPool(snapshot, self.relation.reader, frames, queue_depth)
 
     @property
     def stats(self) -> JoinStats:
         """Statistics so far."""
         return JoinStats(**self._base_stats())
 
-    def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+    def close(self) -> None:
+        """Free the queue of reads."""
+        self._pool.close()
+
+    def _consume(self, batch: pa.RecordBatch, arrival: Arrivals) -> Iterator[pa.RecordBatch]:
         row_nbytes = batch.nbytes / max(1, len(batch))
         room = _SCRATCH_NBYTES + row_nbytes + self.emitter.row_bytes(row_nbytes)
         most = max(1, int(self._workspace // 2 / room))
         for start in range(0, len(batch), most):
             yield from self._join(batch.slice(start, most), arrival, most)
 
-    def _join(self, rows: pa.RecordBatch, arrival: float, most: int) -> Iterator[pa.RecordBatch]:
+    def _join(self, rows: pa.RecordBatch, arrival: Arrivals, most: int) -> Iterator[pa.RecordBatch]:
         keys, valid = self.bound.encode(rows)
         first, last = locate(self.snapshot, keys)
         if valid is not None:
@@ -166,7 +175,7 @@ class _NestedLoops(JoinAlgorithm):
 
 
 class IndexNestedLoops(StreamJoin[_NestedLoops]):
-    """Joins a stream with a clustered table, one page read at a time.
+    """Joins a stream with a clustered table by looking each tuple up, with a read for each page.
 
     Parameters
     ----------
@@ -174,6 +183,8 @@ class IndexNestedLoops(StreamJoin[_NestedLoops]):
         As for `headrace.joins.SSIJ`.
     deadline
         Only counted: every tuple is complete when the output of its push has been consumed.
+    queue_depth
+        Most reads in flight; 1 to make one read after the other, as the databases of the paper did.
     """
 
     def __init__(
@@ -187,8 +198,11 @@ class IndexNestedLoops(StreamJoin[_NestedLoops]):
         columns: Sequence[str] | None = None,
         reader: PageReader | None = None,
         clock: Callable[[], float] | None = None,
+        queue_depth: int = 64,
     ) -> None:
+        if queue_depth < 1:
+            raise JoinInputError(f"`queue_depth` is the number of reads in flight, so at least 1, not {queue_depth}")
         parameters = JoinParameters.check(
             table, on, how, memory, columns=columns, deadline=deadline, reader=reader, clock=clock
         )
-        super().__init__(_NestedLoops(parameters))
+        super().__init__(_NestedLoops(parameters, queue_depth))

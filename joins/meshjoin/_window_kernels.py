@@ -1,38 +1,86 @@
-"""Compiled multimap of stream tuples: chained buckets in which tuples come and go in order of arrival."""
+"""Compiled multimap of stream tuples: tuples of one key form a ring, and a bucket chains keys. Arrays in, arrays out.
+
+A relation row that probes the multimap meets each key once, however many tuples wait for it. A byte of tags for each
+bucket rules most other rows out without touching the chain.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
 
+from headrace.storage.format import HEADER, load_u64, prefetch
+from headrace.storage.leaf import mask_of
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Multimap", "enumerate_rows", "expire", "hash_bytes", "hash_words", "insert", "probe", "same_keys"]
+__all__ = [
+    "ABSENT",
+    "Multimap",
+    "RowBuffer",
+    "enumerate_rows",
+    "expand_keys",
+    "expire",
+    "find_hashes",
+    "find_words",
+    "hash_bytes",
+    "hash_words",
+    "insert",
+    "same_keys",
+]
+
+ABSENT = -2
+"""The `follow` of a slot whose tuple is not in the multimap."""
 
 _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
+_BLOCK = 4096  # rows whose hashes stay in the processor's cache until their chains are walked
+_U16 = np.uint64(0xFFFF)
+_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 class Multimap(NamedTuple):
-    """Chained buckets of slots.
+    """Tuples in slots, by the hash of their key.
 
     Attributes
     ----------
     slot_hash : uint64[slots]
         Hash of the key in each slot.
     follow : int32[slots]
-        Next slot of the chain, or -1.
-    head, tail : int32[buckets]
-        First and last slot of each bucket's chain, or -1. The number of buckets is a power of two.
+        Next younger slot of the same key; that of the youngest is the oldest. `ABSENT` for a slot that is not in use.
+    next_key : int32[slots]
+        Of the youngest slot of a key: the youngest slot of the next key in the bucket, or -1.
+    head : int32[buckets]
+        Youngest slot of each bucket's first key, or -1.
+    tags : uint8[buckets]
+        Union of the `_tag` of each key in the bucket.
     """
 
     slot_hash: NDArray[np.uint64]
     follow: NDArray[np.int32]
+    next_key: NDArray[np.int32]
     head: NDArray[np.int32]
-    tail: NDArray[np.int32]
+    tags: NDArray[np.uint8]
+
+
+class RowBuffer(NamedTuple):
+    """Relation rows whose key has tuples in the multimap, each with the youngest slot of its key.
+
+    Attributes
+    ----------
+    hashes : uint64[most]
+        Hash of the row's key.
+    slot, frame, row : int32[most]
+        Youngest slot of the key; frame and row number of the relation row.
+    """
+
+    hashes: NDArray[np.uint64]
+    slot: NDArray[np.int32]
+    frame: NDArray[np.int32]
+    row: NDArray[np.int32]
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -43,6 +91,18 @@ def _mix(word: np.uint64) -> np.uint64:
     word ^= word >> np.uint64(33)
     word *= np.uint64(0xC4CEB9FE1A85EC53)
     return word ^ (word >> np.uint64(33))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _bucket(value: np.uint64, buckets: int) -> Any:
+    """Return the bucket of a hash: its upper half, scaled to the number of buckets."""
+    return _I64(((value >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32))
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _tag(value: np.uint64) -> np.uint8:
+    """Return one of eight bits for a hash, independent of its bucket."""
+    return np.uint8(np.uint64(1) << (value & np.uint64(7)))
 
 
 @njit(cache=True, nogil=True)
@@ -67,74 +127,190 @@ def hash_bytes(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[n
 
 
 @njit(cache=True, nogil=True)
-def insert(hashes: NDArray[np.uint64], slot: int, multimap: Multimap) -> None:
-    """Add tuples in order as slots from `slot` on. Each goes to the end of its bucket's chain."""
-    slot_hash, follow, head, tail = multimap
-    mask = np.uint64(len(head) - 1)
+def insert(hashes: NDArray[np.uint64], valid: NDArray[np.bool_], first: int, multimap: Multimap) -> None:
+    """Add tuples in order as slots from `first` on, each as the youngest of its key.
+
+    Tuples that are not `valid` are left out; an empty array means that all are.
+    """
+    slot_hash, follow, next_key, head, tags = multimap
+    every = len(valid) == 0
     for i in range(len(hashes)):
-        at = slot + i
-        bucket = hashes[i] & mask
-        slot_hash[at] = hashes[i]
-        follow[at] = -1
-        if tail[bucket] < 0:
-            head[bucket] = at
+        slot = first + i
+        if not (every or valid[i]):
+            follow[slot] = ABSENT
+            continue
+        value = hashes[i]
+        bucket = _bucket(value, len(head))
+        before, youngest = _I64(-1), _I64(head[bucket])
+        while youngest >= 0 and slot_hash[youngest] != value:
+            before, youngest = youngest, _I64(next_key[youngest])
+        slot_hash[slot] = value
+        if youngest < 0:
+            follow[slot] = slot
+            next_key[slot] = head[bucket]
+            head[bucket] = slot
+            tags[bucket] |= _tag(value)
+            continue
+        follow[slot] = follow[youngest]
+        follow[youngest] = slot
+        next_key[slot] = next_key[youngest]
+        if before < 0:
+            head[bucket] = slot
         else:
-            follow[tail[bucket]] = at
-        tail[bucket] = at
+            next_key[before] = slot
 
 
 @njit(cache=True, nogil=True)
-def expire(slot: int, count: int, multimap: Multimap) -> None:
-    """Remove the tuples that were inserted first. Each is the first of its chain."""
-    slot_hash, follow, head, tail = multimap
-    mask = np.uint64(len(head) - 1)
-    for at in range(slot, slot + count):
-        bucket = slot_hash[at] & mask
-        head[bucket] = follow[at]
-        if follow[at] < 0:
-            tail[bucket] = -1
+def expire(first: int, count: int, multimap: Multimap) -> None:
+    """Remove the tuples that were inserted first. Each is the oldest of its key."""
+    slot_hash, follow, next_key, head, tags = multimap
+    for slot in range(first, first + count):
+        if follow[slot] == ABSENT:
+            continue
+        bucket = _bucket(slot_hash[slot], len(head))
+        before, youngest = _I64(-1), _I64(head[bucket])
+        while slot_hash[youngest] != slot_hash[slot]:
+            before, youngest = youngest, _I64(next_key[youngest])
+        if youngest != slot:
+            follow[youngest] = follow[slot]
+            continue
+        if before < 0:
+            head[bucket] = next_key[slot]
+        else:
+            next_key[before] = next_key[slot]
+        tag, other = np.uint8(0), head[bucket]
+        while other >= 0:
+            tag |= _tag(slot_hash[other])
+            other = next_key[other]
+        tags[bucket] = tag
 
 
 @njit(cache=True, nogil=True)
-def probe(
-    hashes: NDArray[np.uint64],
+def find_words(
+    frames: NDArray[np.uint8],
+    page_size: int,
     cursor: NDArray[np.int64],
+    stop: int,
     multimap: Multimap,
-    out_slot: NDArray[np.int32],
-    out_row: NDArray[np.int32],
+    out: RowBuffer,
 ) -> int:
-    """Fill the outputs with (slot, row) pairs of equal hashes from `cursor` on. Return how many; 0 at the end.
+    """Write the relation rows whose key of one word is in the multimap, until `out` may be full; return how many.
 
     Parameters
     ----------
-    hashes : uint64[n]
-        Hashes of relation rows.
+    frames, page_size
+        Pages of the relation.
     cursor : int64[2]
-        Row, and slot in the row's chain or -1 for its head. Starts as (0, -1).
+        Frame and row to begin with; moved on to where the search ended, (stop, 0) at the end.
+    stop
+        Frame after the last.
     multimap
         Multimap of stream tuples.
-    out_slot, out_row : int32[m]
+    out
         Output.
     """
-    slot_hash, follow, head = multimap.slot_hash, multimap.follow, multimap.head
-    mask = np.uint64(len(head) - 1)
+    head, tags = multimap.head, multimap.tags
+    found = 0
+    frame, row = cursor[0], cursor[1]
+    while frame < stop and found < len(out.hashes):
+        size, left = found, min(len(out.hashes) - found, _BLOCK)
+        while frame < stop and left > 0:
+            page = frame * page_size
+            rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
+            base = load_u64(frames, page + HEADER)
+            packed = load_u64(frames, page + HEADER + 8)
+            data = page + _I64(packed & _U16)
+            width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            mask = mask_of(np.uint64(width))
+            last = min(rows, row + left)
+            left -= last - row
+            for at in range(row, last):
+                value = _mix(base + (load_u64(frames, data + at * width) & mask))
+                out.hashes[size] = value
+                out.frame[size] = frame
+                out.row[size] = at
+                size += (tags[_bucket(value, len(head))] & _tag(value)) != 0
+            row = last
+            if row == rows:
+                frame, row = frame + 1, _I64(0)
+        found = _walk_chains(found, size, multimap, out)
+    cursor[0], cursor[1] = frame, row
+    return found
+
+
+@njit(cache=True, nogil=True)
+def find_hashes(multimap: Multimap, out: RowBuffer) -> int:
+    """Keep of the rows in `out`, whose hashes are given, those with a hash in the multimap; return how many."""
+    head, tags = multimap.head, multimap.tags
     size = 0
-    row, slot = cursor[0], cursor[1]
-    while row < len(hashes):
+    for i in range(len(out.hashes)):
+        value = out.hashes[i]
+        out.hashes[size] = value
+        out.frame[size] = out.frame[i]
+        out.row[size] = out.row[i]
+        size += (tags[_bucket(value, len(head))] & _tag(value)) != 0
+    return _walk_chains(0, size, multimap, out)
+
+
+@njit(cache=True, nogil=True)
+def _walk_chains(start: int, stop: int, multimap: Multimap, out: RowBuffer) -> int:
+    """Keep of the rows from `start` up to `stop` those whose hash is in the chain of its bucket; return their end.
+
+    One pass fetches the heads of all chains and asks for their hashes, so that the processor waits for many at once.
+    """
+    slot_hash, next_key, head = multimap.slot_hash, multimap.next_key, multimap.head
+    for i in range(start, stop):
+        slot = _I64(head[_bucket(out.hashes[i], len(head))])
+        out.slot[i] = slot
+        prefetch(slot_hash, max(slot, _I64(0)))
+    found = start
+    for i in range(start, stop):
+        slot = _I64(out.slot[i])
+        while slot >= 0 and slot_hash[slot] != out.hashes[i]:
+            slot = _I64(next_key[slot])
+        out.slot[found] = slot
+        out.frame[found] = out.frame[i]
+        out.row[found] = out.row[i]
+        found += slot >= 0
+    return found
+
+
+@njit(cache=True, nogil=True)
+def expand_keys(
+    youngest: NDArray[np.int32],
+    cursor: NDArray[np.int64],
+    follow: NDArray[np.int32],
+    out_slot: NDArray[np.int32],
+    out_which: NDArray[np.int32],
+) -> int:
+    """Write all slots of each key, the oldest first, from `cursor` on; return how many, 0 at the end.
+
+    Parameters
+    ----------
+    youngest : int32[n]
+        Youngest slot of each key.
+    cursor : int64[2]
+        Key, and its next slot or -1 for the oldest. Starts as (0, -1).
+    follow
+        See `Multimap`.
+    out_slot, out_which : int32[m]
+        Slots, and the position in `youngest` that each belongs to.
+    """
+    size = 0
+    which, slot = cursor[0], cursor[1]
+    while which < len(youngest) and size < len(out_slot):
+        last = _I64(youngest[which])
         if slot < 0:
-            slot = np.int64(head[hashes[row] & mask])
-        while slot >= 0 and size < len(out_slot):
-            if slot_hash[slot] == hashes[row]:
-                out_slot[size] = slot
-                out_row[size] = row
-                size += 1
-            slot = np.int64(follow[slot])
-        if slot >= 0:
-            break
-        row += 1
-        if size == len(out_slot):
-            break
-    cursor[0], cursor[1] = row, slot
+            slot = _I64(follow[last])
+        while size < len(out_slot):
+            out_slot[size] = slot
+            out_which[size] = which
+            size += 1
+            if slot == last:
+                which, slot = which + 1, _I64(-1)
+                break
+            slot = _I64(follow[slot])
+    cursor[0], cursor[1] = which, slot
     return size
 
 
@@ -161,17 +337,25 @@ def same_keys(
 
 
 @njit(cache=True, nogil=True)
-def enumerate_rows(counts: NDArray[np.int32], frame: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return frame and row of all rows of pages in adjacent frames."""
-    total = 0
-    for i in range(len(counts)):
-        total += counts[i]
-    frames = np.empty(total, dtype=np.int32)
-    rows = np.empty(total, dtype=np.int32)
-    at = 0
-    for i in range(len(counts)):
-        for row in range(counts[i]):
-            frames[at] = frame + i
-            rows[at] = row
-            at += 1
-    return frames, rows
+def enumerate_rows(
+    frames: NDArray[np.uint8],
+    page_size: int,
+    cursor: NDArray[np.int64],
+    stop: int,
+    out_frame: NDArray[np.int32],
+    out_row: NDArray[np.int32],
+) -> int:
+    """Write frame and row number of the rows from `cursor` on, as `find_words` moves it; return how many."""
+    size = 0
+    frame, row = cursor[0], cursor[1]
+    while frame < stop and size < len(out_frame):
+        rows = _I64(load_u64(frames, frame * page_size + 16) >> np.uint64(32))
+        while row < rows and size < len(out_frame):
+            out_frame[size] = frame
+            out_row[size] = row
+            size += 1
+            row += 1
+        if row == rows:
+            frame, row = frame + 1, _I64(0)
+    cursor[0], cursor[1] = frame, row
+    return size

@@ -1,54 +1,58 @@
 """MeshJoin: a stream meshed with a cyclic scan of the relation, for comparison (section V of the SSIJ paper).
 
 Phases: the relation is read in chunks of b pages, over and over. With each chunk, w stream tuples enter a window, which
-is a multimap by key. All relation tuples of the chunk probe it, and the tuples that have now met every chunk leave. So
-every tuple stays for exactly one cycle, whatever its key. At the end of the stream (and on `flush`) the scan continues
-for one cycle without new tuples. MeshJoin uses no index and cannot meet deadlines.
+is a multimap by key. All relation tuples of the chunk probe it, on several threads, while the next chunk is read; then
+the tuples that have met every chunk leave. So every tuple stays for exactly one cycle. At the end of
+the stream (and on `flush`) the scan continues for one cycle without new tuples. MeshJoin uses no index and cannot meet
+deadlines.
 
-Memory bound: list of the leaves + chunk of b pages + (k + 1) * w tuples with keys and multimap entries, for k chunks in
-the relation + workspace (an eighth, at least two pages, at most 16 MiB) + bounce page and read vectors. b and w are
-chosen for the highest rate (`headrace.joins.meshjoin.split`).
+Memory bound: list of the leaves + one or two chunks of b pages + (k + 1) * w tuples with keys and multimap entries, for
+k chunks in the relation + workspace (an eighth, at least four pages, at most 16 MiB) + bounce page and read vectors. b
+and w are chosen for the highest rate (`headrace.joins.meshjoin.split`).
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins.emitter import Matches
 from headrace.joins.errors import JoinInputError, MemoryBudgetError
 from headrace.joins.input_buffer import BatchSlice, InputBuffer, compact
-from headrace.joins.meshjoin._window_kernels import enumerate_rows
+from headrace.joins.meshjoin._window_kernels import RowBuffer
+from headrace.joins.meshjoin.chunks import ChunkReader
 from headrace.joins.meshjoin.split import MeshSplit, split_memory
-from headrace.joins.meshjoin.window import MeshWindow
+from headrace.joins.meshjoin.window import ChunkScan, MeshWindow
 from headrace.joins.predicates import Equality
 from headrace.joins.relation import TableLike, affordable_scan
 from headrace.joins.stats import JoinStats
+from headrace.joins.workers import Workers
 from headrace.storage.format import Keys
 from headrace.storage.leaf import gather_keys
-from headrace.storage.read import page_buffer
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.meshjoin.window import WindowBatch
+    from headrace.joins.deadlines import Arrivals
     from headrace.joins.predicates import On
     from headrace.storage.read import PageReader
     from headrace.storage.tree import Snapshot
 
 __all__ = ["MeshJoin"]
 
-_WORKSPACE_PAGES = 2
+_WORKSPACE_PAGES = 4
 _WORKSPACE_SHARE = 8
 _WORKSPACE_MOST = 16 * 2**20
-_SCRATCH_NBYTES = 64
-_TUPLE_OVERHEAD = 8 + 4 + 1  # arrival, place, mark
+_ROW_NBYTES = 8 + 3 * 4 + 12  # hash, slot, frame, row; and a key
+_PAIR_NBYTES = 48
+_TUPLE_NBYTES = 8  # arrival
 
 
 class _MeshScan(JoinAlgorithm):
@@ -65,24 +69,23 @@ class _MeshScan(JoinAlgorithm):
     def __init__(self, parameters: JoinParameters, read_pages: int | None) -> None:
         super().__init__(parameters)
         self._read_pages = read_pages
-        snapshot = self.snapshot
+        snapshot, reader = self.snapshot, self.relation.reader
         fixed = snapshot.index_nbytes + 4 * len(snapshot.leaf_pages)
-        needed = fixed + self.relation.reader.nbytes_at(1) + (_WORKSPACE_PAGES + 2) * snapshot.page_size
+        needed = fixed + reader.nbytes_at(1) + (_WORKSPACE_PAGES + 2) * snapshot.page_size
         if needed > self.budget.limit:
             raise MemoryBudgetError(
                 f"MeshJoin needs at least {format_size(needed)} ({needed} bytes) for the list of leaves, a page and "
                 f"stream tuples, and has {format_size(self.budget.limit)}"
             )
         spare = self.budget.limit - needed
-        self._scan = affordable_scan(self.relation.reader, self.relation.reader.max_scan, spare)
+        self._longest_read = affordable_scan(reader, reader.max_scan, spare)
         self._workspace = _WORKSPACE_PAGES * snapshot.page_size + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
         self.budget.charge("index", fixed)
-        self.budget.charge("read_buffer", self.relation.reader.nbytes_at(self._scan))
+        self.budget.charge("read_buffer", reader.nbytes_at(self._longest_read))
         self.budget.charge("workspace", self._workspace)
-        self._order = np.argsort(snapshot.leaf_pages).astype(np.int32)
         self._input = InputBuffer()
+        self._workers = Workers()
         self._step_number = 0
-        self._in_frames = -1
         self._split: MeshSplit | None = None
 
     @property
@@ -95,7 +98,13 @@ class _MeshScan(JoinAlgorithm):
         """Statistics so far."""
         return JoinStats(**self._base_stats())
 
-    def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+    def close(self) -> None:
+        """Stop the threads."""
+        if self._split is not None:
+            self._chunks.close()
+        self._workers.close()
+
+    def _consume(self, batch: pa.RecordBatch, arrival: Arrivals) -> Iterator[pa.RecordBatch]:
         if len(batch) == 0:
             return
         if self._split is None:
@@ -118,27 +127,32 @@ class _MeshScan(JoinAlgorithm):
             return
         if self._input.rows:
             yield from self._step(self._input.take(self._input.rows))
-        while not self._window.empty:
+        while self._window.batches:
             yield from self._step(None)
 
     def _allocate(self, batch: pa.RecordBatch) -> None:
         """Divide the memory, now that the size of a tuple is known."""
         keys, _ = self._keys(batch)
         key = keys.nbytes / len(batch) if keys.wide else 0.0
-        size = batch.nbytes / len(batch) + key + _TUPLE_OVERHEAD + MeshWindow.slot_nbytes()
-        leaves, snapshot = len(self.snapshot.leaf_pages), self.snapshot
+        size = batch.nbytes / len(batch) + key + _TUPLE_NBYTES + MeshWindow.slot_nbytes()
+        snapshot, reader = self.snapshot, self.relation.reader
+        leaves = len(snapshot.leaf_pages)
         self._split = split_memory(
             self.budget.available,
             leaves,
             snapshot.rows / max(1, leaves),
             size,
-            self.relation.reader.device,
+            reader.device,
             self._read_pages,
+            ahead=reader.threads > 1,
         )
-        self.budget.charge("cache", self._split.pages * snapshot.page_size)
-        self._frames = page_buffer(self._split.pages, snapshot.page_size)
-        self._window = MeshWindow(self._split.chunks, self._split.tuples)
+        self.budget.charge("cache", self._split.buffers * self._split.pages * snapshot.page_size)
+        self._chunks = ChunkReader(snapshot, reader, self._split, self._longest_read, self.counters)
+        self._window = MeshWindow(batch.schema, self._split.chunks, self._split.tuples)
         self.budget.charge("inverted_index", self._window.map_nbytes)
+        self._account()
+        rows = max(2, self._workspace // 4 // _ROW_NBYTES)
+        self._scratch = [_row_buffer(rows // 2) for _ in range(2)]
 
     def _keys(self, rows: pa.RecordBatch) -> tuple[Keys, NDArray[np.bool_] | None]:
         keys, valid = self.bound.encode(rows)
@@ -155,70 +169,57 @@ class _MeshScan(JoinAlgorithm):
     def _step(self, arrived: BatchSlice | None) -> Iterator[pa.RecordBatch]:
         """Admit tuples, join the window with the next chunk, and complete the tuples that have met every chunk."""
         assert self._split is not None
-        chunk = self._step_number % self._split.chunks
+        chunk, coming = (number % self._split.chunks for number in (self._step_number, self._step_number + 1))
         if arrived is not None and len(arrived.rows):
             self._window.enter(chunk, arrived, *self._keys(arrived.rows))
             self._account()
-        yield from self._join_chunk(chunk)
+        if self._window.batches and self._chunks.pages(chunk):
+            frames = self._chunks.read(chunk)
+            if self._window.batches > 1:  # not all tuples leave after this step
+                self._chunks.read_ahead(coming)
+            yield from self._join(frames, self._chunks.pages(chunk))
         self._step_number += 1
-        leaving = self._window.leave(self._step_number % self._split.chunks)
+        leaving = self._window.leave(coming, outer=self.how == "left")
         self._account()
         if leaving is not None:
-            yield from self._complete(leaving)
+            self.completed(leaving.arrival, leaving.rows)
+            if leaving.unmatched is not None:
+                yield from self.emitter.nulls(leaving.unmatched)
 
-    def _join_chunk(self, chunk: int) -> Iterator[pa.RecordBatch]:
-        assert self._split is not None
-        leaves = self._order[chunk * self._split.pages : (chunk + 1) * self._split.pages]
-        if len(leaves) == 0 or self._window.empty:
+    def _join(self, frames: NDArray[np.uint8], pages: int) -> Iterator[pa.RecordBatch]:
+        """Join the window with the pages of a chunk: threads probe, and this one outputs what they found."""
+        shares = self._workers.share(pages * self.snapshot.rows // max(1, len(self.snapshot.leaf_pages)))
+        bounds = [pages * share // shares for share in range(shares + 1)]
+        scans = [
+            ChunkScan(self.snapshot.layout, frames, np.array([start, 0], dtype=np.int64), stop, scratch)
+            for (start, stop), scratch in zip(pairwise(bounds), self._scratch, strict=False)
+        ]
+        most, found = self._pairs_at_once(), _PairBuffer()
+        while scans:
+            for rows in self._workers.map(self._window.find, scans):
+                cursor = np.array([0, -1], dtype=np.int64)
+                while len((pairs := self._window.pairs(rows, cursor, most - found.size))[0]):
+                    found.add(pairs[0], rows.frame[pairs[1]], rows.row[pairs[1]])
+                    if found.size >= most:
+                        yield from self._emit(frames, found)
+                        found = _PairBuffer()
+            scans = [scan for scan in scans if not scan.done]
+        yield from self._emit(frames, found)
+
+    def _emit(self, frames: NDArray[np.uint8], found: _PairBuffer) -> Iterator[pa.RecordBatch]:
+        if not found.size:
             return
-        if self._in_frames != chunk:
-            self._read(leaves)
-            self._in_frames = chunk
-        at_once = self._pairs_at_once()
-        found = _MatchBuffer()
-        for frame, row in self._relation_rows(leaves, at_once):
-            keys = gather_keys(self.snapshot.layout, self._frames, frame, row)
-            for slots, which in self._window.pairs(keys, at_once):
-                found.add(slots, frame[which], row[which])
-                if found.size >= at_once:
-                    yield from self._emit(found)
-                    found = _MatchBuffer()
-        yield from self._emit(found)
-
-    def _relation_rows(
-        self, leaves: NDArray[np.int32], at_once: int
-    ) -> Iterator[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """Yield frame and row of the chunk's tuples, at most `at_once` at a time."""
-        rows = self.snapshot.leaf_rows[leaves].astype(np.int32)
-        ends = np.cumsum(rows)
-        start = 0
-        while start < len(leaves):
-            before = int(ends[start] - rows[start])
-            stop = max(start + 1, int(np.searchsorted(ends, before + at_once, side="right")))
-            yield enumerate_rows(rows[start:stop], start)
-            start = stop
-
-    def _emit(self, found: _MatchBuffer) -> Iterator[pa.RecordBatch]:
-        if found.size:
-            slots, frame, row = found.arrays()
-            rows, order = self._window.matched(slots)
-            matches = Matches(frame[order], row[order], np.ones(len(order), dtype=np.int32))
-            yield from self.emitter.emit(rows, matches, self._frames)
-
-    def _read(self, leaves: NDArray[np.int32]) -> None:
-        reader, pages = self.relation.reader, self.snapshot.leaf_pages[leaves]
-        plan = reader.plan(pages, self._scan)
-        frames, checksums = np.arange(len(leaves)), self.snapshot.leaf_checksums[leaves]
-        self.counters.add_read(reader.read_plan(plan, slice(None), pages, self._frames, frames, checksums))
-
-    def _complete(self, batch: WindowBatch) -> Iterator[pa.RecordBatch]:
-        self.completed(batch.arrival, len(batch.rows))
-        unmatched = np.flatnonzero(~batch.matched)
-        if self.how == "left" and len(unmatched):
-            yield from self.emitter.nulls(batch.rows.take(pa.array(unmatched)))
+        slots, frame, row = found.arrays()
+        if self.snapshot.layout.codec.kind != "u64":
+            keys = gather_keys(self.snapshot.layout, frames, frame, row)
+            same = self._window.same_keys(slots, keys)
+            slots, frame, row = slots[same], frame[same], row[same]
+        if len(slots):
+            matches = Matches(frame, row, np.ones(len(slots), dtype=np.int32))
+            yield from self.emitter.emit(self._window.matched(slots), matches, frames)
 
     def _pairs_at_once(self) -> int:
-        return max(1, int(self._workspace // 2 / (_SCRATCH_NBYTES + self.emitter.row_bytes(0.0))))
+        return max(1, int(self._workspace // 4 / _PAIR_NBYTES))
 
     def _rebound(self) -> None:
         """Do nothing: only the emitter depends on the stream's schema."""
@@ -227,21 +228,27 @@ class _MeshScan(JoinAlgorithm):
         return self._workspace // 2
 
 
-class _MatchBuffer:
-    """Pairs of slot and relation tuple, collected until they are worth a batch."""
+class _PairBuffer:
+    """Pairs of slot and relation row, collected until they are worth a batch."""
 
     def __init__(self) -> None:
         self._parts: list[tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]] = []
         self.size = 0
 
     def add(self, slots: NDArray[np.int32], frame: NDArray[np.int32], row: NDArray[np.int32]) -> None:
-        if len(slots):
-            self._parts.append((slots, frame, row))
-            self.size += len(slots)
+        self._parts.append((slots, frame, row))
+        self.size += len(slots)
 
     def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+        if len(self._parts) == 1:
+            return self._parts[0]
         slots, frames, rows = zip(*self._parts, strict=True)
         return np.concatenate(slots), np.concatenate(frames), np.concatenate(rows)
+
+
+def _row_buffer(rows: int) -> RowBuffer:
+    slot, frame, row = (np.empty(rows, dtype=np.int32) for _ in range(3))
+    return RowBuffer(np.empty(rows, dtype=np.uint64), slot, frame, row)
 
 
 class MeshJoin(StreamJoin[_MeshScan]):

@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["MeshSplit", "split_memory"]
 
-_ROW_SECONDS = 1e-8  # to probe the multimap with one relation tuple
-_BATCH_SECONDS = 2e-5  # to output the matches of one batch in the window
-_STEP_SECONDS = 5e-4  # for each step, whatever it does
+_ROW_SECONDS = 5e-9  # to probe the multimap with one relation tuple
+_STEP_SECONDS = 5e-4  # fixed cost of a step
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +31,14 @@ class MeshSplit:
         Stream tuples that enter with each chunk (its w).
     chunks
         Chunks in the relation, each of which every tuple meets.
+    buffers
+        Chunks in memory: 2 if the next one is read while one is joined.
     """
 
     pages: int
     tuples: int
     chunks: int
+    buffers: int = 1
 
 
 def split_memory(
@@ -46,14 +48,17 @@ def split_memory(
     tuple_nbytes: float,
     device: DeviceModel,
     read_pages: int | None = None,
+    *,
+    ahead: bool = False,
 ) -> MeshSplit:
     """Return the split with the highest rate, as the authors of MeshJoin compute it.
 
     A step reads b pages and admits w tuples, so ``w / cost(b)`` is the rate, where the cost is that of the read and of
-    joining. Tuples stay until they have met all ``k = leaves / b`` chunks, so ``b * page + (k + 1) * w * tuple`` has to
-    fit in the memory; the one extra part is the tuples that arrive. For each b there is a greatest w. The best pair is
-    found by trying every b. (Polyzotis and others, "Meshing Streaming Updates with Persistent Data in an Active Data
-    Warehouse", TKDE 2008, section 4.)
+    joining, or the greater of the two with read-ahead. Tuples stay until they have met all
+    ``k = leaves / b`` chunks, so ``b * page * buffers + (k + 1) * w * tuple`` has to fit in the memory; the one extra
+    part is the tuples that arrive. For each b there is a greatest w. The best pair is found by trying every b.
+    (Polyzotis and others, "Meshing Streaming Updates with Persistent Data in an Active Data Warehouse", TKDE 2008,
+    section 4.)
 
     Parameters
     ----------
@@ -67,6 +72,8 @@ def split_memory(
         Read costs and page size of the disk.
     read_pages
         Pages in a chunk; None to choose the best number.
+    ahead
+        Whether the next chunk may be read while one is joined.
 
     Raises
     ------
@@ -78,14 +85,19 @@ def split_memory(
     else:
         pages = np.array([max(1, min(read_pages, leaves))])
     chunks = -(-max(leaves, 1) // pages)
-    needed = pages * device.page_size + (chunks + 1) * tuple_nbytes
-    tuples = np.floor((memory - pages * device.page_size) / ((chunks + 1) * tuple_nbytes))
-    if tuples.max() < 1:
+    reading = np.where(chunks > 1, device.seek + device.transfer * pages, 0.0)
+    joining = _STEP_SECONDS + _ROW_SECONDS * pages * max(rows_per_page, 1.0)
+    best, best_rate = MeshSplit(1, 0, 1), -np.inf
+    for buffers, step in ((1, reading + joining), (2, np.maximum(reading, joining)))[: 1 + ahead]:
+        tuples = np.floor((memory - buffers * pages * device.page_size) / ((chunks + 1) * tuple_nbytes))
+        at = int(np.argmax(tuples / step))
+        if tuples[at] / step[at] > best_rate:
+            most = int(min(tuples[at], 2**30 // chunks[at]))
+            best, best_rate = MeshSplit(int(pages[at]), most, int(chunks[at]), buffers), tuples[at] / step[at]
+    if best.tuples < 1:
+        needed = pages * device.page_size + (chunks + 1) * tuple_nbytes
         raise MemoryBudgetError(
             f"MeshJoin holds every stream tuple until it has met the whole relation; it needs at least "
             f"{format_size(int(needed.min()))} for pages and tuples, and has {format_size(max(memory, 0))}"
         )
-    reading = np.where(chunks > 1, device.seek + device.transfer * pages, 0.0)
-    joining = _STEP_SECONDS + _BATCH_SECONDS * chunks + _ROW_SECONDS * pages * max(rows_per_page, 1.0)
-    best = int(np.argmax(tuples / (reading + joining)))
-    return MeshSplit(int(pages[best]), int(min(tuples[best], 2**30 // chunks[best])), int(chunks[best]))
+    return best

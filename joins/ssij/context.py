@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from headrace.joins.protocol import Progress
     from headrace.joins.ssij.cost import PhaseEstimate
     from headrace.joins.ssij.memory.store import Store
-    from headrace.joins.ssij.workers import Workers
     from headrace.joins.stats import Counters
+    from headrace.joins.workers import Workers
     from headrace.storage.read import PageReader, ReadQueue
     from headrace.storage.tree import Snapshot
 

@@ -30,7 +30,7 @@ Memory bound::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins.errors import MemoryBudgetError
@@ -41,7 +41,7 @@ from headrace.joins.relation import scan_seconds
 from headrace.joins.ssij.context import SSIJContext
 from headrace.joins.ssij.cost import PhaseEstimate
 from headrace.joins.ssij.memory.store import Store
-from headrace.joins.ssij.options import SSIJOptions
+from headrace.joins.ssij.options import SSIJOptions, Tuning
 from headrace.joins.ssij.phases.direct import DirectPhase
 from headrace.joins.ssij.phases.join import JoinPhase
 from headrace.joins.ssij.phases.nearest import NearestPhase
@@ -49,8 +49,8 @@ from headrace.joins.ssij.phases.online import OnlinePhase
 from headrace.joins.ssij.phases.record_tier import RecordTierPhase
 from headrace.joins.ssij.phases.row_tier import RowTierPhase
 from headrace.joins.ssij.schedule import Schedule, Thresholds
-from headrace.joins.ssij.workers import Workers
 from headrace.joins.stats import SSIJStats
+from headrace.joins.workers import Workers
 from headrace.storage.read import ReadQueue
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from headrace.joins.deadlines import Arrivals
     from headrace.joins.predicates import On
     from headrace.joins.protocol import Output
     from headrace.joins.relation import TableLike
@@ -91,14 +92,18 @@ class SSIJAlgorithm(JoinAlgorithm):
             self.counters,
             self.columns,
             equality=isinstance(self.predicate, Equality),
+            deadlines=self.deadlines,
         )
         device = self.relation.reader.device
         self.thresholds = Thresholds(self.store, device, options.input_threshold, options.stream_threshold)
         self.estimate = PhaseEstimate(device.seek, device.transfer, self._scan_seconds())
-        self._schedule = Schedule(self.deadline, self.store, self.thresholds, self.estimate)
+        longest = device.cost(1, self.store.longest_read)
+        self._schedule = Schedule(self.deadlines, self.store, self.thresholds, self.estimate, longest)
         self._workers = Workers(options.threads)
         self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
         self._row_nbytes = 1.0
+        self._queued_rows = 0
+        self._phase: JoinPhase | None = None
         self._context: SSIJContext | None = None
 
     def refresh(self, change: Callable[[], Any]) -> Iterator[pa.RecordBatch]:
@@ -137,40 +142,46 @@ class SSIJAlgorithm(JoinAlgorithm):
 
     # Pending phase
 
-    def _consume(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
+    def _consume(self, batch: pa.RecordBatch, arrival: Arrivals) -> Iterator[pa.RecordBatch]:
         """Take a batch in. One that arrives during a join phase takes room from the cache while it waits."""
-        queued = 0 if self.progress.idle else batch.nbytes
-        self.store.queue(queued)
-        return self._begin(batch, arrival, queued)
+        queued = not self.progress.idle
+        if queued:
+            self.store.queue(batch.nbytes)
+            self._queued_rows += len(batch)
+        return self._begin(BatchSlice(batch, arrival), self._latest, queued=queued)
 
-    def _begin(self, batch: pa.RecordBatch, arrival: float, queued: int) -> Iterator[pa.RecordBatch]:
-        self.store.unqueue(queued)
-        if len(batch):
-            self._row_nbytes = max(batch.nbytes / len(batch), 1.0)
-        self._schedule.batch_begins(self.time.now() - arrival, self._seconds_online)
+    def _begin(self, batch: BatchSlice, at: float, *, queued: bool) -> Iterator[pa.RecordBatch]:
+        rows = len(batch.rows)
+        if queued:
+            self.store.unqueue(batch.rows.nbytes)
+            self._queued_rows -= rows
+        if rows:
+            self._row_nbytes = max(batch.rows.nbytes / rows, 1.0)
+        self._schedule.batch_begins(at, self.time.now(), self._seconds_online)
         start = 0
-        while start < len(batch) and self.store.tiers.use_records(len(batch) - start, self.store.try_make_room):
-            part = batch.slice(start, self._rows_at_once(len(batch) - start))
-            start += len(part)
-            for missed in (yield from RecordTierPhase(self.context).run(BatchSlice(part, arrival))):
-                yield from self._take_in(missed, arrival)
-        if start < len(batch):
-            yield from self._take_in(batch.slice(start), arrival)
+        while start < rows and self.store.tiers.use_records(rows - start, self.store.try_make_room):
+            part = batch.slice(start, start + self._rows_at_once(rows - start))
+            start += len(part.rows)
+            for missed in (yield from RecordTierPhase(self.context).run(part)):
+                yield from self._take_in(missed)
+        if start < rows:
+            yield from self._take_in(batch.slice(start, rows))
         self._schedule.batch_ends(self._seconds_online)
-        yield from self._due_work()
+        if not self._schedule.others_first(self.time.now()):
+            yield from self._due_work()
 
-    def _take_in(self, batch: pa.RecordBatch, arrival: float) -> Iterator[pa.RecordBatch]:
-        waiting = self.store.input
-        if waiting.rows + len(batch) < self.thresholds.online(self._row_nbytes) and self.store.accept(
-            compact(batch), arrival
+    def _take_in(self, batch: BatchSlice) -> Iterator[pa.RecordBatch]:
+        waiting, rows = self.store.input, len(batch.rows)
+        if waiting.rows + rows < self.thresholds.online(self._row_nbytes) and self.store.accept(
+            compact(batch.rows), batch.arrival
         ):
             return
         yield from self._online(waiting.rows)
         start = 0
-        while start < len(batch):
-            part = batch.slice(start, self._rows_at_once(len(batch) - start))
-            start += len(part)
-            yield from self._join_online(BatchSlice(part, arrival))
+        while start < rows:
+            part = batch.slice(start, start + self._rows_at_once(rows - start))
+            start += len(part.rows)
+            yield from self._join_online(part)
             if not self._schedule.batch_ends_soon(self._seconds_online):
                 yield from self._due_work()
 
@@ -201,32 +212,42 @@ class SSIJAlgorithm(JoinAlgorithm):
     def _join_online(self, batch: BatchSlice) -> Iterator[pa.RecordBatch]:
         """Run an online phase.
 
-        A join phase comes first if there is no room for what has to wait, and afterwards if one is due or pays.
+        Steps of a join phase come first if there is no room for what has to wait. Afterwards one starts if it pays.
         """
         online = self._online_phase()
         waiting = online.probe(batch)
-        if not self.store.fits(sum(tuples for tuples, _ in waiting), sum(lists for _, lists in waiting)):
-            if self.store.stream.rows:
-                yield from self._join_phase()
-                yield from self._join_online(batch)
+        while not self.store.fits(sum(tuples for tuples, _ in waiting), sum(lists for _, lists in waiting)):
+            if not self.store.stream.rows:
+                yield from self._join_in_parts(batch)
                 return
-            if len(batch.rows) > 1:
-                for half in batch.parts(2):
-                    yield from self._join_online(half)
-                return
-            if self.store.tiers.release() or self.store.drop_pages():
-                yield from self._join_online(batch)  # a tuple needs least room if no page between its leaves is cached
-                return
+            yield from self._step(self._end_of_step() if self.deadlines.any else None)
+            online = self._online_phase()
+            waiting = online.probe(batch)
+        yield from online.run()
+        if self._phase is None and self._phase_pays(online.waiting_nbytes):
+            self._start_phase()
+            if not self.deadlines.any:
+                yield from self._go_on()
+
+    def _join_in_parts(self, batch: BatchSlice) -> Iterator[pa.RecordBatch]:
+        """Run online phases over a batch that does not fit although nothing else waits."""
+        if len(batch.rows) > 1:
+            for half in batch.parts(2):
+                yield from self._join_online(half)
+        elif self.store.tiers.release() or self.store.drop_pages():
+            yield from self._join_online(batch)  # a tuple needs least room if no page between its leaves is cached
+        else:
             raise MemoryBudgetError(
                 f"one stream tuple of {batch.rows.nbytes} bytes does not fit beside the index and a page; give the "
                 f"join more than {self.budget.limit} bytes"
             )
-        yield from online.run()
-        many = self.store.stream.rows >= self.thresholds.join(self._row_nbytes)
+
+    def _phase_pays(self, waiting_nbytes: int) -> bool:
+        """Return whether a join phase is worth its reads now that a batch waits in this many bytes."""
         thresholds = self.thresholds
-        pays = not thresholds.waiting_pays(online.waiting_nbytes) if many else thresholds.caching_pays()
-        if pays:
-            yield from self._join_phase()
+        if self.store.stream.rows >= thresholds.join(self._row_nbytes):
+            return not thresholds.waiting_pays(waiting_nbytes)
+        return thresholds.caching_pays()
 
     def _online_phase(self) -> OnlinePhase | DirectPhase | RowTierPhase | NearestPhase:
         if self.bound.step:
@@ -236,33 +257,81 @@ class SSIJAlgorithm(JoinAlgorithm):
             return RowTierPhase(self.context, rows_tier)
         return OnlinePhase(self.context) if direct is None else DirectPhase(self.context, direct)
 
-    def _join_phase(self) -> Iterator[pa.RecordBatch]:
+    def _start_phase(self) -> None:
         if self.store.stream.rows:
-            before = self.counters.join_seconds
-            yield from JoinPhase(self.context).run()
-            self._schedule.phase_ends(self.counters.join_seconds - before)
+            self._phase = JoinPhase(self.context, eager=self._schedule.eager(self._row_nbytes))
+            self._schedule.phase_begins(self.time.now())
+
+    def _step(self, cut: Callable[[], bool] | None) -> Iterator[pa.RecordBatch]:
+        """Take a step of the running join phase, which starts if there is none; see `JoinPhase.step`."""
+        if self._phase is None:
+            self._start_phase()
+        phase = self._phase
+        if phase is not None:
+            yield from phase.step(cut, fine=cut is not None and self.deadlines.any)
+            self._schedule.step_ends(self.time.now())
+            if phase.done:
+                self._phase = None
+                self._schedule.phase_ends(phase.seconds)
+        yield from self._look_up_deferred()
+
+    def _look_up_deferred(self) -> Iterator[pa.RecordBatch]:
         while (batch := self.store.take_deferred(self._rows_at_most())) is not None:
             yield from self._join_online(batch)
 
+    def _go_on(self) -> Iterator[pa.RecordBatch]:
+        """Go on with the running join phase until it ends or enough tuples have arrived to be looked up first."""
+        while self._phase is not None:
+            yield from self._step(self._enough_arrived)
+            if self._enough_arrived():
+                return
+
+    def _enough_arrived(self) -> bool:
+        arrived = self._queued_rows + self.store.input.rows
+        return self._queued_rows > 0 and arrived >= self.thresholds.online(self._row_nbytes)
+
+    def _end_of_step(self) -> Callable[[], bool]:
+        """Return a function that says whether the step that begins now has taken long enough."""
+        time = self.time
+        end = time.now() + self._schedule.step_seconds() - self._schedule.read_seconds / 2
+        return lambda: time.now() >= end
+
     def _drain(self) -> Iterator[pa.RecordBatch]:
         yield from self._online(self.store.input.rows)
-        while self.store.stream.rows:
-            yield from self._join_phase()
+        while self.store.stream.rows or self._phase is not None:
+            yield from self._step(None)
 
     # Deadlines
 
     def _due_work(self) -> Iterator[pa.RecordBatch]:
-        """Run the phases that have to start now to meet the deadlines.
+        """Do what has to be done now to meet the deadlines: a step of the running join phase, or what is due.
 
-        Batches that arrived during a join phase share the next one, so all of them are taken in first.
+        Batches that have arrived meanwhile are taken in first, so that they take part. Without deadlines a join phase
+        that stopped for them goes on.
         """
-        if self.deadline is None or self.progress.more:
+        if self.progress.more:
             return
-        while (due := self.due) is not None and due <= self.time.now():
-            if self.store.input.rows:
+        if not self.deadlines.any:
+            yield from self._go_on()
+            return
+        if self._phase is not None:
+            if self._phase.eager or self._schedule.look_up_now(self.time.now()):
                 yield from self._online(self.store.input.rows)
-            else:
-                yield from self._join_phase()
+            yield from self._read_urgent()
+            yield from self._step(self._end_of_step())
+            return
+        while self._phase is None and (due := self.due) is not None and due <= self.time.now():
+            yield from self._online(self.store.input.rows)
+            yield from self._read_urgent()
+            if (due := self.due) is not None and due <= self.time.now() and self.store.stream.rows:
+                yield from self._step(self._end_of_step())
+
+    def _read_urgent(self) -> Iterator[pa.RecordBatch]:
+        """Read the leaves that tuples wait for that cannot wait for the join phase."""
+        leaves = self._schedule.urgent(self.time.now(), self._row_nbytes)
+        if len(leaves):
+            yield from (self._phase or JoinPhase(self.context, eager=False)).detour(leaves)
+            yield from self._look_up_deferred()
 
     def _scan_seconds(self) -> float:
         return scan_seconds(self.snapshot, self.relation.reader.device, self.store.longest_read)
@@ -323,7 +392,12 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         Hard limit on everything that the operator holds, in bytes or as text (``"32MiB"``).
     deadline
         How long a tuple may wait, in seconds or as text (``"500ms"``); None for no limit. Call `tick` at the time that
-        `due` names.
+        `due` names. While a join phase runs that time is over, and each call of `push` or `tick` takes a step of it, so
+        that tuples pushed between two steps can join the phase.
+    deadline_column
+        Stream column that says how long each tuple may wait from its arrival: durations, or numbers of seconds, at
+        least 0. Null means `deadline`. Tuples that are due first are looked up first, and their pages are read out of
+        turn if they cannot wait for the others'.
     max_scan
         Most disk pages in a read, gaps included (the paper's maxScan).
     input_threshold, stream_threshold
@@ -378,25 +452,17 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         memory: int | str = "32MiB",
         *,
         deadline: float | str | None = None,
-        max_scan: int = 200,
-        input_threshold: int | None = None,
-        stream_threshold: int | None = None,
+        deadline_column: str | None = None,
         columns: Sequence[str] | None = None,
-        record_tier: bool = True,
-        cache_policy: str = "utility",
-        memory_split: float | None = None,
-        read_plan: str = "optimal",
-        threads: int | None = None,
         reader: PageReader | None = None,
         clock: Callable[[], float] | None = None,
+        **options: Unpack[Tuning],
     ) -> None:
-        options = SSIJOptions(
-            max_scan, input_threshold, stream_threshold, threads, record_tier, cache_policy, memory_split, read_plan
-        )
         parameters = JoinParameters.check(
-            table, on, how, memory, columns=columns, deadline=deadline, reader=reader, clock=clock
-        )
-        super().__init__(SSIJAlgorithm(parameters, options))
+            table, on, how, memory, columns=columns, deadline=deadline, reader=reader, clock=clock,
+            deadline_column=deadline_column,
+        )  # fmt: skip
+        super().__init__(SSIJAlgorithm(parameters, SSIJOptions.of({**options})))
 
     def refresh(self) -> Output:
         """Complete everything pushed so far on the current snapshot, then switch to the newest one."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from headrace.joins.errors import JoinInputError
 from headrace.storage.read import (
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Planner: TypeAlias = Callable[[NDArray[np.int64], float, float, int], ReadPlan]
 
-__all__ = ["SSIJOptions"]
+__all__ = ["SSIJOptions", "Tuning"]
 
 _POLICIES: dict[str, Callable[[], CachePolicy]] = {
     "utility": UtilityCounter,
@@ -34,6 +34,19 @@ _POLICIES: dict[str, Callable[[], CachePolicy]] = {
     "none": UtilityCounter,
 }
 _PLANNERS: dict[str, Planner] = {"optimal": plan_reads, "greedy": plan_reads_greedily}
+
+
+class Tuning(TypedDict, total=False):
+    """Keyword arguments of `headrace.joins.SSIJ` that become its `SSIJOptions`."""
+
+    max_scan: int
+    input_threshold: int | None
+    stream_threshold: int | None
+    threads: int | None
+    record_tier: bool
+    cache_policy: str
+    memory_split: float | None
+    read_plan: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,23 @@ class SSIJOptions:
             if value not in known:
                 raise JoinInputError(f"`{name}` must be {' or '.join(map(repr, known))}, not {value!r}")
         self._check_split()
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Self:
+        """Return the options with these names and values.
+
+        Raises
+        ------
+        TypeError
+            If there is no option of that name.
+        JoinInputError
+            If a value cannot be used.
+        """
+        known = [option.name for option in fields(cls)]
+        for name in given:
+            if name not in known:
+                raise TypeError(f"SSIJ has no parameter {name!r}; its options are {', '.join(known)}")
+        return cls(**given)
 
     def _check_split(self) -> None:
         split = self.memory_split

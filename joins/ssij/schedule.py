@@ -5,13 +5,19 @@ They start at thresholds (the paper's IB_thresh and SB_thresh), or early enough 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from headrace.joins.ssij.memory import _index_kernels
 from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from headrace.joins.deadlines import Deadlines
     from headrace.joins.memory import Component
     from headrace.joins.ssij.cost import PhaseEstimate
     from headrace.joins.ssij.memory.store import Store
@@ -116,6 +122,11 @@ class Thresholds:
         return budget.limit - sum(map(budget.held, _NOT_BUFFERS))
 
 
+_PHASE_SHARE = 1 / 3  # of the smallest allowance: a longer join phase admits all arrivals ahead of it
+_STEP_SHARE = 1 / 64  # of the smallest allowance: a step of a join phase
+_LOOK_UP_SHARE = 1 / 32  # of its allowance: a tuple is looked up then at the latest while a join phase runs
+_DETOUR_SHARE = 1 / 4  # of a join phase: the most that reads out of turn may take
+
 _SPANS = 8
 _IDLE_SHARE = 0.25  # share of a phase: had tuples arrived meanwhile, some would have waited longer
 
@@ -146,46 +157,72 @@ class _RecentMaximum:
 
 
 class Schedule:
-    """Start times of the phases that deadlines require.
+    """When phases start, and how far they go before arrivals are taken in.
 
-    Beside the duration of a join phase, two things count that the paper does not name. Tuples that arrive while a phase
-    runs wait for that phase and for their own, unless the stream is backpressured: then it stands still meanwhile, and
-    a phase may take nearly all of the deadline. And the tuples of a batch, which arrive together, should wait for the
-    same phase: it starts when all have been looked up, so the time of a batch is allowed for.
+    A join phase has to start early enough to end before the earliest due time. Three things count beside the duration
+    that the paper's cost model gives.
+
+    Tuples that arrive while a phase runs and miss their leaf wait for that phase and for the next one. So phases may
+    take a third of the smallest allowance. If one would take longer, it starts at once and is *eager*: phases follow
+    each other without pauses and admit all arrivals ahead of the head, so a tuple waits for one round only, which may
+    take all of the allowance. A third and not a half, because the first eager phase takes in arrivals that its estimate
+    did not know of, while its tuples have waited before.
+
+    The stream may be backpressured: then it stands still during a phase, which may take nearly all of the allowance.
+
+    The tuples of a batch, which arrive together, should wait for the same phase: it starts when all have been looked
+    up, so the time of a batch is allowed for.
 
     Parameters
     ----------
-    deadline
-        Seconds that a tuple may wait; None for no limit.
+    deadlines
+        How long tuples may wait.
     store
         Memory with the buffers.
     thresholds
         Numbers of tuples that wait together.
     estimate
         Duration of a join phase.
+    read_seconds
+        Seconds of the longest read.
     """
 
-    def __init__(self, deadline: float | None, store: Store, thresholds: Thresholds, estimate: PhaseEstimate) -> None:
-        self._deadline = deadline
+    def __init__(
+        self,
+        deadlines: Deadlines,
+        store: Store,
+        thresholds: Thresholds,
+        estimate: PhaseEstimate,
+        read_seconds: float,
+    ) -> None:
+        self._deadlines = deadlines
         self._store = store
         self._thresholds = thresholds
         self._estimate = estimate
+        self.read_seconds = read_seconds
         self._behind = _RecentMaximum()
         self._phase = _RecentMaximum()
         self._look_up = _RecentMaximum()
         self._began = 0.0
+        self._latest = 0.0
+        self._stepped = -math.inf
+        self._running_since: float | None = None
 
-    def batch_begins(self, after: float, online: float) -> None:
+    def batch_begins(self, arrived: float, now: float, online: float) -> None:
         """Note the start of a batch.
 
         Parameters
         ----------
-        after
-            Seconds since its arrival.
+        arrived, now
+            Time of its arrival, and current time.
         online
             Seconds that online phases have taken so far.
         """
-        self._behind.note(after)
+        behind = now - arrived
+        if self._running_since is not None:
+            behind = max(behind, now - self._running_since)
+        self._behind.note(behind)
+        self._latest = arrived
         self._began = online
 
     def batch_ends_soon(self, online: float) -> bool:
@@ -196,37 +233,97 @@ class Schedule:
         """Note the end of a batch."""
         self._look_up.note(online - self._began)
 
+    def phase_begins(self, now: float) -> None:
+        """Note the start of a join phase."""
+        self._running_since = now
+
+    def step_ends(self, now: float) -> None:
+        """Note the end of a step of a join phase."""
+        self._stepped = now
+
+    def others_first(self, now: float) -> bool:
+        """Return whether to take in more batches before the next step of a join phase.
+
+        A caller whose batches arrived during the last step pushes them one after the other. They share the next step,
+        and are not held up by one for each.
+        """
+        return self._deadlines.any and now - self._stepped < self.step_seconds()
+
     def phase_ends(self, seconds: float) -> None:
-        """Note the end of a join phase and its duration in seconds."""
+        """Note the end of a join phase and the seconds that its steps took."""
+        self._running_since = None
         self._phase.note(seconds)
         for recent in (self._behind, self._phase, self._look_up):
             recent.next()
 
     def due(self, row_nbytes: float) -> float | None:
-        """Return the latest start of the next phase: an online phase if the input buffer is not empty.
+        """Return the latest time for the next work: a step of the running join phase, or the start of a phase.
 
         The paper leaves tuples of the input buffer out of a join phase if they do not expire during it; they would wait
         for two phases. So all take part, and until they have been looked up each counts as one more page. If they are
         too many to wait together, there will be several join phases in sequence.
         """
-        store = self._store
-        arrivals = [oldest for oldest in (store.input.oldest, store.stream.oldest) if oldest is not None]
-        if not arrivals or self._deadline is None:
+        if not self._deadlines.any:
             return None
+        if self._running_since is not None:
+            return self._running_since
+        earliest = min(self._store.input.due, self._store.stream.due)
+        if math.isinf(earliest):
+            return None
+        seconds = self._seconds_of_all(row_nbytes)
+        if self._backpressured:
+            return max(earliest - seconds - self._look_up.value, earliest - self._tightest)
+        return min(self._latest, earliest) if self._in_a_hurry(seconds) else earliest - seconds
+
+    def eager(self, row_nbytes: float) -> bool:
+        """Return whether the join phase that starts now is to admit all arrivals ahead of the head."""
+        return self._deadlines.any and not self._backpressured and self._in_a_hurry(self._seconds_of_all(row_nbytes))
+
+    def step_seconds(self) -> float:
+        """Return how long a step of a join phase may take before arrivals are taken in."""
+        return max(self.read_seconds, _STEP_SHARE * self._tightest) if self._tightest < math.inf else math.inf
+
+    def look_up_now(self, now: float) -> bool:
+        """Return whether to look up the input buffer while a join phase runs, so that its tuples can join it."""
+        return self._store.input.soon(_LOOK_UP_SHARE) <= now
+
+    def urgent(self, now: float, row_nbytes: float) -> NDArray[np.int32]:
+        """Return the leaves to read out of turn, in disk order, because tuples are due before a join phase can end.
+
+        Only deadlines of single tuples differ so much that reads out of turn help; there are none if they are so many
+        that a join phase takes about as long.
+        """
+        store = self._store
+        if self._deadlines.column is None or math.isinf(store.stream.due) or store.stream.spans:
+            return np.empty(0, dtype=np.int32)
+        seconds = self._seconds_of_all(row_nbytes)
+        leaves = store.stream.leaves_due(now + seconds + self.step_seconds())
+        few = self._estimate.seconds(len(leaves)) <= _DETOUR_SHARE * seconds
+        if not few or len(leaves) == store.stream.pages:
+            return leaves[:0]
+        return leaves[np.argsort(store.snapshot.leaf_pages[leaves])]
+
+    def _in_a_hurry(self, seconds: float) -> bool:
+        """Return whether a phase of this duration, or one like those before, takes too long to wait for two of them.
+
+        The phases before count because an eager phase takes longer than the tuples that wait at its start let expect.
+        As long as there were too few, a scan of the relation stands for them.
+        """
+        before = self._phase.value if self._phase.known else self._estimate.scan
+        return max(seconds, before) > _PHASE_SHARE * self._tightest
+
+    @property
+    def _tightest(self) -> float:
+        return min(self._store.input.tightest, self._store.stream.tightest)
+
+    def _seconds_of_all(self, row_nbytes: float) -> float:
+        """Return the duration of the join phases for all tuples, if each of the input buffer wants one more page."""
+        store = self._store
         most = min(self._thresholds.join(row_nbytes), store.tuples_at_most(row_nbytes))
         together = max(most, store.stream.rows)
         phases = -(-(store.stream.rows + store.input.rows) // together)
-        seconds = phases * self._seconds_of_all
-        if self._backpressured:
-            return min(arrivals) + max(0.0, self._deadline - seconds - self._look_up.value)
-        return min(arrivals) + (self._deadline - seconds if seconds <= self._deadline / 2 else 0.0)
-
-    @property
-    def _seconds_of_all(self) -> float:
-        """Duration of a join phase if each tuple of the input buffer wants one more page."""
-        store = self._store
         pages = min(store.stream.pages + store.input.rows, len(store.snapshot.leaf_pages))
-        return self._estimate.seconds(pages)
+        return phases * self._estimate.seconds(pages)
 
     @property
     def _backpressured(self) -> bool:

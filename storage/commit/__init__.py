@@ -5,40 +5,6 @@ of its writes and syncs is argued in `FORMAT.md`. Contains the writer, transacti
 leaves, free space, page placement, locks and compaction.
 """
 
-from __future__ import annotations
+from headrace.storage.commit.writer import CommitResult, Transaction, Writer
 
-from typing import TYPE_CHECKING
-
-from headrace.storage._lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from headrace.storage.commit.changes import Batch, Changes, prepare
-    from headrace.storage.commit.compaction import CompactResult, compact
-    from headrace.storage.commit.locks import FileLocks, NoLocks
-    from headrace.storage.commit.transaction import App, CommitResult, Transaction
-    from headrace.storage.commit.writer import Writer
-
-__all__ = [
-    "App",
-    "Batch",
-    "Changes",
-    "CommitResult",
-    "CompactResult",
-    "FileLocks",
-    "NoLocks",
-    "Transaction",
-    "Writer",
-    "compact",
-    "prepare",
-]
-
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "writer": ("Writer",),
-        "transaction": ("App", "CommitResult", "Transaction"),
-        "changes": ("Batch", "Changes", "prepare"),
-        "locks": ("FileLocks", "NoLocks"),
-        "compaction": ("CompactResult", "compact"),
-    },
-)
+__all__ = ["CommitResult", "Transaction", "Writer"]

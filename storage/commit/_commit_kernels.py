@@ -7,58 +7,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import compare_bytes
+from headrace.storage.format._key_kernels import KeyParts, compare_keys
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Flags, Int64s
 
-__all__ = [
-    "find_sorted",
-    "merge_order",
-    "shortest_stretch",
-    "take_near",
-    "take_onward",
-    "touched_leaves",
-]
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _order(
-    left: NDArray[np.uint64],
-    left_offsets: NDArray[np.int64],
-    left_data: NDArray[np.uint8],
-    i: int,
-    right: NDArray[np.uint64],
-    right_offsets: NDArray[np.int64],
-    right_data: NDArray[np.uint8],
-    j: int,
-    wide: bool,
-) -> int:
-    if left[i] != right[j]:
-        return -1 if left[i] < right[j] else 1
-    if not wide:
-        return 0
-    return compare_bytes(
-        left_data, left_offsets[i], left_offsets[i + 1], right_data, right_offsets[j], right_offsets[j + 1]
-    )
+__all__ = ["find_sorted", "merge_order", "shortest_stretch", "take_near", "take_onward", "touched_leaves"]
 
 
 @njit(cache=True, nogil=True)
-def find_sorted(
-    keys: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
-    data: NDArray[np.uint8],
-    among: NDArray[np.uint64],
-    among_offsets: NDArray[np.int64],
-    among_data: NDArray[np.uint8],
-    wide: bool,
-) -> NDArray[np.int64]:
+def find_sorted(keys: KeyParts, among: KeyParts, wide: bool) -> Int64s:
     """Return where each key is `among` others, or -1. Both ascend; among the others each is there once."""
-    found = np.full(len(keys), -1, dtype=np.int64)
+    found = np.full(len(keys.prefix), -1, dtype=np.int64)
     j = 0
-    for i in range(len(keys)):
-        while j < len(among):
-            order = _order(keys, offsets, data, i, among, among_offsets, among_data, j, wide)
+    for i in range(len(found)):
+        while j < len(among.prefix):
+            order = compare_keys(keys, i, among, j, wide)
             if order <= 0:
                 if order == 0:
                     found[i] = j
@@ -68,42 +32,28 @@ def find_sorted(
 
 
 @njit(cache=True, nogil=True)
-def merge_order(
-    old: NDArray[np.uint64],
-    old_offsets: NDArray[np.int64],
-    old_data: NDArray[np.uint8],
-    keep: NDArray[np.bool_],
-    new: NDArray[np.uint64],
-    new_offsets: NDArray[np.int64],
-    new_data: NDArray[np.uint8],
-    wide: bool,
-) -> NDArray[np.int64]:
+def merge_order(old: KeyParts, keep: Flags, new: KeyParts, wide: bool) -> Int64s:
     """Return the order in which kept old rows and new rows ascend, as positions in old rows followed by new ones.
 
     Both ascend by themselves; of equal keys the old rows come first.
     """
-    order = np.empty(keep.sum() + len(new), dtype=np.int64)
-    at = 0
-    i = 0
-    j = 0
-    while i < len(old) or j < len(new):
-        if i < len(old) and not keep[i]:
+    olds, news = len(old.prefix), len(new.prefix)
+    order = np.empty(keep.sum() + news, dtype=np.int64)
+    i = j = 0
+    for at in range(len(order)):
+        while i < olds and not keep[i]:
             i += 1
-            continue
-        if j == len(new) or (
-            i < len(old) and _order(old, old_offsets, old_data, i, new, new_offsets, new_data, j, wide) <= 0
-        ):
+        if j == news or (i < olds and compare_keys(old, i, new, j, wide) <= 0):
             order[at] = i
             i += 1
         else:
-            order[at] = len(old) + j
+            order[at] = olds + j
             j += 1
-        at += 1
     return order
 
 
 @njit(cache=True, nogil=True)
-def take_near(free: NDArray[np.uint8], hints: NDArray[np.int64], reach: int, pages: NDArray[np.int64]) -> int:
+def take_near(free: Bytes, hints: Int64s, reach: int, pages: Int64s) -> int:
     """Take for each hint the nearest free page at most `reach` away and clear it in `free`; -1 if there is none.
 
     Returns how many hints have none.
@@ -128,7 +78,7 @@ def take_near(free: NDArray[np.uint8], hints: NDArray[np.int64], reach: int, pag
 
 
 @njit(cache=True, nogil=True)
-def take_onward(free: NDArray[np.uint8], start: int, pages: NDArray[np.int64]) -> int:
+def take_onward(free: Bytes, start: int, pages: Int64s) -> int:
     """Take the first free pages from `start` on and clear them in `free`; return how many there are."""
     found = 0
     for page in range(start, len(free)):
@@ -142,7 +92,7 @@ def take_onward(free: NDArray[np.uint8], start: int, pages: NDArray[np.int64]) -
 
 
 @njit(cache=True, nogil=True)
-def shortest_stretch(free: NDArray[np.uint8], count: int) -> tuple[int, int]:
+def shortest_stretch(free: Bytes, count: int) -> tuple[int, int]:
     """Return start and length of the first shortest stretch with `count` free pages, at least 1; 0, 0 if none has."""
     best = 0
     length = 0
@@ -160,9 +110,7 @@ def shortest_stretch(free: NDArray[np.uint8], count: int) -> tuple[int, int]:
 
 
 @njit(cache=True, nogil=True)
-def touched_leaves(
-    first: NDArray[np.int64], last: NDArray[np.int64], leaf: NDArray[np.int64], count: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def touched_leaves(first: Int64s, last: Int64s, leaf: Int64s, count: int) -> tuple[Int64s, Flags]:
     """Return the leaves in the ranges `first` to `last` and in `leaf`, ascending, and which lie with the next in one.
 
     All three ascend, and there are `count` leaves.

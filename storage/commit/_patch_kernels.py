@@ -18,7 +18,7 @@ from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, SIGN, TEX
 from headrace.storage.leaf._encode_kernels import RowColumns, bytes_needed
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
 
 __all__ = ["DONE", "FALLBACK", "SAME", "SMALL", "LeafChanges", "patch_leaves"]
 
@@ -42,30 +42,33 @@ class LeafChanges(NamedTuple):
 
     Attributes
     ----------
+    leaves : int64[leaves]
+        Ordinals of the leaves.
     touched : uint64[t]
         Keys whose present rows are removed, ascending.
     upserted : bool[t]
         Which of them are keys of upserts; the others are deletes.
-    touched_ends : int64[leaves]
-        End of each leaf's keys among `touched`.
+    touched_leaf : int64[t]
+        Leaf of each of them.
     keys : uint64[q]
         Keys of the rows to store, ascending.
     fresh : bool[q]
         Which of these rows are inserts.
-    row_ends : int64[leaves]
-        End of each leaf's rows among `keys`.
+    leaf : int64[q]
+        Leaf of each of these rows.
     """
 
-    touched: NDArray[np.uint64]
-    upserted: NDArray[np.bool_]
-    touched_ends: NDArray[np.int64]
-    keys: NDArray[np.uint64]
-    fresh: NDArray[np.bool_]
-    row_ends: NDArray[np.int64]
+    leaves: Int64s
+    touched: Words
+    upserted: Flags
+    touched_leaf: Int64s
+    keys: Words
+    fresh: Flags
+    leaf: Int64s
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _number(page: NDArray[np.uint8], at: int, width: int) -> Any:
+def _number(page: Bytes, at: int, width: int) -> Any:
     if width == 0:
         return 0
     mask = _ALL if width >= WORD else (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)
@@ -73,13 +76,13 @@ def _number(page: NDArray[np.uint8], at: int, width: int) -> Any:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _number_at(page: NDArray[np.uint8], data: int, width: int, row: int) -> Any:
+def _number_at(page: Bytes, data: int, width: int, row: int) -> Any:
     """Return number `row` of a block of numbers."""
     return _number(page, data + row * width, width)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _put_number(page: NDArray[np.uint8], at: int, value: np.uint64, width: int) -> None:
+def _put_number(page: Bytes, at: int, value: np.uint64, width: int) -> None:
     for byte in range(width):
         page[at + byte] = np.uint8((value >> np.uint64(8 * byte)) & np.uint64(0xFF))
 
@@ -90,12 +93,12 @@ def _fits(value: np.uint64, width: int) -> Any:
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _field(page: NDArray[np.uint8], entry: int, at: int) -> Any:
+def _field(page: Bytes, entry: int, at: int) -> Any:
     return load_u16(page, entry + at)
 
 
 @njit(cache=True, nogil=True)
-def _lower_bound(page: NDArray[np.uint8], data: int, width: int, start: int, stop: int, delta: np.uint64) -> int:
+def _lower_bound(page: Bytes, data: int, width: int, start: int, stop: int, delta: np.uint64) -> int:
     while start < stop:
         middle = (start + stop) >> 1
         if np.uint64(_number(page, data + middle * width, width)) < delta:
@@ -107,23 +110,23 @@ def _lower_bound(page: NDArray[np.uint8], data: int, width: int, start: int, sto
 
 @njit(cache=True, nogil=True)
 def _plan_edits(
-    page: NDArray[np.uint8],
+    page: Bytes,
     origin: int,
-    touched: NDArray[np.uint64],
-    upserted: NDArray[np.bool_],
+    touched: Words,
+    upserted: Flags,
     t: int,
     t_end: int,
-    keys: NDArray[np.uint64],
-    fresh: NDArray[np.bool_],
+    keys: Words,
+    fresh: Flags,
     q: int,
     q_end: int,
-    edits: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    edits: Int64s,
+    counts: Int64s,
 ) -> tuple[int, int]:
     """Find which old rows are removed and where new ones are inserted.
 
     Returns the number of edits, and a new row whose key stays, or -1. An edit replaces old rows edits[e, 0] up to
-    edits[e, 1] by new rows edits[e, 2] up to edits[e, 3].
+    edits[e, 1] by new rows edits[e, 2] up to edits[e, 3]. An edit of nothing at the end of the page follows them.
     """
     entry = origin + HEADER
     rows = np.int64(load_u64(page, origin + 16) >> np.uint64(32))
@@ -166,11 +169,12 @@ def _plan_edits(
             found += 1
         q = stop
         position = high
+    edits[found] = (rows, rows, q_end, q_end)
     return found, clash
 
 
 @njit(cache=True, nogil=True)
-def _dictionary_code(page: NDArray[np.uint8], block: int, heap: NDArray[np.uint8], start: int, end: int) -> int:
+def _dictionary_code(page: Bytes, block: int, heap: Bytes, start: int, end: int) -> int:
     size = load_u16(page, block)
     text = block + 2 + 2 * size
     begin = 0
@@ -183,41 +187,30 @@ def _dictionary_code(page: NDArray[np.uint8], block: int, heap: NDArray[np.uint8
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _text_end(page: NDArray[np.uint8], data: int, width: int, base: int, row: int) -> Any:
+def _text_end(page: Bytes, data: int, width: int, base: int, row: int) -> Any:
     """Return where the text of a row ends; 0 for the row before the first."""
     return (row + 1) * base + _number(page, data + row * width, width) if row >= 0 else 0
 
 
 @njit(cache=True, nogil=True)
-def _dictionary_bytes(page: NDArray[np.uint8], block: int) -> Any:
+def _dictionary_bytes(page: Bytes, block: int) -> Any:
     size = load_u16(page, block)
     return 2 + 2 * size + (load_u16(page, block + 2 * size) if size > 0 else 0)
 
 
 @njit(cache=True, nogil=True)
 def _frame_of(
-    page: NDArray[np.uint8],
-    data: int,
-    base: np.uint64,
-    width: int,
-    rows: int,
-    edits: NDArray[np.int64],
-    found: int,
-    words: NDArray[np.int64],
-    absent: NDArray[np.uint8],
-    flip: np.uint64,
+    page: Bytes, data: int, base: np.uint64, width: int, edits: Int64s, words: Int64s, absent: Bytes, flip: np.uint64
 ) -> tuple[np.uint64, np.uint64]:
     """Return base and width of a patched column of numbers as the encoder chooses them."""
     low = _MAX
     high = _MIN
     source = 0
-    for edit in range(found + 1):
-        for row in range(source, edits[edit, 0] if edit < found else rows):
+    for edit in range(len(edits)):
+        for row in range(source, edits[edit, 0]):
             value = np.int64((base + np.uint64(_number_at(page, data, width, row))) ^ flip)
             low = min(low, value)
             high = max(high, value)
-        if edit == found:
-            break
         for row in range(edits[edit, 2], edits[edit, 3]):
             if len(absent) == 0 or absent[row] == 0:
                 low = min(low, words[row])
@@ -228,26 +221,28 @@ def _frame_of(
 
 @njit(cache=True, nogil=True)
 def _column_bytes(
-    page: NDArray[np.uint8],
+    page: Bytes,
     origin: int,
     entry: int,
-    rows: int,
-    edits: NDArray[np.int64],
-    found: int,
-    words: NDArray[np.int64],
-    spans: NDArray[np.int64],
-    heap: NDArray[np.uint8],
-    absent: NDArray[np.uint8],
-    flip: np.uint64,
-    codes: NDArray[np.int32],
-    frame: NDArray[np.uint64],
+    edits: Int64s,
+    given: Int64s,
+    heap: Bytes,
+    absent: Bytes,
+    codes: Int32s,
+    frame: Words,
 ) -> Any:
     """Return the bytes of a patched column without its nulls, or -1 if a new text does not fit.
 
     Fills `frame` with base and width of the column, which change only if a new number does not fit. Differences to the
     base have to ascend for keys only; those of other numbers may wrap around 2**64.
+
+    Parameters
+    ----------
+    given
+        New numbers, or for texts their offsets in `heap`.
     """
-    ascending = flip != 0
+    rows, ascending = edits[len(edits) - 1, 0], entry == origin + HEADER
+    flip = SIGN if ascending else np.uint64(0)
     base = load_u64(page, entry)
     data = origin + _field(page, entry, 8)
     aux = origin + _field(page, entry, 10)
@@ -259,7 +254,7 @@ def _column_bytes(
         total = _text_end(page, data, width, np.int64(base), rows - 1)
     after = rows
     fits = True
-    for edit in range(found):
+    for edit in range(len(edits)):
         if encoding == TEXT_PLAIN:
             before = _text_end(page, data, width, np.int64(base), edits[edit, 0] - 1)
             total -= _text_end(page, data, width, np.int64(base), edits[edit, 1] - 1) - before
@@ -267,20 +262,20 @@ def _column_bytes(
         for row in range(edits[edit, 2], edits[edit, 3]):
             null = len(absent) > 0 and absent[row] != 0
             if encoding == 0:
-                value = np.uint64(words[row]) ^ flip
+                value = np.uint64(given[row]) ^ flip
                 fits &= null or (_fits(value - base, width) and (not ascending or value >= base))
             elif encoding == TEXT_PLAIN:
-                length = 0 if null else spans[row + 1] - spans[row]
+                length = 0 if null else given[row + 1] - given[row]
                 if length < np.int64(base):
                     return -1
                 total += length
             elif not null:
-                codes[row] = _dictionary_code(page, aux, heap, spans[row], spans[row + 1])
+                codes[row] = _dictionary_code(page, aux, heap, given[row], given[row + 1])
                 if codes[row] < 0:
                     return -1
     if encoding == 0:
         if not fits:
-            frame[0], frame[1] = _frame_of(page, data, base, width, rows, edits, found, words, absent, flip)
+            frame[0], frame[1] = _frame_of(page, data, base, width, edits, given, absent, flip)
         return after * np.int64(frame[1])
     if encoding == TEXT_PLAIN:
         return after * width + total if _fits(np.uint64(total - after * np.int64(base)), width) else -1
@@ -288,27 +283,16 @@ def _column_bytes(
 
 
 @njit(cache=True, nogil=True)
-def _copy_nulls(
-    page: NDArray[np.uint8],
-    old: int,
-    rows: int,
-    edits: NDArray[np.int64],
-    found: int,
-    absent: NDArray[np.uint8],
-    out: NDArray[np.uint8],
-    at: int,
-) -> None:
+def _copy_nulls(page: Bytes, old: int, edits: Int64s, absent: Bytes, out: Bytes, at: int) -> None:
     """Write the bitmap of a patched column; `old` is that of the page, 0 if it has none."""
     target = 0
     source = 0
-    for edit in range(found + 1):
-        stop = edits[edit, 0] if edit < found else rows
+    for edit in range(len(edits)):
+        stop = edits[edit, 0]
         for row in range(source, stop):
             if old > 0 and (page[old + (row >> 3)] >> (row & 7)) & 1:
                 out[at + (target >> 3)] |= np.uint8(1 << (target & 7))
             target += 1
-        if edit == found:
-            break
         for row in range(edits[edit, 2], edits[edit, 3]):
             if len(absent) > 0 and absent[row] != 0:
                 out[at + (target >> 3)] |= np.uint8(1 << (target & 7))
@@ -318,21 +302,17 @@ def _copy_nulls(
 
 @njit(cache=True, nogil=True)
 def _copy_numbers(
-    page: NDArray[np.uint8],
+    page: Bytes,
     data: int,
     width: int,
-    rows: int,
-    edits: NDArray[np.int64],
-    found: int,
-    values: NDArray[np.int64],
-    codes: NDArray[np.int32],
-    coded: int,
+    edits: Int64s,
+    values: Any,
     base: np.uint64,
     shift: np.uint64,
     after: int,
     flip: np.uint64,
-    absent: NDArray[np.uint8],
-    out: NDArray[np.uint8],
+    absent: Bytes,
+    out: Bytes,
     at: int,
 ) -> int:
     """Write numbers, `after` bytes each, as differences to `base`; those that stay grow by `shift`.
@@ -340,8 +320,8 @@ def _copy_numbers(
     Words are written whole, in ascending order, and zeros after the last number: eight bytes behind the block change.
     """
     source = 0
-    for edit in range(found + 1):
-        stop = edits[edit, 0] if edit < found else rows
+    for edit in range(len(edits)):
+        stop = edits[edit, 0]
         if after == width and shift == 0:
             length = (stop - source) * width
             for byte in range(0, length, WORD):
@@ -351,12 +331,10 @@ def _copy_numbers(
             for row in range(source, stop):
                 store_u64(out, at, np.uint64(_number_at(page, data, width, row)) + shift)
                 at += after
-        if edit == found:
-            break
         for row in range(edits[edit, 2], edits[edit, 3]):
             value = np.uint64(0)
             if len(absent) == 0 or absent[row] == 0:
-                value = np.uint64(codes[row]) if coded != 0 else (np.uint64(values[row]) ^ flip) - base
+                value = (np.uint64(values[row]) ^ flip) - base
             store_u64(out, at, value)
             at += after
         source = edits[edit, 1]
@@ -366,18 +344,16 @@ def _copy_numbers(
 
 @njit(cache=True, nogil=True)
 def _copy_text(
-    page: NDArray[np.uint8],
+    page: Bytes,
     data: int,
     aux: int,
     width: int,
     base: Any,
-    rows: int,
-    edits: NDArray[np.int64],
-    found: int,
-    spans: NDArray[np.int64],
-    heap: NDArray[np.uint8],
-    absent: NDArray[np.uint8],
-    out: NDArray[np.uint8],
+    edits: Int64s,
+    spans: Int64s,
+    heap: Bytes,
+    absent: Bytes,
+    out: Bytes,
     at: int,
     text: Any,
 ) -> Any:
@@ -385,8 +361,8 @@ def _copy_text(
     begin = text
     target = 0
     source = 0
-    for edit in range(found + 1):
-        stop = edits[edit, 0] if edit < found else rows
+    for edit in range(len(edits)):
+        stop = edits[edit, 0]
         first = _text_end(page, data, width, base, source - 1)
         last = _text_end(page, data, width, base, stop - 1)
         shift = text - begin - first
@@ -396,8 +372,6 @@ def _copy_text(
             target += 1
         copy_bytes(page, aux + first, out, text, last - first)
         text += last - first
-        if edit == found:
-            break
         for row in range(edits[edit, 2], edits[edit, 3]):
             if len(absent) == 0 or absent[row] == 0:
                 copy_bytes(heap, spans[row], out, text, spans[row + 1] - spans[row])
@@ -410,54 +384,47 @@ def _copy_text(
 
 @njit(cache=True, nogil=True)
 def _write_column(
-    page: NDArray[np.uint8],
+    page: Bytes,
     origin: int,
     entry: int,
-    rows: int,
-    edits: NDArray[np.int64],
-    found: int,
-    words: NDArray[np.int64],
-    spans: NDArray[np.int64],
-    heap: NDArray[np.uint8],
-    absent: NDArray[np.uint8],
-    nulls: bool,
-    flip: np.uint64,
-    codes: NDArray[np.int32],
-    frame: NDArray[np.uint64],
-    out: NDArray[np.uint8],
+    edits: Int64s,
+    given: Int64s,
+    heap: Bytes,
+    absent: Bytes,
+    codes: Int32s,
+    frame: Words,
+    out: Bytes,
     out_origin: int,
     at: int,
-    after: int,
 ) -> int:
-    """Write a column of `after` rows from `at` on, and its directory entry; return where it ends."""
+    """Write a column from `at` on, and its directory entry; return where it ends. See `_column_bytes`."""
     base = load_u64(page, entry)
     data = origin + _field(page, entry, 8)
     aux = origin + _field(page, entry, 10)
     width = _I64(page[entry + 14])
     encoding = np.int64(page[entry + 15])
+    after = _I64(load_u64(out, out_origin + 16) >> np.uint64(32))
+    none = np.uint64(0)
     bitmap = 0
-    if nulls:
+    if frame[2] != none:
         old = _field(page, entry, 12)
-        _copy_nulls(page, origin + old if old > 0 else 0, rows, edits, found, absent, out, at)
+        _copy_nulls(page, origin + old if old > 0 else 0, edits, absent, out, at)
         bitmap = at - out_origin
         at += (after + 7) >> 3
     width_after = _I64(frame[1])
     place = at - out_origin if width_after > 0 else 0
     side = 0
     if encoding == 0:
+        flip = SIGN if entry == origin + HEADER else none
         at = _copy_numbers(
-            page, data, width, rows, edits, found, words, codes, 0, frame[0], base - frame[0], width_after, flip,
-            absent, out, at,
-        )  # fmt: skip
+            page, data, width, edits, given, frame[0], base - frame[0], width_after, flip, absent, out, at
+        )
     elif encoding == TEXT_PLAIN:
         text = at + after * width
-        at = _copy_text(page, data, aux, width, np.int64(base), rows, edits, found, spans, heap, absent, out, at, text)
+        at = _copy_text(page, data, aux, width, np.int64(base), edits, given, heap, absent, out, at, text)
         side = text - out_origin if at > text else 0
     else:
-        at = _copy_numbers(
-            page, data, width, rows, edits, found, words, codes, 1, np.uint64(0), np.uint64(0), width, np.uint64(0),
-            absent, out, at,
-        )  # fmt: skip
+        at = _copy_numbers(page, data, width, edits, codes, none, none, width, none, absent, out, at)
         side = at - out_origin
         size = _dictionary_bytes(page, aux)
         copy_bytes(page, aux, out, at, size)
@@ -469,19 +436,75 @@ def _write_column(
     return at
 
 
+@njit(cache=True, nogil=True, inline="always")
+def _given(new: RowColumns, column: int) -> tuple[Int64s, Bytes]:
+    """Return the new numbers of a column, or the offsets of its new texts, and which of them are null."""
+    is_text, slot, nulls = new.places[column, 0], new.places[column, 1], new.places[column, 2]
+    absent = new.nulls[nulls] if nulls >= 0 else new.heap[:0]
+    return new.spans[slot] if is_text != 0 else new.words[slot], absent
+
+
+@njit(cache=True, nogil=True)
+def _plan_leaf(
+    frames: Bytes, origin: int, edits: Int64s, new: RowColumns, total: int, codes: Int32s, frame: Words
+) -> int:
+    """Return the bytes of a patched leaf of `total` rows, or -1 if a new text does not fit.
+
+    Fills the dictionary codes of new texts, and base, width and whether there are nulls for each column.
+    """
+    columns = len(new.places)
+    size = HEADER + DIRECTORY_ENTRY * columns
+    q, q_end = edits[0, 2], edits[len(edits) - 1, 3]
+    for column in range(columns):
+        entry = origin + HEADER + DIRECTORY_ENTRY * column
+        given, absent = _given(new, column)
+        part = _column_bytes(frames, origin, entry, edits, given, new.heap, absent, codes[column], frame[column])
+        if part < 0:
+            return -1
+        nulls = _field(frames, entry, 12) > 0 or (len(absent) > 0 and absent[q:q_end].any())
+        frame[column, 2] = np.uint64(nulls)
+        size += part + ((total + 7) >> 3 if nulls else 0)
+    return size
+
+
+@njit(cache=True, nogil=True)
+def _write_leaf(
+    frames: Bytes,
+    origin: int,
+    edits: Int64s,
+    new: RowColumns,
+    total: int,
+    codes: Int32s,
+    frame: Words,
+    out: Bytes,
+    out_origin: int,
+    page_size: int,
+) -> None:
+    """Write a patched leaf of `total` rows as `_plan_leaf` planned it."""
+    out[out_origin : out_origin + page_size] = 0
+    store_u64(out, out_origin + 16, np.uint64(1) | (np.uint64(total) << np.uint64(32)))
+    at = out_origin + HEADER + DIRECTORY_ENTRY * len(new.places)
+    for column in range(len(new.places)):
+        entry = origin + HEADER + DIRECTORY_ENTRY * column
+        given, absent = _given(new, column)
+        at = _write_column(
+            frames, origin, entry, edits, given, new.heap, absent, codes[column], frame[column], out, out_origin, at
+        )
+
+
 @njit(cache=True, nogil=True)
 def patch_leaves(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page_size: int,
-    skip: NDArray[np.bool_],
+    skip: Flags,
     changes: LeafChanges,
     new: RowColumns,
     unique: bool,
     average: int,
-    out: NDArray[np.uint8],
-    status: NDArray[np.int64],
-    after: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    out: Bytes,
+    status: Int64s,
+    after: Int64s,
+    counts: Int64s,
 ) -> int:
     """Patch the leaves in `frames` into `out`; return a new row whose key is in a unique table already, or -1.
 
@@ -502,77 +525,42 @@ def patch_leaves(
     counts
         Increased by the rows inserted, updated and deleted in leaves that are DONE or SAME.
     """
-    touched, upserted, touched_ends, keys, fresh, row_ends = changes
-    places, words, spans, heap, nulls, _, _ = new
-    columns = len(places)
+    leaves, touched, upserted, touched_leaf, keys, fresh, row_leaf = changes
+    columns = len(new.places)
     edits = np.empty((len(touched) + len(keys) + 1, 4), dtype=np.int64)
     codes = np.zeros((columns, len(keys)), dtype=np.int32)
-    frame = np.empty((columns, 2), dtype=np.uint64)
-    nothing = np.zeros(0, dtype=np.uint8)
-    no_words = np.zeros(0, dtype=np.int64)
+    frame = np.empty((columns, 3), dtype=np.uint64)
     made = np.zeros(3, dtype=np.int64)
-    with_nulls = np.zeros(columns, dtype=np.bool_)
-    written = 0
-    t = 0
-    q = 0
+    out_origin = t = q = 0
     for leaf in range(len(status)):
         origin = leaf * page_size
-        t_end = touched_ends[leaf]
-        q_end = row_ends[leaf]
+        t_end = t
+        while t_end < len(touched) and touched_leaf[t_end] <= leaves[leaf]:
+            t_end += 1
+        q_end = q
+        while q_end < len(keys) and row_leaf[q_end] <= leaves[leaf]:
+            q_end += 1
         status[leaf] = FALLBACK
         if not skip[leaf]:
             made[:] = 0
-            rows = np.int64(load_u64(frames, origin + 16) >> np.uint64(32))
             found, clash = _plan_edits(frames, origin, touched, upserted, t, t_end, keys, fresh, q, q_end, edits, made)
             if unique and clash >= 0:
                 return clash
-            total = rows
+            plan = edits[: found + 1]
+            total = plan[found, 0]
             for edit in range(found):
-                total += edits[edit, 3] - edits[edit, 2] - edits[edit, 1] + edits[edit, 0]
-            size = HEADER + DIRECTORY_ENTRY * columns
+                total += plan[edit, 3] - plan[edit, 2] - plan[edit, 1] + plan[edit, 0]
             if found == 0:
                 status[leaf] = SAME
             elif total > 0 and _UNDERFULL * total < average:
                 status[leaf] = SMALL
-            elif total > 0:
-                status[leaf] = DONE
-                for column in range(columns):
-                    entry = origin + HEADER + DIRECTORY_ENTRY * column
-                    absent = nulls[places[column, 2]] if places[column, 2] >= 0 else nothing
-                    is_text = places[column, 0] != 0
-                    part = _column_bytes(
-                        frames, origin, entry, rows, edits, found,
-                        no_words if is_text else words[places[column, 1]],
-                        spans[places[column, 1]] if is_text else no_words,
-                        heap, absent, SIGN if column == 0 else np.uint64(0), codes[column], frame[column],
-                    )  # fmt: skip
-                    if part < 0:
-                        status[leaf] = FALLBACK
-                        break
-                    with_nulls[column] = _field(frames, entry, 12) > 0
-                    if len(absent) > 0 and not with_nulls[column]:
-                        with_nulls[column] = absent[q:q_end].any()
-                    size += part + ((total + 7) >> 3 if with_nulls[column] else 0)
-                if size > page_size or total > page_size:
-                    status[leaf] = FALLBACK
-            if status[leaf] == DONE:
-                out_origin = written * page_size
-                out[out_origin : out_origin + page_size] = 0
-                store_u64(out, out_origin + 16, np.uint64(1) | (np.uint64(total) << np.uint64(32)))
-                at = out_origin + HEADER + DIRECTORY_ENTRY * columns
-                for column in range(columns):
-                    entry = origin + HEADER + DIRECTORY_ENTRY * column
-                    absent = nulls[places[column, 2]] if places[column, 2] >= 0 else nothing
-                    is_text = places[column, 0] != 0
-                    at = _write_column(
-                        frames, origin, entry, rows, edits, found,
-                        no_words if is_text else words[places[column, 1]],
-                        spans[places[column, 1]] if is_text else no_words,
-                        heap, absent, with_nulls[column], SIGN if column == 0 else np.uint64(0), codes[column],
-                        frame[column], out, out_origin, at, total,
-                    )  # fmt: skip
-                after[leaf] = total
-                written += 1
+            elif 0 < total <= page_size:
+                size = _plan_leaf(frames, origin, plan, new, total, codes, frame)
+                if 0 <= size <= page_size:
+                    _write_leaf(frames, origin, plan, new, total, codes, frame, out, out_origin, page_size)
+                    status[leaf] = DONE
+                    after[leaf] = total
+                    out_origin += page_size
             if status[leaf] <= SAME:
                 counts += made
         t = t_end

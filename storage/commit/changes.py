@@ -5,7 +5,7 @@ The input is checked as far as that is possible without the table's rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
     from headrace.storage.format.layout import LeafLayout
 
-__all__ = ["Batch", "Changes", "find_keys", "prepare"]
+__all__ = ["Batch", "Changes", "Part", "find_keys", "is_dense", "positions", "prepare"]
 
 Batch: TypeAlias = pa.Table | pa.RecordBatch
+_SPARSE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +81,79 @@ class Changes:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Batch of changes: neighboring leaves that are changed together in memory, and the changes that affect them.
+
+    Attributes
+    ----------
+    leaves : int64[m]
+        Ordinals, ascending.
+    joined : bool[m]
+        Whether a leaf shares its rows with the next one.
+    low, high
+        Leaves from `low` up to `high` may be joined as neighbors.
+    dense
+        Whether most leaves of a stretch of the table are changed, so that they may be placed together.
+    changes
+        Changes of these leaves.
+    leaf, touched_leaf
+        Leaf of each row to store, and first leaf of each key whose rows are removed.
+    """
+
+    leaves: NDArray[np.int64]
+    joined: NDArray[np.bool_]
+    low: int
+    high: int
+    dense: bool
+    changes: Changes
+    leaf: NDArray[np.int64]
+    touched_leaf: NDArray[np.int64]
+
+    def cut(self, start: int, stop: int) -> Part:
+        """Return the batch of the leaves from `start` up to `stop` in this one."""
+        leaves = self.leaves[start:stop]
+        around = [int(leaves[0]), int(leaves[-1]) + 1]
+        rows = slice(*np.searchsorted(self.leaf, around))
+        touched = slice(*np.searchsorted(self.touched_leaf, around))
+        return Part(
+            leaves,
+            self.joined[start:stop],
+            around[0] if start else self.low,
+            int(self.leaves[stop]) if stop < len(self.leaves) else self.high,
+            is_dense(leaves),
+            self.changes.slice(rows, touched),
+            self.leaf[rows],
+            self.touched_leaf[touched],
+        )
+
+    def only(self, some: NDArray[np.bool_]) -> Part:
+        """Return the batch of some of the leaves."""
+        rows = np.flatnonzero(some[positions(self.leaves, self.leaf)])
+        touched = np.flatnonzero(some[positions(self.leaves, self.touched_leaf)])
+        return replace(
+            self,
+            leaves=self.leaves[some],
+            joined=self.joined[some],
+            changes=self.changes.take(rows, touched),
+            leaf=self.leaf[rows],
+            touched_leaf=self.touched_leaf[touched],
+        )
+
+
+def is_dense(leaves: NDArray[np.int64]) -> bool:
+    """Return whether these are most leaves of a stretch of the table."""
+    return bool(leaves[-1] - leaves[0] < _SPARSE * len(leaves))
+
+
+def positions(leaves: NDArray[np.int64], leaf: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where each `leaf` is among `leaves`, which ascend."""
+    return np.searchsorted(leaves, leaf)
+
+
 def find_keys(keys: Keys, among: Keys) -> NDArray[np.int64]:
     """Return the position of each key among others, or -1. Both ascend, and the others are distinct."""
-    return kernels.find_sorted(*keys.parts, *among.parts, keys.wide)
+    return kernels.find_sorted(keys.parts, among.parts, keys.wide)
 
 
 def prepare(
@@ -193,10 +264,10 @@ def _deleted(layout: LeafLayout, batch: Batch | None) -> Keys:
 
 
 def _distinct(keys: Keys) -> Keys:
-    if keys.first_descent() >= 0:
-        keys = keys.take(keys.argsort())
     if len(keys) < 2:  # noqa: PLR2004 - one key is distinct
         return keys
+    if keys.first_descent() >= 0:
+        keys = keys.take(keys.argsort())
     same = keys.same_as_next()
     return keys.take(np.flatnonzero(np.concatenate([[True], ~same]))) if same.any() else keys
 

@@ -16,15 +16,21 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from headrace.storage.commit import _commit_kernels
-from headrace.storage.commit.merge import Counts, LeafRows, Packed, apply_changes, pack_groups
-from headrace.storage.commit.patch import Patched, can_patch, patch_leaves
-from headrace.storage.format import _page_kernels
+from headrace.storage.commit.changes import Part, is_dense, positions
+from headrace.storage.commit.merge import (
+    Counts,
+    LeafRows,
+    Packed,
+    Patched,
+    apply_changes,
+    can_patch,
+    pack_groups,
+    patch_leaves,
+)
 from headrace.storage.format.keys import Keys
 from headrace.storage.format.page import aligned_pages, read_pages, seal_pages
-from headrace.storage.leaf import _gather_kernels
-from headrace.storage.leaf.decode import gather, gather_keys
+from headrace.storage.leaf.decode import gather, gather_keys, rows_of_pages
 from headrace.storage.read.cache import page_buffer
-from headrace.storage.tree import _tree_kernels as tree_kernels
 from headrace.storage.tree.nodes import Entries, separators_between
 from headrace.storage.tree.rewrite import Placed
 
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
     from headrace.storage.read.reader import PageReader
     from headrace.storage.tree.snapshot import Snapshot
 
-__all__ = ["Draft", "PageRooms", "Part", "Replacement", "ahead", "positions"]
+__all__ = ["Draft", "PageRooms", "Replacement", "ahead"]
 
 
 _CHUNK_BYTES = 2 << 20
@@ -73,15 +79,22 @@ class Draft:
         Page reader of the table.
     pages
         Writer of the new pages.
+
+    Attributes
+    ----------
+    leaves
+        Current leaf entries, and which of them are new.
+    rows
+        Current number of rows.
     """
 
     def __init__(self, base: Snapshot, reader: PageReader, pages: PageWriter) -> None:
         self._base = base
         self._reader = reader
-        self._pages = pages
+        self.pages = pages
         self._layout = base.layout
-        self._leaves = Placed(base.entries, _NONE)
-        self._rows = base.rows
+        self.leaves = Placed(base.entries, _NONE)
+        self.rows = base.rows
         self._freed: list[NDArray[np.int64]] = []
         self.page_size = base.page_size
         self.changed = False
@@ -99,8 +112,8 @@ class Draft:
         counts = Counts()
         done: list[Replacement] = []
         parts = self._parts(changes)
-        self._pages.expect(sum(len(part.leaves) for part in parts if part.dense))
-        if can_patch(self._layout) and len(self._leaves) > 0:
+        self.pages.expect(sum(len(part.leaves) for part in parts if part.dense))
+        if can_patch(self._layout) and len(self.leaves) > 0:
             rooms = PageRooms(max((len(part.leaves) for part in parts), default=0), self.page_size)
             for part, (frames, patched) in ahead(parts, partial(self._read_part, rooms), partial(self._patch, rooms)):
                 counts = counts.plus(patched.counts)
@@ -120,30 +133,15 @@ class Draft:
         return counts
 
     @property
-    def rows(self) -> int:
-        """Current number of rows."""
-        return self._rows
-
-    @property
     def entries(self) -> Entries:
         """Current leaf entries."""
-        return self._leaves.entries
-
-    @property
-    def pages(self) -> PageWriter:
-        """Writer of the new pages."""
-        return self._pages
+        return self.leaves.entries
 
     @property
     def replaced(self) -> NDArray[np.int64] | None:
         """Leaves that were replaced one by one, if the shape of the tree did not change; otherwise None."""
-        leaves = self._leaves
+        leaves = self.leaves
         return leaves.changed if len(leaves) and leaves.position is None else None
-
-    @property
-    def leaves(self) -> Placed:
-        """Current leaf entries, and which of them are new."""
-        return self._leaves
 
     @property
     def freed(self) -> NDArray[np.int64]:
@@ -156,49 +154,45 @@ class Draft:
         same = changes.touched is changes.keys
         row_first, row_last = (first, last) if same else self._locate(changes.keys)
         leaf = np.where(changes.fresh, row_last, row_first)
-        count = max(len(self._leaves), 1)
+        count = max(len(self.leaves), 1)
         leaves, joined = _commit_kernels.touched_leaves(first, last, leaf, count)
         step = max(_CHUNK_BYTES // self.page_size, 1)
+        whole = Part(leaves, joined, 0, count, is_dense(leaves), changes, leaf, first)
+        if len(leaves) <= step:
+            return [whole]
         parts, start = [], 0
         while start < len(leaves):
             stop = min(start + step, len(leaves))
             stop += int(np.argmin(joined[stop - 1 :]))
-            bounds = int(leaves[start]) if start else 0, int(leaves[stop]) if stop < len(leaves) else count
-            parts.append(Part.cut(leaves[start:stop], joined[start:stop], bounds, changes, leaf, first))
+            parts.append(whole.cut(start, stop))
             start = stop
         return parts
 
     def _locate(self, keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the first and last leaf that may hold each key; a table without leaves counts as one empty leaf."""
-        first, last = np.zeros(len(keys), dtype=np.int32), np.zeros(len(keys), dtype=np.int32)
-        entries = self._leaves.entries
-        if len(entries):
-            separators = entries.separators
-            tree_kernels.locate(*separators.parts, entries.continued, *keys.parts, separators.wide, first, last)
+        if not len(self.leaves):
+            return np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.int64)
+        first, last = self.entries.locate(keys)
         return first.astype(np.int64), last.astype(np.int64)
 
     @property
     def _average(self) -> int:
-        return self._rows // max(len(self._leaves), 1)
+        return self.rows // max(len(self.leaves), 1)
 
     def _read_part(self, rooms: PageRooms, part: Part, _: object) -> NDArray[np.uint8]:
         return self.read(part.leaves, rooms.take())
 
     def _patch(self, rooms: PageRooms, part: Part, frames: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], Patched]:
         """Patch the leaves that can be patched; return also the old pages."""
-        leaves = part.leaves
-        ends = tuple(np.searchsorted(at, leaves, side="right") for at in (part.touched_leaf, part.leaf))
-        return frames, patch_leaves(
-            self._layout, frames, leaves, part.joined, part.changes, (ends[0], ends[1]), rooms.take(),
-            unique=self._base.unique, average=self._average,
-        )  # fmt: skip
+        unique, average = self._base.unique, self._average
+        return frames, patch_leaves(self._layout, frames, part, rooms.take(), unique=unique, average=average)
 
     def _put(self, part: Part, patched: Patched) -> Replacement:
         """Write patched pages."""
         leaves = part.leaves[patched.done]
-        numbers = self._pages.place(self._hints_near(leaves), together=part.dense)
-        checksums = seal_pages(patched.pages, self.page_size, numbers, self._pages.txid)
-        self._pages.put(patched.pages, numbers, checksums)
+        numbers = self.pages.place(self._hints_near(leaves), together=part.dense)
+        checksums = seal_pages(patched.pages, self.page_size, numbers, self.pages.txid)
+        self.pages.put(patched.pages, numbers, checksums)
         old = self.entries
         entries = Entries(numbers, checksums, patched.rows, old.continued[leaves], old.separators.take(leaves))
         return Replacement(leaves, entries, leaves)
@@ -245,8 +239,7 @@ class Draft:
         """Return the rows of some of the leaves that were read into `frames`."""
         layout = self._layout
         frame = positions(read, leaves).astype(np.int32)
-        counts = _page_kernels.count_rows(frames, self.page_size, frame)
-        places, rows, _ = _gather_kernels.expand_rows(frame, np.zeros(len(leaves), dtype=np.int32), counts)
+        places, rows, _ = rows_of_pages(layout, frames, frame)
         keys = gather_keys(layout, frames, places, rows)
         return LeafRows(keys, gather(layout, frames, places, rows), read[places])
 
@@ -270,12 +263,12 @@ class Draft:
         filled = np.flatnonzero(size)
         if not len(filled):
             return Replacement(leaves, Entries.empty(self._layout.codec.kind), _NONE)
-        last = bool(filled[-1] == len(heads) - 1 and leaves[-1] >= len(self._leaves) - 1)
+        last = bool(filled[-1] == len(heads) - 1 and leaves[-1] >= len(self.leaves) - 1)
         packed = pack_groups(self._layout, rows, np.cumsum(size[filled]), self._base.fill, last=last)
         packed = packed.with_groups(filled)
-        numbers = self._pages.place(self._hints(packed.group, leaves[heads], np.bincount(group)), together=together)
-        checksums = seal_pages(packed.pages, self.page_size, numbers, self._pages.txid)
-        self._pages.put(packed.pages, numbers, checksums)
+        numbers = self.pages.place(self._hints(packed.group, leaves[heads], np.bincount(group)), together=together)
+        checksums = seal_pages(packed.pages, self.page_size, numbers, self.pages.txid)
+        self.pages.put(packed.pages, numbers, checksums)
         at = leaves[heads][packed.group]
         separators, continued = self._separators(packed, at)
         return Replacement(leaves, Entries(numbers, checksums, packed.rows, continued, separators), at)
@@ -284,7 +277,7 @@ class Draft:
         self, group: NDArray[np.int64], first: NDArray[np.int64], leaves: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Return where to place new pages: near the leaf that they replace, or near its neighbors if it is far away."""
-        if not len(self._leaves):
+        if not len(self.leaves):
             return np.zeros(len(group), dtype=np.int64)
         count = np.bincount(group, minlength=len(first))
         rank = np.arange(len(group)) - (np.cumsum(count) - count)[group]
@@ -293,14 +286,14 @@ class Draft:
 
     def _hints_near(self, leaf: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the median of the pages of each leaf and its neighbors."""
-        pages, end = self._leaves.entries.pages, len(self._leaves) - 1
+        pages, end = self.leaves.entries.pages, len(self.leaves) - 1
         before, here, after = pages[np.maximum(leaf - 1, 0)], pages[leaf], pages[np.minimum(leaf + 1, end)]
         hints: NDArray[np.int64] = np.maximum(np.minimum(before, after), np.minimum(np.maximum(before, after), here))
         return hints
 
     def _separators(self, packed: Packed, at: NDArray[np.int64]) -> tuple[Keys, NDArray[np.uint8]]:
         """Return the separators of new pages: a group's first page keeps that of the first leaf it replaces."""
-        entries = self._leaves.entries
+        entries = self.leaves.entries
         first = packed.first_of_group
         heads, rest = np.flatnonzero(first), np.flatnonzero(~first)
         if len(entries):
@@ -316,44 +309,46 @@ class Draft:
         if not done:
             return
         self.changed = True
-        if len(self._leaves) and self._leaves.position is None and all(part.in_place for part in done):
+        if len(self.leaves) and self.leaves.position is None and all(part.in_place for part in done):
             self._install_in_place(done)
         else:
             self._install_anew(done)
 
     def _install_in_place(self, done: list[Replacement]) -> None:
-        leaves = np.concatenate([part.leaves for part in done])
-        new = done[0].entries if len(done) == 1 else Entries.concat([part.entries for part in done])
-        old = self._leaves
-        self._rows += int(new.rows.sum() - old.entries.rows[leaves].sum())
+        leaves, new = done[0].leaves, done[0].entries
+        if len(done) > 1:
+            leaves = np.concatenate([part.leaves for part in done])
+            new = Entries.concat([part.entries for part in done])
+        old = self.leaves
+        self.rows += int(new.rows.sum() - old.entries.rows[leaves].sum())
         kept = leaves
         if len(old.changed):
             again = np.isin(leaves, old.changed)
-            self._pages.give(old.entries.pages[leaves[again]])
+            self.pages.give(old.entries.pages[leaves[again]])
             kept = leaves[~again]
         self._freed.append(old.entries.pages[kept])
         changed = leaves if len(leaves) == 1 and not len(old.changed) else np.union1d(old.changed, leaves)
-        self._leaves = Placed(old.entries.replaced(leaves, new), changed)
+        self.leaves = Placed(old.entries.replaced(leaves, new), changed)
 
     def _install_anew(self, done: list[Replacement]) -> None:
-        old, kept = self._leaves, self._leaves.kept
+        old, kept = self.leaves, self.leaves.kept
         gone = np.zeros(len(old), dtype=np.bool_)
         if len(old):
             gone[np.concatenate([part.leaves for part in done])] = True
         self._freed.append(old.entries.pages[gone & kept])
-        self._pages.give(old.entries.pages[gone & ~kept])
+        self.pages.give(old.entries.pages[gone & ~kept])
         stay = np.flatnonzero(~gone)
         at = np.concatenate([part.at for part in done])
         position = old.positions[at] if len(old) else at
         order = np.argsort(np.concatenate([stay, at]), kind="stable")
         entries = Entries.concat([old.entries, *(part.entries for part in done)])
         index = np.concatenate([stay, len(old) + np.arange(len(at))])[order]
-        self._leaves = Placed(
+        self.leaves = Placed(
             _with_open_left(entries.take(index)),
             np.flatnonzero(~np.concatenate([kept[stay], np.zeros(len(at), dtype=np.bool_)])[order]),
             np.concatenate([old.positions[stay], position])[order],
         )
-        self._rows = int(self._leaves.entries.rows.sum())
+        self.rows = int(self.leaves.entries.rows.sum())
 
 
 def _with_open_left(entries: Entries) -> Entries:
@@ -364,73 +359,6 @@ def _with_open_left(entries: Entries) -> Entries:
     continued = entries.continued.copy()
     continued[0] = 0
     return replace(entries, separators=separators, continued=continued)
-
-
-_SPARSE = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Batch of changes: neighboring leaves that are changed together in memory, and the changes that affect them.
-
-    Attributes
-    ----------
-    leaves : int64[m]
-        Ordinals, ascending.
-    joined : bool[m]
-        Whether a leaf shares its rows with the next one.
-    low, high
-        Leaves from `low` up to `high` may be joined as neighbors.
-    dense
-        Whether most leaves of a stretch of the table are changed, so that they may be placed together.
-    changes
-        Changes of these leaves.
-    leaf, touched_leaf
-        Leaf of each row to store, and first leaf of each key whose rows are removed.
-    """
-
-    leaves: NDArray[np.int64]
-    joined: NDArray[np.bool_]
-    low: int
-    high: int
-    dense: bool
-    changes: Changes
-    leaf: NDArray[np.int64]
-    touched_leaf: NDArray[np.int64]
-
-    @classmethod
-    def cut(
-        cls,
-        leaves: NDArray[np.int64],
-        joined: NDArray[np.bool_],
-        bounds: tuple[int, int],
-        changes: Changes,
-        leaf: NDArray[np.int64],
-        first: NDArray[np.int64],
-    ) -> Part:
-        """Return the batch of the changes that affect some leaves; `bounds` are `low` and `high`."""
-        around = [int(leaves[0]), int(leaves[-1]) + 1]
-        dense = around[1] - around[0] <= _SPARSE * len(leaves)
-        rows, touched = slice(*np.searchsorted(leaf, around)), slice(*np.searchsorted(first, around))
-        return cls(leaves, joined, *bounds, dense, changes.slice(rows, touched), leaf[rows], first[touched])
-
-    def only(self, some: NDArray[np.bool_]) -> Part:
-        """Return the batch of some of the leaves."""
-        rows = np.flatnonzero(some[positions(self.leaves, self.leaf)])
-        touched = np.flatnonzero(some[positions(self.leaves, self.touched_leaf)])
-        return replace(
-            self,
-            leaves=self.leaves[some],
-            joined=self.joined[some],
-            changes=self.changes.take(rows, touched),
-            leaf=self.leaf[rows],
-            touched_leaf=self.touched_leaf[touched],
-        )
-
-
-def positions(leaves: NDArray[np.int64], leaf: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where each `leaf` is among `leaves`, which ascend."""
-    return np.searchsorted(leaves, leaf)
 
 
 class PageRooms:

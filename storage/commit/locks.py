@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.storage.format.superblock import Superblock
     from headrace.storage.tree.snapshot import Snapshot
 
-__all__ = ["Claims", "FileLocks", "Locks", "NoLocks", "check_wait", "claim_newest"]
+__all__ = ["Claims", "FileLocks", "check_wait", "claim_newest"]
 
 _WRITER = 1 << 62
 _CLAIMS = _WRITER + 1
@@ -58,25 +58,6 @@ def check_wait(wait: float) -> None:
     """
     if not isinstance(wait, int | float) or not wait >= 0:
         raise InputError(f"the time to wait for another writer is a number of seconds from 0 on, not {wait!r}")
-
-
-class NoLocks:
-    """Locks of a file that no other handle can reach, such as one that lives in memory."""
-
-    def take_writer(self, wait: float = 0.0) -> None:
-        """Do nothing: there is no other writer."""
-
-    def release_writer(self) -> None:
-        """Do nothing."""
-
-    def claim(self, txid: int) -> None:
-        """Do nothing: no writer but the holder of this object looks for claims."""
-
-    def release(self, txid: int) -> None:
-        """Do nothing."""
-
-    def oldest_claim(self, before: int) -> int | None:
-        """Return None: there are no readers."""
 
 
 class FileLocks:
@@ -185,10 +166,7 @@ class FileLocks:
         )
 
 
-Locks = FileLocks | NoLocks
-
-
-def claim_newest(backend: StorageBackend, locks: Locks) -> Superblock:
+def claim_newest(backend: StorageBackend, locks: FileLocks) -> Superblock:
     """Claim the newest snapshot of a file and return its superblock; the caller releases the claim."""
     superblock = read_superblock(backend)
     while True:
@@ -211,7 +189,7 @@ class Claims:
         Locks of the handle's file.
     """
 
-    def __init__(self, locks: Locks) -> None:
+    def __init__(self, locks: FileLocks) -> None:
         self._locks = locks
         self._count: dict[int, int] = {}
         self._kept: dict[weakref.ref[Snapshot], int] = {}

@@ -1,4 +1,7 @@
-"""Merging of changes into the rows of leaves, and packing of the result into leaves. Does no I/O.
+"""Patching of leaves in their encoded form, or merging of changes into their rows and packing of these. Does no I/O.
+
+Only tables with keys of one word are patched. The rest is merged: leaves that a key spans, leaves that become too full
+or too small, and new texts that do not fit the base and width of their column in the page.
 
 All decisions are made over arrays: which rows stay, the merged order, which leaves share rows, where pages end. A group
 is a run of neighboring leaves that are rewritten together: those that one changed key spans, or a leaf that became too
@@ -14,18 +17,19 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.storage.commit import _commit_kernels as kernels
+from headrace.storage.commit import _patch_kernels as patch_kernels
 from headrace.storage.commit.changes import find_keys
 from headrace.storage.errors import UniqueViolationError
 from headrace.storage.format.keys import Keys
-from headrace.storage.leaf.encode import LeafEncoder
+from headrace.storage.leaf.encode import LeafEncoder, PhysicalRows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.storage.commit.changes import Changes
+    from headrace.storage.commit.changes import Changes, Part
     from headrace.storage.format.layout import LeafLayout
 
-__all__ = ["Counts", "LeafRows", "Packed", "apply_changes", "pack_groups", "unique_violation"]
+__all__ = ["Counts", "LeafRows", "Packed", "Patched", "apply_changes", "can_patch", "pack_groups", "patch_leaves"]
 
 
 class Counts(NamedTuple):
@@ -105,7 +109,7 @@ def apply_changes(
     keep = gone < 0
     if unique:
         _refuse_present(layout, rows, keep, changes)
-    order = kernels.merge_order(*rows.keys.parts, keep, *changes.keys.parts, rows.keys.wide)
+    order = kernels.merge_order(rows.keys.parts, keep, changes.keys.parts, rows.keys.wide)
     merged = rows.then(LeafRows(changes.keys, changes.payload, leaf)).take(order)
     dirty = np.concatenate([rows.leaf[~keep], leaf])
     return merged, dirty, _count(gone[~keep], changes)
@@ -116,10 +120,10 @@ def _refuse_present(layout: LeafLayout, rows: LeafRows, keep: NDArray[np.bool_],
     if len(fresh):
         present = find_keys(changes.keys.take(fresh), rows.keys.take(np.flatnonzero(keep))) >= 0
         if present.any():
-            raise unique_violation(layout, changes.keys, int(fresh[int(np.argmax(present))]))
+            raise _unique_violation(layout, changes.keys, int(fresh[int(np.argmax(present))]))
 
 
-def unique_violation(layout: LeafLayout, keys: Keys, at: int) -> UniqueViolationError:
+def _unique_violation(layout: LeafLayout, keys: Keys, at: int) -> UniqueViolationError:
     """Return the error for a key to insert that a unique table has already."""
     key = layout.codec.describe(keys, at)
     return UniqueViolationError(f"key {key} is in the table already, and the table is unique; nothing was changed")
@@ -228,3 +232,98 @@ def _even_breaks(
     part = np.arange(len(group)) - np.repeat(np.cumsum(parts) - parts, parts)
     breaks: NDArray[np.int64] = starts[group] + rows[group] * part // parts[group]
     return breaks[part > 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Patched:
+    """Patched leaves, not sealed yet.
+
+    Attributes
+    ----------
+    pages : uint8 array
+        Buffer whose first p pages are the patched leaves.
+    done : bool[m]
+        Leaves that the pages replace.
+    rest : bool[m]
+        Leaves that are left to `apply_changes`, including neighbors of leaves that got too small.
+    rows : int64[p]
+        Rows of each page.
+    counts
+        Numbers of changed rows in leaves other than the rest.
+    """
+
+    pages: NDArray[np.uint8]
+    done: NDArray[np.bool_]
+    rest: NDArray[np.bool_]
+    rows: NDArray[np.int64]
+    counts: Counts
+
+
+def can_patch(layout: LeafLayout) -> bool:
+    """Return whether leaves of a table can be patched."""
+    return layout.codec.kind == "u64"
+
+
+def patch_leaves(
+    layout: LeafLayout, frames: NDArray[np.uint8], part: Part, out: NDArray[np.uint8], *, unique: bool, average: int
+) -> Patched:
+    """Patch the leaves that can be patched.
+
+    Parameters
+    ----------
+    layout
+        Leaf layout of the table.
+    frames
+        Pages of the leaves, side by side.
+    part
+        Leaves and changes.
+    out
+        Buffer for as many pages.
+    unique
+        Whether a key may occur only once.
+    average
+        Average number of rows in a leaf.
+
+    Raises
+    ------
+    UniqueViolationError
+        If the table is unique and has the key of an insert already.
+    """
+    changes, leaves, skip = part.changes, part.leaves, part.joined
+    if skip.any():
+        shared = skip.copy()
+        shared[1:] |= skip[:-1]
+        skip = _beside(leaves, shared)
+    columns = PhysicalRows(layout, changes.keys, changes.payload).columns
+    given = patch_kernels.LeafChanges(
+        leaves,
+        changes.touched.prefix,
+        changes.upserted,
+        part.touched_leaf,
+        changes.keys.prefix,
+        changes.fresh,
+        part.leaf,
+    )
+    while True:
+        status, after = np.empty(len(skip), dtype=np.int64), np.zeros(len(skip), dtype=np.int64)
+        counts = np.zeros(3, dtype=np.int64)
+        clash = patch_kernels.patch_leaves(
+            frames, layout.page_size, skip, given, columns, unique, average, out, status, after, counts
+        )
+        if clash >= 0:
+            raise _unique_violation(layout, changes.keys, clash)
+        small = status == patch_kernels.SMALL
+        if not small.any():
+            break
+        skip = skip | _beside(leaves, small)
+    done = status == patch_kernels.DONE
+    return Patched(out, done, status >= patch_kernels.FALLBACK, after[done], Counts(*counts.tolist()))
+
+
+def _beside(leaves: NDArray[np.int64], some: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return some of the leaves together with those of their neighbors that are among the leaves."""
+    adjacent = np.diff(leaves) == 1
+    near = some.copy()
+    near[1:] |= some[:-1] & adjacent
+    near[:-1] |= some[1:] & adjacent
+    return near

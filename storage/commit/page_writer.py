@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.commit.space import FreeSpace
     from headrace.storage.file.backend import StorageBackend
-    from headrace.storage.filter.upkeep import FilterWriter
+    from headrace.storage.filter.segments import FilterWriter
 
 __all__ = ["PageWriter"]
 
@@ -41,6 +41,11 @@ class PageWriter:
         Chooses free pages, given a hint for each; by default those near the hints.
     filtered
         The table's filter, which is kept up to date.
+
+    Attributes
+    ----------
+    taken
+        Pages that were taken.
     """
 
     def __init__(
@@ -56,7 +61,7 @@ class PageWriter:
         self._filter = filtered
         self._space = space
         self._take = space.take if take is None else take
-        self._taken: list[NDArray[np.int64]] = []
+        self.taken: list[NDArray[np.int64]] = []
         self._next: int | None = None
         self._checksums: dict[int, int] | None = {}
         self._unsynced = 0
@@ -76,18 +81,13 @@ class PageWriter:
             self._next = int(pages[-1]) + 1 if len(pages) else self._next
         else:
             pages = self._take(hints)
-        self._taken.append(pages)
+        self.taken.append(pages)
         return pages
-
-    @property
-    def taken(self) -> list[NDArray[np.int64]]:
-        """Pages that were taken."""
-        return self._taken
 
     @property
     def end(self) -> int:
         """One past the last page that was taken."""
-        return max((max(pages.tolist(), default=-1) for pages in self._taken), default=-1) + 1
+        return max((max(pages.tolist(), default=-1) for pages in self.taken), default=-1) + 1
 
     def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64], checksums: NDArray[np.uint64]) -> None:
         """Write sealed pages, those that follow one another on disk and in memory with one call."""
@@ -147,6 +147,6 @@ class PageWriter:
     def roll_back(self) -> None:
         """Free all pages that were taken."""
         self._stop()
-        for pages in self._taken:
+        for pages in self.taken:
             self._space.give(pages)
-        self._taken = []
+        self.taken = []

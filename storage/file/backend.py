@@ -27,7 +27,7 @@ from headrace.storage.errors import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Buffer", "FileBackend", "FileName", "Mode", "StorageBackend", "path_text", "sync_folder"]
+__all__ = ["Buffer", "FileBackend", "Mode", "StorageBackend", "path_text", "sync_folder"]
 
 
 Buffer: TypeAlias = memoryview | npt.NDArray[np.uint8]
@@ -105,7 +105,9 @@ class FileBackend:
         self._place = os.path.abspath(self._path)  # noqa: PTH100 - keeps links
         self._fd = _open(self._path, _FLAGS[mode])
         self._direct_fd = _open_direct(self._path) if direct else None
-        self._name = FileName(self._place, self._fd)
+        self._identity = _identity(os.fstat(self._fd))
+        name = _name_of(self._fd)  # not used if it has links, or ends as that of a removed file does
+        self._name = name if name == self._place and not name.endswith(" (deleted)") else None
         self._open = True
 
     @property
@@ -135,8 +137,17 @@ class FileBackend:
         return self._fd
 
     def has_its_name(self) -> bool:
-        """Whether the path still names this file."""
-        return self._name.holds()
+        """Whether the path still names this file.
+
+        The path that the system reports for the descriptor is compared first, which is equivalent for a path without
+        symbolic links. `stat` is avoided: after it the system writes new file times with the next sync.
+        """
+        if self._name is not None and _name_of(self._fd) == self._name:
+            return True
+        try:
+            return _identity(os.stat(self._place)) == self._identity  # noqa: PTH116 - the path is text
+        except OSError:
+            return False
 
     def pread_into(self, offset: int, buffers: Sequence[Buffer]) -> None:
         """Fill all buffers with the bytes from `offset` on.
@@ -198,7 +209,7 @@ class FileBackend:
         """Return the length of the file in bytes."""
         self._refuse_closed()
         try:
-            return os.lseek(self._fd, 0, os.SEEK_END)  # not `fstat`: see `FileName`
+            return os.lseek(self._fd, 0, os.SEEK_END)  # not `fstat`: see `has_its_name`
         except OSError as error:
             raise _refused("seek in", self._path, error) from error
 
@@ -317,51 +328,12 @@ def _after(buffers: Sequence[Buffer], done: int) -> Sequence[Buffer]:
     return []
 
 
-class FileName:
-    """The path by which a file was opened.
-
-    The path that the system reports for the descriptor is compared first, which is equivalent for a path without
-    symbolic links. `stat` is avoided: after it the system writes new file times with the next sync.
-
-    Parameters
-    ----------
-    place
-        Absolute path.
-    fd
-        Descriptor of the open file.
-    """
-
-    def __init__(self, place: str, fd: int) -> None:
-        self._place = place
-        self._fd = fd
-        self._identity = _identity(os.fstat(fd))
-        self._name = _name_without_links(place, fd)
-
-    def holds(self) -> bool:
-        """Whether the path still names this file."""
-        if self._name is not None and _name_of(self._fd) == self._name:
-            return True
-        try:
-            return _identity(os.stat(self._place)) == self._identity  # noqa: PTH116 - the path is text
-        except OSError:
-            return False
-
-
 def _name_of(fd: int) -> str | None:
     """Return the path that the system reports for an open file, or None."""
     try:
         return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115 - part of each commit
     except OSError:
         return None
-
-
-def _name_without_links(place: str, fd: int) -> str | None:
-    """Return the reported path of a descriptor if it equals the absolute path, so that there is no symbolic link in it.
-
-    A path that ends as that of a removed file does is not used.
-    """
-    name = _name_of(fd)
-    return name if name == place and not place.endswith(" (deleted)") else None
 
 
 def _identity(stat: os.stat_result) -> tuple[int, int]:

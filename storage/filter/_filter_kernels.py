@@ -16,7 +16,7 @@ from numba import njit
 from headrace.storage.format._byte_kernels import load_u64, store_u64, xxh64
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
 
 __all__ = ["BLOCK_WORDS", "absent_keys", "fill_segments", "hash_bytes", "hash_words", "seal_segments", "take_proven"]
 
@@ -38,7 +38,7 @@ def _block(hashed: np.uint64, blocks: int, narrow: int) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def hash_words(keys: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
+def hash_words(keys: Words, out: Words) -> None:
     """Hash keys of one word: the finalizer of MurmurHash3, which no two words share."""
     for i in range(len(keys)):
         word = keys[i]
@@ -48,21 +48,14 @@ def hash_words(keys: NDArray[np.uint64], out: NDArray[np.uint64]) -> None:
 
 
 @njit(cache=True, nogil=True)
-def hash_bytes(offsets: NDArray[np.int64], data: NDArray[np.uint8], out: NDArray[np.uint64]) -> None:
+def hash_bytes(offsets: Int64s, data: Bytes, out: Words) -> None:
     """Hash byte keys whole, by XXH64."""
     for i in range(len(out)):
         out[i] = xxh64(data, offsets[i], offsets[i + 1] - offsets[i], np.uint64(0))
 
 
 @njit(cache=True, nogil=True)
-def fill_segments(
-    hashes: NDArray[np.uint64],
-    owner: NDArray[np.int64],
-    blocks: int,
-    narrow: int,
-    probes: int,
-    segments: NDArray[np.uint64],
-) -> None:
+def fill_segments(hashes: Words, owner: Int64s, blocks: int, narrow: int, probes: int, segments: Words) -> None:
     """Put key `i` into segment `owner[i]` of `segments`."""
     for i in range(len(hashes)):
         block = _block(hashes[i], blocks, narrow)
@@ -75,16 +68,16 @@ def fill_segments(
 
 @njit(cache=True, nogil=True)
 def absent_keys(
-    segments: NDArray[np.uint64],
-    known: NDArray[np.bool_],
+    segments: Words,
+    known: Flags,
     blocks: int,
     narrow: int,
     probes: int,
-    place: NDArray[np.int32],
-    asked: NDArray[np.bool_],
-    leaf: NDArray[np.int32],
-    hashes: NDArray[np.uint64],
-    absent: NDArray[np.bool_],
+    place: Int32s,
+    asked: Flags,
+    leaf: Int32s,
+    hashes: Words,
+    absent: Flags,
 ) -> np.uint64:
     """Say of each key that is asked for whether it is surely not in its leaf; return a number of no meaning.
 
@@ -128,14 +121,12 @@ def absent_keys(
 
 
 @njit(cache=True, nogil=True)
-def _tag(slots: NDArray[np.uint8], at: int, size: int, page: int, checksum: np.uint64) -> np.uint64:
+def _tag(slots: Bytes, at: int, size: int, page: int, checksum: np.uint64) -> np.uint64:
     return xxh64(slots, at, size, checksum ^ (np.uint64(page) * _PLACE))
 
 
 @njit(cache=True, nogil=True)
-def seal_segments(
-    segments: NDArray[np.uint64], pages: NDArray[np.int64], checksums: NDArray[np.uint64], slots: NDArray[np.uint8]
-) -> None:
+def seal_segments(segments: Words, pages: Int64s, checksums: Words, slots: Bytes) -> None:
     """Write segments and their tags, one slot after the other; `slots` has room for the kernels' slack behind them."""
     words = segments.shape[1]
     size = 8 * words
@@ -148,15 +139,15 @@ def seal_segments(
 
 @njit(cache=True, nogil=True)
 def take_proven(
-    slots: NDArray[np.uint8],
-    start: NDArray[np.int64],
-    pages: NDArray[np.int64],
-    checksums: NDArray[np.uint64],
+    slots: Bytes,
+    start: Int64s,
+    pages: Int64s,
+    checksums: Words,
     size: int,
     narrow: int,
-    segments: NDArray[np.uint64],
-    place: NDArray[np.int32],
-    known: NDArray[np.bool_],
+    segments: Words,
+    place: Int32s,
+    known: Flags,
 ) -> None:
     """Fold the segments whose tags are right into `segments[place[i]]`, and mark them as known.
 

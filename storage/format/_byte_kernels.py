@@ -14,7 +14,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Int64s
 
 __all__ = [
     "bswap_u64",
@@ -105,7 +105,7 @@ def bswap_u64(_typing: Any, value: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def copy_bytes(source: NDArray[np.uint8], start: int, target: NDArray[np.uint8], at: int, length: int) -> None:
+def copy_bytes(source: Bytes, start: int, target: Bytes, at: int, length: int) -> None:
     """Copy `length` bytes and touch no byte beyond them."""
     done = 0
     while done + 8 <= length:
@@ -117,27 +117,14 @@ def copy_bytes(source: NDArray[np.uint8], start: int, target: NDArray[np.uint8],
 
 
 @njit(cache=True, nogil=True)
-def copy_blocks(
-    source: NDArray[np.uint8],
-    source_block: NDArray[np.int64],
-    target: NDArray[np.uint8],
-    target_block: NDArray[np.int64],
-    size: int,
-) -> None:
+def copy_blocks(source: Bytes, source_block: Int64s, target: Bytes, target_block: Int64s, size: int) -> None:
     """Copy block `source_block[i]` of one array to block `target_block[i]` of another, for all i."""
     for i in range(len(source_block)):
         copy_bytes(source, source_block[i] * size, target, target_block[i] * size, size)
 
 
 @njit(cache=True, nogil=True)
-def compare_bytes(
-    left: NDArray[np.uint8],
-    left_start: int,
-    left_end: int,
-    right: NDArray[np.uint8],
-    right_start: int,
-    right_end: int,
-) -> int:
+def compare_bytes(left: Bytes, left_start: int, left_end: int, right: Bytes, right_start: int, right_end: int) -> int:
     """Compare as memcmp does, a proper prefix first; the sign of the result is the order."""
     left_length = left_end - left_start
     right_length = right_end - right_start
@@ -179,7 +166,7 @@ def _merge(digest: Any, lane: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def xxh64(data: NDArray[np.uint8], start: int, length: int, seed: int) -> int:
+def xxh64(data: Bytes, start: int, length: int, seed: int) -> int:
     """Return the XXH64 digest of `data[start:start + length]`, as the reference implementation defines it.
 
     Parameters

@@ -7,7 +7,7 @@ begins; kernels that write or read a piece move it on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -15,11 +15,13 @@ from numba import njit
 from headrace.storage.format._byte_kernels import bswap_u64, compare_bytes, copy_bytes, load_u64
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Flags, Int64s, Words
 
 __all__ = [
+    "KeyParts",
     "append_bytes",
     "append_fixed",
+    "compare_keys",
     "escaped_lengths",
     "first_descent",
     "prefixes",
@@ -36,8 +38,38 @@ _RUN = 256
 _ESCAPE = np.uint8(0xFF)
 
 
+class KeyParts(NamedTuple):
+    """Keys as kernels take them; see `headrace.storage.format.keys.Keys`.
+
+    Attributes
+    ----------
+    prefix : uint64[n]
+        The key itself, or its first eight bytes.
+    offsets : int64[n + 1]
+        Offsets of byte keys in `data`.
+    data : uint8 array
+        Bytes of byte keys. They are empty, and `offsets` too, if keys are words.
+    """
+
+    prefix: Words
+    offsets: Int64s
+    data: Bytes
+
+
+@njit(cache=True, nogil=True, inline="always")
+def compare_keys(left: KeyParts, i: int, right: KeyParts, j: int, wide: bool) -> int:
+    """Compare two keys; the sign of the result is their order. `wide` keys go on beyond the prefix."""
+    if left.prefix[i] != right.prefix[j]:
+        return -1 if left.prefix[i] < right.prefix[j] else 1
+    if not wide:
+        return 0
+    return compare_bytes(
+        left.data, left.offsets[i], left.offsets[i + 1], right.data, right.offsets[j], right.offsets[j + 1]
+    )
+
+
 @njit(cache=True, nogil=True)
-def prefixes(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[np.uint64]:
+def prefixes(offsets: Int64s, data: Bytes) -> Words:
     """Return the first eight bytes of each key as a big-endian number, padded with zeros."""
     rows = len(offsets) - 1
     result = np.empty(rows, dtype=np.uint64)
@@ -58,7 +90,7 @@ def prefixes(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> NDArray[np.
 
 
 @njit(cache=True, nogil=True)
-def escaped_lengths(offsets: NDArray[np.int64], data: NDArray[np.uint8], lengths: NDArray[np.int64]) -> None:
+def escaped_lengths(offsets: Int64s, data: Bytes, lengths: Int64s) -> None:
     """Add to `lengths` what each value takes when escaped and terminated."""
     for row in range(len(offsets) - 1):
         zeros = 0
@@ -68,7 +100,7 @@ def escaped_lengths(offsets: NDArray[np.int64], data: NDArray[np.uint8], lengths
 
 
 @njit(cache=True, nogil=True)
-def append_fixed(out: NDArray[np.uint8], cursor: NDArray[np.int64], values: NDArray[np.uint64], width: int) -> None:
+def append_fixed(out: Bytes, cursor: Int64s, values: Words, width: int) -> None:
     """Write `width` bytes of each value, most significant first."""
     for row in range(len(values)):
         value = values[row]
@@ -78,9 +110,7 @@ def append_fixed(out: NDArray[np.uint8], cursor: NDArray[np.int64], values: NDAr
 
 
 @njit(cache=True, nogil=True)
-def append_bytes(
-    out: NDArray[np.uint8], cursor: NDArray[np.int64], offsets: NDArray[np.int64], data: NDArray[np.uint8], escape: bool
-) -> None:
+def append_bytes(out: Bytes, cursor: Int64s, offsets: Int64s, data: Bytes, escape: bool) -> None:
     """Write each value, escaped and terminated if asked."""
     for row in range(len(offsets) - 1):
         at = cursor[row]
@@ -101,7 +131,7 @@ def append_bytes(
 
 
 @njit(cache=True, nogil=True)
-def read_fixed(data: NDArray[np.uint8], cursor: NDArray[np.int64], width: int) -> NDArray[np.uint64]:
+def read_fixed(data: Bytes, cursor: Int64s, width: int) -> Words:
     """Read `width` big-endian bytes of each key."""
     result = np.empty(len(cursor), dtype=np.uint64)
     for row in range(len(cursor)):
@@ -114,7 +144,7 @@ def read_fixed(data: NDArray[np.uint8], cursor: NDArray[np.int64], width: int) -
 
 
 @njit(cache=True, nogil=True)
-def unescaped_lengths(data: NDArray[np.uint8], cursor: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+def unescaped_lengths(data: Bytes, cursor: Int64s, ends: Int64s) -> Int64s:
     """Return the offsets of the values that an escaped column will have once read. Leaves `cursor` where it is."""
     offsets = np.zeros(len(cursor) + 1, dtype=np.int64)
     for row in range(len(cursor)):
@@ -128,9 +158,7 @@ def unescaped_lengths(data: NDArray[np.uint8], cursor: NDArray[np.int64], ends: 
 
 
 @njit(cache=True, nogil=True)
-def read_bytes(
-    data: NDArray[np.uint8], cursor: NDArray[np.int64], offsets: NDArray[np.int64], escape: bool
-) -> NDArray[np.uint8]:
+def read_bytes(data: Bytes, cursor: Int64s, offsets: Int64s, escape: bool) -> Bytes:
     """Return the bytes of a column whose offsets are known."""
     result = np.empty(offsets[-1], dtype=np.uint8)
     for row in range(len(cursor)):
@@ -146,7 +174,7 @@ def read_bytes(
 
 
 @njit(cache=True, nogil=True)
-def take_lengths(offsets: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
+def take_lengths(offsets: Int64s, index: Int64s) -> Int64s:
     """Return the offsets of the chosen keys when they lie side by side."""
     result = np.zeros(len(index) + 1, dtype=np.int64)
     for row in range(len(index)):
@@ -155,9 +183,7 @@ def take_lengths(offsets: NDArray[np.int64], index: NDArray[np.int64]) -> NDArra
 
 
 @njit(cache=True, nogil=True)
-def write_taken(
-    offsets: NDArray[np.int64], data: NDArray[np.uint8], index: NDArray[np.int64], target: NDArray[np.int64]
-) -> NDArray[np.uint8]:
+def write_taken(offsets: Int64s, data: Bytes, index: Int64s, target: Int64s) -> Bytes:
     """Return the bytes of the chosen keys side by side, at the offsets that `take_lengths` gave."""
     result = np.empty(target[-1], dtype=np.uint8)
     for row in range(len(index)):
@@ -166,13 +192,9 @@ def write_taken(
 
 
 @njit(cache=True, nogil=True)
-def first_descent(
-    prefix: NDArray[np.uint64], offsets: NDArray[np.int64], data: NDArray[np.uint8], wide: bool, strictly: bool
-) -> int:
-    """Return the first row whose key is smaller than the one before it, or also equal to it if `strictly`; or -1.
-
-    `wide` keys go on beyond `prefix`.
-    """
+def first_descent(keys: KeyParts, wide: bool, strictly: bool) -> int:
+    """Return the first row whose key is smaller than the one before it, or also equal to it if `strictly`; or -1."""
+    prefix = keys.prefix
     start = 1
     while start + _RUN <= len(prefix):  # without a branch a row, until something is to be looked at closely
         descents = 0
@@ -182,36 +204,26 @@ def first_descent(
             break
         start += _RUN
     for row in range(start, len(prefix)):
-        if prefix[row] > prefix[row - 1]:
-            continue
-        if prefix[row] < prefix[row - 1]:
-            return row
-        order = 0
-        if wide:
-            order = compare_bytes(data, offsets[row - 1], offsets[row], data, offsets[row], offsets[row + 1])
+        order = compare_keys(keys, row - 1, keys, row, wide)
         if order > 0 or (strictly and order == 0):
             return row
     return -1
 
 
 @njit(cache=True, nogil=True)
-def same_as_next(
-    prefix: NDArray[np.uint64], offsets: NDArray[np.int64], data: NDArray[np.uint8], wide: bool
-) -> NDArray[np.bool_]:
+def same_as_next(keys: KeyParts, wide: bool) -> Flags:
     """Return for each key but the last whether the next one equals it."""
-    result = np.zeros(max(len(prefix) - 1, 0), dtype=np.bool_)
-    for row in range(len(prefix) - 1):
-        same = prefix[row] == prefix[row + 1]
-        if same and wide:
-            same = compare_bytes(data, offsets[row], offsets[row + 1], data, offsets[row + 1], offsets[row + 2]) == 0
-        result[row] = same
+    prefix, offsets, data = keys
+    result = prefix[1:] == prefix[:-1]
+    if wide:
+        for row in np.flatnonzero(result):
+            start, end = offsets[row], offsets[row + 1]
+            result[row] = compare_bytes(data, start, end, data, end, offsets[row + 2]) == 0
     return result
 
 
 @njit(cache=True, nogil=True)
-def shortest_separators(
-    offsets: NDArray[np.int64], data: NDArray[np.uint8], left: NDArray[np.int64], right: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def shortest_separators(offsets: Int64s, data: Bytes, left: Int64s, right: Int64s) -> Int64s:
     """Return how many bytes of key `right[i]` suffice to be greater than key `left[i]`; all of them if they are equal.
 
     Parameters

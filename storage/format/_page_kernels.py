@@ -10,7 +10,7 @@ from numba import njit
 from headrace.storage.format._byte_kernels import load_u64, store_u64, xxh64
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Int32s, Int64s, Words
 
 __all__ = ["count_rows", "seal_pages", "verify_pages"]
 
@@ -18,7 +18,7 @@ _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an in
 
 
 @njit(cache=True, nogil=True)
-def count_rows(frames: NDArray[np.uint8], page_size: int, frame: NDArray[np.int32]) -> NDArray[np.int64]:
+def count_rows(frames: Bytes, page_size: int, frame: Int32s) -> Int64s:
     """Return how many rows each page holds."""
     result = np.empty(len(frame), dtype=np.int64)
     for i in range(len(frame)):
@@ -27,13 +27,7 @@ def count_rows(frames: NDArray[np.uint8], page_size: int, frame: NDArray[np.int3
 
 
 @njit(cache=True, nogil=True)
-def verify_pages(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int64],
-    numbers: NDArray[np.int64],
-    checksums: NDArray[np.uint64],
-) -> int:
+def verify_pages(frames: Bytes, page_size: int, frame: Int64s, numbers: Int64s, checksums: Words) -> int:
     """Return the index of the first page whose content or stored checksum is not as expected, or -1.
 
     Parameters
@@ -52,9 +46,7 @@ def verify_pages(
 
 
 @njit(cache=True, nogil=True)
-def seal_pages(
-    pages: NDArray[np.uint8], page_size: int, numbers: NDArray[np.int64], txid: int, checksums: NDArray[np.uint64]
-) -> None:
+def seal_pages(pages: Bytes, page_size: int, numbers: Int64s, txid: int, checksums: Words) -> None:
     """Write transaction and checksum into each page; page `i` will be page `numbers[i]` of the file."""
     for page in range(len(numbers)):
         origin = page * page_size

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.storage.errors import KeyInputError
-from headrace.storage.format.coercion import Coerced, coerce
+from headrace.storage.format.coercion import Coerced, coerce, whole_range
 from headrace.storage.format.columns import (
     as_array,
     fixed_to_array,
@@ -162,7 +162,7 @@ def extreme(target: pa.DataType, rows: int, *, greatest: bool) -> pa.Array:
     elif pa.types.is_boolean(target):
         words = [int(greatest)]
     else:
-        words = [_wrapped(_ends(target)[greatest])]
+        words = [_wrapped(whole_range(target)[greatest])]
     return fixed_to_array(target, [np.full(rows, word, dtype=np.int64) for word in words])
 
 
@@ -223,7 +223,7 @@ def _moved(
     values: NDArray[np.int64], factor: int, shift: int, target: pa.DataType
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
     """Return ``values * factor + shift`` within the target's ends, and what lay under and over them."""
-    least, most = _ends(target)
+    least, most = whole_range(target)
     under = _below(values, -((shift - least) // factor))
     over = ~_below(values, (most - shift) // factor + 1)
     words = (values.view(np.uint64) * np.uint64(factor) + np.uint64(shift % _WORD)).view(np.int64)
@@ -235,16 +235,6 @@ def _below(values: NDArray[np.int64], limit: int) -> NDArray[np.bool_]:
     if limit >= _HALF:
         return np.ones(len(values), dtype=np.bool_)
     return values < max(limit, -_HALF)
-
-
-def _ends(target: pa.DataType) -> tuple[int, int]:
-    """Return the least and the greatest whole number of a type."""
-    if pa.types.is_decimal128(target):
-        return 1 - 10**target.precision, 10**target.precision - 1
-    fixed = fixed_type(target)
-    assert fixed is not None
-    bits = 8 * fixed.dtype.itemsize
-    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if fixed.signed else (0, 2**bits - 1)
 
 
 def _wrapped(value: int) -> int:

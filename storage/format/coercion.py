@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from headrace.storage.errors import KeyInputError
-from headrace.storage.format.columns import as_array, is_bytes, null_mask, stored_type
+from headrace.storage.format.columns import as_array, fixed_type, is_bytes, null_mask, stored_type
 
-__all__ = ["Coerced", "coerce"]
+__all__ = ["Coerced", "coerce", "whole_range"]
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _INT64 = np.iinfo(np.int64)
@@ -114,14 +114,18 @@ def _convert_exact(array: pa.Array, target: pa.DataType) -> Coerced:
     return _filled(scaled, flags).cast(target), _flags(fits)
 
 
-def _within(scaled: pa.Array, target: pa.DataType) -> pa.Array:
+def whole_range(target: pa.DataType) -> tuple[int, int]:
+    """Return the least and the greatest whole number of a type."""
     if pa.types.is_decimal128(target):
-        high = 10**target.precision - 1
-        low = -high
-    else:
-        bits = target.bit_width
-        signed = pa.types.is_signed_integer(target)
-        low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
+        return 1 - 10**target.precision, 10**target.precision - 1
+    fixed = fixed_type(target)
+    assert fixed is not None
+    bits = 8 * fixed.dtype.itemsize
+    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if fixed.signed else (0, 2**bits - 1)
+
+
+def _within(scaled: pa.Array, target: pa.DataType) -> pa.Array:
+    low, high = whole_range(target)
     return pc.and_(
         pc.greater_equal(scaled, _unscaled(low, scaled.type)), pc.less_equal(scaled, _unscaled(high, scaled.type))
     )

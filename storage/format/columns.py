@@ -40,15 +40,20 @@ __all__ = [
 
 _WIDE_DECIMAL = 18
 _MAX_TEXT = 2**31 - 1
+_FEW_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class FixedType:
-    """Storage of a fixed-width type: the numpy type of its Arrow buffer, and the number of 64-bit words."""
+    """Storage of a fixed-width type: the numpy type of its Arrow buffer, and the number of 64-bit words.
+
+    Only a `plain` buffer has one number of that type for each value.
+    """
 
     dtype: np.dtype[np.generic]
     signed: bool
     words: int = 1
+    plain: bool = True
 
     @property
     def width(self) -> int:
@@ -57,7 +62,7 @@ class FixedType:
 
 
 _FIXED = {
-    pa.bool_(): FixedType(np.dtype(np.uint8), signed=False),
+    pa.bool_(): FixedType(np.dtype(np.uint8), signed=False, plain=False),
     pa.int8(): FixedType(np.dtype(np.int8), signed=True),
     pa.int16(): FixedType(np.dtype(np.int16), signed=True),
     pa.int32(): FixedType(np.dtype(np.int32), signed=True),
@@ -74,7 +79,8 @@ _FIXED = {
 }
 _INT32 = FixedType(np.dtype(np.int32), signed=True)
 _INT64 = FixedType(np.dtype(np.int64), signed=True)
-_INT128 = FixedType(np.dtype(np.int64), signed=True, words=2)
+_DECIMAL64 = FixedType(np.dtype(np.int64), signed=True, plain=False)
+_DECIMAL128 = FixedType(np.dtype(np.int64), signed=True, words=2, plain=False)
 
 
 def fixed_type(dtype: pa.DataType) -> FixedType | None:
@@ -89,7 +95,7 @@ def fixed_type(dtype: pa.DataType) -> FixedType | None:
     if pa.types.is_timestamp(dtype) or pa.types.is_time64(dtype) or pa.types.is_duration(dtype):
         return _INT64
     if pa.types.is_decimal128(dtype):
-        return _INT64 if dtype.precision <= _WIDE_DECIMAL else _INT128
+        return _DECIMAL64 if dtype.precision <= _WIDE_DECIMAL else _DECIMAL128
     return None
 
 
@@ -195,12 +201,14 @@ class _Memory:
 
 
 def view_of(buffer: pa.Buffer | None, dtype: Any) -> NDArray[Any]:
-    """Return the memory of a buffer as an array, without a copy. It must not be written to.
+    """Return the memory of a buffer as an array, without a copy unless it is small. It must not be written to.
 
     It is not flagged as read-only, so that kernels are compiled for one array type only.
     """
     if buffer is None or buffer.size == 0:
         return np.zeros(0, dtype=dtype)
+    if buffer.size <= _FEW_BYTES:  # a copy is faster than the view
+        return np.frombuffer(buffer, dtype=dtype, count=buffer.size // np.dtype(dtype).itemsize).copy()
     whole = buffer.size - buffer.size % np.dtype(dtype).itemsize  # Arrow may pad buffers
     return np.asarray(_Memory(buffer))[:whole].view(dtype)
 
@@ -224,18 +232,16 @@ def fixed_values(array: pa.Array) -> list[NDArray[np.int64]]:
     start, end = array.offset, array.offset + len(array)
     if len(array) == 0:
         return [np.zeros(0, dtype=np.int64)] * kind.words
+    if kind.plain:
+        values = view_of(array.buffers()[1], kind.dtype)[start:end]
+        return [values.view(np.int64) if values.dtype == np.uint64 else values.astype(np.int64, copy=False)]
     if pa.types.is_boolean(array.type):
         bits = view_of(array.buffers()[1], np.uint8)
         flags = np.unpackbits(bits[start // 8 : (end + 7) // 8], bitorder="little")
         return [flags[start % 8 : start % 8 + len(array)].astype(np.int64)]
-    if pa.types.is_decimal128(array.type):
-        words = view_of(array.buffers()[1], np.int64).reshape(-1, 2)[start:end]
-        low = np.ascontiguousarray(words[:, 0])
-        return [low] if kind.words == 1 else [np.ascontiguousarray(words[:, 1]), low]
-    values = view_of(array.buffers()[1], kind.dtype)[start:end]
-    if values.dtype == np.uint64:
-        return [values.view(np.int64)]
-    return [values.astype(np.int64, copy=False)]
+    words = view_of(array.buffers()[1], np.int64).reshape(-1, 2)[start:end]
+    low = np.ascontiguousarray(words[:, 0])
+    return [low] if kind.words == 1 else [np.ascontiguousarray(words[:, 1]), low]
 
 
 def bytes_of(array: pa.Array) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:

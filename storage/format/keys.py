@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from headrace.storage.errors import KeyInputError, SchemaError
 from headrace.storage.format import _key_kernels as kernels
+from headrace.storage.format._key_kernels import KeyParts
 from headrace.storage.format.coercion import coerce
 from headrace.storage.format.columns import (
     FixedType,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["KeyCodec", "Keys", "Kind", "stable_order"]
+__all__ = ["KeyCodec", "KeyWords", "Keys", "Kind", "key_words", "stable_order"]
 
 
 Kind = Literal["u64", "bytes"]
@@ -43,6 +44,8 @@ KeySource: TypeAlias = pa.RecordBatch | pa.Table | Sequence[pa.Array | pa.Chunke
 _SHOWN = 60
 _NO_OFFSETS = np.zeros(1, dtype=np.int64)
 _NO_DATA = np.zeros(1, dtype=np.uint8)
+_ZERO = np.uint64(0)
+_ALL_VALID = np.zeros(0, dtype=np.bool_)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,11 @@ class Keys:
         return self.kind == "bytes"
 
     @property
-    def parts(self) -> tuple[NDArray[np.uint64], NDArray[np.int64], NDArray[np.uint8]]:
-        """Prefix, offsets and data for kernels; empty arrays if the kind has none."""
+    def parts(self) -> KeyParts:
+        """Prefix, offsets and data for kernels."""
         if self.offsets is None or self.data is None:
-            return self.prefix, _NO_OFFSETS, _NO_DATA
-        return self.prefix, self.offsets, self.data
+            return KeyParts(self.prefix, _NO_OFFSETS, _NO_DATA)
+        return KeyParts(self.prefix, self.offsets, self.data)
 
     @property
     def nbytes(self) -> int:
@@ -159,11 +162,11 @@ class Keys:
         strictly
             Also stop where a key equals the one before it.
         """
-        return int(kernels.first_descent(*self.parts, self.wide, strictly))
+        return int(kernels.first_descent(self.parts, self.wide, strictly)) if len(self) > 1 else -1
 
     def same_as_next(self) -> NDArray[np.bool_]:
         """Return bool[n - 1]: whether each key equals the one after it."""
-        equal: NDArray[np.bool_] = kernels.same_as_next(*self.parts, self.wide)
+        equal: NDArray[np.bool_] = kernels.same_as_next(self.parts, self.wide)
         return equal
 
 
@@ -443,3 +446,56 @@ def stable_order(
         among = order[tied]
         order[tied] = among[order_of(among)]
     return order
+
+
+@dataclass(frozen=True, slots=True)
+class KeyWords:
+    """Keys to find.
+
+    Attributes
+    ----------
+    words : uint64[n]
+        Words; a key is its word plus `above`, modulo 2**64.
+    above
+        Constant that is added to each word.
+    valid : bool[n] or None
+        False for keys that cannot be in the table; None if all can be.
+    """
+
+    words: NDArray[np.uint64]
+    above: np.uint64 = _ZERO
+    valid: NDArray[np.bool_] | None = None
+
+    def __post_init__(self) -> None:
+        self.words.flags.writeable = False  # as the words of a batch, so that kernels are compiled once
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    @property
+    def flags(self) -> NDArray[np.bool_]:
+        """`valid` as an array for kernels: empty if all keys are valid."""
+        return _ALL_VALID if self.valid is None else self.valid
+
+    def keys(self) -> Keys:
+        """Return the normalized keys."""
+        return Keys("u64", self.words + self.above if self.above else self.words)
+
+
+def key_words(codec: KeyCodec, columns: Sequence[pa.Array]) -> KeyWords:
+    """Return the keys of stream columns in the order of the key, without a copy if they are one column of whole words.
+
+    Parameters
+    ----------
+    codec
+        Codec of keys of one word.
+    columns
+        See `headrace.storage.format.keys.KeyCodec.encode_stream`, which says what is refused.
+    """
+    fixed = fixed_type(codec.types[0])
+    assert fixed is not None
+    if fixed.width < WORD:
+        keys, valid = codec.encode_stream(columns)
+        return KeyWords(keys.prefix, valid=valid)
+    array, valid = coerce(columns[0], codec.types[0], codec.columns[0])
+    return KeyWords(fixed_values(array)[0].view(np.uint64), SIGN if fixed.signed else _ZERO, valid)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.file.backend import StorageBackend
 
-__all__ = ["Metadata", "decode_schema", "encode_metadata", "metadata_pages", "read_metadata"]
+__all__ = ["Metadata", "encode_metadata", "metadata_pages", "read_metadata"]
 
 _KEY = b"headrace.key"
 _SEED = np.uint64(0)
@@ -79,10 +79,5 @@ def read_metadata(
             f"{backend.path}: page {first_page}, which holds the schema, is not the one that the superblock names; "
             "restore the file or build it again"
         )
-    return decode_schema(text.tobytes())
-
-
-def decode_schema(text: bytes) -> tuple[pa.Schema, tuple[str, ...]]:
-    """Return schema and key columns from the text of the metadata."""
-    schema = pa.ipc.read_schema(pa.BufferReader(text))
+    schema = pa.ipc.read_schema(pa.BufferReader(text.tobytes()))
     return schema.remove_metadata(), tuple(json.loads(schema.metadata[_KEY]))

@@ -68,9 +68,10 @@ def read_pages(
     CorruptPageError
         If a page is outside the file, or does not match its checksum or its parent's pointer.
     """
-    beyond = (numbers < 0) | ((numbers + 1) * page_size > backend.size())
-    if beyond.any():
-        page = int(numbers[int(np.argmax(beyond))])
+    wanted = numbers.tolist()
+    least, most = min(wanted, default=0), max(wanted, default=0)
+    if least < 0 or (most + 1) * page_size > backend.size():
+        page = least if least < 0 else most
         raise CorruptPageError(f"{backend.path}: page {page} lies outside the file; it has been truncated or damaged")
     frames = aligned_pages(len(numbers), page_size) if room is None else room
     for start, stop in runs_of(numbers):

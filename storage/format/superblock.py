@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -65,6 +66,12 @@ MOST_RELOCATIONS = 72
 _CHECKSUM, _CHECKED, _FLAGS = 8, 16, 108
 _UNIQUE, _PROVEN, _RELOCATED = 1, 2, 4
 _HEAD = struct.Struct("<IIQQQQQQQQQdIBBH")
+_FIELDS = (
+    "version", "page_size", "txid", "root_page", "root_checksum", "rows", "leaves", "pages", "metadata_page",
+    "metadata_bytes", "metadata_checksum", "fill", "height",
+)  # fmt: skip
+"""Fields of a superblock before the flags, in the order of the format."""
+_FIELDS_OF = attrgetter(*_FIELDS)
 _APP = struct.Struct("<qH")
 _COUNT = struct.Struct("<H")
 _PROOF = struct.Struct("<HQ")
@@ -207,7 +214,7 @@ def encode_superblock(superblock: Superblock, slot: int | None = None) -> bytes:
         )
     copy, at = bytearray(COPY_BYTES), _APPS + len(apps)
     copy[: len(MAGIC)] = MAGIC
-    _HEAD.pack_into(copy, _CHECKED, *_head_of(superblock), _flags_of(superblock), 0, len(superblock.apps))
+    _HEAD.pack_into(copy, _CHECKED, *_FIELDS_OF(superblock), _flags_of(superblock), 0, len(superblock.apps))
     copy[_APPS:at] = apps
     if superblock.relocations:
         _COUNT.pack_into(copy, at, len(superblock.relocations) // RELOCATION_BYTES)
@@ -228,25 +235,6 @@ def _flags_of(superblock: Superblock) -> int:
     flags = _UNIQUE if superblock.unique else 0
     flags |= _RELOCATED if superblock.relocations else 0
     return flags | (_PROVEN if superblock.proof is not None else 0)
-
-
-def _head_of(superblock: Superblock) -> tuple[int | float, ...]:
-    """Return the fields before the flags, in the order of the format."""
-    return (
-        superblock.version,
-        superblock.page_size,
-        superblock.txid,
-        superblock.root_page,
-        superblock.root_checksum,
-        superblock.rows,
-        superblock.leaves,
-        superblock.pages,
-        superblock.metadata_page,
-        superblock.metadata_bytes,
-        superblock.metadata_checksum,
-        superblock.fill,
-        superblock.height,
-    )
 
 
 def without_oversized_proof(superblock: Superblock) -> Superblock:
@@ -289,29 +277,17 @@ def decode_superblock(copy: bytes, slot: int) -> Superblock | None:
         return None
     if _U64.unpack_from(copy, _CHECKSUM)[0] != _checksum_of(copy, slot):
         return None
-    (version, page_size, txid, root, root_sum, rows, leaves, pages, meta, meta_len, meta_sum, fill, height,
-     flags, _, apps) = _HEAD.unpack_from(copy, _CHECKED)  # fmt: skip
-    refuse_version(version)
-    if page_size not in PAGE_SIZES:
+    *values, flags, _, apps = _HEAD.unpack_from(copy, _CHECKED)
+    fields = dict(zip(_FIELDS, values, strict=True))
+    refuse_version(fields["version"])
+    if fields["page_size"] not in PAGE_SIZES:
         return None
     versions, end = _decode_apps(copy, apps)
     relocations, end = _decode_relocations(copy, end) if flags & _RELOCATED else (b"", end)
     return Superblock(
-        page_size=page_size,
-        txid=txid,
-        root_page=root,
-        root_checksum=root_sum,
-        height=height,
-        rows=rows,
-        leaves=leaves,
-        pages=pages,
-        metadata_page=meta,
-        metadata_bytes=meta_len,
-        metadata_checksum=meta_sum,
-        fill=fill,
+        **fields,
         unique=bool(flags & _UNIQUE),
         apps=versions,
-        version=version,
         relocations=relocations,
         proof=_decode_proof(copy, end) if flags & _PROVEN else None,
     )

@@ -3,56 +3,30 @@
 In: sorted rows as keys and Arrow arrays, or encoded pages. Out: encoded pages, or rows. Does no I/O.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from headrace.storage._lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from headrace.storage.leaf.decode import (
-        copy_pages,
-        decode_pages,
-        expand_matches,
-        gather,
-        gather_keys,
-        search,
-        search_nearest,
-        search_range,
-        verify,
-    )
-    from headrace.storage.leaf.encode import LeafEncoder
-    from headrace.storage.leaf.staging import StagedRows
+from headrace.storage.leaf._search_kernels import mask_of
+from headrace.storage.leaf.decode import (
+    FixedRows,
+    StagedRows,
+    copy_pages,
+    gather,
+    gather_keys,
+    search,
+    search_nearest,
+    search_range,
+    verify,
+)
+from headrace.storage.leaf.encode import LeafEncoder
 
 __all__ = [
+    "FixedRows",
     "LeafEncoder",
     "StagedRows",
     "copy_pages",
-    "decode_pages",
-    "expand_matches",
     "gather",
     "gather_keys",
+    "mask_of",
     "search",
     "search_nearest",
     "search_range",
     "verify",
 ]
-
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "encode": ("LeafEncoder",),
-        "decode": (
-            "copy_pages",
-            "decode_pages",
-            "expand_matches",
-            "gather",
-            "gather_keys",
-            "search",
-            "search_nearest",
-            "search_range",
-            "verify",
-        ),
-        "staging": ("StagedRows",),
-    },
-)

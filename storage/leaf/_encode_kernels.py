@@ -11,7 +11,7 @@ from headrace.storage.format._byte_kernels import copy_bytes, store_u64
 from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, SIGN, TEXT_DICTIONARY, TEXT_PLAIN
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Int32s, Int64s
 
 __all__ = ["RowColumns", "bytes_needed", "dictionary_size", "plan_leaves", "write_leaves"]
 
@@ -43,12 +43,12 @@ class RowColumns(NamedTuple):
         Number of different codes.
     """
 
-    places: NDArray[np.int64]
-    words: NDArray[np.int64]
-    spans: NDArray[np.int64]
-    heap: NDArray[np.uint8]
-    nulls: NDArray[np.uint8]
-    codes: NDArray[np.int32]
+    places: Int64s
+    words: Int64s
+    spans: Int64s
+    heap: Bytes
+    nulls: Bytes
+    codes: Int32s
     cardinality: int
 
 
@@ -68,18 +68,18 @@ def dictionary_size(rows: int, distinct: int, heap: int) -> int:
 
 @njit(cache=True, nogil=True)
 def _take_block(
-    places: NDArray[np.int64],
-    words: NDArray[np.int64],
-    spans: NDArray[np.int64],
+    places: Int64s,
+    words: Int64s,
+    spans: Int64s,
     row: int,
     count: int,
     limit: int,
-    low: NDArray[np.int64],
-    high: NDArray[np.int64],
-    width: NDArray[np.int64],
-    total: NDArray[np.int64],
-    bottom: NDArray[np.int64],
-    top: NDArray[np.int64],
+    low: Int64s,
+    high: Int64s,
+    width: Int64s,
+    total: Int64s,
+    bottom: Int64s,
+    top: Int64s,
 ) -> bool:
     """Add a block of rows to a page if all of them fit; for columns without nulls and dictionaries.
 
@@ -115,13 +115,7 @@ def _take_block(
 
 
 @njit(cache=True, nogil=True)
-def plan_leaves(
-    columns_in: RowColumns,
-    rows: int,
-    limit: int,
-    page_size: int,
-    breaks: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], int]:
+def plan_leaves(columns_in: RowColumns, rows: int, limit: int, page_size: int, breaks: Int64s) -> tuple[Int64s, int]:
     """Return where each page ends if `rows` rows are packed greedily, and the first row that fits in no page, or -1.
 
     A page takes rows as long as it needs at most `limit` bytes, and at least one row if that fits in `page_size`. At
@@ -218,7 +212,7 @@ def plan_leaves(
 
 @njit(cache=True, nogil=True)
 def _write_entry(
-    page: NDArray[np.uint8], at: int, base: np.uint64, data: int, aux: int, nulls: int, width: int, encoding: int
+    page: Bytes, at: int, base: np.uint64, data: int, aux: int, nulls: int, width: int, encoding: int
 ) -> None:
     store_u64(page, at, base)
     word = np.uint64(data) | (np.uint64(aux) << np.uint64(16)) | (np.uint64(nulls) << np.uint64(32))
@@ -226,21 +220,14 @@ def _write_entry(
 
 
 @njit(cache=True, nogil=True)
-def _write_number(page: NDArray[np.uint8], at: int, value: int, width: int) -> None:
+def _write_number(page: Bytes, at: int, value: int, width: int) -> None:
     for byte in range(width):
         page[at + byte] = np.uint8((value >> (8 * byte)) & 0xFF)
 
 
 @njit(cache=True, nogil=True)
 def _write_words(
-    page: NDArray[np.uint8],
-    entry: int,
-    origin: int,
-    at: int,
-    values: NDArray[np.int64],
-    absent: NDArray[np.uint8],
-    bitmap: int,
-    flip: np.uint64,
+    page: Bytes, entry: int, origin: int, at: int, values: Int64s, absent: Bytes, bitmap: int, flip: np.uint64
 ) -> int:
     rows = len(values)
     low = _MAX
@@ -268,14 +255,7 @@ def _write_words(
 
 @njit(cache=True, nogil=True)
 def _write_text(
-    page: NDArray[np.uint8],
-    entry: int,
-    origin: int,
-    at: int,
-    spans: NDArray[np.int64],
-    heap: NDArray[np.uint8],
-    absent: NDArray[np.uint8],
-    bitmap: int,
+    page: Bytes, entry: int, origin: int, at: int, spans: Int64s, heap: Bytes, absent: Bytes, bitmap: int
 ) -> int:
     rows = len(spans) - 1
     total = 0
@@ -311,31 +291,24 @@ def _write_text(
 
 @njit(cache=True, nogil=True)
 def _write_dictionary(
-    page: NDArray[np.uint8],
+    page: Bytes,
     entry: int,
     origin: int,
     at: int,
-    spans: NDArray[np.int64],
-    heap: NDArray[np.uint8],
-    absent: NDArray[np.uint8],
+    spans: Int64s,
+    heap: Bytes,
+    absent: Bytes,
     bitmap: int,
-    codes: NDArray[np.int32],
-    local: NDArray[np.int32],
+    codes: Int32s,
+    local: Int32s,
     distinct: int,
-    first: NDArray[np.int64],
+    first: Int64s,
 ) -> int:
     rows = len(codes)
     width = bytes_needed(np.uint64(max(distinct - 1, 0)))
     block = at + rows * width
     _write_entry(
-        page,
-        entry,
-        np.uint64(0),
-        at - origin if width > 0 else 0,
-        block - origin,
-        bitmap,
-        width,
-        TEXT_DICTIONARY,
+        page, entry, np.uint64(0), at - origin if width > 0 else 0, block - origin, bitmap, width, TEXT_DICTIONARY
     )
     for row in range(rows):
         code = 0 if len(absent) > 0 and absent[row] != 0 else local[codes[row]]
@@ -354,13 +327,7 @@ def _write_dictionary(
 
 
 @njit(cache=True, nogil=True)
-def _number_entries(
-    codes: NDArray[np.int32],
-    absent: NDArray[np.uint8],
-    spans: NDArray[np.int64],
-    local: NDArray[np.int32],
-    first: NDArray[np.int64],
-) -> tuple[int, int, int]:
+def _number_entries(codes: Int32s, absent: Bytes, spans: Int64s, local: Int32s, first: Int64s) -> tuple[int, int, int]:
     """Assign numbers to the codes of a page; return how many, and bytes with and without dictionary."""
     distinct = 0
     heap = 0
@@ -385,13 +352,7 @@ def _number_entries(
 
 
 @njit(cache=True, nogil=True)
-def write_leaves(
-    rows: RowColumns,
-    ends: NDArray[np.int64],
-    page_size: int,
-    flip_key: bool,
-    pages: NDArray[np.uint8],
-) -> None:
+def write_leaves(rows: RowColumns, ends: Int64s, page_size: int, flip_key: bool, pages: Bytes) -> None:
     """Write the pages that end at the rows `ends` into `pages`, zeroed uint8[len(ends) * page_size + 8].
 
     `seal_pages` adds checksum and transaction.

@@ -12,7 +12,7 @@ from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER
 from headrace.storage.leaf._search_kernels import mask_of, text_span
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Int32s, Int64s
 
 __all__ = ["expand_rows", "gather_spans", "gather_text", "gather_words"]
 
@@ -23,14 +23,7 @@ _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an in
 
 @njit(cache=True, nogil=True)
 def gather_words(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int32],
-    row: NDArray[np.int32],
-    entry: int,
-    size: int,
-    out: NDArray[np.uint8],
-    valid: NDArray[np.uint8],
+    frames: Bytes, page_size: int, frame: Int32s, row: Int32s, entry: int, size: int, out: Bytes, valid: Bytes
 ) -> int:
     """Write `size` low bytes of one column's word for each row; return how many rows are null or nowhere.
 
@@ -75,13 +68,7 @@ def gather_words(
 
 @njit(cache=True, nogil=True)
 def gather_spans(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int32],
-    row: NDArray[np.int32],
-    entry: int,
-    offsets: NDArray[np.int64],
-    valid: NDArray[np.uint8],
+    frames: Bytes, page_size: int, frame: Int32s, row: Int32s, entry: int, offsets: Int64s, valid: Bytes
 ) -> int:
     """Write the offsets, int64[n + 1], that the rows' texts of one column will have; return how many are missing."""
     missing = 0
@@ -105,13 +92,7 @@ def gather_spans(
 
 @njit(cache=True, nogil=True)
 def gather_text(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int32],
-    row: NDArray[np.int32],
-    entry: int,
-    offsets: NDArray[np.int64],
-    out: NDArray[np.uint8],
+    frames: Bytes, page_size: int, frame: Int32s, row: Int32s, entry: int, offsets: Int64s, out: Bytes
 ) -> None:
     """Copy the texts whose offsets `gather_spans` gave into `out`."""
     for i in range(len(frame)):
@@ -124,9 +105,7 @@ def gather_text(
 
 
 @njit(cache=True, nogil=True)
-def expand_rows(
-    frame: NDArray[np.int32], first: NDArray[np.int32], count: NDArray[np.int64]
-) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+def expand_rows(frame: Int32s, first: Int32s, count: Int64s) -> tuple[Int32s, Int32s, Int64s]:
     """Return frame, row and index of origin of `count[i]` rows from `first[i]` on in page `frame[i]`, for all i."""
     total = count.sum()
     frames = np.empty(total, dtype=np.int32)

@@ -15,24 +15,28 @@ from headrace.storage.format._byte_kernels import bswap_u64, compare_bytes, load
 from headrace.storage.format.constants import HEADER, WORD
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format._key_kernels import KeyParts
+    from headrace.storage.format.arrays import Bytes, Int32s, Words
 
 __all__ = [
+    "ALL",
+    "EQUAL",
+    "FIRST",
+    "LAST",
     "first_not_below",
     "mask_of",
-    "nearest_bytes",
-    "nearest_u64",
     "order_of",
-    "range_bytes",
-    "range_u64",
     "search_bytes",
     "search_u64",
     "text_span",
 ]
 
+ALL, FIRST, LAST, EQUAL = 0, 1, 2, 3
+"""Which rows of a range are wanted: all, or the one nearest to an end, or all of a range of one key."""
 
 _TEXT_DICTIONARY = np.uint64(2)
 _U16 = np.uint64(0xFFFF)
+_NO = False
 _ALL = ~np.uint64(0)
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
@@ -45,7 +49,7 @@ def mask_of(width: np.uint64) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def first_not_below(
-    frames: NDArray[np.uint8], data: int, width: int, mask: np.uint64, rows: int, target: np.uint64, at: int
+    frames: Bytes, data: int, width: int, mask: np.uint64, rows: int, target: np.uint64, at: int
 ) -> int:
     """Return the first row whose key is not below the target, `rows` if none; the search gallops from the row `at`.
 
@@ -80,23 +84,27 @@ def first_not_below(
 
 @njit(cache=True, nogil=True)
 def search_u64(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page_size: int,
-    frame: NDArray[np.int32],
-    key: NDArray[np.uint64],
+    frame: Int32s,
+    low: Words,
+    high: Words,
     unique: bool,
-    row: NDArray[np.int32],
-    count: NDArray[np.int32],
+    pick: int,
+    row: Int32s,
+    count: Int32s,
 ) -> None:
-    """Find each key in its page: the first row that has it, and how many rows do.
+    """Find the rows of a page from key `low` to key `high`, both included: the first row, and how many there are.
 
     The first probe is interpolated between the page's ends; from there the search gallops, so that no distribution
-    of keys costs more than two logarithms. Unique tables stop at the first hit.
+    of keys costs more than two logarithms. Unique tables stop at the first hit, as `low` is then `high`.
+
+    With `pick` `FIRST` or `LAST`, `row` is the first row not below `low`, or the last one not above `high`. The count
+    is 1 if that row lies in the range, 0 if it does not, and -1 if the page has no such row, so that only its neighbor
+    can tell.
     """
     last = np.int32(-1)
-    rows = 0
-    data = 0
-    width = 0
+    rows = data = width = 0
     base = top = mask = np.uint64(0)
     scale = 0.0
     for i in range(len(frame)):
@@ -115,44 +123,49 @@ def search_u64(
             mask = mask_of(np.uint64(width))
             top = load_u64(frames, data + (rows - 1) * width) & mask
             scale = (rows - 1) / np.float64(top) if top > 0 else 0.0
-        if key[i] < base or rows == 0:
+        if rows == 0 or high[i] < base:
+            count[i] = -1 if pick == LAST or (pick == FIRST and rows == 0) else 0
             continue
-        target = key[i] - base
+        above = high[i] - base
+        if pick == LAST:
+            at = (
+                rows
+                if above >= top
+                else first_not_below(
+                    frames,
+                    data,
+                    width,
+                    mask,
+                    rows,
+                    above + np.uint64(1),
+                    min(_I64(np.float64(above) * scale), rows - 1),
+                )
+            )
+            count[i] = -1
+            if at > 0:
+                row[i] = at - 1
+                count[i] = low[i] <= base + (load_u64(frames, data + (at - 1) * width) & mask)
+            continue
+        target = low[i] - base if low[i] > base else np.uint64(0)
         if target > top:
-            continue
-        if width == 0:
-            count[i] = rows
+            count[i] = -1 if pick == FIRST else 0
             continue
         at = min(_I64(np.float64(target) * scale), rows - 1)
-        value = load_u64(frames, data + at * width) & mask
-        if unique and value == target:
+        hit = unique and (load_u64(frames, data + at * width) & mask) == target
+        if not hit:
+            at = first_not_below(frames, data, width, mask, rows, target, at)
+        if hit or (load_u64(frames, data + at * width) & mask) <= above:
             row[i] = at
             count[i] = 1
-            continue
-        low = first_not_below(frames, data, width, mask, rows, target, at)
-        if (load_u64(frames, data + low * width) & mask) != target:
-            continue
-        row[i] = low
-        if unique:
-            count[i] = 1
-            continue
-        end = low + 1
-        step = 1
-        while end + step <= rows and (load_u64(frames, data + (end + step - 1) * width) & mask) == target:
-            end += step
-            step += step
-        high = min(end + step - 1, rows)
-        while end < high:
-            middle = (end + high) >> 1
-            if (load_u64(frames, data + middle * width) & mask) == target:
-                end = middle + 1
-            else:
-                high = middle
-        count[i] = end - low
+            if not unique and pick != FIRST:
+                end = rows
+                if above < top:
+                    end = first_not_below(frames, data, width, mask, rows, above + np.uint64(1), at)
+                count[i] = end - at
 
 
 @njit(cache=True, nogil=True)
-def text_span(frames: NDArray[np.uint8], page: int, base: np.uint64, packed: np.uint64, row: int) -> tuple[int, int]:
+def text_span(frames: Bytes, page: int, base: np.uint64, packed: np.uint64, row: int) -> tuple[int, int]:
     """Return where in `frames` a text value begins and ends."""
     data = page + _I64(packed & _U16)
     aux = page + _I64((packed >> np.uint64(16)) & _U16)
@@ -174,13 +187,13 @@ def text_span(frames: NDArray[np.uint8], page: int, base: np.uint64, packed: np.
 
 @njit(cache=True, nogil=True)
 def order_of(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page: int,
     base: np.uint64,
     packed: np.uint64,
     row: int,
     prefix: np.uint64,
-    data: NDArray[np.uint8],
+    data: Bytes,
     start: int,
     end: int,
 ) -> int:
@@ -200,218 +213,59 @@ def order_of(
 
 
 @njit(cache=True, nogil=True)
-def search_bytes(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int32],
-    prefix: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
-    data: NDArray[np.uint8],
-    unique: bool,
-    row: NDArray[np.int32],
-    count: NDArray[np.int32],
-) -> None:
-    """Find each byte key in its page, as `search_u64` does, by binary search."""
-    for i in range(len(frame)):
-        row[i] = 0
-        count[i] = 0
-        if frame[i] < 0:
-            continue
-        page = _I64(frame[i]) * page_size
-        rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
-        base = load_u64(frames, page + HEADER)
-        packed = load_u64(frames, page + HEADER + 8)
-        word, start, stop = prefix[i], offsets[i], offsets[i + 1]
-        low = 0
-        high = rows
-        found = False
-        while low < high:
-            middle = (low + high) >> 1
-            order = order_of(frames, page, base, packed, middle, word, data, start, stop)
-            if order < 0:
-                low = middle + 1
-            else:
-                high = middle
-                found = found or order == 0
-                if unique and order == 0:
-                    low = middle
-        if not found:
-            continue
-        row[i] = low
-        end = low + 1
-        high = low + 1 if unique else rows
-        step = 1
-        while end + step <= high:
-            if order_of(frames, page, base, packed, end + step - 1, word, data, start, stop) != 0:
-                high = end + step - 1
-                break
-            end += step
-            step += step
-        while end < high:
-            middle = (end + high) >> 1
-            if order_of(frames, page, base, packed, middle, word, data, start, stop) == 0:
-                end = middle + 1
-            else:
-                high = middle
-        count[i] = end - low
-
-
-_TOP = ~np.uint64(0)
-_BELOW, _NOT_ABOVE = False, True
-
-
-@njit(cache=True, nogil=True)
-def _rank_u64(frames: NDArray[np.uint8], page: int, key: np.uint64) -> int:
-    """Return how many rows of a page are below a key: by interpolation, then galloping, then halving."""
-    rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
-    base = load_u64(frames, page + HEADER)
-    packed = load_u64(frames, page + HEADER + 8)
-    data = page + _I64(packed & _U16)
-    width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
-    mask = mask_of(np.uint64(width))
-    if rows == 0 or key <= base:
-        return _I64(0)
-    target = key - base
-    top = load_u64(frames, data + (rows - 1) * width) & mask
-    if target > top:
-        return rows
-    at = min(_I64(np.float64(target) / np.float64(top) * (rows - 1)), rows - 1)
-    return first_not_below(frames, data, width, mask, rows, target, at)
-
-
-@njit(cache=True, nogil=True)
-def range_u64(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int32],
-    low: NDArray[np.uint64],
-    high: NDArray[np.uint64],
-    row: NDArray[np.int32],
-    count: NDArray[np.int32],
-) -> None:
-    """Find the rows of a page from `low` to `high`, both included: the first, and how many there are."""
-    for i in range(len(frame)):
-        row[i] = 0
-        count[i] = 0
-        if frame[i] < 0:
-            continue
-        page = _I64(frame[i]) * page_size
-        start = _rank_u64(frames, page, low[i])
-        if high[i] == _TOP:
-            end = _I64(load_u64(frames, page + 16) >> np.uint64(32))
-        else:
-            end = _rank_u64(frames, page, high[i] + np.uint64(1))
-        row[i] = start
-        count[i] = max(end - start, 0)
-
-
-@njit(cache=True, nogil=True)
-def nearest_u64(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int32],
-    low: NDArray[np.uint64],
-    high: NDArray[np.uint64],
-    last: bool,
-    row: NDArray[np.int32],
-    count: NDArray[np.int32],
-) -> None:
-    """Find the last row not above `high`, or the first not below `low`.
-
-    The count is 1 if that row lies in the range, 0 if it does not, and -1 if the page has no such row, so that only its
-    neighbor can tell.
-    """
-    for i in range(len(frame)):
-        row[i] = 0
-        count[i] = 0
-        if frame[i] < 0:
-            continue
-        page = _I64(frame[i]) * page_size
-        rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
-        if last:
-            at = (rows if high[i] == _TOP else _rank_u64(frames, page, high[i] + np.uint64(1))) - 1
-        else:
-            at = _rank_u64(frames, page, low[i])
-        if at < 0 or at == rows:
-            count[i] = -1
-            continue
-        base = load_u64(frames, page + HEADER)
-        packed = load_u64(frames, page + HEADER + 8)
-        width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
-        key = base + (load_u64(frames, page + _I64(packed & _U16) + at * width) & mask_of(np.uint64(width)))
-        row[i] = at
-        count[i] = low[i] <= key <= high[i]
-
-
-@njit(cache=True, nogil=True)
 def _rank_bytes(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page: int,
-    prefix: np.uint64,
-    data: NDArray[np.uint8],
-    start: int,
-    end: int,
+    rows: tuple[int, int],
+    data: Bytes,
+    key: tuple[np.uint64, int, int],
     equal: bool,
-) -> int:
-    """Return how many rows of a page are below a key, or with `equal` not above it."""
-    base = load_u64(frames, page + HEADER)
-    packed = load_u64(frames, page + HEADER + 8)
-    low = _I64(0)
-    high = _I64(load_u64(frames, page + 16) >> np.uint64(32))
+    unique: bool,
+) -> tuple[int, bool]:
+    """Return how many rows of a page are below a key, or with `equal` not above it, and whether a row has the key.
+
+    Parameters
+    ----------
+    rows
+        Least and greatest possible result.
+    data, key
+        Bytes of keys; the prefix of the key, and where it begins and ends in `data`.
+    unique
+        Whether to stop at the first row that has the key.
+    """
+    base, packed = load_u64(frames, page + HEADER), load_u64(frames, page + HEADER + 8)
+    low, high = rows
+    prefix, start, end = key
+    found = False
     while low < high:
         middle = (low + high) >> 1
         order = order_of(frames, page, base, packed, middle, prefix, data, start, end)
+        if order == 0:
+            found = True
+            if unique:
+                return middle, found
         if order < 0 or (equal and order == 0):
             low = middle + 1
         else:
             high = middle
-    return low
+    return low, found
 
 
 @njit(cache=True, nogil=True)
-def range_bytes(
-    frames: NDArray[np.uint8],
+def search_bytes(
+    frames: Bytes,
     page_size: int,
-    frame: NDArray[np.int32],
-    low_prefix: NDArray[np.uint64],
-    low_offsets: NDArray[np.int64],
-    low_data: NDArray[np.uint8],
-    high_prefix: NDArray[np.uint64],
-    high_offsets: NDArray[np.int64],
-    high_data: NDArray[np.uint8],
+    frame: Int32s,
+    low: KeyParts,
+    high: KeyParts,
     closed: bool,
-    row: NDArray[np.int32],
-    count: NDArray[np.int32],
+    unique: bool,
+    pick: int,
+    row: Int32s,
+    count: Int32s,
 ) -> None:
-    """Find the rows of a page in each range of byte keys, as `range_u64` does; `closed` ranges include their end."""
-    for i in range(len(frame)):
-        row[i] = 0
-        count[i] = 0
-        if frame[i] < 0:
-            continue
-        page = _I64(frame[i]) * page_size
-        start = _rank_bytes(frames, page, low_prefix[i], low_data, low_offsets[i], low_offsets[i + 1], _BELOW)
-        end = _rank_bytes(frames, page, high_prefix[i], high_data, high_offsets[i], high_offsets[i + 1], closed)
-        row[i] = start
-        count[i] = max(end - start, 0)
-
-
-@njit(cache=True, nogil=True)
-def nearest_bytes(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int32],
-    low_prefix: NDArray[np.uint64],
-    low_offsets: NDArray[np.int64],
-    low_data: NDArray[np.uint8],
-    high_prefix: NDArray[np.uint64],
-    high_offsets: NDArray[np.int64],
-    high_data: NDArray[np.uint8],
-    last: bool,
-    row: NDArray[np.int32],
-    count: NDArray[np.int32],
-) -> None:
-    """Find the last row not above `high`, or the first not below `low`, as `nearest_u64` does."""
+    """Find the rows of a page in each range of byte keys, as `search_u64` does; `closed` ranges include their end."""
+    low_data, high_data = low.data, high.data
     for i in range(len(frame)):
         row[i] = 0
         count[i] = 0
@@ -419,19 +273,25 @@ def nearest_bytes(
             continue
         page = _I64(frame[i]) * page_size
         rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
-        base = load_u64(frames, page + HEADER)
-        packed = load_u64(frames, page + HEADER + 8)
-        start, stop = low_offsets[i], low_offsets[i + 1]
-        begin, end = high_offsets[i], high_offsets[i + 1]
-        if last:
-            at = _rank_bytes(frames, page, high_prefix[i], high_data, begin, end, _NOT_ABOVE) - 1
-        else:
-            at = _rank_bytes(frames, page, low_prefix[i], low_data, start, stop, _BELOW)
-        if at < 0 or at == rows:
-            count[i] = -1
+        first = (low.prefix[i], low.offsets[i], low.offsets[i + 1])
+        last = (high.prefix[i], high.offsets[i], high.offsets[i + 1])
+        if pick == LAST:
+            at = _rank_bytes(frames, page, (0, rows), high_data, last, closed, _NO)[0] - 1
+            row[i] = max(at, 0)
+            count[i] = -1 if at < 0 else _rank_bytes(frames, page, (at, at + 1), low_data, first, _NO, _NO)[0] == at
             continue
-        row[i] = at
-        if last:
-            count[i] = order_of(frames, page, base, packed, at, low_prefix[i], low_data, start, stop) >= 0
-        else:
-            count[i] = order_of(frames, page, base, packed, at, high_prefix[i], high_data, begin, end) <= 0
+        at, found = _rank_bytes(frames, page, (0, rows), low_data, first, _NO, unique)
+        end, stop = at, min(at + 1, rows) if pick == FIRST else rows
+        if pick == EQUAL:
+            end = stop = at + found
+            if found and not unique:
+                step = 1
+                while end < rows and _rank_bytes(frames, page, (end, end + 1), high_data, last, closed, _NO)[0] > end:
+                    stop = end + 1
+                    end += step
+                    step += step
+                end, stop = stop, min(end, rows)
+        if end < stop:
+            end = _rank_bytes(frames, page, (end, stop), high_data, last, closed, _NO)[0]
+        row[i] = at if end > at else 0
+        count[i] = -1 if pick == FIRST and at == rows else end - at

@@ -5,6 +5,7 @@ Compiled kernels do the work on rows; this module prepares their arrays. It does
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,8 @@ from headrace.storage.format._byte_kernels import copy_blocks
 from headrace.storage.format.columns import fixed_to_array, fixed_type, text_to_array
 from headrace.storage.format.constants import SLACK
 from headrace.storage.format.keys import Keys
-from headrace.storage.leaf import _gather_kernels, _search_kernels
+from headrace.storage.leaf import _gather_kernels as gather_kernels
+from headrace.storage.leaf import _search_kernels as kernels
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,12 +27,14 @@ if TYPE_CHECKING:
     from headrace.storage.format.layout import LeafLayout, PhysicalColumn
 
 __all__ = [
-    "FixedColumn",
+    "FixedRows",
+    "StagedRows",
     "copy_pages",
     "decode_pages",
     "expand_matches",
     "gather",
     "gather_keys",
+    "rows_of_pages",
     "search",
     "search_nearest",
     "search_range",
@@ -40,28 +44,45 @@ __all__ = [
 _NO_CHECKSUMS = np.zeros(0, dtype=np.uint64)
 
 
-class FixedColumn:
-    """Values of one column of fixed width, gathered from pages into arrays of their own.
+class FixedRows:
+    """Buffer for rows of some columns. Kernels know words, not columns: a decimal has two words.
 
     Parameters
     ----------
-    column
-        Column of the table.
+    columns
+        Columns of fixed width.
     room
-        Maximum number of values.
+        Maximum number of rows.
+
+    Attributes
+    ----------
+    entries : int64[words]
+        Entries of the words in a leaf's directory.
+    sizes, starts : int64[words]
+        Bytes of a value of each word, and offset of its first value.
+    out : uint8 array
+        Values, with spare bytes after those of each word.
+    valid : uint8[words, room]
+        Filled with 1 for present values and 0 for nulls.
+    missing : int64[words]
+        Filled with the number of nulls.
     """
 
-    def __init__(self, column: PhysicalColumn, room: int) -> None:
-        fixed = fixed_type(column.dtype)
-        assert fixed is not None
-        self._column = column
-        self._type = fixed.dtype
-        self._size = fixed.dtype.itemsize
-        self._words = [np.empty(room * self._size + SLACK, dtype=np.uint8) for _ in range(column.words)]
-        self._valid = np.empty(room, dtype=np.uint8)
-        self._missing = 0
+    def __init__(self, columns: Sequence[PhysicalColumn], room: int) -> None:
+        self._columns = columns
+        kinds = [(column, fixed_type(column.dtype)) for column in columns]
+        self._types = [kind.dtype for column, kind in kinds if kind for _ in range(column.words)]
+        self.entries: NDArray[np.int64] = np.array(
+            [column.first + word for column in columns for word in range(column.words)], dtype=np.int64
+        )
+        self.sizes: NDArray[np.int64] = np.array([kind.itemsize for kind in self._types], dtype=np.int64)
+        ends = list(accumulate((int(size) * room + SLACK for size in self.sizes), initial=0))
+        self.starts: NDArray[np.int64] = np.array(ends[:-1], dtype=np.int64)
+        self.out: NDArray[np.uint8] = np.empty(ends[-1], dtype=np.uint8)
+        self.valid: NDArray[np.uint8] = np.empty((len(self.sizes), room), dtype=np.uint8)
+        self.missing: NDArray[np.int64] = np.zeros(len(self.sizes), dtype=np.int64)
 
-    def write(
+    def gather(
         self,
         start: int,
         frames: NDArray[np.uint8],
@@ -69,18 +90,24 @@ class FixedColumn:
         frame: NDArray[np.int32],
         row: NDArray[np.int32],
     ) -> None:
-        """Gather the values of rows to position `start`, after those written before; frame -1 gives nulls."""
-        valid = self._valid[start:]
-        missing = 0
-        for entry, words in enumerate(self._words, self._column.first):
-            out = words[start * self._size :]
-            missing = _gather_kernels.gather_words(frames, page_size, frame, row, entry, self._size, out, valid)
-        self._missing += missing
+        """Gather rows from pages to position `start`, after those gathered before; frame -1 gives nulls."""
+        words = zip(self.entries.tolist(), self.sizes.tolist(), self.starts.tolist(), strict=True)
+        for word, (entry, size, begin) in enumerate(words):
+            out, valid = self.out[begin + start * size :], self.valid[word, start:]
+            self.missing[word] += gather_kernels.gather_words(frames, page_size, frame, row, entry, size, out, valid)
 
-    def array(self, rows: int) -> pa.Array:
-        """Return the first `rows` values."""
-        words = [words[: rows * self._size].view(self._type) for words in self._words]
-        return fixed_to_array(self._column.dtype, words, self._valid[:rows] if self._missing else None)
+    def arrays(self, rows: int) -> list[pa.Array]:
+        """Return the first rows of each column."""
+        arrays, word = [], 0
+        for column in self._columns:
+            words = [self._word(at, rows) for at in range(word, word + column.words)]
+            arrays.append(fixed_to_array(column.dtype, words, self.valid[word, :rows] if self.missing[word] else None))
+            word += column.words
+        return arrays
+
+    def _word(self, at: int, rows: int) -> NDArray[np.int64]:
+        start = int(self.starts[at])
+        return self.out[start : start + int(self.sizes[at]) * rows].view(self._types[at])
 
 
 def search(
@@ -106,14 +133,7 @@ def search(
     row, count : int32[n]
         First row with the key in that page, and how many rows have it there (0: none).
     """
-    row = np.empty(len(keys), dtype=np.int32)
-    count = np.empty(len(keys), dtype=np.int32)
-    prefix, offsets, data = keys.parts
-    if keys.wide:
-        _search_kernels.search_bytes(frames, layout.page_size, frame, prefix, offsets, data, unique, row, count)
-    else:
-        _search_kernels.search_u64(frames, layout.page_size, frame, prefix, unique, row, count)
-    return row, count
+    return _search(layout, frames, frame, keys, keys, unique=unique, pick=kernels.EQUAL)
 
 
 def search_range(
@@ -141,13 +161,7 @@ def search_range(
     row, count : int32[n]
         First row of the range in that page, and how many rows are in it there.
     """
-    row = np.empty(len(low), dtype=np.int32)
-    count = np.empty(len(low), dtype=np.int32)
-    if low.wide:
-        _search_kernels.range_bytes(frames, layout.page_size, frame, *low.parts, *high.parts, closed, row, count)
-    else:
-        _search_kernels.range_u64(frames, layout.page_size, frame, low.prefix, high.prefix, row, count)
-    return row, count
+    return _search(layout, frames, frame, low, high, closed=closed)
 
 
 def search_nearest(
@@ -168,12 +182,25 @@ def search_nearest(
         Row and count: 1 if the row is in the range, 0 if the table has no row in the range, -1 if all rows of the page
         are beyond the end, so that the neighboring leaf has to be searched.
     """
-    row = np.empty(len(low), dtype=np.int32)
-    count = np.empty(len(low), dtype=np.int32)
+    return _search(layout, frames, frame, low, high, pick=kernels.LAST if last else kernels.FIRST)
+
+
+def _search(
+    layout: LeafLayout,
+    frames: NDArray[np.uint8],
+    frame: NDArray[np.int32],
+    low: Keys,
+    high: Keys,
+    *,
+    closed: bool = True,
+    unique: bool = False,
+    pick: int = kernels.ALL,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    row, count, size = np.empty(len(low), dtype=np.int32), np.empty(len(low), dtype=np.int32), layout.page_size
     if low.wide:
-        _search_kernels.nearest_bytes(frames, layout.page_size, frame, *low.parts, *high.parts, last, row, count)
+        kernels.search_bytes(frames, size, frame, low.parts, high.parts, closed, unique, pick, row, count)
     else:
-        _search_kernels.nearest_u64(frames, layout.page_size, frame, low.prefix, high.prefix, last, row, count)
+        kernels.search_u64(frames, size, frame, low.prefix, high.prefix, unique, pick, row, count)
     return row, count
 
 
@@ -181,7 +208,7 @@ def expand_matches(
     frame: NDArray[np.int32], row: NDArray[np.int32], count: NDArray[np.int32]
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
     """Return frame, row and position of the key for every match that `search` found, in order."""
-    return _gather_kernels.expand_rows(frame, row, count.astype(np.int64))
+    return gather_kernels.expand_rows(frame, row, count.astype(np.int64))
 
 
 def gather(
@@ -211,9 +238,12 @@ def gather(
     """
     names = layout.select(columns)
     key = _gather_key_columns(layout, frames, frame, row) if set(names) & set(layout.key) else {}
-    return [
-        key[name] if name in key else _gather_column(layout, frames, frame, row, layout.by_name[name]) for name in names
-    ]
+    wanted = [layout.by_name[name] for name in names if name not in key]
+    fixed = FixedRows([column for column in wanted if column.words], len(frame))
+    fixed.gather(0, frames, layout.page_size, frame, row)
+    numbers = iter(fixed.arrays(len(frame)))
+    payload = iter([next(numbers) if c.words else _gather_text(layout, frames, frame, row, c) for c in wanted])
+    return [key[name] if name in key else next(payload) for name in names]
 
 
 def gather_keys(
@@ -223,10 +253,18 @@ def gather_keys(
     if layout.codec.kind == "u64":
         out = np.empty(len(frame) * 8 + SLACK, dtype=np.uint8)
         valid = np.empty(len(frame), dtype=np.uint8)
-        _gather_kernels.gather_words(frames, layout.page_size, frame, row, 0, 8, out, valid)
+        gather_kernels.gather_words(frames, layout.page_size, frame, row, 0, 8, out, valid)
         return Keys("u64", out[:-SLACK].view(np.uint64))
     offsets, data, _ = _gather_bytes(layout, frames, frame, row, 0)
     return Keys.from_bytes(offsets, data)
+
+
+def rows_of_pages(
+    layout: LeafLayout, frames: NDArray[np.uint8], frame: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
+    """Return frame, row and position of the page in `frame` for every row of whole pages, one page after the other."""
+    counts = _page_kernels.count_rows(frames, layout.page_size, frame)
+    return gather_kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
 
 
 def decode_pages(
@@ -244,8 +282,7 @@ def decode_pages(
     columns
         Names; by default all columns of the table, key columns included.
     """
-    counts = _page_kernels.count_rows(frames, layout.page_size, frame)
-    places, rows, _ = _gather_kernels.expand_rows(frame, np.zeros(len(frame), dtype=np.int32), counts)
+    places, rows, _ = rows_of_pages(layout, frames, frame)
     return gather(layout, frames, places, rows, layout.schema.names if columns is None else columns)
 
 
@@ -282,19 +319,15 @@ def verify(
     return int(_page_kernels.verify_pages(frames, page_size, frame, numbers, expected))
 
 
-def _gather_column(
+def _gather_text(
     layout: LeafLayout,
     frames: NDArray[np.uint8],
     frame: NDArray[np.int32],
     row: NDArray[np.int32],
     column: PhysicalColumn,
 ) -> pa.Array:
-    if column.words == 0:
-        offsets, data, valid = _gather_bytes(layout, frames, frame, row, column.first)
-        return text_to_array(column.dtype, offsets, data, valid)
-    values = FixedColumn(column, len(frame))
-    values.write(0, frames, layout.page_size, frame, row)
-    return values.array(len(frame))
+    offsets, data, valid = _gather_bytes(layout, frames, frame, row, column.first)
+    return text_to_array(column.dtype, offsets, data, valid)
 
 
 def _gather_bytes(
@@ -302,9 +335,9 @@ def _gather_bytes(
 ) -> tuple[NDArray[np.int64], NDArray[np.uint8], NDArray[np.uint8] | None]:
     offsets = np.empty(len(frame) + 1, dtype=np.int64)
     valid = np.empty(len(frame), dtype=np.uint8)
-    missing = _gather_kernels.gather_spans(frames, layout.page_size, frame, row, entry, offsets, valid)
+    missing = gather_kernels.gather_spans(frames, layout.page_size, frame, row, entry, offsets, valid)
     data = np.empty(offsets[-1], dtype=np.uint8)
-    _gather_kernels.gather_text(frames, layout.page_size, frame, row, entry, offsets, data)
+    gather_kernels.gather_text(frames, layout.page_size, frame, row, entry, offsets, data)
     return offsets, data, valid if missing else None
 
 
@@ -319,3 +352,45 @@ def _gather_key_columns(
     index[present] = np.arange(len(present))
     places = pa.array(index, mask=frame < 0)
     return {name: array.take(places) for name, array in zip(layout.key, found, strict=True)}
+
+
+class StagedRows:
+    """Rows in the order in which they were added.
+
+    Parameters
+    ----------
+    layout
+        Leaf layout of the table.
+    columns
+        Names of the columns; key columns are allowed.
+    room
+        Maximum number of rows.
+    """
+
+    def __init__(self, layout: LeafLayout, columns: Sequence[str], room: int) -> None:
+        self._layout = layout
+        self._room = room
+        fixed = [name for name in columns if name in layout.by_name and layout.by_name[name].words]
+        self._fixed = FixedRows([layout.by_name[name] for name in fixed], room)
+        self._others = [name for name in columns if name not in fixed]
+        self._order = [(fixed + self._others).index(name) for name in columns]
+        self._parts: list[list[pa.Array]] = []
+        self.rows = 0
+
+    @property
+    def free(self) -> int:
+        """Number of rows that still fit."""
+        return self._room - self.rows
+
+    def add(self, frames: NDArray[np.uint8], frame: NDArray[np.int32], row: NDArray[np.int32]) -> None:
+        """Append rows; a frame of -1 gives nulls. See `gather` for the parameters."""
+        self._fixed.gather(self.rows, frames, self._layout.page_size, frame, row)
+        if self._others:
+            self._parts.append(gather(self._layout, frames, frame, row, self._others))
+        self.rows += len(frame)
+
+    def arrays(self) -> list[pa.Array]:
+        """Return the columns. At least one row must have been added, and none can be added afterwards."""
+        others = [pa.concat_arrays([part[at] for part in self._parts]) for at in range(len(self._others))]
+        arrays = [*self._fixed.arrays(self.rows), *others]
+        return [arrays[at] for at in self._order]

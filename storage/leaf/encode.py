@@ -95,17 +95,17 @@ class PhysicalRows:
         self._heap_size = 0
         self._nulls: list[NDArray[np.uint8]] = []
         self._codes: list[NDArray[np.int32]] = []
-        self._places = np.full((layout.entries, 4), -1, dtype=np.int64)
+        self._places: list[tuple[bool, int, int, int]] = []
         self._add_key(keys)
         for column, array in zip(layout.columns, payload, strict=True):
             self._add(column, array)
 
     def _add_key(self, keys: Keys) -> None:
         if keys.offsets is None or keys.data is None:
-            self._place(0, text=False, slot=0)
+            self._places.append((False, 0, -1, -1))
             self._words.append(keys.prefix.view(np.int64))
         else:
-            self._place(0, text=True, slot=0)
+            self._places.append((True, 0, -1, -1))
             self._add_text(keys.offsets, keys.data)
 
     def _add(self, column: PhysicalColumn, array: pa.Array) -> None:
@@ -114,15 +114,12 @@ class PhysicalRows:
             self._nulls.append(mask.view(np.uint8))
         slot = -1 if mask is None else len(self._nulls) - 1
         if column.words == 0:
-            self._place(column.first, text=True, slot=len(self._spans), nulls=slot, codes=self._add_codes(array))
+            self._places.append((True, len(self._spans), slot, self._add_codes(array)))
             self._add_text(*bytes_of(array))
             return
-        for word, values in enumerate(fixed_values(array)):
-            self._place(column.first + word, text=False, slot=len(self._words), nulls=slot)
+        for values in fixed_values(array):
+            self._places.append((False, len(self._words), slot, -1))
             self._words.append(values)
-
-    def _place(self, entry: int, *, text: bool, slot: int, nulls: int = -1, codes: int = -1) -> None:
-        self._places[entry] = (text, slot, nulls, codes)
 
     def _add_text(self, offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> None:
         start, end = int(offsets[0]), int(offsets[-1])
@@ -144,10 +141,10 @@ class PhysicalRows:
     def columns(self) -> RowColumns:
         """The matrices."""
         return RowColumns(
-            self._places,
+            np.array(self._places, dtype=np.int64),
             self._word_matrix(),
             _matrix(self._spans, self.rows + 1, np.int64),
-            np.concatenate([_NO_TEXT, *self._heaps]),
+            np.concatenate(self._heaps) if self._heaps else _NO_TEXT,
             _matrix(self._nulls, self.rows, np.uint8),
             _matrix(self._codes, self.rows, np.int32),
             self._cardinality,
@@ -156,7 +153,7 @@ class PhysicalRows:
     def _word_matrix(self) -> NDArray[np.int64]:
         words = self._room.matrix(len(self._words), self.rows)
         for slot, values in enumerate(self._words):
-            if slot == 0 and self._places[0, _TEXT] == 0:
+            if slot == 0 and not self._places[0][_TEXT]:
                 np.bitwise_xor(values, _SIGN, out=words[slot])  # unsigned keys in the order of signed integers
             else:
                 words[slot] = values
@@ -164,7 +161,7 @@ class PhysicalRows:
 
 
 def _matrix(rows: Sequence[NDArray[Scalar]], columns: int, dtype: type[Scalar]) -> NDArray[Scalar]:
-    return np.stack(rows) if rows else np.zeros((0, columns), dtype=dtype)
+    return np.stack(rows) if rows else np.empty((0, columns), dtype=dtype)
 
 
 class LeafEncoder:

@@ -30,7 +30,7 @@ from headrace.storage.errors import (
 )
 from headrace.storage.file.backend import FileBackend, StorageBackend, path_text, sync_folder
 from headrace.storage.file.temporary_files import claimed, remove_remains
-from headrace.storage.filter.upkeep import drop_filter
+from headrace.storage.filter.segments import drop_filter
 from headrace.storage.format.constants import FIRST_PAGE
 from headrace.storage.format.keys import Keys
 from headrace.storage.format.layout import LeafLayout
@@ -39,8 +39,9 @@ from headrace.storage.format.page import seal_pages
 from headrace.storage.format.slots import write_first_superblocks
 from headrace.storage.format.superblock import Superblock, check_app, check_page_size
 from headrace.storage.leaf.encode import LeafEncoder, WordRoom
-from headrace.storage.sources import NotInOrderError, SortedRows, Source, sorted_rows
-from headrace.storage.tree.nodes import Entries, build_levels, separators_between
+from headrace.storage.load.sources import NotInOrderError, SortedRows, Source, sorted_rows
+from headrace.storage.tree.nodes import Entries, separators_between
+from headrace.storage.tree.rewrite import NewTree, Placed, rewrite_inner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
 
 _P = ParamSpec("_P")
 
-__all__ = ["BuildOptions", "TableWriter", "build_table", "leaf_limit"]
+__all__ = ["BuildOptions", "TableWriter", "build_table"]
 
 _FIRST_TXID = 1
 _CHUNK_ROWS = 1 << 17
@@ -95,11 +96,6 @@ class _Rows:
         return cls(Keys.concat([first.keys, second.keys]), payload)
 
 
-def leaf_limit(page_size: int, fill: float) -> int:
-    """Return the number of bytes of a page that a load fills."""
-    return int(page_size * fill)
-
-
 class TableWriter:
     """Writes one table from batches in key order.
 
@@ -111,13 +107,21 @@ class TableWriter:
         Schema of the batches, in stored types.
     options
         Layout of the table.
+
+    Attributes
+    ----------
+    page_size, txid
+        Page size in bytes, and the transaction id of all pages.
     """
+
+    txid = _FIRST_TXID
 
     def __init__(self, backend: StorageBackend, schema: pa.Schema, options: BuildOptions) -> None:
         self._backend = backend
         self._options = options
+        self.page_size = options.page_size
         self._layout = LeafLayout(schema, options.key, options.page_size)
-        self._limit = leaf_limit(options.page_size, options.fill)
+        self._limit = int(options.page_size * options.fill)
         self._metadata = encode_metadata(schema, self._layout.key, options.page_size, FIRST_PAGE, _FIRST_TXID)
         self._next_page = FIRST_PAGE + self._metadata.count
         self._rows = 0
@@ -177,14 +181,11 @@ class TableWriter:
             self._encode(self._open, keep_open=False)
         self._wait()
         entries = Entries.concat(self._parts) if self._parts else Entries.empty(self._layout.codec.kind)
-        leaves, height, root = len(entries), 1 if len(entries) else 0, entries
-        for pages, above in build_levels(entries, self._options.page_size, self._limit, self._next_page, _FIRST_TXID):
-            self._put(pages, len(above))
-            height, root = height + 1, above
+        tree = rewrite_inner(Placed(entries, np.zeros(0, dtype=np.int64)), [], self._options.fill, self)
         self._put_at(FIRST_PAGE, self._metadata.pages, self._metadata.count)
         self._wait()
         self._settle()
-        superblock = self._superblock(root, leaves, height)
+        superblock = self._superblock(tree, len(entries))
         self._backend.sync()
         write_first_superblocks(self._backend, superblock)
         self._backend.sync()
@@ -219,13 +220,12 @@ class TableWriter:
     def _add(self, encoder: LeafEncoder, ends: NDArray[np.int64], keys: Keys) -> None:
         """Start to write the pages that end at these rows; their checksums are known when that is done."""
         first = np.concatenate([np.zeros(1, dtype=np.int64), ends])
-        numbers = self._next_page + np.arange(len(ends), dtype=np.int64)
+        numbers = self.place(ends)
         checksums = np.zeros(len(ends), dtype=np.uint64)
         separators, continued = self._separators(keys.take(first[:-1]), keys.take(ends - 1))
         self._parts.append(Entries(numbers, checksums, np.diff(first), continued, separators))
         self._start(len(ends), self._write_leaves, encoder, ends, numbers, checksums)
         self._room = next(self._rooms)
-        self._next_page += len(ends)
 
     def _write_leaves(
         self, encoder: LeafEncoder, ends: NDArray[np.int64], numbers: NDArray[np.int64], checksums: NDArray[np.uint64]
@@ -245,9 +245,16 @@ class TableWriter:
         self._last = tails.take(np.array([len(tails) - 1]))
         return separators, continued
 
-    def _put(self, pages: NDArray[np.uint8], count: int) -> None:
-        self._put_at(self._next_page, pages, count)
-        self._next_page += count
+    def place(self, hints: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the page numbers after the last one, as many as there are hints."""
+        numbers = self._next_page + np.arange(len(hints), dtype=np.int64)
+        self._next_page += len(hints)
+        return numbers
+
+    def put(self, pages: NDArray[np.uint8], numbers: NDArray[np.int64], checksums: NDArray[np.uint64]) -> None:
+        """Start to write sealed pages, which follow one another; their checksums are in the pages."""
+        del checksums
+        self._put_at(int(numbers[0]), pages, len(numbers))
 
     def _put_at(self, page: int, pages: NDArray[np.uint8], count: int) -> None:
         size = self._options.page_size
@@ -273,13 +280,14 @@ class TableWriter:
             self._syncing.result()
             self._syncing = None
 
-    def _superblock(self, root: Entries, leaves: int, height: int) -> Superblock:
+    def _superblock(self, tree: NewTree, leaves: int) -> Superblock:
+        page, checksum = tree.root_pointer
         return Superblock(
             page_size=self._options.page_size,
             txid=_FIRST_TXID + 1,
-            root_page=int(root.pages[0]) if height else 0,
-            root_checksum=int(root.checksums[0]) if height else 0,
-            height=height,
+            root_page=page,
+            root_checksum=checksum,
+            height=tree.height,
             rows=self._rows,
             leaves=leaves,
             pages=self._next_page,
@@ -308,7 +316,7 @@ def build_table(
         remove_remains(target.parent, re.compile(re.escape(target.name) + r"\.tmp-\d+-\d+"))
         with claimed(lambda: _created(temporary)):
             try:
-                with sorted_rows(source, options.key, memory, spill, target, hopeful=True) as rows:
+                with sorted_rows(source, options.key, memory, spill, target, assume_sorted=True) as rows:
                     superblock = _write_file(temporary, rows, options)
             except NotInOrderError:
                 with sorted_rows(source, options.key, memory, spill, target) as rows:
@@ -360,7 +368,7 @@ def _write_file(path: Path, rows: SortedRows, options: BuildOptions) -> Superblo
     ):
         backend.truncate(0)
         for batch, keys in rows.batches:
-            _write_batch(writer, batch, keys, assume_sorted=rows.hoped)
+            _write_batch(writer, batch, keys, assume_sorted=not rows.checked)
         return writer.finish()
 
 

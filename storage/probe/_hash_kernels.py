@@ -16,7 +16,7 @@ from headrace.storage.leaf._search_kernels import mask_of
 from headrace.storage.probe._probe_kernels import FACTS, FACTS_OF_A_COLUMN, is_null, value_above
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
 
 __all__ = ["fill_slots", "find_slots"]
 
@@ -39,17 +39,17 @@ def _home(above: np.uint64, slots: np.uint64, stride: int) -> int:
 
 @njit(cache=True, nogil=True)
 def fill_slots(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page_size: int,
-    facts: NDArray[np.uint64],
-    frame: NDArray[np.int64],
+    facts: Words,
+    frame: Int64s,
     low: np.uint64,
     slots: np.uint64,
     stride: int,
     key_mask: np.uint64,
     nulls: int,
-    words: NDArray[np.uint64],
-    memory: NDArray[np.uint8],
+    words: Words,
+    memory: Bytes,
     end: int,
     most: int,
 ) -> int:
@@ -88,14 +88,7 @@ def fill_slots(
 
 @njit(inline="always")
 def _fill_words(
-    frames: NDArray[np.uint8],
-    page: int,
-    facts: NDArray[np.uint64],
-    row: int,
-    words: NDArray[np.uint64],
-    memory: NDArray[np.uint8],
-    slot: int,
-    nulls: int,
+    frames: Bytes, page: int, facts: Words, row: int, words: Words, memory: Bytes, slot: int, nulls: int
 ) -> None:
     """Write a row's words into its slot, which holds zeros, and mark those that are null."""
     for word in range(len(words)):
@@ -110,14 +103,7 @@ def _fill_words(
 
 @njit(inline="always")
 def _ask_for(
-    memory: NDArray[np.uint8],
-    low: np.uint64,
-    slots: np.uint64,
-    stride: int,
-    key: NDArray[np.uint64],
-    begin: int,
-    stop: int,
-    home: NDArray[np.int64],
+    memory: Bytes, low: np.uint64, slots: np.uint64, stride: int, key: Words, begin: int, stop: int, home: Int64s
 ) -> None:
     """Note where the slots of some keys begin, and ask for them: they may reach into a second line."""
     for i in range(begin, stop):
@@ -129,18 +115,18 @@ def _ask_for(
 
 @njit(inline="always")
 def _write_word(
-    memory: NDArray[np.uint8],
+    memory: Bytes,
     word: int,
-    words: NDArray[np.uint64],
-    slot: NDArray[np.int64],
+    words: Words,
+    slot: Int64s,
     nulls: int,
     certain: bool,
     first: int,
     results: int,
     size: int,
     start: int,
-    out: NDArray[np.uint8],
-    valid: NDArray[np.uint8],
+    out: Bytes,
+    valid: Bytes,
 ) -> int:
     """Write one word of some results; return how many are null. Where all are present that need not be said."""
     place, shift, mask, base = _I64(words[word, 0]), words[word, 1], words[word, 2], words[word, 3]
@@ -162,24 +148,24 @@ def _write_word(
 
 @njit(cache=True, nogil=True)
 def find_slots(
-    memory: NDArray[np.uint8],
+    memory: Bytes,
     low: np.uint64,
     slots: np.uint64,
     stride: int,
     key_mask: np.uint64,
     nulls: int,
-    words: NDArray[np.uint64],
-    key: NDArray[np.uint64],
+    words: Words,
+    key: Words,
     above: np.uint64,
-    valid: NDArray[np.bool_],
+    valid: Flags,
     outer: bool,
     certain: bool,
-    sizes: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    out: NDArray[np.uint8],
-    present: NDArray[np.uint8],
-    missing: NDArray[np.int64],
-    source: NDArray[np.int32],
+    sizes: Int64s,
+    starts: Int64s,
+    out: Bytes,
+    present: Bytes,
+    missing: Int64s,
+    source: Int32s,
 ) -> int:
     """Find keys, and write the columns of the results; return how many results there are.
 
@@ -196,7 +182,7 @@ def find_slots(
     certain
         Whether no result can have a null.
     sizes, starts, out, present, missing
-        Arrays of a `headrace.storage.probe.fixed_rows.FixedRows`.
+        Arrays of a `headrace.storage.leaf.FixedRows`.
     source : int32[n]
         Position of each result's key.
     """

@@ -21,6 +21,8 @@ from headrace.storage.leaf._search_kernels import first_not_below, mask_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
+
 __all__ = [
     "FACTS",
     "FACTS_OF_A_COLUMN",
@@ -57,14 +59,14 @@ def _width(packed: np.uint64) -> np.uint64:
 
 
 @njit(inline="always")
-def is_null(frames: NDArray[np.uint8], page: int, packed: np.uint64, row: int) -> bool:
+def is_null(frames: Bytes, page: int, packed: np.uint64, row: int) -> bool:
     """Whether a row of a page is null in the column with this directory entry."""
     bitmap = _I64((packed >> _BITMAP) & _U16)
     return bitmap > 0 and (frames[page + bitmap + (row >> 3)] >> (row & 7)) & 1 != 0
 
 
 @njit(inline="always")
-def value_above(frames: NDArray[np.uint8], page: int, packed: np.uint64, row: int) -> np.uint64:
+def value_above(frames: Bytes, page: int, packed: np.uint64, row: int) -> np.uint64:
     """Return by how much the word of a row is above the base of the column with this directory entry."""
     width = _width(packed)
     return load_u64(frames, page + _I64(packed & _U16) + row * _I64(width)) & mask_of(width)
@@ -72,16 +74,16 @@ def value_above(frames: NDArray[np.uint8], page: int, packed: np.uint64, row: in
 
 @njit(cache=True, nogil=True)
 def locate_frames(
-    key: NDArray[np.uint64],
+    key: Words,
     above: np.uint64,
-    valid: NDArray[np.bool_],
+    valid: Flags,
     low: np.uint64,
     shift: np.uint64,
-    first: NDArray[np.int32],
-    separators: NDArray[np.uint64],
-    frame_of: NDArray[np.int32],
-    leaf: NDArray[np.int32],
-    frame: NDArray[np.int32],
+    first: Int32s,
+    separators: Words,
+    frame_of: Int32s,
+    leaf: Int32s,
+    frame: Int32s,
 ) -> int:
     """Find leaves and frames; return how many leaves are in no frame. See `LeafRanges.locate`.
 
@@ -119,7 +121,7 @@ def locate_frames(
 
 
 @njit(inline="always")
-def _offset(frames: NDArray[np.uint8], page: int, packed: np.uint64, rows: int, slope: float) -> float:
+def _offset(frames: Bytes, page: int, packed: np.uint64, rows: int, slope: float) -> float:
     """Return what makes a guess right for as many keys of a page as can be, judged by some of them."""
     least = most = 0.0
     data, width = page + _I64(packed & _U16), _I64(_width(packed))
@@ -131,12 +133,7 @@ def _offset(frames: NDArray[np.uint8], page: int, packed: np.uint64, rows: int, 
 
 @njit(cache=True, nogil=True)
 def describe_pages(
-    frames: NDArray[np.uint8],
-    page_size: int,
-    frame: NDArray[np.int64],
-    entries: NDArray[np.int64],
-    facts: NDArray[np.uint64],
-    guesses: NDArray[np.float32],
+    frames: Bytes, page_size: int, frame: Int64s, entries: Int64s, facts: Words, guesses: NDArray[np.float32]
 ) -> None:
     """Write the facts of the pages in some frames.
 
@@ -163,15 +160,13 @@ def describe_pages(
             facts[at, FACTS + FACTS_OF_A_COLUMN * word + 1] = load_u64(frames, entry + 8)
 
 
-def rows_of(facts: NDArray[np.uint64]) -> NDArray[np.int64]:
+def rows_of(facts: Words) -> Int64s:
     """Return how many rows the pages with these facts have."""
     return (facts[:, 2] >> _ROWS).astype(np.int64)
 
 
 @njit(cache=True, nogil=True)
-def greatest_key(
-    frames: NDArray[np.uint8], page_size: int, facts: NDArray[np.uint64], frame: NDArray[np.int64]
-) -> np.uint64:
+def greatest_key(frames: Bytes, page_size: int, facts: Words, frame: Int64s) -> np.uint64:
     """Return the greatest key of the pages in some frames, none of which is empty."""
     greatest = np.uint64(0)
     for at in frame:
@@ -183,14 +178,14 @@ def greatest_key(
 
 
 @njit(inline="always")
-def _ask_for(frames: NDArray[np.uint8], place: int) -> None:
+def _ask_for(frames: Bytes, place: int) -> None:
     """Ask for the eight bytes at a place: they may reach into a second line."""
     prefetch(frames, place)
     prefetch(frames, place + 7)
 
 
 @njit(inline="always")
-def _ask_for_facts(facts: NDArray[np.uint8], nbytes: int, frame: NDArray[np.int32], begin: int, stop: int) -> None:
+def _ask_for_facts(facts: Bytes, nbytes: int, frame: Int32s, begin: int, stop: int) -> None:
     """Ask for what is known of the pages of some keys."""
     for i in range(begin, stop):
         if frame[i] >= 0:
@@ -201,18 +196,18 @@ def _ask_for_facts(facts: NDArray[np.uint8], nbytes: int, frame: NDArray[np.int3
 
 @njit(inline="always")
 def _guess_rows(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page_size: int,
-    facts: NDArray[np.uint64],
+    facts: Words,
     guesses: NDArray[np.float32],
     stride: int,
     words: int,
-    key: NDArray[np.uint64],
+    key: Words,
     above: np.uint64,
-    frame: NDArray[np.int32],
+    frame: Int32s,
     begin: int,
     stop: int,
-    guess: NDArray[np.int64],
+    guess: Int64s,
 ) -> None:
     """Write for some keys in which row each would be if keys lay evenly, -1 for those without a page; ask for it."""
     for i in range(begin, stop):
@@ -234,24 +229,24 @@ def _guess_rows(
 
 @njit(inline="always")
 def _write_results(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page_size: int,
-    facts: NDArray[np.uint64],
+    facts: Words,
     stride: int,
-    key: NDArray[np.uint64],
+    key: Words,
     above: np.uint64,
-    frame: NDArray[np.int32],
+    frame: Int32s,
     outer: bool,
     begin: np.uint64,
     stop: np.uint64,
-    guess: NDArray[np.int64],
-    sizes: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    out: NDArray[np.uint8],
-    valid: NDArray[np.uint8],
-    missing: NDArray[np.int64],
-    row: NDArray[np.int32],
-    source: NDArray[np.int32],
+    guess: Int64s,
+    sizes: Int64s,
+    starts: Int64s,
+    out: Bytes,
+    valid: Bytes,
+    missing: Int64s,
+    row: Int32s,
+    source: Int32s,
     results: np.uint64,
 ) -> np.uint64:
     """Find some keys and write their results; return how many results there are by now. One step: few are too far."""
@@ -289,21 +284,21 @@ def _write_results(
 
 @njit(cache=True, nogil=True)
 def probe_pages(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page_size: int,
-    facts: NDArray[np.uint64],
+    facts: Words,
     guesses: NDArray[np.float32],
-    key: NDArray[np.uint64],
+    key: Words,
     above: np.uint64,
-    frame: NDArray[np.int32],
+    frame: Int32s,
     outer: bool,
-    sizes: NDArray[np.int64],
-    starts: NDArray[np.int64],
-    out: NDArray[np.uint8],
-    valid: NDArray[np.uint8],
-    missing: NDArray[np.int64],
-    row: NDArray[np.int32],
-    source: NDArray[np.int32],
+    sizes: Int64s,
+    starts: Int64s,
+    out: Bytes,
+    valid: Bytes,
+    missing: Int64s,
+    row: Int32s,
+    source: Int32s,
 ) -> int:
     """Find each key in its page, and write the columns of the results; return how many results there are.
 
@@ -320,7 +315,7 @@ def probe_pages(
     outer
         Whether a key without a match gives a row of nulls.
     sizes, starts, out, valid, missing
-        Arrays of a `headrace.storage.probe.fixed_rows.FixedRows`.
+        Arrays of a `headrace.storage.leaf.FixedRows`.
     row : int32[n]
         Row of each key in its page, -1 if the key is not there.
     source : int32[n]

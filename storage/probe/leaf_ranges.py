@@ -11,7 +11,7 @@ from headrace.storage.probe import _probe_kernels as kernels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.storage.format.word_keys import KeyWords
+    from headrace.storage.format.keys import KeyWords
     from headrace.storage.tree.snapshot import Snapshot
 
 __all__ = ["LeafRanges"]

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from headrace.storage.format.constants import WORD
+from headrace.storage.leaf.decode import FixedRows
 from headrace.storage.probe import _hash_kernels as kernels
 from headrace.storage.probe._probe_kernels import FACTS, FACTS_OF_A_COLUMN
-from headrace.storage.probe.fixed_rows import FixedRows
 from headrace.storage.read.frame_memory import SLACK_BYTES, FrameMemory
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.storage.format.keys import KeyWords
     from headrace.storage.format.layout import PhysicalColumn
-    from headrace.storage.format.word_keys import KeyWords
 
 __all__ = ["RowHash", "SlotForm"]
 

@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.storage.errors import KeyInputError
-from headrace.storage.format import _page_kernels
 from headrace.storage.leaf import _gather_kernels
-from headrace.storage.leaf.decode import decode_pages, expand_matches, gather, gather_keys, search
+from headrace.storage.leaf.decode import decode_pages, expand_matches, gather, gather_keys, rows_of_pages, search
 from headrace.storage.read.cache import page_buffer
 
 if TYPE_CHECKING:
@@ -155,9 +154,7 @@ def _bound(snapshot: Snapshot, bound: object) -> Keys | None:
 
 
 def _keys_in(snapshot: Snapshot, frames: NDArray[np.uint8], pages: int) -> Keys:
-    frame = np.arange(pages, dtype=np.int32)
-    counts = _page_kernels.count_rows(frames, snapshot.page_size, frame)
-    places, rows, _ = _gather_kernels.expand_rows(frame, np.zeros(pages, dtype=np.int32), counts)
+    places, rows, _ = rows_of_pages(snapshot.layout, frames, np.arange(pages, dtype=np.int32))
     return gather_keys(snapshot.layout, frames, places, rows)
 
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.storage.errors import InputError
+from headrace.storage.read._plan_kernels import first_of_reads, greedy_first_of_reads
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -87,8 +88,6 @@ def plan_reads(pages: npt.NDArray[np.int64], seek: float, transfer: float, max_s
     >>> plan.start.tolist(), plan.length.tolist(), plan.first.tolist()
     ([1, 90], [5, 1], [0, 3, 4])
     """
-    from headrace.storage.read._plan_kernels import first_of_reads  # noqa: PLC0415 - numba is loaded when a plan is first wanted
-
     pages = _checked(pages, seek, transfer, max_scan)
     return _plan(pages, first_of_reads(pages, float(seek), float(transfer), int(max_scan)))
 
@@ -109,8 +108,6 @@ def plan_reads_greedily(pages: npt.NDArray[np.int64], seek: float, transfer: flo
     >>> plan_reads(pages, seek=4.0, transfer=1.0, max_scan=4).start.tolist()
     [0, 3]
     """
-    from headrace.storage.read._plan_kernels import greedy_first_of_reads  # noqa: PLC0415 - as above
-
     pages = _checked(pages, seek, transfer, max_scan)
     return _plan(pages, greedy_first_of_reads(pages, float(seek), float(transfer), int(max_scan)))
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.storage.file.async_reads import READ_NBYTES, KernelQueue, open_kernel_queue
+from headrace.storage.format._page_kernels import verify_pages
 from headrace.storage.read.reader import page_damaged
 
 if TYPE_CHECKING:
@@ -136,8 +137,6 @@ class Reading:
         CorruptPageError
             If a page is not what was written.
         """
-        from headrace.storage.format._page_kernels import verify_pages  # noqa: PLC0415 - numba is loaded with the first read
-
         reads, reader = self._reads, self._queue.reader
         bad = verify_pages(self._queue.frames, reader.page_size, reads.frame_ids, reads.pages, reads.checksums)
         if bad >= 0:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.storage.errors import CorruptionError, CorruptPageError
+from headrace.storage.format._page_kernels import verify_pages
 from headrace.storage.read.cache import page_buffer
 from headrace.storage.read.plan import plan_reads
 
@@ -269,8 +270,6 @@ class _Job(_Shared):
         frame_ids: NDArray[np.integer],
         checksums: NDArray[np.uint64] | None,
     ) -> None:
-        from headrace.storage.format._page_kernels import verify_pages  # noqa: PLC0415 - numba is loaded with the first read
-
         self._reader = reader
         self._pages = np.ascontiguousarray(pages, dtype=np.int64)
         self._frames = frames
@@ -278,7 +277,6 @@ class _Job(_Shared):
         self._checksums = _UNKNOWN if checksums is None else np.ascontiguousarray(checksums, dtype=np.uint64)
         self._first = plan.first
         self._start = plan.start
-        self._verify = verify_pages
 
     def one(self, read: int) -> None:
         low, high = int(self._first[read]), int(self._first[read + 1])
@@ -289,7 +287,7 @@ class _Job(_Shared):
             raise CorruptPageError(f"page {start} or one of the {high - low} wanted with it: {error}") from error
         pages = self._pages[low:high]
         size, ids = self._reader.page_size, self._ids[low:high]
-        bad = int(self._verify(self._frames, size, ids, pages, self._checksums[low:high]))
+        bad = int(verify_pages(self._frames, size, ids, pages, self._checksums[low:high]))
         if bad >= 0:
             raise page_damaged(int(pages[bad]), self._reader.backend.path)
 

@@ -4,24 +4,7 @@ In: superblocks and inner nodes, or changed leaf entries. Out: the entry of each
 and the inner nodes that a commit must write. Reads no leaves.
 """
 
-from __future__ import annotations
+from headrace.storage.tree.relocations import relocation_columns
+from headrace.storage.tree.snapshot import Snapshot, open_snapshot
 
-from typing import TYPE_CHECKING
-
-from headrace.storage._lazy import lazy_exports
-
-if TYPE_CHECKING:
-    from headrace.storage.tree.nodes import Entries, InnerLevel
-    from headrace.storage.tree.relocations import relocation_columns
-    from headrace.storage.tree.snapshot import Snapshot, open_snapshot
-
-__all__ = ["Entries", "InnerLevel", "Snapshot", "open_snapshot", "relocation_columns"]
-
-__getattr__ = lazy_exports(
-    __name__,
-    {
-        "nodes": ("Entries", "InnerLevel"),
-        "relocations": ("relocation_columns",),
-        "snapshot": ("Snapshot", "open_snapshot"),
-    },
-)
+__all__ = ["Snapshot", "open_snapshot", "relocation_columns"]

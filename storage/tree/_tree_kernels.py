@@ -6,25 +6,26 @@ flags u8[n], and the separators: u64[n], or for byte keys end offsets u16[n] and
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64
+from headrace.storage.format._byte_kernels import copy_bytes, load_u16, load_u64, store_u64
+from headrace.storage.format._key_kernels import KeyParts, compare_keys
 from headrace.storage.format.constants import CHILD_BYTES, HEADER, SEPARATOR_END, WORD
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from headrace.storage.format.arrays import Bytes, Int32s, Int64s, Words
 
-__all__ = ["locate", "plan_inner", "read_inner", "read_separators", "write_nodes"]
+__all__ = ["Children", "locate", "plan_inner", "read_inner", "read_separators", "write_nodes"]
 
 _FEWEST = 2
 _GALLOP = 6
 
 
 @njit(cache=True, nogil=True)
-def plan_inner(offsets: NDArray[np.int64], wide: bool, rows: int, limit: int) -> NDArray[np.int64]:
+def plan_inner(offsets: Int64s, wide: bool, rows: int, limit: int) -> Int64s:
     """Return where each inner page ends when entries are packed greedily, at least two to a page."""
     ends = np.empty(rows, dtype=np.int64)
     pages = 0
@@ -45,63 +46,26 @@ def plan_inner(offsets: NDArray[np.int64], wide: bool, rows: int, limit: int) ->
     return ends[:pages]
 
 
-@njit(cache=True, nogil=True)
-def _write_node(
-    prefix: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
-    data: NDArray[np.uint8],
-    wide: bool,
-    children: NDArray[np.int64],
-    checksums: NDArray[np.uint64],
-    rows: NDArray[np.int64],
-    flags: NDArray[np.uint8],
-    start: int,
-    stop: int,
-    level: int,
-    pages: NDArray[np.uint8],
-    origin: int,
-) -> None:
-    """Write the inner page of the entries from `start` up to `stop` at `origin`."""
-    count = stop - start
-    kind = np.uint64(2) | (np.uint64(level) << np.uint64(16)) | (np.uint64(count) << np.uint64(32))
-    store_u64(pages, origin + 16, kind)
-    at = origin + HEADER
-    for i in range(count):
-        store_u64(pages, at + 8 * i, np.uint64(children[start + i]))
-        store_u64(pages, at + 8 * (count + i), checksums[start + i])
-        store_u64(pages, at + 8 * (2 * count + i), np.uint64(rows[start + i]))
-        pages[at + 24 * count + i] = flags[start + i]
-    at += CHILD_BYTES * count
-    if not wide:
-        for i in range(count):
-            store_u64(pages, at + 8 * i, prefix[start + i])
-        return
-    text = at + SEPARATOR_END * count
-    end = 0
-    for i in range(count):
-        length = offsets[start + i + 1] - offsets[start + i]
-        copy_bytes(data, offsets[start + i], pages, text + end, length)
-        end += length
-        pages[at + 2 * i] = np.uint8(end & 0xFF)
-        pages[at + 2 * i + 1] = np.uint8(end >> 8)
+class Children(NamedTuple):
+    """Entries of inner nodes as kernels take them; see `headrace.storage.tree.nodes.Entries`."""
+
+    pages: Int64s
+    checksums: Words
+    rows: Int64s
+    continued: Bytes
 
 
 @njit(cache=True, nogil=True)
 def write_nodes(
-    prefix: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
-    data: NDArray[np.uint8],
+    separators: KeyParts,
     wide: bool,
-    children: NDArray[np.int64],
-    checksums: NDArray[np.uint64],
-    rows: NDArray[np.int64],
-    flags: NDArray[np.uint8],
-    starts: NDArray[np.int64],
-    stops: NDArray[np.int64],
+    children: Children,
+    starts: Int64s,
+    stops: Int64s,
     page_size: int,
     level: int,
-    pages: NDArray[np.uint8],
-    sums: NDArray[np.int64],
+    pages: Bytes,
+    sums: Int64s,
 ) -> None:
     """Write the nodes whose children are the entries from `starts[i]` up to `stops[i]`.
 
@@ -112,27 +76,46 @@ def write_nodes(
     sums : int64[len(starts)]
         Filled with the rows below each node.
     """
+    prefix, offsets, data = separators
     for number in range(len(starts)):
-        start, stop = starts[number], stops[number]
-        _write_node(
-            prefix, offsets, data, wide, children, checksums, rows, flags,
-            start, stop, level, pages, number * page_size,
-        )  # fmt: skip
-        sums[number] = rows[start:stop].sum()
+        start = starts[number]
+        count = stops[number] - start
+        kind = np.uint64(2) | (np.uint64(level) << np.uint64(16)) | (np.uint64(count) << np.uint64(32))
+        store_u64(pages, number * page_size + 16, kind)
+        at = number * page_size + HEADER
+        end = at + CHILD_BYTES * count
+        text = end + SEPARATOR_END * count
+        sums[number] = 0
+        for i in range(count):
+            child = start + i
+            store_u64(pages, at + 8 * i, np.uint64(children.pages[child]))
+            store_u64(pages, at + 8 * (count + i), children.checksums[child])
+            store_u64(pages, at + 8 * (2 * count + i), np.uint64(children.rows[child]))
+            pages[at + 24 * count + i] = children.continued[child]
+            sums[number] += children.rows[child]
+        for i in range(count):
+            if not wide:
+                store_u64(pages, end + 8 * i, prefix[start + i])
+                continue
+            length = offsets[start + i + 1] - offsets[start + i]
+            reached = offsets[start + i + 1] - offsets[start]
+            copy_bytes(data, offsets[start + i], pages, text + reached - length, length)
+            pages[end + 2 * i] = np.uint8(reached & 0xFF)
+            pages[end + 2 * i + 1] = np.uint8(reached >> 8)
 
 
 @njit(cache=True, nogil=True)
 def read_inner(
-    frames: NDArray[np.uint8],
+    frames: Bytes,
     page_size: int,
     wide: bool,
-    first: NDArray[np.int64],
-    children: NDArray[np.int64],
-    checksums: NDArray[np.uint64],
-    rows: NDArray[np.int64],
-    flags: NDArray[np.uint8],
-    prefix: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
+    first: Int64s,
+    children: Int64s,
+    checksums: Words,
+    rows: Int64s,
+    flags: Bytes,
+    prefix: Words,
+    offsets: Int64s,
 ) -> int:
     """Read the entries of inner pages into flat arrays; return the first page whose entries overrun it, or -1.
 
@@ -171,9 +154,7 @@ def read_inner(
 
 
 @njit(cache=True, nogil=True)
-def read_separators(
-    frames: NDArray[np.uint8], page_size: int, first: NDArray[np.int64], offsets: NDArray[np.int64]
-) -> NDArray[np.uint8]:
+def read_separators(frames: Bytes, page_size: int, first: Int64s, offsets: Int64s) -> Bytes:
     """Return the bytes of the separators whose offsets `read_inner` found."""
     result = np.empty(offsets[-1], dtype=np.uint8)
     for page in range(len(first) - 1):
@@ -185,110 +166,61 @@ def read_separators(
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _not_above(
-    prefix: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
-    data: NDArray[np.uint8],
-    at: int,
-    key: np.uint64,
-    key_data: NDArray[np.uint8],
-    start: int,
-    end: int,
-    wide: bool,
-) -> bool:
-    """Whether separator `at` is at most the key."""
-    if prefix[at] != key or not wide:
-        return prefix[at] <= key
-    return compare_bytes(data, offsets[at], offsets[at + 1], key_data, start, end) <= 0
-
-
-@njit(cache=True, nogil=True, inline="always")
-def _equal(
-    prefix: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
-    data: NDArray[np.uint8],
-    at: int,
-    key: np.uint64,
-    key_data: NDArray[np.uint8],
-    start: int,
-    end: int,
-    wide: bool,
-) -> bool:
-    """Whether separator `at` is the key."""
-    if prefix[at] != key or not wide:
-        return prefix[at] == key
-    return compare_bytes(data, offsets[at], offsets[at + 1], key_data, start, end) == 0
-
-
-@njit(cache=True, nogil=True)
-def locate(
-    prefix: NDArray[np.uint64],
-    offsets: NDArray[np.int64],
-    data: NDArray[np.uint8],
-    continued: NDArray[np.uint8],
-    key: NDArray[np.uint64],
-    key_offsets: NDArray[np.int64],
-    key_data: NDArray[np.uint8],
-    wide: bool,
-    first: NDArray[np.int32],
-    last: NDArray[np.int32],
-) -> None:
-    """Find for each key the leaves, first to last, that may hold it.
-
-    The search gallops from where the previous key was found, and falls back to halving the whole range, so that it
-    costs O(1) a key when keys come nearly in order and O(log leaves) when they do not.
-    """
-    leaves = len(prefix)
-    low = 0
-    start = end = 0
-    for i in range(len(key)):
-        if wide:
-            start, end = key_offsets[i], key_offsets[i + 1]
-        elif i > 0 and key[i] == key[i - 1]:
-            first[i] = first[i - 1]
-            last[i] = last[i - 1]
-            continue
-        step = 1
-        tries = 0
-        if low == 0 or _not_above(prefix, offsets, data, low, key[i], key_data, start, end, wide):
-            high = leaves
-            while low + step < leaves:
-                if not _not_above(prefix, offsets, data, low + step, key[i], key_data, start, end, wide):
-                    high = low + step
-                    break
+def _last_not_above(separators: KeyParts, keys: KeyParts, i: int, wide: bool, low: int) -> int:
+    """Return the last separator that is at most key `i`; the search gallops from `low`, and falls back to halving."""
+    high = len(separators.prefix)
+    step = 1
+    tries = 0
+    if low == 0 or compare_keys(separators, low, keys, i, wide) <= 0:
+        while low + step < high and tries < _GALLOP:
+            if compare_keys(separators, low + step, keys, i, wide) > 0:
+                high = low + step
+            else:
                 low += step
                 step += step
                 tries += 1
-                if tries == _GALLOP:
-                    break
-        else:
-            high = low
-            low = 0
-            while high - step > 0 and tries < _GALLOP:
-                if _not_above(prefix, offsets, data, high - step, key[i], key_data, start, end, wide):
-                    low = high - step
-                    break
+    else:
+        high = low
+        low = 0
+        while high - step > low and tries < _GALLOP:
+            if compare_keys(separators, high - step, keys, i, wide) <= 0:
+                low = high - step
+            else:
                 high -= step
                 step += step
                 tries += 1
-        while high - low > 1:
-            middle = (low + high) >> 1
-            if _not_above(prefix, offsets, data, middle, key[i], key_data, start, end, wide):
-                low = middle
-            else:
-                high = middle
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if compare_keys(separators, middle, keys, i, wide) <= 0:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True, nogil=True)
+def locate(separators: KeyParts, continued: Bytes, keys: KeyParts, wide: bool, first: Int32s, last: Int32s) -> None:
+    """Find for each key the leaves, first to last, that may hold it.
+
+    A key costs O(1) when keys come nearly in order and O(log leaves) when they do not.
+    """
+    low = 0
+    for i in range(len(keys.prefix)):
+        if not wide and i > 0 and keys.prefix[i] == keys.prefix[i - 1]:
+            first[i] = first[i - 1]
+            last[i] = last[i - 1]
+            continue
+        low = _last_not_above(separators, keys, i, wide, low)
         last[i] = low
         first[i] = low
-        if continued[low] == 0 or not _equal(prefix, offsets, data, low, key[i], key_data, start, end, wide):
+        if continued[low] == 0 or compare_keys(separators, low, keys, i, wide) != 0:
             continue
         # The run of leaves that begin with this key: find its start, then one leaf back for its head.
         bottom = 0
         top = low
         while bottom < top:
             middle = (bottom + top) >> 1
-            if _not_above(prefix, offsets, data, middle, key[i], key_data, start, end, wide) and _equal(
-                prefix, offsets, data, middle, key[i], key_data, start, end, wide
-            ):
+            if compare_keys(separators, middle, keys, i, wide) == 0:
                 top = middle
             else:
                 bottom = middle + 1

@@ -15,17 +15,17 @@ from headrace.storage.errors import CorruptPageError
 from headrace.storage.format import _key_kernels
 from headrace.storage.format.constants import INNER_PAGE
 from headrace.storage.format.keys import Keys, Kind
-from headrace.storage.format.page import aligned_pages, read_heads, read_pages, seal_pages
+from headrace.storage.format.page import aligned_pages, read_heads, read_pages
 from headrace.storage.tree import _tree_kernels as kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from headrace.storage.file.backend import StorageBackend
 
-__all__ = ["Entries", "Index", "InnerLevel", "build_levels", "read_entries", "read_tree", "separators_between"]
+__all__ = ["Entries", "Index", "InnerLevel", "read_entries", "read_tree", "separators_between"]
 
 
 _NO_CHECKSUMS = np.zeros(0, dtype=np.uint64)
@@ -68,7 +68,7 @@ class Entries:
         """Return the entries with new ones, which have the same separators, at the positions `at`."""
         pages, checksums, rows = self.pages.copy(), self.checksums.copy(), self.rows
         pages[at], checksums[at] = new.pages, new.checksums
-        if not np.array_equal(rows[at], new.rows):
+        if (rows[at] != new.rows).any():
             rows = rows.copy()
             rows[at] = new.rows
         return Entries(pages, checksums, rows, self.continued, self.separators)
@@ -106,11 +106,16 @@ class Entries:
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
         """Return nodes with the entries from `starts[i]` up to `stops[i]`, not sealed, and the rows below each."""
         pages, rows = aligned_pages(len(starts), page_size), np.empty(len(starts), dtype=np.int64)
-        kernels.write_nodes(
-            *self.separators.parts, self.separators.wide, self.pages, self.checksums, self.rows, self.continued,
-            starts, stops, page_size, level, pages, rows,
-        )  # fmt: skip
+        children = kernels.Children(self.pages, self.checksums, self.rows, self.continued)
+        keys = self.separators
+        kernels.write_nodes(keys.parts, keys.wide, children, starts, stops, page_size, level, pages, rows)
         return pages, rows
+
+    def locate(self, keys: Keys) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the first and the last child that may hold each key; there must be at least one child."""
+        first, last = np.empty(len(keys), dtype=np.int32), np.empty(len(keys), dtype=np.int32)
+        kernels.locate(self.separators.parts, self.continued, keys.parts, keys.wide, first, last)
+        return first, last
 
     def take(self, index: NDArray[np.int64]) -> Entries:
         """Return the entries at these positions."""
@@ -170,45 +175,6 @@ def separators_between(last: Keys, first: Keys) -> tuple[Keys, NDArray[np.uint8]
     offsets = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)])
     data = _key_kernels.read_bytes(both.data, starts.copy(), offsets, False)  # noqa: FBT003 - a kernel
     return Keys.from_bytes(offsets, data), continued
-
-
-def build_levels(
-    entries: Entries, page_size: int, limit: int, first_page: int, txid: int
-) -> Iterator[tuple[NDArray[np.uint8], Entries]]:
-    """Yield the sealed pages of each inner level, from the lowest to the root, and the entries that point to them.
-
-    Parameters
-    ----------
-    entries
-        Leaf entries. With fewer than two there are no inner levels.
-    limit
-        Bytes to fill in each page.
-    first_page
-        Page of the first inner node; the others follow it.
-    """
-    level = 1
-    while len(entries) > 1:
-        pages, entries = _build_level(entries, page_size, limit, first_page, txid, level)
-        yield pages, entries
-        first_page += len(entries)
-        level += 1
-
-
-def _build_level(
-    entries: Entries, page_size: int, limit: int, first_page: int, txid: int, level: int
-) -> tuple[NDArray[np.uint8], Entries]:
-    keys = entries.separators
-    ends = kernels.plan_inner(keys.parts[1], keys.wide, len(entries), limit)
-    starts = np.concatenate([np.zeros(1, dtype=np.int64), ends[:-1]])
-    pages, rows = entries.node_pages(starts, ends, page_size, level)
-    numbers = first_page + np.arange(len(ends), dtype=np.int64)
-    return pages, Entries(
-        numbers,
-        seal_pages(pages, page_size, numbers, txid),
-        rows,
-        entries.continued[starts],
-        keys.take(starts),
-    )
 
 
 def read_tree(

@@ -7,6 +7,7 @@ parent says.
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_relocations", "relocated_entries", "relocated_leaves", "relocation_columns"]
 
+_ENTRY = struct.Struct("<IIQQ")
 _LEAF = np.uint64(2**32 - 1)
 _ROWS = np.uint64(32)
 
@@ -57,13 +59,18 @@ def add_relocations(relocations: bytes, leaves: NDArray[np.int64], entries: Entr
     leaves
         Numbers of the leaves to add.
     entries
-        Entry of each of them.
+        Current entries of all leaves.
     """
-    before, numbers = _words(relocations), leaves.astype(np.uint64)
-    kept = before[((before[:, :1] & _LEAF) != numbers).all(axis=1)]
-    first = numbers | (entries.rows.astype(np.uint64) << _ROWS)
-    added = np.array([first, entries.pages.astype(np.uint64), entries.checksums]).T
-    return kept.tobytes() + added.tobytes()
+    numbers, moved = (
+        np.frombuffer(relocations, dtype=np.uint32)[:: RELOCATION_BYTES // 4].tolist(),
+        set(leaves.tolist()),
+    )
+    for at in [at for at, leaf in enumerate(numbers) if leaf in moved][::-1]:
+        start = at * RELOCATION_BYTES
+        relocations = relocations[:start] + relocations[start + RELOCATION_BYTES :]
+    columns = (leaves, entries.rows[leaves], entries.pages[leaves], entries.checksums[leaves])
+    added = [_ENTRY.pack(*entry) for entry in zip(*(column.tolist() for column in columns), strict=True)]
+    return b"".join([relocations, *added])
 
 
 def _words(relocations: bytes) -> NDArray[np.uint64]:

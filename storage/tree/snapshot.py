@@ -12,7 +12,6 @@ from headrace.storage.format.keys import KeyCodec, Keys
 from headrace.storage.format.layout import LeafLayout
 from headrace.storage.format.metadata import metadata_pages, read_metadata
 from headrace.storage.format.slots import read_superblock
-from headrace.storage.tree import _tree_kernels as kernels
 from headrace.storage.tree.nodes import Entries, Index, read_tree
 from headrace.storage.tree.relocations import relocated_entries, relocated_leaves
 
@@ -76,11 +75,6 @@ class Snapshot:
         return self.layout.key
 
     @property
-    def payload(self) -> pa.Schema:
-        """The schema without the key columns."""
-        return self.layout.payload
-
-    @property
     def codec(self) -> KeyCodec:
         """Turns key columns into normalized keys and back."""
         return self.layout.codec
@@ -126,11 +120,6 @@ class Snapshot:
         return self.entries.separators
 
     @property
-    def continued(self) -> NDArray[np.uint8]:
-        """uint8[n], 1 if the first key of a leaf may also end the leaf before."""
-        return self.entries.continued
-
-    @property
     def index_nbytes(self) -> int:
         """Bytes of the index in memory."""
         return self.entries.nbytes + sum(level.nbytes for level in self.levels)
@@ -149,11 +138,10 @@ class Snapshot:
             Ordinals of leaves, `first <= last`. More than one only for a key that spans leaves. A table without
             leaves gives -1 for both.
         """
-        first, last = np.full(len(keys), -1, dtype=np.int32), np.full(len(keys), -1, dtype=np.int32)
         if len(self.entries):
-            separators = self.entries.separators
-            kernels.locate(*separators.parts, self.entries.continued, *keys.parts, separators.wide, first, last)
-        return first, last
+            return self.entries.locate(keys)
+        none = np.full(len(keys), -1, dtype=np.int32)
+        return none, none
 
 
 def open_snapshot(

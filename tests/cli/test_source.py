@@ -8,9 +8,8 @@ from headrace.cli.scaffold import PIPELINE
 from headrace.cli.sources import printable
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.discovery import examine
 from headrace.pipelines.lease import Leases
-from headrace.pipelines.ledger import Ledger
+from headrace.pipelines.source import Ledger, examine
 
 
 @pytest.fixture

@@ -149,11 +149,29 @@ def test_demand_counts_runs_and_new_leaves(seed, longest):
     assert demand.tolist() == twin.tolist()
     assert fresh == (twin > 0).sum()
     order = np.random.default_rng(seed).permutation(12).astype(np.int32)
-    out = np.empty(fresh, dtype=np.int32)
-    assert _index_kernels.wanted_leaves(demand, order, out) == fresh
+    out, none, everything = np.empty(fresh, dtype=np.int32), order[:0], True
+    pages = np.argsort(order).astype(np.int64)
+    assert _index_kernels.wanted_leaves(demand, order, pages, 0, none, everything, 0.0, out) == fresh
     assert out.tolist() == [leaf for leaf in order.tolist() if twin[leaf]]
-    assert _index_kernels.wanted_leaves(demand, order[:0], out) == fresh
+    assert _index_kernels.wanted_leaves(demand, none, np.arange(12), 0, none, everything, 0.0, out) == fresh
     assert out.tolist() == np.flatnonzero(twin).tolist()
+
+
+@given(seed=SEEDS, head=st.integers(0, 30), widest=st.sampled_from([0.0, 1.0, 3.5, 100.0]))
+def test_leaves_join_a_plan_where_a_read_goes_over_them(seed, head, widest):
+    rng = np.random.default_rng(seed)
+    pages = np.sort(rng.choice(40, 12, replace=False)).astype(np.int64)
+    demand = rng.integers(0, 2, 12).astype(np.int32)
+    ahead = [leaf for leaf in range(12) if demand[leaf] and pages[leaf] >= head]
+    planned = [leaf for leaf in ahead if rng.random() < 0.5]
+    out, everything = np.empty(12, dtype=np.int32), False
+    size = _index_kernels.wanted_leaves(
+        demand, np.empty(0, np.int32), pages, head, np.array(planned, np.int32), everything, widest, out
+    )
+    gaps = [(low, high) for low, high in itertools.pairwise(planned) if pages[high] - pages[low] - 1 <= widest]
+    assert out[:size].tolist() == [
+        leaf for leaf in ahead if leaf in planned or any(low < leaf < high for low, high in gaps)
+    ]
 
 
 @given(
@@ -215,23 +233,34 @@ def test_the_buffer_pool_misses_as_an_ordered_dict_does(wanted, frames):
 def test_the_multimap_is_a_dictionary_of_lists(seed, most, distinct):
     rng = np.random.default_rng(seed)
     batches, size = 3, 6
-    slot_hash, follow = np.zeros(18, dtype=np.uint64), np.full(18, -1, dtype=np.int32)
-    head, tail = np.full(8, -1, dtype=np.int32), np.full(8, -1, dtype=np.int32)
-    multimap = _window_kernels.Multimap(slot_hash, follow, head, tail)
+    multimap = _window_kernels.Multimap(
+        slot_hash=np.zeros(18, dtype=np.uint64),
+        follow=np.full(18, _window_kernels.ABSENT, dtype=np.int32),
+        next_key=np.full(18, -1, dtype=np.int32),
+        head=np.full(8, -1, dtype=np.int32),
+        tags=np.zeros(8, dtype=np.uint8),
+    )
     held = {}
     for step in range(8):
         place = step % batches
         if place in held:
             _window_kernels.expire(place * size, len(held.pop(place)), multimap)
         words = rng.integers(0, distinct, rng.integers(0, size + 1)).astype(np.uint64)
-        _window_kernels.insert(_window_kernels.hash_words(words), place * size, multimap)
+        _window_kernels.insert(_window_kernels.hash_words(words), np.array([], dtype=bool), place * size, multimap)
         held[place] = words
         probes = rng.integers(0, distinct, 5).astype(np.uint64)
+        out = _window_kernels.RowBuffer(
+            _window_kernels.hash_words(probes),
+            np.empty(5, dtype=np.int32),
+            np.zeros(5, dtype=np.int32),
+            np.arange(5, dtype=np.int32),
+        )
+        size_found = _window_kernels.find_hashes(multimap, out)
         found, cursor = [], np.array([0, -1], dtype=np.int64)
-        slots, rows = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
-        hashes = _window_kernels.hash_words(probes)
-        while count := _window_kernels.probe(hashes, cursor, multimap, slots, rows):
-            found += zip(slots[:count].tolist(), rows[:count].tolist(), strict=True)
+        slots, which = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
+        youngest = out.slot[:size_found]
+        while count := _window_kernels.expand_keys(youngest, cursor, multimap.follow, slots, which):
+            found += zip(slots[:count].tolist(), out.row[which[:count]].tolist(), strict=True)
         wanted = [
             (batch * size + at, row)
             for batch, words in held.items()
@@ -254,10 +283,18 @@ def test_equal_bytes_have_equal_hashes(values):
 
 
 @pytest.mark.parametrize("counts", [[], [0], [3, 0, 2]])
-def test_rows_of_pages_are_enumerated(counts):
-    frames, rows = _window_kernels.enumerate_rows(np.array(counts, dtype=np.int32), 7)
-    assert frames.tolist() == [7 + page for page, count in enumerate(counts) for _ in range(count)]
-    assert rows.tolist() == [row for count in counts for row in range(count)]
+@pytest.mark.parametrize("most", [1, 2, 10])
+def test_rows_of_pages_are_enumerated(counts, most):
+    page_size = 24
+    frames = np.zeros(max(page_size * len(counts), 1), dtype=np.uint8)
+    for page, count in enumerate(counts):
+        count_bytes = np.frombuffer(np.uint32(count).tobytes(), dtype=np.uint8)
+        frames[page * page_size + 20 : page * page_size + 24] = count_bytes
+    cursor, found = np.zeros(2, dtype=np.int64), []
+    frame, row = np.empty(most, dtype=np.int32), np.empty(most, dtype=np.int32)
+    while size := _window_kernels.enumerate_rows(frames, page_size, cursor, len(counts), frame, row):
+        found += zip(frame[:size].tolist(), row[:size].tolist(), strict=True)
+    assert found == [(page, at) for page, count in enumerate(counts) for at in range(count)]
 
 
 @given(wanted=st.sets(st.integers(0, 59)), shuffled=st.booleans(), seek=st.sampled_from([0.0, 2.5, 100.0]))

@@ -1,5 +1,8 @@
 """What is particular to MeshJoin and to index nested loops."""
 
+from decimal import Decimal
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -9,8 +12,8 @@ from hypothesis import strategies as st
 from headrace.joins import IndexNestedLoops, MeshJoin
 from headrace.joins.errors import JoinInputError
 from headrace.joins.meshjoin.split import split_memory
-from headrace.storage.errors import MemoryBudgetError
-from headrace.storage.read import DeviceModel
+from headrace.storage.errors import CorruptPageError, MemoryBudgetError
+from headrace.storage.read import DeviceModel, ReadQueue
 
 KEYS = 3000
 
@@ -69,6 +72,44 @@ def test_tuples_leave_in_the_order_in_which_they_came(table):
     assert found == list(range(KEYS, KEYS + 4000))
 
 
+@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize("nulls", [0.0, 0.3])
+def test_tuples_of_every_type_come_out_of_the_window_as_they_went_in(table, how, nulls):
+    rng = np.random.default_rng(8)
+
+    def column(values, dtype):
+        return pa.array(values, dtype, mask=rng.random(len(values)) < nulls)
+
+    def batch(start, size):
+        numbers = list(range(start, start + size))
+        columns = {
+            "k": pa.array(rng.integers(-KEYS, KEYS, size), pa.int64(), mask=rng.random(size) < nulls),
+            "n": pa.array(numbers),
+            "flag": column([number % 3 == 0 for number in numbers], pa.bool_()),
+            "small": column([number % 100 for number in numbers], pa.int8()),
+            "half": column([number / 8 for number in numbers], pa.float32()),
+            "price": column([Decimal(number) / 4 for number in numbers], pa.decimal128(30, 2)),
+            "at": column(numbers, pa.timestamp("us", "UTC")),
+            "text": column([f"{number}" * (number % 4) for number in numbers], pa.string()),
+            "list": column([[number] * (number % 3) for number in numbers], pa.list_(pa.int64())),
+        }
+        return pa.record_batch(columns).slice(1)
+
+    join = MeshJoin(table, on="k", how=how, memory="384KiB", read_pages=8)
+    pushed = [batch(start, 70) for start in range(0, 2100, 70)]
+    results = [result for rows in pushed for result in join.push(rows)]
+    assert join.split.chunks > 2
+    results += join.finish()
+    given = pa.Table.from_batches(pushed)
+    found = pa.Table.from_batches(results).sort_by("n")
+    has_match = [key is not None and key >= 0 for key in given["k"].to_pylist()]
+    kept = given if how == "left" else given.filter(pa.array(has_match))
+    assert found.select(given.column_names).to_pylist() == kept.to_pylist()
+    assert [pad is not None and int(pad) for pad in found["pad"].to_pylist()] == [
+        key is not None and key >= 0 and key for key in kept["k"].to_pylist()
+    ]
+
+
 def test_a_chunk_that_is_the_whole_relation_is_read_once(table, monkeypatch):
     join = MeshJoin(table, on="k", memory="64MiB")
     calls = reads_of(table, monkeypatch)
@@ -110,7 +151,7 @@ def test_the_split_fits_in_the_memory_and_no_other_one_is_faster(memory, leaves,
     def rate(pages):
         chunks = -(-leaves // pages)
         tuples = (memory - pages * 4096) // ((chunks + 1) * size)
-        return tuples / ((seek + 1e-5 * pages if chunks > 1 else 0.0) + 5e-4 + 2e-5 * chunks + 1e-6 * pages)
+        return tuples / ((seek + 1e-5 * pages if chunks > 1 else 0.0) + 5e-4 + 5e-7 * pages)
 
     assert split.chunks == -(-leaves // split.pages)
     assert split.pages * 4096 + (split.chunks + 1) * split.tuples * size <= memory
@@ -122,13 +163,44 @@ def test_meshjoin_says_what_it_needs(table):
         MeshJoin(table, on="k", memory="80KiB").push(pa.record_batch({"k": [1], "t": ["y" * 5000]})).drain()
 
 
-def test_index_nested_loops_read_one_page_at_a_time(table, monkeypatch):
-    join = IndexNestedLoops(table, on="k", memory="4MiB")
+def test_without_a_queue_index_nested_loops_read_one_page_at_a_time(table, monkeypatch):
+    join = IndexNestedLoops(table, on="k", memory="4MiB", queue_depth=1)
     calls = reads_of(table, monkeypatch)
     assert join.push(pa.record_batch({"k": [1, 2999, 2, 1500]})).drain() == 4
     assert [len(call) for call in calls] == [1, 1, 1]
     assert calls != sorted(calls), "in the order of the stream"
     assert join.stats.rows_cached == 1
+
+
+def test_index_nested_loops_read_each_page_by_itself_with_many_in_flight(table, monkeypatch):
+    join = IndexNestedLoops(table, on="k", memory="4MiB", queue_depth=2)
+    groups, begin = [], ReadQueue.begin
+
+    def record(queue, reads):
+        groups.append(reads.lengths.tolist())
+        return begin(queue, reads)
+
+    monkeypatch.setattr(ReadQueue, "begin", record)
+    assert join.push(pa.record_batch({"k": [1, 2999, 2, 1500]})).drain() == 4
+    assert groups == [[4096, 4096], [4096]]
+    assert (join.stats.seeks, join.stats.pages_read, join.stats.rows_cached) == (3, 3, 1)
+    with pytest.raises(JoinInputError, match="at least 1, not 0"):
+        IndexNestedLoops(table, on="k", queue_depth=0)
+
+
+@pytest.mark.parametrize("depth", [1, 64])
+def test_a_damaged_page_is_refused_however_it_is_read(build, depth):
+    with build(pa.table({"k": np.arange(KEYS)}), ["k"], unique=True, page_size=4096) as table:
+        snapshot = table.snapshot()
+        path, page = Path(snapshot.path), int(snapshot.leaf_pages[0])
+        with path.open("r+b") as file:
+            file.seek(page * 4096 + 100)
+            byte = file.read(1)
+            file.seek(page * 4096 + 100)
+            file.write(bytes([byte[0] ^ 1]))
+        join = IndexNestedLoops(table, on="k", memory="4MiB", queue_depth=depth)
+        with pytest.raises(CorruptPageError, match=f"page {page}"):
+            join.push(pa.record_batch({"k": [0]})).drain()
 
 
 def test_index_nested_loops_answer_every_push_at_once(table):

@@ -273,6 +273,11 @@ def test_an_unknown_variant_names_the_known_ones(table, name, value, message):
         make(table, **{name: value})
 
 
+def test_an_unknown_option_names_the_known_ones(table):
+    with pytest.raises(TypeError, match="no parameter 'max_scam'; its options are max_scan, input_threshold"):
+        make(table, max_scam=3)
+
+
 def test_memory_for_a_cache_that_is_none_is_refused(table):
     with pytest.raises(JoinInputError, match="without a cache"):
         make(table, cache_policy="none", memory_split=0.5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.pipelines.spark import SparkSettings, session, stop
+from headrace.pipelines.spark.sessions import SparkSettings, session, stop
 
 sys.path.insert(0, str(Path(__file__).parent))
 

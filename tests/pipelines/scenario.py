@@ -8,8 +8,8 @@ import pyarrow as pa
 import yaml
 from deltalake import DeltaTable
 
-from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.dimension_tables import create_dimension
+from headrace.pipelines.config.model import load_pipeline
+from headrace.pipelines.dimension.tables import create_dimension
 
 SCHEMA = {
     "id": "bigint",

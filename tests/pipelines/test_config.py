@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 import headrace.pipelines
-from headrace.pipelines.config import json_schema, load_pipeline
+from headrace.pipelines.config.model import json_schema, load_pipeline
 from headrace.pipelines.errors import PipelineFileError
 
 GOOD = """

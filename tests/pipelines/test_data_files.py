@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.pipelines.data_files import FileSpec, FileWriter
-from headrace.pipelines.delta_commits import Commit, commit_files
-from headrace.pipelines.delta_tables import DeltaHandle, create_table, open_table
+from headrace.pipelines.delta.commits import Commit, commit_files
+from headrace.pipelines.delta.data_files import FileSpec, FileWriter
+from headrace.pipelines.delta.support import takes_files
+from headrace.pipelines.delta.tables import DeltaHandle, create_table, open_table
 from headrace.pipelines.errors import DeltaTableError
-from headrace.pipelines.table_support import takes_files
 
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("at", pa.timestamp("us", "UTC")), ("day", pa.date32())])
 AT = dt.datetime(2024, 5, 1, 12, 0, 0, 1500, tzinfo=dt.UTC)

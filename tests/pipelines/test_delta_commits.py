@@ -9,8 +9,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.pipelines.data_files import FileSpec, FileWriter
-from headrace.pipelines.delta_commits import (
+from headrace.pipelines.delta.commits import (
     Commit,
     append,
     append_exactly,
@@ -18,9 +17,10 @@ from headrace.pipelines.delta_commits import (
     commit_files,
     set_properties,
 )
-from headrace.pipelines.delta_tables import GREATEST_KEY, DeltaHandle, create_table, read_changes
+from headrace.pipelines.delta.data_files import FileSpec, FileWriter
+from headrace.pipelines.delta.support import takes_files
+from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle, create_table, read_changes
 from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
-from headrace.pipelines.table_support import takes_files
 
 SCHEMA = pa.schema([("k", pa.int64()), ("c", pa.string())])
 

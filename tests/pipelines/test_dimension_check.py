@@ -8,8 +8,8 @@ import pytest
 import yaml
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.dimension_tables import check_dimension, create_dimension, plan_repair
+from headrace.pipelines.config.model import load_pipeline
+from headrace.pipelines.dimension.tables import check_dimension, create_dimension, plan_repair
 from headrace.pipelines.errors import DeltaTableError
 
 UNIQUE = "surrogate keys are unique"

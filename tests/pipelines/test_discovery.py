@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.pipelines.discovery import FoundFile, discover, examine, fingerprint, name_matcher
 from headrace.pipelines.errors import SourceFileError
+from headrace.pipelines.source.discovery import FoundFile, discover, examine, fingerprint, name_matcher
 
 ODD_NAMES = [
     "a[1].csv", "a?b.csv", "a*.csv", "{a,b}.csv", "back\\slash.csv", "a-08:00.csv", "a%41.csv", "new\nline.csv",

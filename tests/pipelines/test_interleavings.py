@@ -189,14 +189,14 @@ def test_other_writers_at_some_steps(shared):
 @pytest.mark.parametrize("by_spark", [False, True])
 def test_other_writers_between_every_two_steps(shared, monkeypatch, by_spark):
     if by_spark:
-        monkeypatch.setattr("headrace.pipelines.batch_tables.takes_files", lambda _: False)
+        monkeypatch.setattr("headrace.pipelines.batch.tables.takes_files", lambda _: False)
     for position, step in enumerate((*BEFORE_FACTS, *AFTER_FACTS)):
         for number, writer in enumerate(WRITERS):
             interleave(shared, step, writer, crashes=(position + number) % 2 == 0)
 
 
 def test_staged_rows_that_are_gone_are_named(shared, monkeypatch):
-    monkeypatch.setattr("headrace.pipelines.batch_tables.takes_files", lambda _: False)
+    monkeypatch.setattr("headrace.pipelines.batch.tables.takes_files", lambda _: False)
     shared.put("p")
     hook, _ = at("after facts", crash)
     with pytest.raises(BatchError):

@@ -14,9 +14,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headrace.pipelines.discovery import Found, FoundFile
 from headrace.pipelines.errors import LedgerError
-from headrace.pipelines.ledger import Ledger
+from headrace.pipelines.source.discovery import Found, FoundFile
+from headrace.pipelines.source.ledger import Ledger
 
 
 def found(*files):
@@ -252,7 +252,7 @@ def test_a_disk_that_is_full_is_told(ledger, monkeypatch):
     def fail(*_arguments):
         raise sqlite3.OperationalError("database or disk is full")
 
-    monkeypatch.setattr("headrace.pipelines.ledger._upsert", fail)
+    monkeypatch.setattr("headrace.pipelines.source.ledger._upsert", fail)
     ledger.plan(0, "x", [FoundFile("a", 1, 1)])
     with pytest.raises(LedgerError, match="disk is full; free some space"):
         ledger.done(0)
@@ -269,9 +269,9 @@ def test_a_file_in_place_of_the_folder_is_told(tmp_path):
 
 AS_NOBODY = """
 import os, sys
-from headrace.pipelines.discovery import FoundFile
+from headrace.pipelines.source.discovery import FoundFile
 from headrace.pipelines.errors import LedgerError
-from headrace.pipelines.ledger import Ledger
+from headrace.pipelines.source.ledger import Ledger
 Ledger(sys.argv[2]).close()  # what is imported late, too
 os.setuid(65534)
 try:

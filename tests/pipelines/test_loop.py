@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from headrace.pipelines.catalog import BatchRecord
-from headrace.pipelines.config import SourceConfig, TriggerConfig
-from headrace.pipelines.discovery import examine, fingerprint
+from headrace.pipelines.config.model import SourceConfig, TriggerConfig
 from headrace.pipelines.errors import BatchError, SourceFileError
-from headrace.pipelines.intake import Intake
-from headrace.pipelines.ledger import Ledger
 from headrace.pipelines.loop import BatchLoop, StopRequest
-from headrace.pipelines.source import spread
+from headrace.pipelines.source.discovery import examine, fingerprint
+from headrace.pipelines.source.intake import Intake
+from headrace.pipelines.source.ledger import Ledger
+from headrace.pipelines.source.pieces import spread
 
 STEPS = (
     "after listing", "after plan", "before facts", "after facts", "after rest", "after batch", "after done", "on batch",

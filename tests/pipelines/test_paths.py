@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from headrace.pipelines.catalog import Catalog
-from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.delta_tables import DeltaHandle, create_table, has_table, read_changes, read_rows
+from headrace.pipelines.config.model import load_pipeline
+from headrace.pipelines.delta.tables import DeltaHandle, create_table, has_table, read_changes, read_rows
 from headrace.pipelines.errors import DeltaTableError, JarsUnavailableError, PipelineFileError
-from headrace.pipelines.jars import cache_folder
 from headrace.pipelines.paths import anchored, is_link, local_url, sqlite_url, table_location
+from headrace.pipelines.spark.jars import cache_folder
 
 REFUSED = "[]^|\\"
 TAKEN = [mark for mark in string.punctuation if mark not in f"{REFUSED}/"]

@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 from scenario import World, random_rows
 
 from headrace.pipelines.catalog import Catalog
-from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.delta_tables import create_table
+from headrace.pipelines.config.model import load_pipeline
+from headrace.pipelines.delta.tables import create_table
 from headrace.pipelines.runner import run
 
 pytestmark = pytest.mark.spark

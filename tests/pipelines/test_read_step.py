@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.pipelines.config import SourceConfig
+from headrace.pipelines.batch.read_step import ReadStep, record_format
+from headrace.pipelines.config.model import SourceConfig
+from headrace.pipelines.config.source_format import fields_for_options
 from headrace.pipelines.errors import SourceFileError
-from headrace.pipelines.frame import PIECES, State, source_schema
-from headrace.pipelines.read_step import ReadStep, record_format
-from headrace.pipelines.source_format import fields_for_options
+from headrace.pipelines.spark.frame import PIECES, State, source_schema
 from headrace.storage.records import split
 
 COLUMNS = {"id": "bigint", "c": "string", "p": "decimal(10,2)", "t": "timestamp"}

@@ -9,10 +9,10 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from headrace.etl import Dimension, Duplicates, shard_of
-from headrace.pipelines.delta_tables import DeltaHandle, create_dimension, create_table
+from headrace.pipelines.delta.tables import DeltaHandle, create_dimension, create_table
 from headrace.pipelines.errors import DeltaTableError
-from headrace.pipelines.replica import ReplicaSpec, catch_up, discard, replica_folder
-from headrace.pipelines.replica_rows import LoadedKeyRows, MemberRows
+from headrace.pipelines.replica.catch_up import ReplicaSpec, catch_up, discard, replica_folder
+from headrace.pipelines.replica.rows import LoadedKeyRows, MemberRows
 from headrace.storage import Table
 
 PLANE = Dimension("plane", ("tail",), "plane_key", pa.schema({"tail": pa.string(), "seats": pa.int32()}))
@@ -262,9 +262,9 @@ def test_random_histories_are_followed(path, rng):
 BUILDER = """
 import sys, pyarrow as pa
 from headrace.etl import Dimension
-from headrace.pipelines.delta_tables import DeltaHandle
-from headrace.pipelines.replica import ReplicaSpec, catch_up
-from headrace.pipelines.replica_rows import MemberRows
+from headrace.pipelines.delta.tables import DeltaHandle
+from headrace.pipelines.replica.catch_up import ReplicaSpec, catch_up
+from headrace.pipelines.replica.rows import MemberRows
 schema = pa.schema({"tail": pa.string(), "seats": pa.int32()})
 rows = MemberRows(Dimension("plane", ("tail",), "plane_key", schema, inferred_flag=None))
 spec = ReplicaSpec(rows, sys.argv[1], DeltaHandle(sys.argv[1]).latest().table_id, 1, None, 1 << 28)

@@ -6,11 +6,11 @@ import pytest
 from deltalake import write_deltalake
 
 from headrace.etl import Dimension
-from headrace.pipelines.delta_tables import DeltaHandle, create_dimension
+from headrace.pipelines.delta.tables import DeltaHandle, create_dimension
 from headrace.pipelines.errors import DeltaTableError
-from headrace.pipelines.replica import ReplicaSpec, catch_up
-from headrace.pipelines.replica_rows import MemberRows
-from headrace.pipelines.row_sizes import RowSizes
+from headrace.pipelines.replica.catch_up import ReplicaSpec, catch_up
+from headrace.pipelines.replica.row_sizes import RowSizes
+from headrace.pipelines.replica.rows import MemberRows
 from headrace.storage import Table
 from headrace.storage.errors import InputError
 

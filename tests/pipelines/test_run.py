@@ -16,7 +16,7 @@ from deltalake import DeltaTable, write_deltalake
 from scenario import World, random_rows
 
 from headrace.pipelines.catalog import Catalog
-from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.errors import (
     BatchError,
     DeltaTableError,
@@ -93,7 +93,7 @@ def test_files_become_facts_and_every_row_is_accounted_for(world, rng):
 
 @pytest.mark.slow
 def test_tables_that_take_no_files_are_written_by_spark(world, rng, monkeypatch):
-    monkeypatch.setattr("headrace.pipelines.batch_tables.takes_files", lambda _: False)
+    monkeypatch.setattr("headrace.pipelines.batch.tables.takes_files", lambda _: False)
     world.add_file(random_rows(rng, 40, 1), ["broken"])
     result = run(world.pipeline)
     assert result.total("loaded") == len(world.check())

@@ -8,14 +8,14 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.delta_tables import DeltaHandle, create_table, stream_registry
-from headrace.pipelines.discovery import examine
+from headrace.pipelines.config.model import load_pipeline
+from headrace.pipelines.delta.tables import DeltaHandle, create_table, stream_registry
 from headrace.pipelines.errors import BatchError, LedgerError, SourceFileError
-from headrace.pipelines.ledger import Ledger
 from headrace.pipelines.runner import run
-from headrace.pipelines.source import piece_frame
-from headrace.pipelines.source_files import adopt_files, list_files, skip_files
+from headrace.pipelines.source.discovery import examine
+from headrace.pipelines.source.ledger import Ledger
+from headrace.pipelines.source.pieces import piece_frame
+from headrace.pipelines.source.source_files import adopt_files, list_files, skip_files
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
 
@@ -86,7 +86,7 @@ def test_odd_names_are_loaded_once_and_what_is_left_out_is_told(project):
 
 
 def test_a_large_file_is_read_in_pieces_and_each_record_once(project, spark, monkeypatch):
-    monkeypatch.setattr("headrace.pipelines.source._LEAST_BYTES", 1 << 20)
+    monkeypatch.setattr("headrace.pipelines.source.pieces._LEAST_BYTES", 1 << 20)
     project.write("large.csv", *range(400_000))
     project.write("small.csv", 400_000)
     found = list_files(project.config).files

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from headrace.pipelines.errors import JarsUnavailableError, JavaNotFoundError, SparkStartError
-from headrace.pipelines.failures import cause_of
-from headrace.pipelines.jars import _artifact, _cause, cache_folder, delta_jars, require_java, require_user
-from headrace.pipelines.spark import SparkSettings, _start_conf, _start_error
+from headrace.pipelines.spark.failures import cause_of
+from headrace.pipelines.spark.jars import _artifact, _cause, cache_folder, delta_jars, require_java, require_user
+from headrace.pipelines.spark.sessions import SparkSettings, _start_conf, _start_error
 
 
 def test_a_missing_java_is_named_with_the_remedy(monkeypatch):
@@ -72,7 +72,7 @@ def test_jars_that_cannot_be_fetched_are_named_with_the_remedy(monkeypatch, tmp_
         log.write_text(":: resolving\n\tunresolved dependency: io.delta#delta-spark: not found\n")
         return 1
 
-    monkeypatch.setattr("headrace.pipelines.jars._run_resolver", no_network)
+    monkeypatch.setattr("headrace.pipelines.spark.jars._run_resolver", no_network)
     with pytest.raises(
         JarsUnavailableError, match=r"unresolved dependency: io.delta.*connect to the network"
     ) as caught:
@@ -93,7 +93,7 @@ def fetches(monkeypatch, tmp_path):
             (folder / "jars" / name).write_bytes(b"jar")
         return 0
 
-    monkeypatch.setattr("headrace.pipelines.jars._run_resolver", network)
+    monkeypatch.setattr("headrace.pipelines.spark.jars._run_resolver", network)
     return calls
 
 

@@ -12,17 +12,21 @@ from deltalake import DeltaTable, write_deltalake
 from pydantic import ValidationError
 
 from headrace.etl import OUTCOME_COLUMN
-from headrace.pipelines import operators
-from headrace.pipelines.config import PipelineConfig
-from headrace.pipelines.delta_tables import DeltaHandle, create_table
-from headrace.pipelines.error_rows import Origin
+from headrace.pipelines.batch.error_rows import Origin
+from headrace.pipelines.batch.metrics import check_books, first_failure, summarise
+from headrace.pipelines.batch.preparation import prepare
+from headrace.pipelines.batch.read_step import record_format
+from headrace.pipelines.batch.stages import DUPLICATES_ROLE, StageRun, Target
+from headrace.pipelines.config.model import PipelineConfig
+from headrace.pipelines.delta.tables import DeltaHandle, create_table
 from headrace.pipelines.errors import (
     BatchError,
     DeltaTableError,
     PolicyViolationError,
     ReplicaDamagedError,
 )
-from headrace.pipelines.frame import (
+from headrace.pipelines.replica.catch_up import operators
+from headrace.pipelines.spark.frame import (
     FILE,
     MALFORMED,
     MALFORMED_TYPE,
@@ -36,10 +40,6 @@ from headrace.pipelines.frame import (
     State,
     member_column,
 )
-from headrace.pipelines.metrics import check_books, first_failure, summarise
-from headrace.pipelines.preparation import prepare
-from headrace.pipelines.read_step import record_format
-from headrace.pipelines.stages import DUPLICATES_ROLE, StageRun, Target
 from headrace.storage.errors import HeadraceError
 
 STREAM = {"id": "bigint", "tail": "string", "origin": "string", "dest": "string"}

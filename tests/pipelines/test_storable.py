@@ -4,11 +4,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from headrace.pipelines.constraints import broken, constraint_columns, unsupported_part
-from headrace.pipelines.delta_tables import DeltaHandle, create_table, remember_greatest_key
+from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit, StorableStep, unstorable
+from headrace.pipelines.delta.constraints import broken, constraint_columns, unsupported_part
+from headrace.pipelines.delta.tables import DeltaHandle, create_table, remember_greatest_key
 from headrace.pipelines.errors import DeltaTableError
-from headrace.pipelines.frame import STATE, State, source_schema
-from headrace.pipelines.storable import ColumnRule, ConstraintRule, KeyLimit, StorableStep, unstorable
+from headrace.pipelines.spark.frame import STATE, State, source_schema
 
 SCHEMA = pa.schema({"n": pa.int32(), "x": pa.float64(), "d": pa.decimal128(10, 2), "s": pa.string(), "b": pa.bool_()})
 EXPRESSIONS = (

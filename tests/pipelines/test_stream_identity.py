@@ -10,15 +10,14 @@ import yaml
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 from test_loop import record
 
-from headrace.pipelines.batch_state import application
-from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.delta_tables import DeltaHandle, create_table, has_table, registered_streams, stream_registry
+from headrace.pipelines.config.model import load_pipeline
+from headrace.pipelines.delta.tables import DeltaHandle, create_table, has_table, registered_streams, stream_registry
 from headrace.pipelines.errors import DeltaTableError, LedgerError
-from headrace.pipelines.intake import Intake
-from headrace.pipelines.ledger import Ledger
 from headrace.pipelines.loop import BatchLoop, StopRequest
-from headrace.pipelines.source_files import adopt_files
-from headrace.pipelines.stream_identity import check_identity, replaced_stream, source_of
+from headrace.pipelines.source.identity import application, check_identity, replaced_stream, source_of
+from headrace.pipelines.source.intake import Intake
+from headrace.pipelines.source.ledger import Ledger
+from headrace.pipelines.source.source_files import adopt_files
 
 SCHEMA = pa.schema([("id", pa.int64())])
 

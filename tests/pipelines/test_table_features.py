@@ -14,15 +14,15 @@ import yaml
 from deltalake import DeltaTable
 
 from headrace.etl import Dimension
-from headrace.pipelines.config import load_pipeline
-from headrace.pipelines.delta_tables import DeltaHandle
-from headrace.pipelines.error_rows import ERROR_SCHEMA
+from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
+from headrace.pipelines.batch.preparation import prepare
+from headrace.pipelines.config.model import load_pipeline
+from headrace.pipelines.delta.tables import DeltaHandle
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
-from headrace.pipelines.preparation import prepare
-from headrace.pipelines.replica import ReplicaSpec, catch_up
-from headrace.pipelines.replica_rows import MemberRows
+from headrace.pipelines.replica.catch_up import ReplicaSpec, catch_up
+from headrace.pipelines.replica.rows import MemberRows
 from headrace.pipelines.runner import run
-from headrace.pipelines.spark_columns import spark_schema
+from headrace.pipelines.spark.columns import spark_schema
 from headrace.storage import Table
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]

@@ -5,11 +5,11 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from headrace.etl import Dimension
-from headrace.pipelines import unknown_member
-from headrace.pipelines.delta_tables import open_table
+from headrace.pipelines.delta.support import describe
+from headrace.pipelines.delta.tables import open_table
+from headrace.pipelines.dimension import unknown_member
+from headrace.pipelines.dimension.unknown_member import add_unknown_member
 from headrace.pipelines.errors import DeltaTableError
-from headrace.pipelines.table_support import describe
-from headrace.pipelines.unknown_member import add_unknown_member
 
 DIMENSION = Dimension("k", ("c",), "k_key", pa.schema({"c": pa.string()}), inferred_flag=None)
 

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from headrace.storage.check import check_backend
-from headrace.storage.commit.locks import NoLocks
 from headrace.storage.commit.writer import Writer
 from headrace.storage.errors import CorruptionError, StorageIOError
 from headrace.storage.format.columns import stored_schema
@@ -16,6 +15,25 @@ from headrace.storage.read.reader import PageReader
 from headrace.storage.tree.snapshot import open_snapshot
 
 SECTOR = 512
+
+
+class NoLocks:
+    """Locks of a file that no other handle can reach, such as one that lives in memory."""
+
+    def take_writer(self, wait=0.0):
+        """Do nothing: there is no other writer."""
+
+    def release_writer(self):
+        """Do nothing."""
+
+    def claim(self, txid):
+        """Do nothing: no writer but the holder of this object looks for claims."""
+
+    def release(self, txid):
+        """Do nothing."""
+
+    def oldest_claim(self, before):
+        """Return None: there are no readers."""
 
 
 @dataclass(frozen=True)

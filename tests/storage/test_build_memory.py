@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.storage import Table
-from headrace.storage.external_sort import LEAST_MEMORY
+from headrace.storage.load.sources import LEAST_MEMORY
 
 ROWS, PARTS = 600_000, 16
 LOAD = """

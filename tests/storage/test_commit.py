@@ -1,10 +1,9 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from simulated import Model, SimulatedDisk, Sync, Write, build, rows_at, rows_of, writer_of
+from simulated import Model, NoLocks, SimulatedDisk, Sync, Write, build, rows_at, rows_of, writer_of
 
 from headrace.storage.commit import draft, page_writer
-from headrace.storage.commit.locks import NoLocks
 from headrace.storage.errors import (
     CorruptPageError,
     InputError,

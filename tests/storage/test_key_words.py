@@ -6,8 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.storage.format.keys import KeyCodec
-from headrace.storage.format.word_keys import key_words
+from headrace.storage.format.keys import KeyCodec, key_words
 
 TYPES = (pa.int64(), pa.uint64(), pa.int32(), pa.timestamp("us"), pa.date32(), pa.bool_())
 
@@ -23,10 +22,10 @@ def test_words_stand_for_the_keys_of_the_codec(dtype):
 
 def test_the_words_of_whole_columns_are_not_copied():
     codec = KeyCodec(pa.schema([("k", pa.int64())]), ["k"])
-    values = np.array([-(2**63), -1, 0, 2**63 - 1])
+    values = np.tile([-(2**63), -1, 0, 2**63 - 1], 500)
     found = key_words(codec, [pa.array(values)])
     assert found.words.ctypes.data == pa.array(values).buffers()[1].address
-    assert found.keys().prefix.tolist() == [0, 2**63 - 1, 2**63, 2**64 - 1]
+    assert found.keys().prefix.tolist() == [0, 2**63 - 1, 2**63, 2**64 - 1] * 500
 
 
 def test_nulls_and_values_that_no_key_can_have_are_told():

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated import NoLocks
 
-from headrace.storage.commit.locks import FileLocks, NoLocks, claim_newest
+from headrace.storage.commit.locks import FileLocks, claim_newest
 from headrace.storage.errors import LockedError, StorageIOError
 from headrace.storage.file.backend import FileBackend
 from headrace.storage.format.slots import write_superblock

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from headrace.storage.read_ahead import read_ahead
+from headrace.storage.file.read_ahead import read_ahead
 
 PATIENCE = 30
 

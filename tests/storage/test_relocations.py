@@ -66,13 +66,10 @@ def test_a_list_says_of_each_leaf_what_was_said_last(steps):
     for step in steps:
         leaves = np.array(sorted(step), dtype=np.int64)
         values = np.array([step[leaf] for leaf in sorted(step)], dtype=np.int64)
-        moved = add_relocations(
-            moved,
-            leaves,
-            dataclasses.replace(
-                entries_of(len(step)), pages=values, checksums=values.astype(np.uint64), rows=values % 1000
-            ),
-        )
+        now = np.zeros(21, dtype=np.int64)
+        now[leaves] = values
+        entries = dataclasses.replace(entries_of(21), pages=now, checksums=now.astype(np.uint64), rows=now % 1000)
+        moved = add_relocations(moved, leaves, entries)
         expected |= step
     assert relocated_leaves(moved).tolist() == sorted(expected)
     entries = relocated_entries(entries_of(21), moved)

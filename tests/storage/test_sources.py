@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.storage import Table
-from headrace.storage._duckdb import connect
 from headrace.storage.errors import HeadraceError, InputError, KeyInputError, UniqueViolationError
+from headrace.storage.load.sources import connect
 
 TINY = "1KiB"  # less than any source here, so that it is sorted on disk
 ROWS = 30_000
@@ -83,8 +83,8 @@ def test_parquet_files_and_folders(tmp_path, rows, columns, memory):
 
 @pytest.mark.parametrize("memory", ["1GiB", TINY])
 def test_parquet_in_key_order_is_passed_on(tmp_path, rows, memory, monkeypatch):
-    monkeypatch.setattr("headrace.storage.external_sort.connect", lambda *_args: pytest.fail("was sorted again"))
-    monkeypatch.setattr("headrace.storage.files._PART_ROWS", 8000)  # row groups are read two by two
+    monkeypatch.setattr("headrace.storage.load.sources.connect", lambda *_args: pytest.fail("was sorted again"))
+    monkeypatch.setattr("headrace.storage.load.files._PART_ROWS", 8000)  # row groups are read two by two
     pq.write_table(expected(rows), tmp_path / "r.parquet", row_group_size=5000)
     assert_same(built(tmp_path, tmp_path / "r.parquet", memory), rows)
 
@@ -242,15 +242,15 @@ def test_a_folder_within_that_cannot_be_listed_is_refused(tmp_path, rows, monkey
 def test_nothing_is_drawn_on_the_terminal(tmp_path, rows, monkeypatch):
     connections = []
 
-    def noted(config=None):
+    def noted(config):
         connections.append(connect(config))
         return connections[-1]
 
-    monkeypatch.setattr("headrace.storage.external_sort.connect", noted)
+    monkeypatch.setattr("headrace.storage.load.sources.connect", noted)
     with Table.build(tmp_path / "t", iter(rows.to_batches(1000)), ["k"], memory=TINY) as table:
         assert table.stats.rows == ROWS
     assert len(connections) == 1
-    with connect() as connection:
+    with connect({}) as connection:
         assert connection.sql("SELECT current_setting('enable_progress_bar')").fetchall() == [(False,)]
 
 

@@ -22,6 +22,7 @@ from headrace.storage.errors import (
     UniqueViolationError,
 )
 from headrace.storage.file.backend import FileBackend
+from headrace.storage.format import KeyCodec
 from headrace.storage.read.lookup import scan
 
 shared_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
@@ -34,7 +35,7 @@ def scanned(table, *bounds, **options):
 
 def ordered_keys(table, key):
     """Return the keys of a table in their own order, as comparable bytes."""
-    codec = headrace.storage.KeyCodec(table.schema, key)
+    codec = KeyCodec(table.schema, key)
     keys = codec.encode(table.combine_chunks())
     return [keys.comparable(row) for row in range(len(keys))]
 

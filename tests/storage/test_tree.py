@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from headrace.storage.errors import CorruptPageError
 from headrace.storage.format.keys import KeyCodec, Keys
 from headrace.storage.tree import _tree_kernels
-from headrace.storage.tree.nodes import Entries, build_levels, read_tree, separators_between
+from headrace.storage.tree.nodes import Entries, read_tree, separators_between
+from headrace.storage.tree.rewrite import Placed, rewrite_inner
 
 PAGE = 4096
 
@@ -50,13 +51,26 @@ def entries_of(keys):
     )
 
 
+class Sink:
+    """New pages one after the other in a file in memory."""
+
+    page_size, txid = PAGE, 1
+
+    def __init__(self):
+        self.backend = Memory()
+        self.backend.pwrite(0, bytes(2 * PAGE))
+
+    def place(self, hints):
+        return self.backend.size() // PAGE + np.arange(len(hints))
+
+    def put(self, pages, numbers, _):
+        self.backend.pwrite(int(numbers[0]) * PAGE, pages[:-8].tobytes())
+
+
 def write_tree(entries):
-    backend, page, root, height = Memory(), 2, entries, 1
-    backend.pwrite(0, bytes(2 * PAGE))
-    for pages, above in build_levels(entries, PAGE, PAGE, page, 1):
-        backend.pwrite(page * PAGE, pages[:-8].tobytes())
-        page, root, height = page + len(above), above, height + 1
-    return backend, root, height
+    sink = Sink()
+    tree = rewrite_inner(Placed(entries, np.zeros(0, np.int64)), [], 1.0, sink)
+    return sink.backend, tree.root, tree.height
 
 
 def same(left, right):
@@ -163,7 +177,7 @@ def test_locate_finds_what_a_list_finds(data, text):
     asked = sorted(asked) if data.draw(st.booleans()) else asked
     wanted = keys_of(asked)
     first, last = np.empty(len(asked), np.int32), np.empty(len(asked), np.int32)
-    _tree_kernels.locate(*keys.parts, np.array(continued, np.uint8), *wanted.parts, keys.wide, first, last)
+    _tree_kernels.locate(keys.parts, np.array(continued, np.uint8), wanted.parts, keys.wide, first, last)
     raw = [keys.comparable(row) for row in range(len(keys))]
     expected = [locate_twin(raw, continued, wanted.comparable(row)) for row in range(len(wanted))]
     assert list(zip(first.tolist(), last.tolist(), strict=True)) == expected

@@ -184,15 +184,54 @@ def collect_pairs(
 
 
 @njit(cache=True, nogil=True)
-def wanted_leaves(demand: NDArray[np.int32], disk_order: NDArray[np.int32], out: NDArray[np.int32]) -> int:
-    """List the leaves with a demand in disk order. Return how many there are.
+def wanted_leaves(
+    demand: NDArray[np.int32],
+    disk_order: NDArray[np.int32],
+    pages: NDArray[np.int64],
+    head: int,
+    planned: NDArray[np.int32],
+    everything: bool,
+    widest: float,
+    out: NDArray[np.int32],
+) -> int:
+    """List leaves with a demand in disk order. Return how many there are.
 
-    `disk_order` is empty if leaves lie on disk in key order.
+    Parameters
+    ----------
+    demand : int32[leaves of the table]
+        Number of tuples that wait for each leaf.
+    disk_order : int32[leaves of the table]
+        Leaves in the order of their pages; empty if that is the key order.
+    pages : int64[leaves of the table]
+        Page of each leaf.
+    head
+        Leaves on pages before this one are left out.
+    planned : int32[n]
+        Leaves with a demand from `head` on, in disk order.
+    everything
+        Whether to list all leaves with a demand. Otherwise, those of the plan, and those between two of them with at
+        most `widest` pages in between.
+    out
+        Output: the leaves.
     """
     size = 0
+    at = 0
+    last = np.int64(-1)
     for i in range(len(demand)):
         leaf = i if len(disk_order) == 0 else disk_order[i]
-        if demand[leaf] > 0:
+        if demand[leaf] == 0 or pages[leaf] < head:
+            continue
+        if everything:
+            out[size] = leaf
+            size += 1
+        elif at < len(planned) and planned[at] == leaf:
+            out[size] = leaf
+            size += 1
+            at += 1
+            last = pages[leaf]
+        elif at == len(planned):
+            break
+        elif last >= 0 and pages[planned[at]] - last - 1 <= widest:
             out[size] = leaf
             size += 1
     return size

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.storage.leaf import gather
-from headrace.storage.probe import FixedRows, LeafRanges, RowHash, SlotForm
+from headrace.storage.leaf import FixedRows, gather
+from headrace.storage.probe import LeafRanges, RowHash, SlotForm
 from headrace.storage.probe import _probe_kernels as kernels
 
 if TYPE_CHECKING:

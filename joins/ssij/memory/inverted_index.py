@@ -69,10 +69,22 @@ class ReadLeaves:
                 )
                 if size == 0:
                     break
-                group.append(Postings(chunk, runs[:size], frame[:size]))
-                room -= size
+                postings = _of_waiting(Postings(chunk, runs[:size], frame[:size]))
+                if len(postings.runs) == 0:
+                    continue
+                group.append(postings)
+                room -= len(postings.runs)
                 if room == 0:
                     yield group
                     group, room = [], most
         if group:
             yield group
+
+
+def _of_waiting(postings: Postings) -> Postings:
+    """Return the entries of tuples that have not left."""
+    alive = postings.chunk.alive
+    if alive is None:
+        return postings
+    stay = alive[postings.runs]
+    return postings if stay.all() else Postings(postings.chunk, postings.runs[stay], postings.frame[stay])

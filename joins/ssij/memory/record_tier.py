@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.ssij.memory import _record_kernels as kernels
-from headrace.storage.probe import FixedRows
+from headrace.storage.leaf import FixedRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.joins.deadlines import Arrivals, Deadlines
     from headrace.joins.emitter import Emitter
     from headrace.joins.input_buffer import DeferredSlice
     from headrace.joins.memory import MemoryBudget
@@ -89,6 +90,8 @@ class Store:
         Relation columns of the results.
     equality
         Whether keys are looked up, not ranges of keys. Only then can there be tiers or direct look-ups.
+    deadlines
+        How long tuples may wait.
 
     Raises
     ------
@@ -106,13 +109,15 @@ class Store:
         columns: Sequence[str],
         *,
         equality: bool,
+        deadlines: Deadlines | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.budget = budget
         self.newest_first = options.newest_first
         self.plan_reads = options.planner
-        self.input = InputBuffer()
-        self.stream = StreamBuffer(len(snapshot.leaf_pages))
+        self._deadlines = deadlines
+        self.input = InputBuffer(deadlines)
+        self.stream = StreamBuffer(len(snapshot.leaf_pages), deadlines)
         self._counters = counters
         self._pins = 0
         self._queued = 0
@@ -145,10 +150,28 @@ class Store:
 
     def wanted(self) -> NDArray[np.int32]:
         """Return the leaves that tuples wait for, in disk order (the paper's P_u)."""
+        return self.wanted_ahead(0, None)
+
+    def wanted_ahead(self, head: int, planned: NDArray[np.int32] | None, widest: float = 0.0) -> NDArray[np.int32]:
+        """Return the leaves to read from a place on disk on, in disk order.
+
+        Parameters
+        ----------
+        head
+            First page that may be read.
+        planned : int32[n] or None
+            Leaves of the plan so far, in disk order. They are joined by those leaves that tuples wait for between two
+            of them that one read covers. None for all leaves that tuples wait for.
+        widest
+            Most pages between two planned leaves that one read covers.
+        """
         leaves = np.empty(self.stream.pages, dtype=np.int32)
-        size = _index_kernels.wanted_leaves(self.stream.demand, self.disk_order, leaves)
-        assert size == len(leaves)
-        return leaves
+        everything = planned is None
+        plan = np.empty(0, dtype=np.int32) if planned is None else planned
+        size = _index_kernels.wanted_leaves(
+            self.stream.demand, self.disk_order, self.snapshot.leaf_pages, head, plan, everything, widest, leaves
+        )
+        return leaves[:size]
 
     def fits(self, tuples: int, index: int) -> bool:
         """Return whether the stream buffer could grow by these bytes, if all cached pages were evicted."""
@@ -266,18 +289,38 @@ class Store:
         worst = min(frames - spare, len(utility)) - 1
         return int(np.partition(utility, worst)[worst])
 
-    def accept(self, rows: pa.RecordBatch, arrival: float) -> bool:
+    def accept(self, rows: pa.RecordBatch, arrival: Arrivals) -> bool:
         """Put tuples into the input buffer, if there is room for them; return whether there was."""
-        if not self.try_make_room(max(self._page, self.input.nbytes + rows.nbytes) - self.budget.held("input_buffer")):
+        nbytes = rows.nbytes + (arrival.nbytes if isinstance(arrival, np.ndarray) else 0)
+        if not self.try_make_room(max(self._page, self.input.nbytes + nbytes) - self.budget.held("input_buffer")):
             return False
         self.input.add(rows, arrival)
         self.account()
         return True
 
+    def settle(self, read: NDArray[np.int32], step: int) -> list[Chunk]:
+        """Remove the tuples that have met all their leaves; see `StreamBuffer.settle`."""
+        complete = self.stream.settle(read, step)
+        self.make_room(self._growth(0, 0))  # of which a part of the leaf runs was read have become two
+        self.account()
+        return complete
+
     def release_stream(self, step: int) -> None:
         """Empty the stream buffer. Deferred tuples move on by `step` leaves."""
         self.stream.clear(step)
         self.account()
+
+    def phase_done(self, *, eager: bool) -> None:
+        """Let cache and tiers adapt to the end of a join phase.
+
+        The paper clears the utility of pages, which then grows until the next phase. An eager phase is followed by the
+        next one at once: cleared counters would make every cached page worth less than any page that is read next. So
+        they are halved.
+        """
+        if eager and not self.newest_first:
+            self.cache.utility >>= 1
+        else:
+            self.cache.phase_done()
         self.tiers.phase_done(self.try_make_room)
 
     def take_deferred(self, most: int) -> DeferredSlice | None:
@@ -314,7 +357,7 @@ class Store:
         self.make_room(after - before)
         self.budget.resize("index", self.budget.held("index") + after - before)
         self.disk_order = disk_order(snapshot)
-        self.stream = StreamBuffer(len(snapshot.leaf_pages))
+        self.stream = StreamBuffer(len(snapshot.leaf_pages), self._deadlines)
 
     def account(self) -> None:
         """Bring the account of the buffers up to date. Each has at least a page, even when it holds less."""

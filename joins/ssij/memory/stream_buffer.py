@@ -5,16 +5,22 @@ tuples of a chunk wait for ascend, and the tuples that wait for a page are found
 one leaf. A tuple whose matches may lie in several leaves has one *leaf run* for each run of leaves that were not cached
 when it came, and a mark that says whether it has matched. A tuple that looks for the nearest row waits for the leaf
 where that row should be; if it is not there, the tuple is *deferred* to the neighboring leaf.
+
+A join phase reads in steps, and tuples that have met all their leaves leave after each (`StreamBuffer.settle`). A chunk
+of which few have left marks the rest as alive; otherwise it is copied without them. So a tuple that has left cannot be
+joined again when its leaf is read for others, and at most a quarter of the buffer is occupied by such tuples.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from headrace.joins.deadlines import Deadlines
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.ssij.memory import _index_kernels as kernels
 
@@ -23,7 +29,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.joins.input_buffer import Arrivals
+    from headrace.joins.deadlines import Arrivals
 
 __all__ = [
     "LEAF_RUN_NBYTES",
@@ -39,11 +45,12 @@ __all__ = [
 _ARRIVAL_NBYTES = 8
 LEAF_RUN_NBYTES = 12
 """Bytes of a leaf run that is not one leaf: first and last leaf, and tuple."""
-WANTED_NBYTES = 5
-"""Bytes of a wanted page in a join phase: the leaf, and whether it will stay cached."""
+WANTED_NBYTES = 9
+"""Bytes of a wanted page in a join phase: the leaf in the plan and in a step of it, and whether it will stay cached."""
 
 _FAN_IN = 8
 _TIER = 4
+_DEAD_SHARE = 4  # a chunk is copied when a fourth of its tuples have left
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +73,8 @@ class Chunk:
         Whether the last leaves ascend too.
     undecided : bool[rows] or None
         Whether the tuple has to go to the neighboring leaf; None if every leaf can decide.
+    alive : bool[rows] or None
+        Whether the tuple is still waiting; None if all are. Only where each tuple waits for one leaf.
     """
 
     rows: pa.RecordBatch
@@ -76,14 +85,14 @@ class Chunk:
     matched: NDArray[np.bool_] | None = None
     ascends: bool = True
     undecided: NDArray[np.bool_] | None = None
+    alive: NDArray[np.bool_] | None = None
 
     @property
     def tuple_nbytes(self) -> int:
-        """Bytes of the tuples: the stream buffer's share."""
+        """Bytes of the tuples, and of a mark of each: the stream buffer's share."""
         arrival = 0 if isinstance(self.arrival, float) else self.arrival.nbytes
-        return (
-            self.rows.nbytes + arrival + sum(mark.nbytes for mark in (self.matched, self.undecided) if mark is not None)
-        )
+        undecided = 0 if self.undecided is None else self.undecided.nbytes
+        return self.rows.nbytes + arrival + undecided + len(self.rows)
 
     @property
     def index_nbytes(self) -> int:
@@ -96,9 +105,23 @@ class Chunk:
         """Most leaves that the runs wait for. Leaves that several runs share count more than once."""
         return len(self.first) if self.last is self.first else int((self.last - self.first).sum()) + len(self.first)
 
-    def oldest(self) -> float:
-        """Return the arrival of the tuple that has waited longest."""
-        return float(np.min(self.arrival))
+    @property
+    def waiting(self) -> int:
+        """Number of tuples that are still waiting."""
+        return len(self.rows) if self.alive is None else int(self.alive.sum())
+
+    def waiting_arrivals(self) -> Arrivals:
+        """Return the arrivals of the tuples that are still waiting."""
+        return self.arrival if self.alive is None else arrivals_at(self.arrival, np.flatnonzero(self.alive))
+
+    def compacted(self) -> Chunk:
+        """Return the chunk without the tuples that have left."""
+        if self.alive is None:
+            return self
+        stay = np.flatnonzero(self.alive).astype(np.int32)
+        first = self.first[stay]
+        undecided = None if self.undecided is None else self.undecided[stay]
+        return Chunk(self.rows.take(pa.array(stay)), arrivals_at(self.arrival, stay), first, first, undecided=undecided)
 
     @property
     def simple(self) -> bool:
@@ -110,6 +133,7 @@ class Chunk:
         if self.undecided is None or not self.undecided.any():
             return None
         rows = np.flatnonzero(self.undecided)
+        self.undecided[rows] = False
         arrival = arrivals_at(self.arrival, rows)
         return DeferredSlice(self.rows.take(pa.array(rows)), arrival, self.first[rows] + np.int32(step))
 
@@ -121,6 +145,8 @@ class StreamBuffer:
     ----------
     leaves
         Number of leaves of the relation.
+    deadlines
+        How long tuples may wait.
 
     Attributes
     ----------
@@ -132,13 +158,14 @@ class StreamBuffer:
         Number of waiting tuples.
     tuple_nbytes
         Bytes of the tuples.
-    oldest
-        Arrival of the tuple that has waited longest.
+    due, tightest
+        Earliest due time of a waiting tuple and smallest allowance; infinity if there are none.
     deferred
         Tuples that the last join phase has deferred to another leaf, to be looked up at once.
     """
 
-    def __init__(self, leaves: int) -> None:
+    def __init__(self, leaves: int, deadlines: Deadlines | None = None) -> None:
+        self._deadlines = deadlines or Deadlines()
         self._simple: list[Chunk] = []
         self._spanning: list[Chunk] = []
         self.demand: NDArray[np.int32] = np.zeros(leaves, dtype=np.int32)
@@ -146,13 +173,18 @@ class StreamBuffer:
         self.pages = 0
         self.tuple_nbytes = 0
         self._runs_nbytes = 0
-        self.oldest: float | None = None
+        self.due = self.tightest = math.inf
         self.deferred: list[DeferredSlice] = []
 
     @property
     def chunks(self) -> list[Chunk]:
         """Chunks of waiting tuples."""
         return [*self._simple, *self._spanning]
+
+    @property
+    def spans(self) -> bool:
+        """Whether any tuple waits for several leaves."""
+        return bool(self._spanning)
 
     @property
     def index_nbytes(self) -> int:
@@ -164,8 +196,7 @@ class StreamBuffer:
         self._append(chunk)
         self.rows += len(chunk.rows)
         self.pages += kernels.add_demand(chunk.first, chunk.last, self.demand)
-        oldest = chunk.oldest()
-        self.oldest = oldest if self.oldest is None else min(self.oldest, oldest)
+        self._note(chunk.arrival)
 
     def mergeable(self, nbytes: int) -> list[Chunk]:
         """Return the latest chunks of a kind if they are many, of similar size, and together within `nbytes`."""
@@ -195,13 +226,68 @@ class StreamBuffer:
         """Remove everything after a join phase except deferred tuples, which move on by `step` leaves."""
         self.demand[:] = 0
         self.rows = self.pages = self.tuple_nbytes = self._runs_nbytes = 0
-        self.oldest = None
+        self.due = self.tightest = math.inf
         self._spanning.clear()
         while self._simple:
             deferred = self._simple.pop().deferred_slice(step)
             if deferred is not None:
                 self.deferred.append(deferred)
                 self.tuple_nbytes += deferred.nbytes
+
+    def settle(self, read: NDArray[np.int32], step: int) -> list[Chunk]:
+        """Remove the tuples that have met all their leaves, now that the leaves `read` have been met.
+
+        Deferred tuples move on by `step` leaves.
+
+        Returns
+        -------
+        list of Chunk
+            The removed tuples that had waited for several leaves. Their `matched` says which of them had a match.
+        """
+        self.demand[read] = 0
+        self.pages -= len(read)
+        simple, spanning, complete = [], [], []
+        for chunk in self._simple:
+            deferred = chunk.deferred_slice(step)
+            if deferred is not None:
+                self.deferred.append(deferred)
+            rest = _without_met(chunk, self.demand)
+            if rest is not None:
+                simple.append(rest)
+        for chunk in self._spanning:
+            rest, done = _without_met_runs(chunk, self.demand)
+            spanning += [] if rest is None else [rest]
+            complete += [] if done is None else [done]
+        self._simple, self._spanning = simple, spanning
+        self._recount()
+        return complete
+
+    def _recount(self) -> None:
+        chunks = self.chunks
+        self.rows = sum(chunk.waiting for chunk in chunks)
+        self.tuple_nbytes = sum(part.nbytes for part in self.deferred) + sum(chunk.tuple_nbytes for chunk in chunks)
+        self._runs_nbytes = sum(chunk.index_nbytes for chunk in chunks)
+        self.due = self.tightest = math.inf
+        for chunk in chunks:
+            self._note(chunk.waiting_arrivals())
+
+    def _note(self, arrival: Arrivals) -> None:
+        self.due = min(self.due, self._deadlines.earliest(arrival))
+        self.tightest = min(self.tightest, self._deadlines.tightest(arrival))
+
+    def leaves_due(self, before: float) -> NDArray[np.int32]:
+        """Return the leaves, ascending, that tuples wait for that are due before some time."""
+        leaves = [np.empty(0, dtype=np.int32)]
+        for chunk in self.chunks:
+            due = np.broadcast_to(np.asarray(self._deadlines.due(chunk.arrival)), len(chunk.rows)) < before
+            if chunk.alive is not None:
+                due = due & chunk.alive
+            runs = np.flatnonzero(due if chunk.tuples is None else due[chunk.tuples])
+            first, last = chunk.first[runs], chunk.last[runs]
+            length = last - first + 1
+            start = np.repeat(np.cumsum(length) - length, length)
+            leaves.append(np.repeat(first, length) + (np.arange(len(start)) - start).astype(np.int32))
+        return np.unique(np.concatenate(leaves))
 
     def take_deferred(self, most: int) -> DeferredSlice | None:
         """Remove at most `most` deferred tuples and return them; None if there are none."""
@@ -225,8 +311,61 @@ class StreamBuffer:
         self._runs_nbytes += chunk.index_nbytes
 
 
+def _without_met(chunk: Chunk, demand: NDArray[np.int32]) -> Chunk | None:
+    """Return a chunk of tuples that wait for one leaf each without those whose leaf has no demand; None if all left."""
+    alive = demand[chunk.first] > 0
+    if chunk.alive is not None:
+        alive &= chunk.alive
+    waiting = int(alive.sum())
+    if waiting == 0:
+        return None
+    if waiting == chunk.waiting:
+        return chunk
+    rest = replace(chunk, alive=alive)
+    return rest.compacted() if _DEAD_SHARE * (len(alive) - waiting) >= len(alive) else rest
+
+
+def _without_met_runs(chunk: Chunk, demand: NDArray[np.int32]) -> tuple[Chunk | None, Chunk | None]:
+    """Return the tuples of a chunk that still have leaves to meet, with these leaves only, and those that have none."""
+    assert chunk.tuples is not None
+    assert chunk.matched is not None
+    met = np.negative(demand)  # as a map of frames in which the leaves with demand are missing
+    left = np.zeros(len(chunk.first), dtype=np.int32)
+    if kernels.count_leaf_runs(chunk.first, chunk.last, met, left) == 0:
+        return chunk, None
+    size = int(left.sum())
+    first, last, run = (np.empty(size, dtype=np.int32) for _ in range(3))
+    every = np.arange(len(left), dtype=np.int32)
+    kernels.list_leaf_runs(chunk.first, chunk.last, met, every, first, last, run)
+    order = by_leaves(first, last)
+    first, last, tuples = first[order], last[order], chunk.tuples[run[order]]
+    waits = np.zeros(len(chunk.rows), dtype=np.bool_)
+    waits[tuples] = True
+    done = _tuples_of(chunk, np.flatnonzero(~waits))
+    if size == 0:
+        return None, done
+    stay = np.flatnonzero(waits)
+    if len(stay) == len(waits):
+        return replace(chunk, first=first, last=last, tuples=tuples, ascends=ascends(last)), None
+    number = np.cumsum(waits, dtype=np.int32) - 1
+    rest = _tuples_of(chunk, stay)
+    assert rest is not None
+    return replace(rest, first=first, last=last, tuples=number[tuples].astype(np.int32), ascends=ascends(last)), done
+
+
+def _tuples_of(chunk: Chunk, which: NDArray[np.intp]) -> Chunk | None:
+    """Return some tuples of a chunk without leaf runs; None if there are none."""
+    if len(which) == 0:
+        return None
+    none = np.empty(0, dtype=np.int32)
+    assert chunk.matched is not None
+    rows = chunk.rows.take(pa.array(which))
+    return Chunk(rows, arrivals_at(chunk.arrival, which), none, none, none, chunk.matched[which])
+
+
 def _merged(chunks: list[Chunk]) -> Chunk:
     """Merge chunks of one kind."""
+    chunks = [chunk.compacted() for chunk in chunks]
     return _merged_simple(chunks) if chunks[0].simple else _merged_spanning(chunks)
 
 
@@ -279,7 +418,7 @@ def ascends(values: NDArray[np.int32]) -> bool:
 
 def merged_arrivals(parts: Sequence[Arrivals], rows: Sequence[int], order: NDArray[np.int32] | None) -> Arrivals:
     """Return the arrivals of several parts with these numbers of rows, in another order."""
-    if len({part if isinstance(part, float) else None for part in parts}) == 1 and isinstance(parts[0], float):
+    if all(isinstance(part, float) and part == parts[0] for part in parts):
         return parts[0]
     each = np.concatenate([np.broadcast_to(np.asarray(part), count) for part, count in zip(parts, rows, strict=True)])
     return each if order is None else each[order]

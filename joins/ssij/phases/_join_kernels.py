@@ -154,6 +154,27 @@ def _at_least(
 
 
 @njit(cache=True, nogil=True)
+def _least_score(
+    demand: NDArray[np.int32], leaves: NDArray[np.int32], newest: bool, resident: NDArray[np.int64], capacity: int
+) -> np.int64:
+    """Return the score of the worst page that stays: at least `capacity` pages have this score or more."""
+    low = np.int64(0)
+    high = np.int64(1)
+    for i in range(len(resident)):
+        high = max(high, resident[i] + 1)
+    if not newest:
+        for i in range(len(leaves)):
+            high = max(high, np.int64(demand[leaves[i]]) + 1)
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if _at_least(demand, leaves, newest, resident, middle) >= capacity:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True, nogil=True)
 def choose_resident(
     demand: NDArray[np.int32],
     leaves: NDArray[np.int32],
@@ -188,19 +209,7 @@ def choose_resident(
         remove[:] = True
         keep[: len(leaves) - capacity] = False
         return
-    low = np.int64(0)
-    high = np.int64(1)
-    for i in range(len(resident)):
-        high = max(high, resident[i] + 1)
-    if not newest:
-        for i in range(len(leaves)):
-            high = max(high, np.int64(demand[leaves[i]]) + 1)
-    while high - low > 1:
-        middle = (low + high) >> 1
-        if _at_least(demand, leaves, newest, resident, middle) >= capacity:
-            low = middle
-        else:
-            high = middle
+    low = _least_score(demand, leaves, newest, resident, capacity)
     quota = capacity - _at_least(demand, leaves, newest, resident, low + 1)
     for i in range(len(resident)):
         if resident[i] == low and quota > 0:

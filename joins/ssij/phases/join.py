@@ -1,12 +1,39 @@
 """Join phase of SSIJ (the paper's algorithm 2): reads the pages that waiting tuples need, by a plan, and joins them.
 
-Which pages stay in the cache is decided before the first read, by utility: for cached pages the tuples that they joined
-with since the last join phase, for pages on disk the tuples that wait for them. Pages are read in blocks and joined
-where they were read; those that will stay are copied into the cache. While pages are read, tuples that arrive may take
-frames; then the decision is repeated for the pages not read yet and the smaller cache.
+**One sweep, in steps.** The paper's join phase runs from its first read to its last and admits no tuple. Here it is a
+sweep over the disk that may stop between two blocks and go on later:
 
-Where all pages will stay, the tuples are looked up in the cache at the end, by all threads. Otherwise they have to meet
-each block while it is in the read buffer, one block after the other.
+state
+    ``head``, the first page that the sweep has not passed; the plan, the leaves that it still has to read, in disk
+    order; and the stream buffer, whose ``demand`` says how many tuples wait for each leaf.
+step
+    Reads and joins a part of the plan: up to the end, or until ``cut`` says to stop. Then it settles: leaves that
+    were read lose their demand, and tuples that have met all their leaves leave the buffer.
+between steps
+    Arrivals are looked up like any others. Those that find no cached page enter the stream buffer.
+
+**Which arrivals join the running sweep.** All whose leaf is in the plan and ahead of the head; also those whose leaf
+lies in a gap that the plan reads over, since that leaf costs nothing. Other leaves would cost a read each, and delay
+the tuples behind them. A sweep that is *eager* takes them nevertheless if they are ahead: it is one of a sequence of
+sweeps without pauses, in which a tuple that is left out waits for most of another sweep. So an eager sequence is an
+elevator: it goes round as MeshJoin does, reads only what is wanted, and completes each tuple within one round, on
+average within half.
+
+**Invariants.** Outside of a step no page is pinned, no read is in flight, and no result is staged. A tuple meets each
+of its leaves once: it leaves the buffer, or loses that leaf, in the step that reads it, and the leaf's demand is 0
+until another tuple waits for it. The head never moves back, and each step reads at least one block, so a sweep ends.
+The snapshot is the same in all steps: a change of the relation completes the sweep first.
+
+**Memory.** Between steps a sweep holds 4 bytes for each leaf of the plan, and during a step 5 more; the inverted index
+is charged 9. Chunks that tuples have left are copied when a quarter of them has, each within the workspace.
+
+**The cache.** Which pages stay is decided before the first read of a step, by utility: for cached pages the tuples
+that they joined with since the last join phase, for pages on disk the tuples that wait for them. Pages are read in
+blocks and joined where they were read; those that will stay are copied into the cache. If tuples took frames
+meanwhile, the decision is repeated for the pages not read yet and the smaller cache.
+
+Where all pages will stay, the tuples are looked up in the cache at the end of the step, by all threads. Otherwise they
+have to meet each block while it is in the read buffer, one block after the other.
 """
 
 from __future__ import annotations
@@ -41,58 +68,170 @@ if TYPE_CHECKING:
 
 __all__ = ["JoinPhase"]
 
+_STEP_SHARE = 32  # of the stream buffer, gathered at once where a step may stop
 _WORTH_A_THREAD = 4096  # fewer tuples are offered to the record tier before a thread has woken up
 
 
 class JoinPhase:
-    """One join phase. Created, run once, and dropped.
+    """One sweep over the disk. Created, run step by step until it is `done`, and dropped.
 
     Parameters
     ----------
     context
         Context of the phases.
+    eager
+        Whether leaves ahead of the head that are not in the plan join the sweep although they cost a read.
+
+    Attributes
+    ----------
+    seconds
+        Busy seconds of its steps.
+    done
+        Whether the sweep has ended.
     """
 
-    def __init__(self, context: SSIJContext) -> None:
+    def __init__(self, context: SSIJContext, *, eager: bool) -> None:
         self._context = context
         self._store = context.store
+        self.eager = eager
+        self._head = 0
+        self._plan: NDArray[np.int32] | None = None
+        self._leaves = 0
+        self._planned = 0.0
+        self._tuple_nbytes = context.store.stream.tuple_nbytes
+        self.seconds = 0.0
+        self.done = False
+
+    def step(self, cut: Callable[[], bool] | None, *, fine: bool = False) -> Iterator[pa.RecordBatch]:
+        """Read the pages that come next, join each with the tuples that wait for it, and let these leave.
+
+        Parameters
+        ----------
+        cut
+            Whether to stop; asked between two blocks. None to go to the end.
+        fine
+            Whether `cut` will soon say so. Then blocks are small, and no more is prepared than a few of them need.
+        """
+        counters = self._context.counters
+        begin, seeks, pages = self._context.progress.busy_seconds, counters.seeks, counters.pages_read
+        cut = cut if self._divisible else None
+        leaves = self._next_leaves()
+        if len(leaves):
+            part = _Step(self._context, leaves, cut, fine=fine)
+            yield from part.run()
+            self._head = int(self._context.snapshot.leaf_pages[leaves[part.reach - 1]]) + 1
+            yield from self._settle(leaves[: part.reach])
+            self._plan = leaves[part.reach :].copy()
+            self._leaves += part.reach
+        seconds = self._context.progress.busy_seconds - begin
+        self.seconds += seconds
+        counters.join_seconds += seconds
+        self._planned += self._context.reader.device.cost(counters.seeks - seeks, counters.pages_read - pages)
+        if self._plan is None or len(self._plan) == 0:
+            self._end()
+
+    def detour(self, leaves: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
+        """Read leaves out of turn, whose tuples cannot wait for the head. The sweep goes on where it was."""
+        counters, begin = self._context.counters, self._context.progress.busy_seconds
+        yield from _Step(self._context, leaves, None, fine=False).run()
+        yield from self._settle(leaves)
+        if self._plan is not None:
+            self._plan = self._plan[self._store.stream.demand[self._plan] > 0]
+        counters.join_seconds += self._context.progress.busy_seconds - begin
+        counters.join_phases += 1
+
+    def _next_leaves(self) -> NDArray[np.int32]:
+        device = self._context.reader.device
+        plan = None if self.eager or self._store.stream.spans else self._plan
+        return self._store.wanted_ahead(self._head, plan, device.seek / device.transfer)
+
+    @property
+    def _divisible(self) -> bool:
+        """Whether the sweep may stop: if tuples wait for several leaves, only where leaves lie on disk in key order."""
+        return len(self._store.disk_order) == 0 or not self._store.stream.spans
+
+    def _settle(self, read: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
+        """Let the tuples leave that have met all their leaves."""
+        stream, step = self._store.stream, self._context.bound.step
+        if len(read) == stream.pages:
+            for chunk in stream.chunks:
+                yield from self._complete(chunk)
+            self._store.release_stream(step)
+            return
+        for chunk in self._store.settle(read, step):
+            yield from self._complete(chunk)
+
+    def _complete(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        """Complete tuples that waited for several leaves: now it is known which had no match in any."""
+        if chunk.matched is None:
+            return
+        self._context.completed(chunk.arrival, len(chunk.rows))
+        unmatched = np.flatnonzero(~chunk.matched)
+        if self._context.outer and len(unmatched):
+            yield from self._context.emitter.nulls(chunk.rows.take(pa.array(unmatched)))
+
+    def _end(self) -> None:
+        self.done, self._plan = True, None
+        self._store.phase_done(eager=self.eager)
+        release_freed_memory(self._tuple_nbytes)
+        self._context.estimate.learn(self._leaves, self._planned, self.seconds)
+        self._context.counters.join_phases += 1
+
+
+class _Step:
+    """A part of a sweep.
+
+    Parameters
+    ----------
+    context
+        Context of the phases.
+    leaves : int32[n]
+        Leaves to read, in disk order.
+    cut
+        Whether to stop; None to read all of them.
+    fine
+        Whether that will be soon.
+
+    Attributes
+    ----------
+    reach
+        Number of leaves that were read.
+    """
+
+    def __init__(
+        self, context: SSIJContext, leaves: NDArray[np.int32], cut: Callable[[], bool] | None, *, fine: bool
+    ) -> None:
+        self._context = context
+        self._fine = fine
+        self._store = context.store
         self._cache = context.store.cache
-        self._leaves = self._store.wanted()
-        self._keep = np.ones(len(self._leaves), dtype=np.bool_)
+        self._leaves = leaves
+        self._cut = cut
+        self._keep = np.ones(len(leaves), dtype=np.bool_)
         self._remove: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._chosen_for = -1
-        self._chunks = self._store.stream.chunks
+        self._chunks = context.store.stream.chunks
+        self.reach = 0
 
     def run(self) -> Iterator[pa.RecordBatch]:
-        """Read the pages, join each with the tuples that wait for it, and empty the stream buffer."""
-        counters, tuple_nbytes = self._context.counters, self._store.stream.tuple_nbytes
-        begin, seeks, pages = self._context.progress.busy_seconds, counters.seeks, counters.pages_read
+        """Read the pages and join each with the tuples that wait for it."""
         self._store.grow()
         self._choose_resident(0)
         cached = self._cached_join()
         if cached is not None:
             self._store.pin(on=True)
-        join = cached or _BlockJoin(self._context, self._leaves, self._chunks)
-        for block in ReadAhead(self._context, self._leaves).blocks():
+        join = cached or _BlockJoin(self._context, self._leaves, self._chunks, fine=self._fine)
+        for block in ReadAhead(self._context, self._leaves, self._cut, fine=self._fine).blocks():
             try:
                 yield from join.add(block)
                 self._keep_some(block)
                 self._complete_filter(block)
             finally:
                 join.wait()
+            self.reach = block.stop
         yield from join.rest()
-        yield from self._unmatched()
         if cached is not None:
             self._store.pin(on=False)
-        self._chunks.clear()
-        self._store.release_stream(self._context.bound.step)
-        self._cache.phase_done()
-        release_freed_memory(tuple_nbytes)
-        seconds = self._context.progress.busy_seconds - begin
-        planned = self._context.reader.device.cost(counters.seeks - seeks, counters.pages_read - pages)
-        self._context.estimate.learn(len(self._leaves), planned, seconds)
-        counters.join_phases += 1
-        counters.join_seconds += seconds
 
     def _cached_join(self) -> _CachedJoin | None:
         """Return what joins the tuples once all pages are cached; None if some will not be.
@@ -146,27 +285,30 @@ class JoinPhase:
         if tier is not None:
             tier.complete(self._leaves[block.start : block.stop], frames, block.slots, self._store.workspace // 2)
 
-    def _unmatched(self) -> Iterator[pa.RecordBatch]:
-        """Complete the tuples that waited for several leaves: now it is known which had no match in any."""
-        for chunk in self._chunks:
-            if chunk.matched is None:
-                continue
-            self._context.completed(chunk.arrival, len(chunk.rows))
-            unmatched = np.flatnonzero(~chunk.matched)
-            if self._context.outer and len(unmatched):
-                yield from self._context.emitter.nulls(chunk.rows.take(pa.array(unmatched)))
-
 
 class _BlockJoin:
     """Joins tuples with the leaves that they wait for, in batches of pairs that may reach over several blocks.
 
     Matches are staged until their batch of pairs is complete, so that a result batch is as large as the workspace
     allows, however few pages a block has.
+
+    Parameters
+    ----------
+    context
+        Context of the phases.
+    leaves : int32[n]
+        Leaves that are read.
+    chunks
+        Chunks of waiting tuples.
+    fine
+        Whether the reads will soon stop.
     """
 
-    def __init__(self, context: SSIJContext, leaves: NDArray[np.int32], chunks: list[Chunk]) -> None:
+    def __init__(self, context: SSIJContext, leaves: NDArray[np.int32], chunks: list[Chunk], *, fine: bool) -> None:
         self._context = context
         most = context.store.tuples_in_a_part(context.emitter, context.bound.keys_per_tuple)
+        if fine:  # what was gathered for leaves that are not read is dropped
+            most = min(most, max(_WORTH_A_THREAD, context.store.stream.rows // _STEP_SHARE))
         self._pair_batches = PairBatches(leaves, context.store.stream.demand, chunks, context.bound, most)
         self._any = bool(chunks)
         self._reach = 0
@@ -252,8 +394,8 @@ class _PairResults:
             admitted()
 
     def complete(self, pairs: PairBatch) -> Iterator[pa.RecordBatch]:
-        """Note that all pairs have been joined, and yield what is staged."""
-        self._note(pairs, len(pairs.rows))
+        """Note that the pairs of the leaves that were read have been joined, and yield what is staged."""
+        self._note(pairs, self._met)
         pairs.hand_back()
         self._met = self._noted = 0
         if self._staged is not None and self._staged.rows:
@@ -317,12 +459,20 @@ class _CachedJoin:
                 yield from results
 
     def _slices(self) -> Iterator[LocatedSlice]:
-        """Yield the tuples, as many at a time as there is room to work on."""
+        """Yield the tuples whose leaves were read, as many at a time as there is room to work on."""
+        cache = self._context.store.cache
         for chunk in self._chunks:
             row_nbytes = chunk.tuple_nbytes / len(chunk.rows)
             most = self._context.store.rows_at_once(row_nbytes + self._context.emitter.row_bytes(row_nbytes))
             batch = LocatedSlice(chunk.rows, chunk.arrival, chunk.first)
-            yield from batch.parts(-(-len(chunk.rows) // most))
+            if chunk.alive is not None:
+                batch = batch.only(np.flatnonzero(chunk.alive))
+            for part in batch.parts(-(-len(batch.rows) // most)):
+                met = cache.frame_of(part.leaf) >= 0
+                if met.all():
+                    yield part
+                elif met.any():
+                    yield part.only(np.flatnonzero(met))
 
     def _join(self, part: LocatedSlice) -> list[pa.RecordBatch]:
         """Join some tuples. Changes nothing, so that threads may run it at once."""

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.ssij.context import SSIJContext
-    from headrace.joins.ssij.workers import Workers
+    from headrace.joins.workers import Workers
     from headrace.storage.read import Reading
 
 __all__ = ["Block", "ReadAhead"]
 
 _PLAN_NBYTES = 144
+_BLOCKS_PLANNED, _STEPS_PLANNED = 4, 16  # no more is planned at once of a phase that may stop after a step
 _WORTH_A_THREAD = 64  # fewer pages are verified before a thread has woken up
 
 
@@ -101,12 +102,26 @@ class ReadAhead:
         Context of the phases.
     leaves : int32[n]
         Wanted leaves in disk order.
+    cut
+        Whether to stop before the next block; asked before each but the first. None to read all leaves.
+    fine
+        Whether to read in small blocks and to plan no more than a few of them, because `cut` will soon say to stop.
     """
 
-    def __init__(self, context: SSIJContext, leaves: NDArray[np.int32]) -> None:
+    def __init__(
+        self,
+        context: SSIJContext,
+        leaves: NDArray[np.int32],
+        cut: Callable[[], bool] | None = None,
+        *,
+        fine: bool = False,
+    ) -> None:
         self._context = context
         self._leaves = leaves
+        self._cut = cut
+        self._fine = fine
         self._buffer = context.store.read_buffer
+        self._block = context.store.longest_read if fine else self._buffer.block
 
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks. Each can be used until the next one is requested."""
@@ -147,16 +162,18 @@ class ReadAhead:
             pages = self._next_pages(start)
             checksums = self._context.snapshot.leaf_checksums[self._leaves[start : start + len(pages)]]
             plan = self._context.store.plan_reads(pages, device.seek, device.transfer, self._context.store.longest_read)
-            self._context.counters.add_read(ReadReport(plan.pages_wanted, plan.pages_read, len(plan)))
             slots, bounds = np.empty(len(pages), dtype=np.int64), np.empty(len(plan) + 1, dtype=np.int64)
             count = lay_out(
-                plan.start, plan.length, plan.first, pages, number, buffer.block, buffer.parts, slots, bounds
+                plan.start, plan.length, plan.first, pages, number, self._block, buffer.parts, slots, bounds
             )
             number += count
             offsets, lengths, places = plan.start * size, plan.length * size, slots[plan.first[:-1]] * size
             frames, wanted = slots.astype(np.int32), plan.first.tolist()
             for low, high in pairwise(bounds[: count + 1].tolist()):
                 left, right = wanted[low], wanted[high]
+                if self._cut is not None and start + left > 0 and self._cut():
+                    return
+                self._context.counters.add_read(ReadReport(right - left, int(plan.length[low:high].sum()), high - low))
                 yield Block(start + left, start + right, frames[left:right]), Reads(
                     offsets[low:high], lengths[low:high], places[low:high],
                     pages[left:right], slots[left:right], checksums[left:right],
@@ -167,6 +184,8 @@ class ReadAhead:
         """Return the pages to plan next: all that are left, or as many as the workspace has room to plan."""
         device = self._context.reader.device
         most = max(self._buffer.block, self._context.store.workspace // 4 // _PLAN_NBYTES)
+        if self._fine:
+            most = min(most, max(_BLOCKS_PLANNED * self._block, len(self._leaves) // _STEPS_PLANNED))
         pages = self._context.snapshot.leaf_pages[self._leaves[start : start + most]]
         if start + len(pages) < len(self._leaves):
             pages = pages[: _end_of_runs(pages, device.seek / device.transfer)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.joins.emitter import rows_at
-from headrace.joins.input_buffer import arrivals_at
+from headrace.joins.input_buffer import BatchSlice, arrivals_at
 from headrace.storage.format import Keys
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from headrace.joins.input_buffer import Arrivals, BatchSlice
+    from headrace.joins.deadlines import Arrivals
     from headrace.joins.ssij.context import SSIJContext
     from headrace.joins.ssij.memory.record_tier import RecordMatches
 
@@ -28,7 +28,7 @@ class _Joined:
     matches: RecordMatches
     arrival: Arrivals
     results: pa.RecordBatch | None
-    missed: pa.RecordBatch | None
+    missed: BatchSlice | None
 
 
 class RecordTierPhase:
@@ -44,7 +44,7 @@ class RecordTierPhase:
         self._context = context
         self._store = context.store
 
-    def run(self, batch: BatchSlice) -> Generator[pa.RecordBatch, None, list[pa.RecordBatch]]:
+    def run(self, batch: BatchSlice) -> Generator[pa.RecordBatch, None, list[BatchSlice]]:
         """Yield the results of the tuples found. Return the others."""
         workers, counters = self._context.workers, self._context.counters
         missed = []
@@ -67,7 +67,9 @@ class RecordTierPhase:
         keys, valid = self._context.bound.encode(batch.rows)
         assert isinstance(keys, Keys)
         matches = records.find(keys, valid)
-        missed = rows_at(batch.rows, matches.miss) if len(matches.miss) else None
+        missed = None
+        if len(matches.miss):
+            missed = BatchSlice(rows_at(batch.rows, matches.miss), arrivals_at(batch.arrival, matches.miss))
         results = None
         if len(matches.hit):
             results = emitter.finished(rows_at(batch.rows, matches.hit), records.columns(matches.slot))

@@ -1,0 +1,382 @@
+"""A pipeline made ready to run: all of it is checked against the Delta tables before the first row and any change.
+
+Then dimensions that do not exist yet are created, and unknown members that are missing are added. What is supported of
+a table is listed in `headrace.pipelines.delta.support`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.etl import Dimension, DuplicateAction, Duplicates, KeyRule, Lookup
+from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
+from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Prepared
+from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit
+from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name
+from headrace.pipelines.delta.constraints import constraint_columns
+from headrace.pipelines.delta.support import (
+    Described,
+    Role,
+    Use,
+    describe,
+    refuse_float_keys,
+    refuse_twins,
+    require_support,
+)
+from headrace.pipelines.delta.tables import create_dimension, create_table, has_table, open_table
+from headrace.pipelines.dimension.unknown_member import add_unknown_member
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+from headrace.pipelines.spark.frame import FILE
+from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from headrace.pipelines.batch.storable import StorableRule
+    from headrace.pipelines.config.model import DimensionConfig, PipelineConfig
+
+__all__ = ["CheckedPipeline", "check_pipeline", "described_table", "prepare"]
+
+_INFERRED_FLAG = "is_inferred"
+_NEVER_NULL_ERRORS = frozenset({"pipeline", "stream", "batch", FILE, "_record_number", "reason"})
+
+
+def prepare(config: PipelineConfig, parallelism: int) -> Prepared:
+    """Check a pipeline as `check_pipeline` does, and create what it lacks."""
+    return check_pipeline(config, parallelism).create()
+
+
+def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
+    """Check a pipeline against its Delta tables. Nothing is written.
+
+    Parameters
+    ----------
+    config
+        The pipeline file.
+    parallelism
+        The number of shards where the file names none.
+
+    Raises
+    ------
+    DeltaTableError
+        If a table is missing or cannot be used.
+    DeclarationError, KeyInputError, PipelineFileError
+        If a lookup or the duplicates cannot work on these columns.
+    """
+    stream = arrow_schema(config.source.columns)
+    found = {name: _dimension(config, name) for name in config.dimensions}
+    dimensions = {name: each.dimension for name, each in found.items()}
+    lookups = {
+        item.role: Lookup(dimensions[item.dimension], item.role, dict(item.on), item.policy, tuple(item.carry))
+        for item in config.lookups
+    }
+    for lookup in lookups.values():
+        lookup.check(stream)
+    duplicates = _duplicates(config, stream)
+    shards = {
+        item.role: config.dimensions[item.dimension].shards or parallelism
+        for item in config.lookups
+        if item.policy == "infer"
+    }
+    if config.duplicates is not None:
+        shards[DUPLICATES_ROLE] = config.duplicates.shards or parallelism
+    prepared = Prepared(config, stream, lookups, duplicates, shards)
+    _check_names(prepared)
+    tables = _checked_tables(prepared, found)
+    return CheckedPipeline(_with_rules(prepared, tables, found), found)
+
+
+@dataclass(frozen=True)
+class CheckedPipeline:
+    """A pipeline that was checked, and its dimensions as they are."""
+
+    prepared: Prepared
+    _found: Mapping[str, _Found]
+
+    def create(self) -> Prepared:
+        """Create the tables that are missing, add missing unknown members, and return the pipeline ready to run."""
+        prepared, config = self.prepared, self.prepared.config
+        notices = []
+        for name, each in self._found.items():
+            if each.table is None:
+                create_dimension(config.dimensions[name].path, each.dimension)
+            else:
+                notices.append(add_unknown_member(each.dimension, each.table))
+        _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
+        _ensure_table(config.errors_path, ERROR_SCHEMA)
+        if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
+            _ensure_table(config.duplicates_path, prepared.duplicate_schema)
+        return replace(prepared, notices=tuple(notice for notice in notices if notice is not None))
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A dimension, and its table as it is; None when it is still to be created."""
+
+    dimension: Dimension
+    table: Described | None
+
+
+def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()) -> None:
+    if not has_table(path):
+        create_table(path, schema, partition_by)
+
+
+def described_table(path: str) -> Described | None:
+    """Return what the Delta table at a path is; None when there is none."""
+    return describe(open_table(path), path) if has_table(path) else None
+
+
+# Dimensions
+
+
+def _dimension(config: PipelineConfig, name: str) -> _Found:
+    """Return a dimension as its Delta table has it, or as it is declared when the table is still to be created."""
+    declared = config.dimensions[name]
+    surrogate = config.surrogate_key(name)
+    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
+    refuse_twins([*(declared.columns or ()), surrogate], f"dimension {name!r}")
+    table = described_table(declared.path)
+    if table is None:
+        return _Found(_declared_dimension(declared, name, surrogate, rules), None)
+    label = f"dimension {name!r}"
+    wanted = {**dict.fromkeys(declared.natural_key), surrogate: "bigint"}
+    wanted |= {column: kind for column, kind in (declared.columns or {}).items() if column != _INFERRED_FLAG}
+    for column, kind in wanted.items():
+        _require_column(table, label, column, None if kind is None else arrow_type(kind))
+    flag = _INFERRED_FLAG
+    has_flag = flag in table.schema.names and table.schema.field(flag).type == pa.bool_()
+    carried = {column for item in config.lookups if item.dimension == name for column in item.carry}
+    kept = {*declared.natural_key, *carried}
+    columns = pa.schema([field for field in table.schema if _is_attribute(field, table, kept, {surrogate, flag})])
+    dimension = Dimension(
+        name, tuple(declared.natural_key), surrogate, columns, rules, inferred_flag=flag if has_flag else None
+    )
+    return _Found(dimension, table)
+
+
+def _is_attribute(field: pa.Field, table: Described, kept: set[str], apart: set[str]) -> bool:
+    """Return whether a column is one of the dimension's; others are left to the writer to fill, or to be null."""
+    if field.name in apart:
+        return False
+    if field.name in kept:
+        return True
+    return stored_type(field.type) is not None and field.name not in table.filled
+
+
+def _declared_dimension(
+    declared: DimensionConfig, name: str, surrogate: str, rules: Mapping[str, KeyRule]
+) -> Dimension:
+    if declared.columns is None:
+        raise DeltaTableError(
+            f"dimension {name!r}: there is no Delta table at {declared.path}; create it with `headrace dimension "
+            f"create`, or give dimensions.{name}.columns to begin with an empty one"
+        )
+    columns = pa.schema([pa.field(column, arrow_type(kind)) for column, kind in declared.columns.items()])
+    dimension = Dimension(name, tuple(declared.natural_key), surrogate, columns, rules)
+    refuse_float_keys(dimension.key_schema, f"dimension {name!r}")
+    return dimension
+
+
+# Tables
+
+
+def _checked_tables(prepared: Prepared, found: Mapping[str, _Found]) -> dict[str, Described]:
+    """Return the tables that exist, by path, after a check of each against what the pipeline will do with it."""
+    tables: dict[str, Described] = {}
+    for name, each in found.items():
+        if each.table is not None:
+            require_support(each.table, _use_of_dimension(prepared, name, each))
+            tables[each.table.path] = each.table
+    for use, schema in _sinks(prepared):
+        table = described_table(use.path)
+        if table is None:
+            continue
+        for field in schema:
+            _require_column(table, use.label, field.name, field.type)
+        require_support(table, use)
+        tables[use.path] = table
+    _check_partitions(prepared, tables.get(prepared.config.sink.path))
+    return tables
+
+
+def _use_of_dimension(prepared: Prepared, name: str, found: _Found) -> Use:
+    dimension = found.dimension
+    infers = any(prepared.infers(role) for role, each in prepared.lookups.items() if each.dimension.name == name)
+    trimmed = frozenset(column for column, rule in dimension.rules.items() if "trim" in rule.normalise)
+    always = {dimension.surrogate_key, *dimension.natural_key}
+    always |= set() if dimension.inferred_flag is None else {dimension.inferred_flag}
+    return Use(
+        Role.INFERRED if infers else Role.DIMENSION,
+        f"dimension {name!r}",
+        prepared.config.dimensions[name].path,
+        written=frozenset(dimension.table_schema.names) if infers else frozenset(),
+        keys=dimension.natural_key,
+        trimmed=trimmed,
+        never_null=frozenset(always),
+    )
+
+
+def _sinks(prepared: Prepared) -> list[tuple[Use, pa.Schema]]:
+    """Return what the pipeline writes beside dimensions, and the columns that it writes there."""
+    config, facts, rejected = prepared.config, prepared.fact_schema, ERROR_SCHEMA
+    keys = () if prepared.duplicates is None else tuple(prepared.duplicates.key.names)
+    certain = frozenset(name for name in facts.names if name not in _nullable_facts(prepared))
+    label = "the fact table"
+    written = frozenset(facts.names)
+    uses = [
+        (Use(Role.FACTS, label, config.sink.path, written, keys, never_null=certain, rejects=True), facts),
+        (
+            Use(
+                Role.ERRORS,
+                "the error table",
+                config.errors_path,
+                frozenset(rejected.names),
+                never_null=_NEVER_NULL_ERRORS & frozenset(rejected.names),
+            ),
+            rejected,
+        ),
+    ]
+    if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
+        routed = prepared.duplicate_schema
+        use = Use(
+            Role.DUPLICATES,
+            "the table of duplicates",
+            config.duplicates_path,
+            frozenset(routed.names),
+            never_null=frozenset(set(routed.names) - set(prepared.stream.names)),
+            rejects=True,
+        )
+        uses.append((use, routed))
+    return uses
+
+
+def _nullable_facts(prepared: Prepared) -> set[str]:
+    carried = {f"{look.role}_{name}" for look in prepared.lookups.values() for name in look.carry}
+    return {*prepared.stream.names, *carried}
+
+
+def _require_column(table: Described, label: str, column: str, kind: pa.DataType | None) -> None:
+    """Raise unless a table has a column, by exactly this name and, if it is given, of this type."""
+    place = f"{label}: the Delta table {table.path}"
+    if column not in table.schema.names:
+        twin = next((name for name in table.schema.names if name.lower() == column.lower()), None)
+        if twin is not None:
+            raise DeltaTableError(
+                f"{place} has no column {column!r}, but {twin!r}: names that differ by case only are one name to "
+                f"Delta; write {twin!r} in the pipeline file"
+            )
+        remedy = "name one of these"
+        if kind is not None:
+            remedy = (
+                f"add it: ALTER TABLE delta.`{table.path}` ADD COLUMNS (`{column}` {type_name(kind)}), or name "
+                "another table"
+            )
+        raise DeltaTableError(f"{place} has no column {column!r}; it has {', '.join(table.schema.names)}; {remedy}")
+    there = table.schema.field(column).type
+    if kind is not None and not pa.types.is_nested(kind) and there != kind:
+        raise DeltaTableError(
+            f"{place} has column {column!r} as {type_name(there)}, but the pipeline declares {type_name(kind)}; "
+            f"declare it as {type_name(there)}, or name another table"
+        )
+
+
+def _check_partitions(prepared: Prepared, table: Described | None) -> None:
+    declared = tuple(prepared.config.sink.partition_by)
+    if table is not None and declared and declared != table.partition_columns:
+        there = ", ".join(table.partition_columns)
+        raise DeltaTableError(
+            f"sink.partition_by is {', '.join(declared)}, but the Delta table {table.path} is "
+            f"{'partitioned by ' + there if there else 'not partitioned'}; write partition_by: [{there}], or name "
+            "another table"
+        )
+
+
+# Names and keys
+
+
+def _duplicates(config: PipelineConfig, stream: pa.Schema) -> Duplicates | None:
+    declared = config.duplicates
+    if declared is None:
+        return None
+    key = pa.schema([stream.field(name) for name in declared.key])
+    duplicates = Duplicates(key, declared.action, tuple(declared.order_by))
+    duplicates.check(stream)
+    return duplicates
+
+
+def _check_names(prepared: Prepared) -> None:
+    """Refuse two columns of one name in a table that is written, and partition columns that facts do not have."""
+    names = prepared.fact_schema.names
+    refuse_twins(names, "the facts")
+    for name in prepared.config.sink.partition_by:
+        if name not in names:
+            raise PipelineFileError(
+                f"sink.partition_by names {name!r}, which the facts do not have; they have {', '.join(names)}"
+            )
+
+
+# Rows that a table cannot hold
+
+
+def _with_rules(prepared: Prepared, tables: Mapping[str, Described], found: Mapping[str, _Found]) -> Prepared:
+    """Return the pipeline with the rules by which rows that a table cannot hold are rejected."""
+    stream = set(prepared.stream.names)
+    rules: list[StorableRule] = [*_key_limits(prepared, found)]
+    for use, schema in _sinks(prepared):
+        if use.rejects:
+            planned = tuple(prepared.config.sink.partition_by) if use.role is Role.FACTS else ()
+            rules += _table_rules(use, schema, tables.get(use.path), planned)
+    return replace(
+        prepared,
+        early_rules=tuple(rule for rule in rules if set(rule.columns) <= stream),
+        late_rules=tuple(rule for rule in rules if not set(rule.columns) <= stream),
+    )
+
+
+def _table_rules(
+    use: Use, schema: pa.Schema, table: Described | None, planned: tuple[str, ...]
+) -> Iterator[StorableRule]:
+    """Yield what a table asks of its rows; `planned` are the partition columns of one that is still to be created."""
+    partitions = planned if table is None else table.partition_columns
+    limits = {} if table is None else table.text_limits()
+    for field in schema:
+        rule = ColumnRule(
+            use.label,
+            field.name,
+            required=table is not None and field.name in table.required and field.name not in use.never_null,
+            partition=field.name in partitions and pa.types.is_string(field.type),
+            characters=limits.get(field.name),
+        )
+        if rule.required or rule.partition or rule.characters is not None:
+            yield rule
+    if table is None:
+        return
+    for name, expression in table.constraints.items():
+        yield ConstraintRule(use.label, name, expression, constraint_columns(expression, table.schema))
+
+
+def _key_limits(prepared: Prepared, found: Mapping[str, _Found]) -> Iterator[KeyLimit]:
+    """Yield what the tables of keys ask: of new members, and of the keys that are loaded."""
+    longest = key_limit(max(PAGE_SIZES))
+    for role, lookup in prepared.lookups.items():
+        if not prepared.infers(role):
+            continue
+        dimension, table = lookup.dimension, found[lookup.dimension.name].table
+        partitions = () if table is None else table.partition_columns
+        limits = {} if table is None else table.text_limits()
+        yield KeyLimit(
+            f"dimension {dimension.name!r}",
+            lookup.stream_columns,
+            dimension.key_schema,
+            dimension.rules,
+            tuple(name for name in dimension.natural_key if name in partitions),
+            {name: most for name, most in limits.items() if name in dimension.natural_key},
+            longest,
+        )
+    if prepared.duplicates is not None:
+        key = prepared.duplicates.key
+        yield KeyLimit("the fact table", tuple(key.names), key, prepared.duplicates.rules, limit=longest)

@@ -1,0 +1,286 @@
+"""The protocol of a micro-batch: what is done in which order, so that a crash anywhere, replayed, changes nothing.
+
+1. The versions to join at are the newest ones. Nothing of an earlier attempt is kept but the members that it added,
+   which this attempt finds in the dimension; so its facts get the same keys, even if the rows of the batch differ now.
+2. The frame of each round is computed: its tasks write new members, facts and rejected rows into files, which no commit
+   names yet, and their notes come back. New members are committed exactly at the version that they were numbered at.
+   If another writer was first, the batch is planned again.
+3. The facts are committed; this decides that the batch is loaded. Then follow rejected rows and routed duplicates, from
+   the note of the facts (`headrace.pipelines.batch.tables`). A run that ends in between is completed by `finish`.
+
+The counts of the tasks are reconciled before the facts are committed; where Spark writes them, after it as well.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.pipelines.batch.error_rows import Origin
+from headrace.pipelines.batch.metrics import BatchCounts, check_books, first_failure, record_of, summarise
+from headrace.pipelines.batch.read_step import record_format
+from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Group, Prepared, StageRun, Target
+from headrace.pipelines.batch.state import Batch
+from headrace.pipelines.batch.tables import BatchTables
+from headrace.pipelines.catalog import BatchRecord
+from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
+from headrace.pipelines.source.identity import application
+from headrace.pipelines.spark.columns import spark_schema
+from headrace.pipelines.spark.failures import explained
+from headrace.pipelines.spark.frame import NOTE, SHARD, STATE, State, member_column
+from headrace.storage.units import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from pyspark.sql import DataFrame
+
+    from headrace.pipelines.batch.worker import Stage
+    from headrace.pipelines.catalog import Catalog
+
+__all__ = ["BatchProtocol"]
+
+_LOG = logging.getLogger(__name__)
+_ATTEMPTS: Final = 50
+_LONGEST_PAUSE: Final = 2.0
+
+
+def _no_hook(step: str) -> None:
+    """Take note of nothing."""
+
+
+class BatchProtocol:
+    """Runs micro-batches.
+
+    Parameters
+    ----------
+    prepared
+        The pipeline.
+    catalog, run
+        Where records go, and this run's identity.
+    holds
+        Called before each write; raises when this run may not write any more.
+    hook
+        Called with the name of each step before and after it; tests make it fail.
+    clock
+        Seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        catalog: Catalog,
+        run: str,
+        *,
+        holds: Callable[[], None],
+        hook: Callable[[str], None] = _no_hook,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._prepared = prepared
+        self._config = prepared.config
+        self._catalog = catalog
+        self._run = run
+        self._hook = hook
+        self._clock = clock
+        self._tables = BatchTables(prepared, holds, hook)
+
+    def loaded(self, stream: str) -> int | None:
+        """Return the last batch of a stream that the facts hold, or None."""
+        self._tables.facts.latest()
+        return self._tables.facts.transaction(application(stream, "facts"))
+
+    def finish(self, number: int, stream: str, attempt: str | None = None) -> BatchRecord | None:
+        """Complete a batch whose facts are loaded, for a run that ended before it could.
+
+        Parameters
+        ----------
+        number, stream
+            The batch.
+        attempt
+            The attempt that must have loaded it; None for any.
+
+        Returns
+        -------
+        BatchRecord or None
+            What was loaded; None if the facts do not hold the batch, which may then be run.
+
+        Raises
+        ------
+        BatchError
+            If another attempt loaded the batch.
+        DeltaTableError
+            If the log of the facts does not say any more what is to follow.
+        """
+        loaded = self.loaded(stream)
+        if loaded is None or loaded < number:
+            return None
+        facts = self._tables.facts
+        notes = facts.commit_notes(application(stream, "facts"), number)
+        if not notes:
+            raise DeltaTableError(
+                f"{facts.path} holds batch {number} of stream {stream}, but its log no longer has the commit that "
+                "names the rejected rows of the batch; restore the log from a backup, or begin a new stream with "
+                "`headrace source adopt`"
+            )
+        note = notes[-1]
+        if attempt is not None and note["attempt"] != attempt:
+            raise BatchError(
+                f"{facts.path} holds batch {number} of stream {stream} from another run, which used a copy of this "
+                "checkpoint; restore the newer checkpoint, or begin a new stream with `headrace source adopt`"
+            )
+        batch = self._batch(number, stream, note["attempt"])
+        self._tables.follow_up(note, batch)
+        record = BatchRecord(**{**note["record"], "run": self._run, "detail": {"recovered": True}})
+        self._catalog.record_batch(record)
+        return record
+
+    def run_batch(self, pieces: DataFrame, number: int, stream: str, attempt: str = "") -> BatchRecord:
+        """Load a batch that the facts do not hold.
+
+        Parameters
+        ----------
+        pieces
+            Its files, with the columns of `headrace.pipelines.spark.frame.PIECES`.
+        number
+            Its number in the stream.
+        stream
+            The stream's identity, which Delta's transactions carry.
+        attempt
+            The attempt, kept in the note of the facts.
+
+        Raises
+        ------
+        BatchError
+            If Spark failed, or other writers were first again and again; the batch can be run again.
+        QualityError
+            If the data broke a promise; no fact was committed.
+        """
+        batch = self._batch(number, stream, attempt)
+        batch.own = {role: self._tables.keys_given(role, batch) for role in self._inferring()}
+        for retry in range(_ATTEMPTS):
+            try:
+                return self._load(pieces, batch)
+            except TableMovedError as moved:
+                _LOG.info("batch %d is planned again: %s", number, moved)
+                time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**retry)))  # noqa: S311 - spreads writers
+            finally:
+                while batch.persisted:
+                    batch.persisted.pop().unpersist()
+        raise BatchError(
+            f"batch {number}: other writers changed its tables during each of {_ATTEMPTS} attempts; nothing is lost, "
+            "run again when they are done"
+        )
+
+    def _batch(self, number: int, stream: str, attempt: str) -> Batch:
+        for role in self._prepared.lookups:
+            self._tables.joined_by(role).latest()
+        self._tables.facts.latest()
+        return Batch(number, stream, attempt, self._tables.that_take_files(), self._clock)
+
+    def _inferring(self) -> list[str]:
+        return [role for role in self._prepared.lookups if self._prepared.infers(role)]
+
+    def _load(self, frame: DataFrame, batch: Batch) -> BatchRecord:
+        notes: list[dict[str, Any]] = []
+        rounds = self._prepared.rounds()
+        for number, groups in enumerate(rounds):
+            targets = self._targets(groups, batch)
+            stages = self._prepared.stages(rounds, number, targets, self._stage_run(batch))
+            frame = self._joined(frame if number == 0 else _rows_of_the_stream(frame), stages, groups, batch)
+            notes += self._notes(frame, batch)
+            first_failure(notes)
+            for role in (role for group in groups for role in group.roles if self._prepared.infers(role)):
+                self._tables.add_members(frame, role, notes, targets[role], batch)
+        counts = summarise(notes)
+        check_books(counts, {})
+        note = self._tables.commit_facts(frame, notes, counts, self._record(counts, batch), batch)
+        self._tables.follow_up(note, batch)
+        record = self._record(counts, batch)
+        self._hook("before record")
+        self._catalog.record_batch(record)
+        self._hook("after record")
+        return record
+
+    # Plan
+
+    def _targets(self, groups: Sequence[Group], batch: Batch) -> dict[str, Target]:
+        """Plan each role of a round at the newest version of its table."""
+        with batch.phase("plan"):
+            return {role: self._target(role, batch) for group in groups for role in group.roles}
+
+    def _target(self, role: str, batch: Batch) -> Target:
+        if self._prepared.infers(role):
+            self._tables.remember_keys(role, batch)
+        handle = self._tables.joined_by(role)
+        latest = handle.latest()
+        batch.versions[role] = latest.version
+        base = 0
+        if role != DUPLICATES_ROLE:
+            base = handle.greatest_key(self._prepared.lookups[role].dimension.surrogate_key)
+        shards = self._prepared.shards.get(role, 1)
+        return Target(latest.version, base, shards, latest.table_id, tuple(batch.own.get(role, ())))
+
+    def _stage_run(self, batch: Batch) -> StageRun:
+        config = self._config
+        began = datetime.fromtimestamp(batch.began, UTC)
+        origin = Origin(
+            config.name, batch.stream, batch.number, began, config.source.path, record_format(config.source)
+        )
+        return StageRun(self._run, self._prepared.shards, batch.files, origin)
+
+    # Join
+
+    def _joined(self, frame: DataFrame, stages: Sequence[Stage], groups: Sequence[Group], batch: Batch) -> DataFrame:
+        """Return the persisted frame of a round; it is computed when its notes are read."""
+        from pyspark import StorageLevel  # noqa: PLC0415 - pyspark is heavy
+
+        for number, (stage, group) in enumerate(zip(stages, groups, strict=True)):
+            if group.shuffled:
+                frame = frame.repartitionById(self._prepared.shards[group.roles[0]], SHARD)
+            elif group.alone:
+                frame = frame.coalesce(1) if number == 0 else frame.repartition(1)
+            frame = frame.mapInArrow(stage, spark_schema(stage.schema))
+        frame = frame.persist(StorageLevel.MEMORY_AND_DISK_DESER)
+        batch.persisted.append(frame)
+        return frame
+
+    def _notes(self, frame: DataFrame, batch: Batch) -> list[dict[str, Any]]:
+        """Compute the frame, and return what its tasks noted."""
+        self._hook("before join")
+        with batch.phase("join"), explained("the join of a batch"):
+            rows = frame.where(frame[STATE] == int(State.NOTE)).select(NOTE).collect()
+        self._hook("after join")
+        return [json.loads(row[0]) for row in rows]
+
+    # Record
+
+    def _record(self, counts: BatchCounts, batch: Batch) -> BatchRecord:
+        seconds = self._clock() - batch.began
+        deadline = self._config.deadline
+        return record_of(
+            counts,
+            run=self._run,
+            stream=batch.stream,
+            batch=batch.number,
+            started=batch.began,
+            seconds=seconds,
+            late=deadline is not None and seconds > parse_duration(deadline),
+            detail={
+                "outcomes": counts.books.as_dict(),
+                "joins": counts.joins,
+                "stages": counts.slowest,
+                "workers": counts.workers,
+                "phases": dict(batch.phases),
+                "versions": dict(batch.versions),
+            },
+        )
+
+
+def _rows_of_the_stream(frame: DataFrame) -> DataFrame:
+    """Return a round's frame for the next one: without its notes and members."""
+    rows = frame.where(frame[STATE] < int(State.MEMBER))
+    return rows.drop(*(name for name in frame.columns if name.startswith(member_column(""))))

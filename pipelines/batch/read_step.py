@@ -1,0 +1,141 @@
+"""The step that reads files: pieces come in, rows of the declared columns go out, in the worker that joins them.
+
+Every record arrives. One that does not fit the schema says why in `_malformed` and is rejected later. A file that
+changed since it was planned, or that cannot be read at all, ends the batch with an error that names it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.pipelines.config.source_format import record_format
+from headrace.pipelines.errors import SourceFileError
+from headrace.pipelines.source.discovery import date_of, printable, skip_command
+from headrace.pipelines.spark.frame import (
+    FILE,
+    MALFORMED,
+    MALFORMED_TYPE,
+    NOTE,
+    RECORD_NUMBER,
+    STATE,
+    State,
+    source_schema,
+)
+from headrace.storage.records import Piece, RecordFileError, RecordFormat, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from headrace.pipelines.batch.steps import Task
+    from headrace.storage.records import Records
+
+__all__ = ["ReadStep", "record_format"]
+
+
+@dataclass(frozen=True)
+class ReadStep:
+    """Reads pieces of files.
+
+    Parameters
+    ----------
+    form
+        How the files are read.
+    columns
+        The declared columns, in the order in which they leave.
+    """
+
+    form: RecordFormat
+    columns: pa.Schema
+
+    def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of all pieces.
+
+        Parameters
+        ----------
+        batches
+            Pieces, with the columns of `headrace.pipelines.spark.frame.PIECES`. One that stops at the size of its file,
+            or has no stop, goes to the file's end.
+        task
+            The task that reads them.
+
+        Raises
+        ------
+        SourceFileError
+            If a file cannot be read at all, or changed since it was planned; the message names it.
+        """
+        del task
+        for batch in batches:
+            for row in batch.to_pylist():
+                yield from self._read(row)
+
+    def _read(self, row: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        _refuse_changed(row)
+        stop = None if row["stop"] == row["size"] else row["stop"]
+        piece = Piece(row["path"], row["start"] or 0, stop, row["first_record"] or 1)
+        schema = source_schema(self.columns)
+        try:
+            for records in read_records(piece, self.form):
+                yield _framed(records, row["file"], schema)
+        except RecordFileError as error:
+            _refuse_changed(row)  # which is the likelier cause
+            raise SourceFileError(
+                f"{printable(str(error))}. Repair the file, or leave it out with: {skip_command(row['file'])}"
+            ) from error
+        _refuse_changed(row)
+
+
+def _framed(records: Records, file: str, schema: pa.Schema) -> pa.RecordBatch:
+    """Return records as rows of a frame."""
+    rows = records.rows.num_rows
+    rejected = np.zeros(rows, dtype=np.bool_)
+    rejected[np.asarray(records.rejects.column("row"))] = True
+    state = np.where(rejected, int(State.MALFORMED), int(State.OPEN)).astype(np.int8)
+    own = {
+        FILE: pa.repeat(pa.scalar(file, pa.string()), rows),
+        RECORD_NUMBER: records.numbers,
+        MALFORMED: _causes(records) if rejected.any() else pa.nulls(rows, MALFORMED_TYPE),
+        STATE: pa.array(state),
+        NOTE: pa.nulls(rows, pa.string()),
+    }
+    columns = [own[field.name] if field.name in own else records.rows.column(field.name) for field in schema]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _causes(records: Records) -> pa.Array:
+    """Return what is wrong with each row as a list, null for good rows; the causes are in the order of the rows."""
+    found = records.rejects.combine_chunks()
+    row = np.asarray(found.column("row"))
+    counts = np.bincount(row, minlength=records.rows.num_rows)
+    offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
+    values = [found.column(name).combine_chunks() for name in ("column", "value", "reason")]
+    structs = pa.StructArray.from_arrays(values, fields=list(MALFORMED_TYPE.value_type))
+    return pa.ListArray.from_arrays(pa.array(offsets), structs, mask=pa.array(counts == 0)).cast(MALFORMED_TYPE)
+
+
+def _refuse_changed(row: dict[str, Any]) -> None:
+    """Refuse a file that is not what was planned.
+
+    Raises
+    ------
+    SourceFileError
+        If it is gone, or its size or date differ.
+    """
+    path = printable(row["path"])
+    try:
+        seen = Path(row["path"]).stat()
+    except OSError as error:
+        raise SourceFileError(
+            f"{path} was planned for this batch, but cannot be found now ({error.strerror}); put it back, or leave it "
+            f"out with: {skip_command(row['file'])}"
+        ) from error
+    if (seen.st_size, date_of(seen)) != (row["size"], row["mtime_ns"]):
+        raise SourceFileError(
+            f"{path} changed while the batch was loading (it had {row['size']:,} bytes and has "
+            f"{seen.st_size:,}); nothing of the batch was loaded. Write files elsewhere, move them here when they are "
+            "complete, and run again"
+        )

@@ -1,0 +1,363 @@
+"""The stages of a batch, planned for a pipeline whose dimensions and lookups were checked (`pipelines.preparation`).
+
+The first stage reads the files. Then come lookups that cannot infer members (over whole replicas, no shuffle), the
+search for duplicates, and each lookup that infers, on rows shuffled by its key. Rejected rows, and duplicates that are
+left out, pass the later stages by, so that they add no members. Keys that lie in one shard need no shuffle: one task
+does them together with the stage before. Lookups that infer members of different dimensions share a round, which is
+computed once; a second role of one dimension waits for the members of the first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.etl import (
+    DUPLICATE_COLUMN,
+    OUTCOME_COLUMN,
+    Dimension,
+    Duplicates,
+    Lookup,
+)
+from headrace.etl.lookup import Policy
+from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
+from headrace.pipelines.batch.read_step import ReadStep, record_format
+from headrace.pipelines.batch.settlement import AUDIT_SCHEMA, Settlement
+from headrace.pipelines.batch.steps import DuplicateStep, LookupStep
+from headrace.pipelines.batch.storable import StorableStep
+from headrace.pipelines.batch.worker import Stage
+from headrace.pipelines.delta.data_files import FileSpec
+from headrace.pipelines.replica.catch_up import ReplicaSpec
+from headrace.pipelines.replica.operators import Joiner
+from headrace.pipelines.replica.rows import LoadedKeyRows, MemberRows
+from headrace.pipelines.spark.frame import (
+    FILE,
+    NOTE,
+    REJECTED,
+    ROUTED,
+    SHARD,
+    STATE,
+    ShardRule,
+    member_column,
+    source_schema,
+)
+from headrace.storage.units import parse_duration, parse_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace.pipelines.batch.storable import StorableRule
+    from headrace.pipelines.config.model import PipelineConfig
+    from headrace.pipelines.replica.rows import ReplicaRows
+
+__all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "StageRun", "Target"]
+
+DUPLICATES_ROLE = "(duplicates)"
+
+
+@dataclass(frozen=True)
+class Target:
+    """The Delta version that a join is planned at.
+
+    Parameters
+    ----------
+    version, base
+        The version V and the greatest surrogate key at V.
+    shards
+        Into how many parts the keys are divided.
+    table_id
+        The table's identity.
+    own
+        Ranges (above, up to) of surrogate keys that earlier attempts at the batch gave to new members for this role.
+    """
+
+    version: int
+    base: int
+    shards: int
+    table_id: str
+    own: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Lookups that one stage does.
+
+    Parameters
+    ----------
+    roles
+        In their order.
+    shuffled
+        Whether rows must be shuffled to it, by the key of its one role.
+    alone
+        Whether one task must have all rows, since keys are in one part.
+    """
+
+    roles: tuple[str, ...]
+    shuffled: bool
+    alone: bool = False
+
+
+@dataclass(frozen=True)
+class StageRun:
+    """What all stages of a batch share.
+
+    Parameters
+    ----------
+    owner
+        The run, for the operators that workers keep.
+    shards
+        For each role of any round that needs a shuffle, the number of shards.
+    files
+        Tables into which tasks write files themselves, with the columns that each is partitioned by. What others
+        receive travels with the rows, for Spark to write.
+    origin
+        The batch, for the rows that name it.
+    """
+
+    owner: str
+    shards: Mapping[str, int]
+    files: Mapping[str, tuple[str, ...]]
+    origin: Origin
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A pipeline checked against its Delta tables.
+
+    Parameters
+    ----------
+    config
+        The pipeline file.
+    stream
+        The stream's columns.
+    lookups
+        By role, in the file's order.
+    duplicates
+        The declared key, or None.
+    shards
+        For each role that needs a shuffle, its number of shards.
+    early_rules, late_rules
+        What the tables ask of columns of the stream, and of columns that lookups add: rows that break one are rejected.
+    notices
+        What was changed to make the pipeline ready.
+    """
+
+    config: PipelineConfig
+    stream: pa.Schema
+    lookups: Mapping[str, Lookup]
+    duplicates: Duplicates | None
+    shards: Mapping[str, int]
+    early_rules: tuple[StorableRule, ...] = ()
+    late_rules: tuple[StorableRule, ...] = ()
+    notices: tuple[str, ...] = ()
+
+    @property
+    def fact_schema(self) -> pa.Schema:
+        """The fact table: stream, surrogate keys, carried attributes, outcome, on request the origin."""
+        own = {name for look in self.lookups.values() for name in (look.outcome_column, look.reason_column)}
+        added = [field for look in self.lookups.values() for field in look.added_schema() if field.name not in own]
+        audit = AUDIT_SCHEMA if self.config.sink.audit else ()
+        return pa.schema([*self.stream, *added, pa.field(OUTCOME_COLUMN, pa.string()), *audit])
+
+    @property
+    def duplicate_schema(self) -> pa.Schema:
+        """The table of routed duplicates."""
+        return pa.schema([*self.stream, pa.field(DUPLICATE_COLUMN, pa.string()), pa.field(FILE, pa.string())])
+
+    def rounds(self, shards: Mapping[str, int] | None = None) -> list[list[Group]]:
+        """Return the stages of a batch, in rounds that are each computed once; `shards` if a batch has its own."""
+        non_inferring = tuple(role for role, look in self.lookups.items() if look.policy is not Policy.INFER)
+        current = [Group(non_inferring, shuffled=False)]
+        if self.duplicates is not None:
+            current.append(Group((DUPLICATES_ROLE,), shuffled=True))
+        rounds = [current]
+        met: set[str] = set()
+        for role, lookup in self.lookups.items():
+            if lookup.policy is not Policy.INFER:
+                continue
+            if lookup.dimension.name in met:
+                rounds.append([])
+                met.clear()
+            met.add(lookup.dimension.name)
+            rounds[-1].append(Group((role,), shuffled=True))
+        return [_joined(groups, self.shards if shards is None else shards) for groups in rounds]
+
+    def infers(self, role: str) -> bool:
+        """Return whether a role adds members to its dimension."""
+        return role != DUPLICATES_ROLE and self.lookups[role].policy is Policy.INFER
+
+    def path(self, role: str) -> str:
+        """Return the Delta table that a role joins with."""
+        if role == DUPLICATES_ROLE:
+            return self.config.sink.path
+        return self.config.dimensions[self.lookups[role].dimension.name].path
+
+    def shard_rule(self, role: str, shards: int) -> ShardRule:
+        """Return how rows are divided for a role."""
+        if role == DUPLICATES_ROLE:
+            assert self.duplicates is not None
+            key = self.duplicates.key
+            return ShardRule(tuple(key.names), key, shards, self.duplicates.rules)
+        lookup = self.lookups[role]
+        dimension = lookup.dimension
+        return ShardRule(lookup.stream_columns, dimension.key_schema, shards, dimension.rules)
+
+    def stages(
+        self,
+        rounds: list[list[Group]],
+        number: int,
+        targets: Mapping[str, Target],
+        run: StageRun,
+    ) -> list[Stage]:
+        """Return the stages of one round.
+
+        Parameters
+        ----------
+        rounds
+            All rounds.
+        number
+            Which one.
+        targets
+            The planned version of each of its roles.
+        run
+            What all stages of the batch share.
+        """
+        before = sum(len(groups) for groups in rounds[:number])
+        flat = [group for groups in rounds for group in groups]
+        return [self._stage(flat, before, before + i, targets, run) for i in range(len(rounds[number]))]
+
+    def _stage(
+        self,
+        groups: list[Group],
+        first: int,
+        number: int,
+        targets: Mapping[str, Target],
+        run: StageRun,
+    ) -> Stage:
+        """Return a stage; `first` is the stage that its round begins with."""
+        last = number == len(groups) - 1
+        members = self._member_fields(groups[first : number + 1])
+        following = None if last else groups[number + 1]
+        return Stage(
+            number=number,
+            owner=run.owner,
+            reader=ReadStep(record_format(self.config.source), self.stream) if number == 0 else None,
+            steps=(
+                *_storable(self.early_rules if number == 0 else ()),
+                *(self._step(role, targets[role], run) for role in groups[number].roles),
+                *_storable(self.late_rules if last else ()),
+            ),
+            next_shard=self.shard_rule(following.roles[0], run.shards[following.roles[0]])
+            if following is not None and following.shuffled
+            else None,
+            settles=self._settlement(run) if last else None,
+            schema=pa.schema([*(self._settled_fields(run) if last else self._fields(groups[: number + 2])), *members]),
+        )
+
+    def _settlement(self, run: StageRun) -> Settlement:
+        return Settlement(
+            lookups=tuple(self.lookups.values()),
+            duplicates=self.duplicates,
+            duplicate_schema=self.duplicate_schema,
+            facts=_file_spec(self.config.sink.path, self.fact_schema, run),
+            rejected=_file_spec(self.config.errors_path, ERROR_SCHEMA, run),
+            routed=_file_spec(self.config.duplicates_path, self.duplicate_schema, run),
+            origin=run.origin,
+        )
+
+    def _fields(self, groups: list[Group]) -> list[pa.Field]:
+        """Return the columns with which rows go to the last of some stages."""
+        roles = [role for group in groups[:-1] for role in group.roles]
+        fields = list(source_schema(self.stream))
+        for role in roles:
+            if role == DUPLICATES_ROLE:
+                fields.append(pa.field(DUPLICATE_COLUMN, pa.string()))
+            else:
+                fields.extend(self.lookups[role].added_schema())
+        return [*fields, pa.field(SHARD, pa.int32())] if groups[-1].shuffled else fields
+
+    def _settled_fields(self, run: StageRun) -> list[pa.Field]:
+        """Return the columns that leave the last stage: what Spark is to write, and notes."""
+        facts = [] if self.config.sink.path in run.files else list(self.fact_schema)
+        channels = (
+            (REJECTED, self.config.errors_path, ERROR_SCHEMA),
+            (ROUTED, self.config.duplicates_path, self.duplicate_schema),
+        )
+        own = [(name, pa.struct(schema)) for name, path, schema in channels if path not in run.files]
+        return [*facts, *(pa.field(*pair) for pair in [*own, (STATE, pa.int8()), (NOTE, pa.string())])]
+
+    def _member_fields(self, groups: list[Group]) -> list[pa.Field]:
+        inferring = [self.lookups[role] for group in groups for role in group.roles if self.infers(role)]
+        return [pa.field(member_column(look.role), pa.struct(look.dimension.table_schema)) for look in inferring]
+
+    def _step(self, role: str, target: Target, run: StageRun) -> LookupStep | DuplicateStep:
+        if role == DUPLICATES_ROLE:
+            assert self.duplicates is not None
+            rows: ReplicaRows = LoadedKeyRows(Duplicates(self.duplicates.key, rules=self.duplicates.rules))
+            joiner = self._joiner(role, target, rows, self.duplicates.operator_on, self.duplicates.operator_columns)
+            return DuplicateStep(self.duplicates, joiner)
+        lookup = self.lookups[role]
+        rows = MemberRows(self._narrow(lookup.dimension))
+        joiner = self._joiner(role, target, rows, lookup.operator_on, lookup.operator_columns)
+        files = _file_spec(self.path(role), lookup.dimension.table_schema, run)
+        return LookupStep(lookup, joiner, files, target.own)
+
+    def _narrow(self, dimension: Dimension) -> Dimension:
+        """Return the dimension with the attributes that some fact carries, which is all that a replica holds."""
+        carried = {
+            name for look in self.lookups.values() if look.dimension.name == dimension.name for name in look.carry
+        }
+        kept = [field for field in dimension.schema if field.name in carried or field.name in dimension.natural_key]
+        return Dimension(
+            dimension.name,
+            dimension.natural_key,
+            dimension.surrogate_key,
+            pa.schema(kept),
+            dimension.rules,
+            inferred_flag=None,
+        )
+
+    def _joiner(
+        self, role: str, target: Target, rows: ReplicaRows, on: list[tuple[str, str]], columns: list[str]
+    ) -> Joiner:
+        config = self.config
+        replica = ReplicaSpec(
+            rows, self.path(role), target.table_id, target.shards, config.replicas, parse_memory(config.replica_memory)
+        )
+        replicas = sum(self.shards.get(each, 1) for each in (*self.lookups, *self._duplicate_roles()))
+        return Joiner(
+            role,
+            replica,
+            target.version,
+            target.base,
+            tuple(on),
+            tuple(columns),
+            memory=parse_memory(config.memory) // replicas,
+            deadline=None if config.deadline is None else parse_duration(config.deadline),
+        )
+
+    def _duplicate_roles(self) -> tuple[str, ...]:
+        return () if self.duplicates is None else (DUPLICATES_ROLE,)
+
+
+def _storable(rules: tuple[StorableRule, ...]) -> tuple[StorableStep, ...]:
+    return (StorableStep(rules),) if rules else ()
+
+
+def _file_spec(path: str, schema: pa.Schema, run: StageRun) -> FileSpec | None:
+    """Return where tasks write the rows of a table; None when Spark is to write them."""
+    return FileSpec(path, schema, run.files[path]) if path in run.files else None
+
+
+def _joined(groups: list[Group], shards: Mapping[str, int]) -> list[Group]:
+    """Let one task do in one go what needs all rows in one task anyway, and what comes directly before it."""
+    joined: list[Group] = []
+    for group in groups:
+        if group.shuffled and shards[group.roles[0]] == 1:
+            before = joined.pop().roles if joined and not joined[-1].shuffled else ()
+            joined.append(Group((*before, *group.roles), shuffled=False, alone=True))
+        else:
+            joined.append(group)
+    return joined

@@ -1,0 +1,267 @@
+"""The steps of a stage: lookups and the search for duplicates, over the replicas of a task's shard.
+
+A step takes the rows of a task and yields them with its columns. Rows that are not open pass it by.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import asdict, dataclass, field
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.etl import (
+    DUPLICATE_COLUMN,
+    DuplicateAction,
+    Duplicates,
+    KeyAllocator,
+    Lookup,
+    MissingMembersError,
+    Outcome,
+    Policy,
+    mark_duplicates,
+    new_members,
+    resolve,
+)
+from headrace.pipelines.delta.data_files import FileSpec, FileWriter
+from headrace.pipelines.errors import ReplicaDamagedError
+from headrace.pipelines.replica.operators import Joiner, Serving, close, serve
+from headrace.pipelines.spark.frame import STATE, State, member_column, with_state
+from headrace.storage.errors import CorruptionError, StorageIOError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["DuplicateStep", "LookupStep", "Task"]
+
+_STATISTICS = (
+    "rows_in",
+    "rows_done",
+    "rows_cached",
+    "pages_wanted",
+    "pages_read",
+    "seeks",
+    "deadline_misses",
+    "read_seconds",
+    "busy_seconds",
+)
+_ROW = "_row"
+_HELD_ROWS = 1 << 18
+_HELD_BYTES = 64 << 20
+
+
+@dataclass
+class Task:
+    """One task of a stage: its shard, whose operators it uses, and what it counted."""
+
+    owner: str
+    shard: int
+    joins: list[dict[str, Any]] = field(default_factory=list)
+    members: list[pa.RecordBatch] = field(default_factory=list)
+
+    def serving(self, joiner: Joiner, shard: int, schema: pa.Schema) -> Serving:
+        """Return the operator for a join of this task."""
+        return serve(joiner, shard, self.owner, schema.to_string(show_schema_metadata=False))
+
+
+@dataclass(frozen=True)
+class LookupStep:
+    """One lookup, and the replicas it joins with: one shard for a lookup that infers, else the whole dimension.
+
+    The join sees keys and row numbers only, so that its memory is spent on the dimension; what it found is put beside
+    the rows in their order.
+
+    Parameters
+    ----------
+    lookup, joiner
+        What is looked up, and in what.
+    files
+        Where new members are written; None when they travel with the rows.
+    own
+        Ranges of surrogate keys that earlier attempts at the batch gave, see `headrace.etl.resolve`.
+    """
+
+    lookup: Lookup
+    joiner: Joiner
+    files: FileSpec | None = None
+    own: tuple[tuple[int, int], ...] = ()
+
+    def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
+        """Yield all rows with the lookup's columns; rows that are not open pass by."""
+        infers = self.lookup.policy is Policy.INFER
+        shard = task.shard if infers else 0
+        shards = self.joiner.replica.shards
+        allocator = KeyAllocator(self.joiner.base, shards, shard) if infers else None
+        passing = _Passing(batches)
+        first = next(passing, None)
+        if first is not None:
+            keyed = _keyed(first, self.lookup.stream_columns, 0)
+            with _Join(self.joiner, shard, task, keyed.schema) as join:
+                for held in _held(chain([first], passing), everything=infers):
+                    yield from self._resolved(held, join, allocator, task)
+        for batch in passing.closed():
+            yield self._passed(batch)
+
+    def _resolved(
+        self, held: list[pa.RecordBatch], join: _Join, allocator: KeyAllocator | None, task: Task
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield rows with the lookup's columns and their new state; keep the members that were inferred."""
+        starts = np.cumsum([0, *(batch.num_rows for batch in held)])
+        names = self.lookup.stream_columns
+        keyed = (_keyed(batch, names, start) for batch, start in zip(held, starts[:-1], strict=True))
+        visible_to = join.serving.visible_to
+        outputs = list(
+            resolve(self.lookup, join.serving.operator, keyed, allocator, visible_to=visible_to, own=self.own)
+        )
+        found = pa.Table.from_batches(outputs).combine_chunks()
+        outcomes = found.column(self.lookup.outcome_column)
+        join.tally(outcomes)
+        if pc.any(pc.equal(outcomes, str(Outcome.INFERRED)), min_count=0).as_py():
+            members = new_members(self.lookup, outputs, self.joiner.base)
+            if members.num_rows:
+                self._keep_members(members, join, task)
+        added = found.select(self.lookup.added_schema().names).take(pa.array(np.argsort(found.column(_ROW))))
+        for batch, start in zip(held, starts[:-1], strict=True):
+            columns = [column.combine_chunks() for column in added.slice(start, batch.num_rows).columns]
+            whole = pa.RecordBatch.from_arrays(
+                [*batch.columns, *columns], schema=pa.schema([*batch.schema, *self.lookup.added_schema()])
+            )
+            rejected = pc.equal(whole.column(self.lookup.outcome_column), str(Outcome.REJECTED))
+            yield with_state(whole, rejected, State.REJECTED)
+
+    def _keep_members(self, members: pa.Table, join: _Join, task: Task) -> None:
+        """Write new members into a file, or let them travel with the rows."""
+        join.note["new_members"] = members.num_rows
+        join.note["greatest_key"] = pc.max(members.column(self.lookup.dimension.surrogate_key)).as_py()
+        (batch,) = members.combine_chunks().to_batches()
+        if self.files is None:
+            column = pa.chunked_array(members.to_struct_array()).combine_chunks()
+            task.members.append(pa.RecordBatch.from_arrays([column], names=[member_column(self.lookup.role)]))
+            return
+        with FileWriter(self.files) as writer:
+            writer.write(batch)
+            join.note["files"] = [asdict(file) for file in writer.close()]
+
+    def _passed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows that pass by with this lookup's columns: no key, and the outcome that closed them."""
+        state = np.asarray(batch.column(STATE))
+        outcome = np.where(state == State.DUPLICATE, str(Outcome.DUPLICATE), str(Outcome.REJECTED))
+        for added in self.lookup.added_schema():
+            values = pa.nulls(batch.num_rows, added.type)
+            if added.name == self.lookup.outcome_column:
+                values = pa.array(outcome, pa.string())
+            batch = batch.append_column(added, values)
+        return batch
+
+
+@dataclass(frozen=True)
+class DuplicateStep:
+    """The search for duplicates, over one shard of the keys."""
+
+    duplicates: Duplicates
+    joiner: Joiner
+
+    def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
+        """Yield all rows with `_duplicate`; rows that are not open pass by."""
+        passing = _Passing(batches)
+        first = next(passing, None)
+        if first is not None:
+            with _Join(self.joiner, task.shard, task, first.schema) as join:
+                rows = chain([first], passing)
+                for batch in mark_duplicates(self.duplicates, rows, join.serving.operator):
+                    repeats = batch.column(DUPLICATE_COLUMN).is_valid()
+                    join.tally(pc.if_else(repeats, str(Outcome.DUPLICATE), str(Outcome.MATCHED)))
+                    closes = self.duplicates.action is not DuplicateAction.FLAG
+                    yield with_state(batch, repeats, State.DUPLICATE) if closes else batch
+        for batch in passing.closed():
+            yield batch.append_column(pa.field(DUPLICATE_COLUMN, pa.string()), pa.nulls(batch.num_rows, pa.string()))
+
+
+class _Passing:
+    """Iterates over the open rows of batches and keeps the others, which pass a step by."""
+
+    def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
+        self._batches = iter(batches)
+        self._closed: deque[pa.RecordBatch] = deque()
+
+    def __iter__(self) -> _Passing:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        for batch in self._batches:
+            is_open = np.asarray(pc.equal(batch.column(STATE), State.OPEN))
+            if is_open.all():
+                if batch.num_rows:
+                    return batch
+                continue
+            self._closed.append(batch.filter(pa.array(~is_open)))
+            if is_open.any():
+                return batch.filter(pa.array(is_open))
+        raise StopIteration
+
+    def closed(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows that were not open, once the input has been read."""
+        yield from self._closed
+
+
+class _Join:
+    """One join of a task: brings up the operator, notes what it did, and discards a replica that proves damaged."""
+
+    def __init__(self, joiner: Joiner, shard: int, task: Task, schema: pa.Schema) -> None:
+        self._joiner = joiner
+        self._shard = shard
+        self._task = task
+        self._schema = schema
+        self._outcomes: dict[str, int] = {}
+        self.note: dict[str, Any] = {"role": joiner.role, "shard": shard}
+
+    def __enter__(self) -> Self:
+        self.serving = self._task.serving(self._joiner, self._shard, self._schema)
+        self._before = self.serving.operator.stats
+        reached = self.serving.reached
+        self.note["replica"] = "ready" if reached is None else reached.action
+        self.note["replica_rows"] = 0 if reached is None else reached.rows
+        self.note["replica_seconds"] = 0.0 if reached is None else reached.seconds
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, CorruptionError | StorageIOError):
+            close(self._joiner, self._shard, damaged=True)
+            raise ReplicaDamagedError(f"{error}; the replica has been discarded, and the task begins again") from error
+        if error is not None and not isinstance(error, MissingMembersError):
+            close(self._joiner, self._shard)
+            return
+        interval = self.serving.operator.stats - self._before
+        self.note |= {name: getattr(interval, name) for name in _STATISTICS}
+        self.note["outcomes"] = self._outcomes
+        self._task.joins.append(self.note)
+
+    def tally(self, outcomes: pa.Array) -> None:
+        """Count outcomes."""
+        for counted in pc.value_counts(outcomes).to_pylist():
+            self._outcomes[counted["values"]] = self._outcomes.get(counted["values"], 0) + counted["counts"]
+
+
+def _keyed(batch: pa.RecordBatch, names: tuple[str, ...], start: int) -> pa.RecordBatch:
+    """Return the columns of a lookup's key, and the number of each row."""
+    rows = pa.array(np.arange(start, start + batch.num_rows))
+    return pa.RecordBatch.from_arrays([*(batch.column(name) for name in names), rows], names=[*names, _ROW])
+
+
+def _held(batches: Iterable[pa.RecordBatch], *, everything: bool) -> Iterator[list[pa.RecordBatch]]:
+    """Yield batches in lists that are joined together: all in one, or as many as may wait for their keys at once."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if not everything and (rows >= _HELD_ROWS or size >= _HELD_BYTES):
+            yield held
+            held, rows, size = [], 0, 0
+    if held:
+        yield held

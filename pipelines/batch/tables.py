@@ -1,0 +1,350 @@
+"""The Delta tables that a batch goes to, and in which order.
+
+1. New members: exactly at the version that their keys were planned at, else the batch is planned again.
+2. Facts: the one commit that decides that the batch is loaded. Its note names the files of rejected rows and routed
+   duplicates, which tasks have written but which are not yet part of their tables.
+3. Rejected rows and routed duplicates, from the note. A run that ended before this step is completed by the next one.
+
+Every commit carries a transaction of Delta: the application is the stream and the table's part, the version the batch.
+Tables that ask for more than plain files are written by Spark, from the same frame; what is to follow the facts is then
+staged as Parquet in the folder of its table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.pipelines.batch.metrics import check_books
+from headrace.pipelines.batch.stages import DUPLICATES_ROLE
+from headrace.pipelines.delta.commits import Commit, append, append_exactly, commit_exactly, commit_files
+from headrace.pipelines.delta.data_files import DataFile
+from headrace.pipelines.delta.support import takes_files
+from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle, has_table, registered_streams
+from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
+from headrace.pipelines.source.identity import source_of
+from headrace.pipelines.spark.columns import quoted, spark_schema
+from headrace.pipelines.spark.failures import explained
+from headrace.pipelines.spark.frame import REJECTED, ROUTED, STATE, State, member_column
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.pipelines.batch.metrics import BatchCounts
+    from headrace.pipelines.batch.stages import Prepared, Target
+    from headrace.pipelines.batch.state import Batch
+    from headrace.pipelines.catalog import BatchRecord
+
+__all__ = ["BatchTables"]
+
+_STAGED: Final = "_headrace_staged"
+_CHANNELS: Final = {"errors": (State.REJECTED, REJECTED), "duplicates": (State.DUPLICATE, ROUTED)}
+
+
+class BatchTables:
+    """The tables of a pipeline, and what batches append to them.
+
+    Parameters
+    ----------
+    prepared
+        The pipeline.
+    holds
+        Called before each write; raises when this run may not write any more.
+    hook
+        Called with the name of each step before and after it.
+    """
+
+    def __init__(self, prepared: Prepared, holds: Callable[[], None], hook: Callable[[str], None]) -> None:
+        self._prepared = prepared
+        self._config = prepared.config
+        self._holds = holds
+        self._hook = hook
+        roles = [*prepared.lookups, *([DUPLICATES_ROLE] if prepared.duplicates is not None else [])]
+        paths = [*map(prepared.path, roles), self._config.sink.path, self._config.errors_path]
+        if has_table(self._config.duplicates_path):
+            paths.append(self._config.duplicates_path)
+        self._handles = {path: DeltaHandle(path) for path in dict.fromkeys(paths)}
+        self._paths = {"errors": self._config.errors_path, "duplicates": self._config.duplicates_path}
+
+    @property
+    def facts(self) -> DeltaHandle:
+        """The fact table."""
+        return self._handles[self._config.sink.path]
+
+    def joined_by(self, role: str) -> DeltaHandle:
+        """Return the table that a role joins with."""
+        return self._handles[self._prepared.path(role)]
+
+    def that_take_files(self) -> dict[str, tuple[str, ...]]:
+        """Return the tables that take files from tasks, with the columns that each is partitioned by."""
+        return {
+            path: tuple(handle.table.metadata().partition_columns)
+            for path, handle in self._handles.items()
+            if takes_files(handle.table)
+        }
+
+    # Members
+
+    def keys_given(self, role: str, batch: Batch) -> list[tuple[int, int]]:
+        """Return the ranges of keys that earlier attempts at a batch gave to new members, as the table's log says."""
+        handle = self.joined_by(role)
+        application = batch.application(_members(role))
+        done = handle.transaction(application)
+        if done is None or done < batch.number:
+            return []
+        notes = handle.commit_notes(application, batch.number)
+        return [(note["base"], note["greatest_key"]) for note in notes]
+
+    def remember_keys(self, role: str, batch: Batch) -> None:
+        """Let the dimension remember its greatest key if another job gave it, before facts can carry it.
+
+        Else the number could be given again once the member is deleted.
+
+        Raises
+        ------
+        TableMovedError
+            If another writer changed the dimension meanwhile.
+        """
+        dimension = self._prepared.lookups[role].dimension
+        handle, path = self.joined_by(role), self._prepared.path(role)
+        version, greatest = handle.latest().version, handle.greatest_key(dimension.surrogate_key)
+        if greatest <= handle.remembered_key():
+            return
+        self._holds()
+        commit = Commit("", 0, properties={GREATEST_KEY: str(greatest)})
+        with explained(f"the commit of the property {GREATEST_KEY} to {path}"):
+            if path in batch.files:
+                commit_exactly(path, handle.table, version, (), commit)
+            else:
+                append_exactly(_no_rows(dimension.table_schema), path, version, commit)
+
+    def add_members(
+        self, frame: DataFrame, role: str, notes: Sequence[Mapping[str, Any]], target: Target, batch: Batch
+    ) -> None:
+        """Add the new members of a role's dimension, if there are any, to the version that they were numbered at.
+
+        Raises
+        ------
+        TableMovedError
+            If another writer changed the dimension since.
+        """
+        joins = [join for note in notes for join in note["joins"] if join["role"] == role]
+        greatest = max((join["greatest_key"] for join in joins if join.get("new_members")), default=None)
+        if greatest is None:
+            return
+        path, part = self._prepared.path(role), _members(role)
+        commit = Commit(
+            batch.application(part),
+            batch.number,
+            {"base": target.base, "greatest_key": greatest},
+            {GREATEST_KEY: str(greatest)},
+        )
+        self._begin(part, path)
+        with batch.phase(part), explained(f"the commit of new members to {path}"):
+            if path in batch.files:
+                files = [DataFile(**file) for join in joins for file in join.get("files", ())]
+                commit_exactly(path, self._handles[path].table, target.version, files, commit)
+            else:
+                members = frame.where(frame[STATE] == int(State.MEMBER)).where(frame[member_column(role)].isNotNull())
+                append_exactly(members.select(f"{member_column(role)}.*").coalesce(1), path, target.version, commit)
+        batch.own.setdefault(role, []).append((target.base, greatest))
+        self._hook(f"after {part}")
+
+    # Facts, and what follows them
+
+    def commit_facts(
+        self,
+        frame: DataFrame,
+        notes: Sequence[Mapping[str, Any]],
+        counts: BatchCounts,
+        record: BatchRecord,
+        batch: Batch,
+    ) -> dict[str, Any]:
+        """Commit the facts, and return their note: the batch's record, and what is to follow.
+
+        Raises
+        ------
+        TableMovedError
+            If duplicates were looked for, and another writer changed the facts since.
+        """
+        pending = self._pending(frame, notes, counts, batch)
+        plain = {name: value for name, value in asdict(record).items() if name != "detail"}
+        note = {"attempt": batch.attempt, "record": plain, "pending": pending}
+        commit = Commit(batch.application("facts"), batch.number, note)
+        path, version = self._config.sink.path, batch.versions.get(DUPLICATES_ROLE)
+        files = _noted_files(notes, "facts")
+        if path in batch.files:
+            check_books(counts, {"facts": sum(file.rows for file in files)})
+        self._begin("facts", path)
+        with batch.phase("facts"), explained(f"the commit to {path}"):
+            self._write_facts(frame, files if path in batch.files else None, version, commit, batch.stream)
+        self._hook("after facts")
+        if path not in batch.files:
+            check_books(counts, {"facts": self._rows_written(commit)})
+        return note
+
+    def follow_up(self, note: Mapping[str, Any], batch: Batch) -> None:
+        """Commit the rejected rows and routed duplicates that the note of the facts names, if that is still to do."""
+        for part, pending in note["pending"].items():
+            path = self._paths[part]
+            commit = Commit(batch.application(part), batch.number)
+            self._begin(part, path)
+            with batch.phase(part), explained(f"the commit to {path}"):
+                if "staged" in pending:
+                    _append_staged(pending["staged"], self._handle(path), commit)
+                else:
+                    commit_files(
+                        path, self._handle(path).table, [DataFile(**file) for file in pending["files"]], commit
+                    )
+            self._hook(f"after {part}")
+
+    def _pending(
+        self, frame: DataFrame, notes: Sequence[Mapping[str, Any]], counts: BatchCounts, batch: Batch
+    ) -> dict[str, Any]:
+        """Return what is to be committed after the facts: files that tasks wrote, or rows that Spark stages here."""
+        pending: dict[str, Any] = {}
+        for part, rows in (("errors", counts.books.rejected), ("duplicates", counts.books.routed)):
+            if not rows:
+                continue
+            if self._paths[part] in batch.files:
+                files = _noted_files(notes, part)
+                check_books(counts, {part: sum(file.rows for file in files)})
+                pending[part] = {"files": [asdict(file) for file in files]}
+            else:
+                pending[part] = {"staged": self._staged(frame, part, batch)}
+        return pending
+
+    def _staged(self, frame: DataFrame, part: str, batch: Batch) -> str:
+        """Write rows beside the table that is to receive them, and return where."""
+        state, channel = _CHANNELS[part]
+        folder = f"{self._paths[part]}/{_STAGED}/{batch.stream}-{batch.number}-{batch.attempt}-{part}"
+        rows = frame.where(frame[STATE] == int(state)).where(frame[channel].isNotNull()).select(f"{channel}.*")
+        with batch.phase(part), explained(f"writing to {folder}"):
+            rows.coalesce(1).write.mode("overwrite").parquet(folder)
+        return folder
+
+    def _write_facts(
+        self, frame: DataFrame, files: Sequence[DataFile] | None, version: int | None, commit: Commit, stream: str
+    ) -> None:
+        """Commit facts at a version if one is given, and register their stream if the table does not know it.
+
+        A registration changes the table's metadata as it was read, so that commit too is bound to a version.
+        """
+        while True:
+            newest = self.facts.latest().version
+            self._refuse_loaded(commit)
+            streams = registered_streams(self.facts, self._config.name, stream, source_of(self._config))
+            if version is None and not streams:
+                self._append_facts(frame, files, None, commit)
+                return
+            at = newest if version is None else version
+            try:
+                self._append_facts(frame, files, at, replace(commit, properties=streams))
+            except TableMovedError:
+                if version is not None:
+                    raise
+            else:
+                return
+
+    def _append_facts(
+        self, frame: DataFrame, files: Sequence[DataFile] | None, version: int | None, commit: Commit
+    ) -> None:
+        path = self._config.sink.path
+        if files is not None:
+            if version is not None:
+                commit_exactly(path, self.facts.table, version, files, commit)
+            elif not commit_files(path, self.facts.table, files, commit, final=False):
+                self._refuse_loaded(commit)
+            return
+        rows = frame.where(frame[STATE] == int(State.OPEN)).select(*map(quoted, self._prepared.fact_schema.names))
+        if version is None:
+            append(rows, path, commit)
+            self._require_own(commit)
+        else:
+            append_exactly(rows, path, version, commit)
+
+    def _refuse_loaded(self, commit: Commit) -> None:
+        """Raise if the facts hold the batch: another run loads the same stream at the same time."""
+        done = self.facts.transaction(commit.application)
+        if done is not None and done >= commit.transaction:
+            raise self._loaded_elsewhere(commit)
+
+    def _require_own(self, commit: Commit) -> None:
+        """Raise if Spark skipped an append, since another run's commit has its transaction."""
+        written = self._last_note(commit)
+        if written is not None and written.get("attempt") != commit.note["attempt"]:
+            raise self._loaded_elsewhere(commit)
+
+    def _loaded_elsewhere(self, commit: Commit) -> BatchError:
+        return BatchError(
+            f"another run has just loaded batch {commit.transaction} of this stream into {self.facts.path}; it "
+            "uses the same checkpoint or a copy of it. Nothing was loaded here; stop one of the two and run again"
+        )
+
+    def _rows_written(self, commit: Commit) -> int | None:
+        written = self._last_note(commit)
+        return None if written is None else written.get("rows_written")
+
+    def _last_note(self, commit: Commit) -> dict[str, Any] | None:
+        """Return the note of the commit of a batch to the facts, of whichever run."""
+        self.facts.latest()
+        notes = self.facts.commit_notes(commit.application, commit.transaction)
+        return notes[-1] if notes else None
+
+    def _handle(self, path: str) -> DeltaHandle:
+        if path not in self._handles:
+            self._handles[path] = DeltaHandle(path)
+        return self._handles[path]
+
+    def _begin(self, part: str, path: str) -> None:
+        self._hook(f"before {part}")
+        self._holds()
+        self._handle(path).require_form()
+
+
+def _members(role: str) -> str:
+    return f"members:{role}"
+
+
+def _noted_files(notes: Sequence[Mapping[str, Any]], part: str) -> list[DataFile]:
+    """Return the files of a table that tasks noted."""
+    return [DataFile(**file) for note in notes for file in note.get("files", {}).get(part, ())]
+
+
+def _append_staged(folder: str, table: DeltaHandle, commit: Commit) -> None:
+    """Append staged rows to their table by Spark, once, and remove them."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is heavy
+
+    spark = SparkSession.active()
+    done = table.transaction(commit.application)
+    waits = done is None or done < commit.transaction
+    if not _exists(spark, folder):
+        if waits:
+            raise DeltaTableError(
+                f"{folder} was written for {table.path} but is gone, so its rows are lost to it; restore the folder "
+                "from a backup, and run again"
+            )
+        return
+    if waits:
+        append(spark.read.option("globPaths", "false").parquet(folder), table.path, commit)
+    _hadoop_path(spark, folder)[1].delete(_hadoop_path(spark, folder)[0], True)  # noqa: FBT003 - Hadoop's parameter
+
+
+def _no_rows(schema: pa.Schema) -> DataFrame:
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is heavy
+
+    return SparkSession.active().createDataFrame([], spark_schema(schema))
+
+
+def _exists(spark: SparkSession, folder: str) -> bool:
+    place, files = _hadoop_path(spark, folder)
+    return bool(files.exists(place))
+
+
+def _hadoop_path(spark: SparkSession, folder: str) -> tuple[Any, Any]:
+    """Return a folder as Hadoop names it, and the file system that has it."""
+    place = spark._jvm.org.apache.hadoop.fs.Path(folder)  # noqa: SLF001 - Hadoop has no Python API
+    return place, place.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001 - as above

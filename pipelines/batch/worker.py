@@ -1,0 +1,122 @@
+"""What runs in Spark's Python workers: the stages of a batch, each a function over Arrow batches for `mapInArrow`.
+
+A stage takes the rows of one shard (or of any part, when it needs no shard), brings the replicas it joins with up to
+the planned version, and yields its rows, the members it inferred and one note of what it counted. The same input gives
+the same rows, whatever was cached and however often the task is tried. `headrace.pipelines.batch.stages` plans them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.etl import MissingMembersError
+from headrace.pipelines.batch.settlement import Settlement, Settling
+from headrace.pipelines.batch.steps import DuplicateStep, LookupStep, Task
+from headrace.pipelines.errors import BatchError
+from headrace.pipelines.spark.frame import NOTE, SHARD, STATE, ShardRule, State, channel_row, conform
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from headrace.pipelines.batch.read_step import ReadStep
+    from headrace.pipelines.batch.storable import StorableStep
+
+__all__ = ["Stage"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one `mapInArrow` does. Picklable; called with the batches of a partition.
+
+    Parameters
+    ----------
+    number
+        Position of the stage in the batch.
+    owner
+        The run, see `headrace.pipelines.replica.operators.serve`.
+    reader
+        Reads the pieces of files that the first stage is given; None for later stages.
+    steps
+        Lookups and the search for duplicates, in order.
+    next_shard
+        Where rows go for the next stage; None for the last one of a round.
+    settles
+        For the last stage of the batch; else None.
+    schema
+        The columns that come out.
+    """
+
+    number: int
+    owner: str
+    reader: ReadStep | None
+    steps: tuple[LookupStep | DuplicateStep | StorableStep, ...]
+    next_shard: ShardRule | None
+    settles: Settlement | None
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Run the stage over one partition, to the end of its input."""
+        began = time.monotonic()
+        source = iter(batches)
+        first = next(source, None)
+        if first is None:
+            return
+        task = Task(self.owner, _shard(first))
+        note: dict[str, Any] = {"stage": self.number, "shard": task.shard, "rows": 0}
+        given = chain([first], source)
+        try:
+            rows = self._counted(given if self.reader is None else self.reader.run(given, task), task, note)
+            for step in self.steps:
+                rows = step.run(rows, task)
+            for batch in self._settled(rows, note):
+                yield self._leaving(batch)
+        except MissingMembersError as error:
+            note["failure"] = str(error)
+        for members in task.members:
+            yield self._leaving(channel_row(self.schema, State.MEMBER, {members.schema.names[0]: members.column(0)}))
+        note |= {"joins": task.joins, "seconds": time.monotonic() - began, "worker": _worker()}
+        text = pa.array([json.dumps(note)])
+        yield self._leaving(channel_row(self.schema, State.NOTE, {NOTE: text}))
+
+    def _counted(self, batches: Iterable[pa.RecordBatch], task: Task, note: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        """Yield the batches without `_shard`, counting rows of the stream and refusing rows of another shard."""
+        for batch in batches:
+            if SHARD in batch.schema.names:
+                shards = pc.min_max(batch.column(SHARD)).as_py()
+                if batch.num_rows and (shards["min"], shards["max"]) != (task.shard, task.shard):
+                    raise BatchError(f"stage {self.number}: rows of shards {shards} came to the task of {task.shard}")
+            rows = batch.drop_columns([SHARD]) if SHARD in batch.schema.names else batch
+            note["rows"] += int(pc.sum(pc.less(rows.column(STATE), State.MEMBER)).as_py() or 0)
+            yield rows
+
+    def _settled(self, batches: Iterator[pa.RecordBatch], note: dict[str, Any]) -> Iterator[pa.RecordBatch]:
+        """Put the rows where they belong, and yield what Spark is to write; yield all before the last stage."""
+        if self.settles is None:
+            yield from batches
+            return
+        with Settling(self.settles) as settling:
+            for batch in batches:
+                yield from settling.take(batch)
+            note |= settling.note()
+
+    def _leaving(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        if self.next_shard is not None:
+            batch = self.next_shard.append_to(batch)
+        return conform(batch, self.schema)
+
+
+def _shard(batch: pa.RecordBatch) -> int:
+    return int(batch.column(SHARD)[0].as_py()) if SHARD in batch.schema.names else 0
+
+
+def _worker() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,52 @@
+"""Pipeline files: from the text of a file to a checked `PipelineConfig`.
+
+In: a path. Out: the model, or an error that lists each problem with its line and remedy. Also holds the column types
+that users write, and the record format that a source declares. Nothing here reads data or starts Spark.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.pipelines._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name
+    from headrace.pipelines.config.model import (
+        DimensionConfig,
+        LookupConfig,
+        PipelineConfig,
+        SourceConfig,
+        TriggerConfig,
+        load_pipeline,
+    )
+    from headrace.pipelines.config.source_format import record_format
+
+__all__ = [
+    "DimensionConfig",
+    "LookupConfig",
+    "PipelineConfig",
+    "SourceConfig",
+    "TriggerConfig",
+    "arrow_schema",
+    "arrow_type",
+    "load_pipeline",
+    "record_format",
+    "type_name",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "column_types": ("arrow_schema", "arrow_type", "type_name"),
+        "model": (
+            "DimensionConfig",
+            "LookupConfig",
+            "PipelineConfig",
+            "SourceConfig",
+            "TriggerConfig",
+            "load_pipeline",
+        ),
+        "source_format": ("record_format",),
+    },
+)

@@ -1,0 +1,413 @@
+"""The pipeline file: what it may say, how it is read, and its JSON Schema for editors.
+
+Reading is strict: every unknown or misspelt field is named with its place, the valid names and the nearest one.
+Rules that span several fields are in `headrace.pipelines.config.rules`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headrace.pipelines.config.column_types import canonical
+from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, told
+from headrace.pipelines.config.rules import inconsistencies
+from headrace.pipelines.config.source_format import fields_for_options, record_format
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+from headrace.pipelines.paths import anchored, local_url, sqlite_url, table_location
+from headrace.storage.errors import HeadraceError
+from headrace.storage.units import parse_duration, parse_memory
+
+__all__ = [
+    "DimensionConfig",
+    "DuplicatesConfig",
+    "LookupConfig",
+    "PipelineConfig",
+    "SinkConfig",
+    "SourceConfig",
+    "SparkConfig",
+    "TriggerConfig",
+    "json_schema",
+    "load_pipeline",
+]
+
+_NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
+_COLUMN_PART = r"^[A-Za-z0-9_][A-Za-z0-9_-]*$"
+_ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_PASSWORD = re.compile(r"^[^:/]+://[^:/@]*:([^@]*)@")
+
+
+def _checked(parse: Any) -> Any:
+    """Return a validator that keeps the text when `parse` takes it."""
+
+    def validate(value: Any) -> Any:
+        try:
+            parse(value)
+        except HeadraceError as error:
+            raise ValueError(str(error)) from error
+        return value
+
+    return validate
+
+
+def _zone(name: str) -> str:
+    try:
+        ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as error:
+        raise ValueError(f"unknown time zone {name!r}; write a name such as 'UTC' or 'America/New_York'") from error
+    return name
+
+
+def _encoding(name: str) -> str:
+    try:
+        codecs.lookup(name)
+    except (LookupError, ValueError) as error:
+        raise ValueError(
+            f"unknown encoding {name!r}; write a name such as 'utf-8', 'windows-1252' or 'utf-16'"
+        ) from error
+    return name
+
+
+Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
+ColumnPart = Annotated[str, Field(pattern=_COLUMN_PART, max_length=64)]
+Memory = Annotated[str | int, AfterValidator(_checked(parse_memory))]
+Duration = Annotated[str | float, AfterValidator(_checked(parse_duration))]
+ColumnType = Annotated[str, AfterValidator(_checked(canonical))]
+Encoding = Annotated[str, AfterValidator(_encoding)]
+Character = Annotated[str, Field(min_length=1, max_length=1)]
+TimeZone = Annotated[str, AfterValidator(_zone)]
+Location = Annotated[str, Field(min_length=1)]
+Columns = Annotated[list[str], Field(min_length=1)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SourceConfig(_Strict):
+    """Where the stream comes from: a folder that receives files."""
+
+    format: Literal["csv", "json", "parquet"]
+    path: Location = Field(description="Folder that receives the files; relative to this file")
+    columns: dict[str, ColumnType] = Field(alias="schema", min_length=1, description="Name and type of each column")
+    files: str | None = Field(default=None, description="Pattern that file names must match, such as '*.csv'")
+    recursive: bool = Field(default=False, description="Whether the files of subfolders are loaded too")
+    changed: Literal["error", "reload", "ignore"] = Field(
+        default="error", description="What happens when a file changes after it was loaded"
+    )
+    header: bool = Field(default=True, description="Whether the first record of a CSV names its columns")
+    delimiter: Character = Field(default=",", description="Between the fields of a CSV")
+    quote: Character | Literal[""] = Field(default='"', description="Around fields of a CSV; empty for none")
+    escape: Character | None = Field(
+        default=None, description="Before a quote within a quoted field; by default a quote is doubled"
+    )
+    nulls: list[str] = Field(default_factory=list, description="Spellings of null in a CSV, beside an empty field")
+    encoding: Encoding = Field(default="utf-8", description="Of text, as Python names it: 'utf-8', 'windows-1252'")
+    decimal: Literal[".", ","] = Field(default=".", description="Between the whole and the fraction of a number")
+    date_format: str | None = Field(default=None, description="Pattern of dates, such as '%d.%m.%Y'; ISO by default")
+    timestamp_format: str | None = Field(
+        default=None, description="Pattern of timestamps, such as '%d.%m.%Y %H:%M:%S'; ISO by default"
+    )
+    time_zone: TimeZone = Field(default="UTC", description="Zone of times that name none")
+    ambiguous_time: Literal["reject", "earlier", "later"] = Field(
+        default="reject", description="What happens to a local time that occurs twice when clocks are set back"
+    )
+    unknown_fields: Literal["error", "ignore"] | None = Field(
+        default=None,
+        description="Columns and fields that the schema does not have; by default an error, but ignored in Parquet",
+    )
+    missing_fields: Literal["error", "null"] = Field(
+        default="error", description="Columns and fields of the schema that are not there"
+    )
+    options: dict[str, str | int | float | bool] = Field(
+        default_factory=dict, description="Options of Spark's reader that earlier releases took; use the fields instead"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_options(cls, document: Any) -> Any:
+        return fields_for_options(document)
+
+    @model_validator(mode="after")
+    def _readable(self) -> SourceConfig:
+        record_format(self)
+        return self
+
+
+class DimensionConfig(_Strict):
+    """A dimension: a Delta table that analysts query."""
+
+    path: Location = Field(description="The Delta table; relative to this file")
+    natural_key: Columns = Field(description="Columns that name a member in the source")
+    surrogate_key: str | None = Field(default=None, description="The warehouse's own key; <dimension>_key by default")
+    columns: dict[str, ColumnType] | None = Field(
+        default=None, description="Columns with types; when given, a missing table is created with them"
+    )
+    rules: dict[str, list[Literal["trim", "casefold", "nfc"]]] = Field(
+        default_factory=dict, description="Normalisation of natural key columns before they are compared"
+    )
+    shards: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        default=None, description="Into how many parts the keys are divided; one for each core by default"
+    )
+
+
+class LookupConfig(_Strict):
+    """One role of a dimension in the stream."""
+
+    dimension: str
+    role: ColumnPart = Field(description="Names the column <role>_key; unique in a pipeline")
+    on: dict[str, str] = Field(min_length=1, description="Natural key column for each stream column")
+    policy: Literal["infer", "unknown", "reject", "fail"] = Field(
+        default="unknown", description="What happens to a key that is not in the dimension"
+    )
+    carry: list[str] = Field(default_factory=list, description="Attributes that facts take along as <role>_<attribute>")
+
+
+class DuplicatesConfig(_Strict):
+    """The declared key of the stream's records, and what becomes of a record that repeats one."""
+
+    key: Columns
+    action: Literal["drop", "flag", "route"] = "drop"
+    order_by: list[str] = Field(default_factory=list, description="Of rows with one key the first by these is kept")
+    shards: Annotated[int, Field(ge=1, le=4096)] | None = None
+
+
+class SinkConfig(_Strict):
+    """The Delta tables that receive the result."""
+
+    path: Location = Field(description="The fact table; relative to this file")
+    partition_by: list[str] = Field(default_factory=list)
+    errors: Location | None = Field(default=None, description="The error table; <path>_errors by default")
+    duplicates: Location | None = Field(
+        default=None, description="The table of routed duplicates; <path>_duplicates by default"
+    )
+    audit: bool = Field(default=False, description="Facts say where they came from: _file, _batch and _loaded_at")
+
+
+class TriggerConfig(_Strict):
+    """When a micro-batch starts and how much it takes."""
+
+    max_files: Annotated[int, Field(ge=1)] = Field(default=100, description="Files in a batch")
+    max_bytes: Memory | None = Field(default=None, description="Bytes of files in a batch, which has one file at least")
+    interval: Duration = Field(default="1s", description="Least time from the start of one batch to the next")
+
+
+class SparkConfig(_Strict):
+    """How Spark is started when it is not running already."""
+
+    master: str | None = None
+    conf: dict[str, str | int | float | bool] = Field(default_factory=dict)
+
+
+class PipelineConfig(_Strict):
+    """A pipeline: one stream, its lookups and the tables it loads."""
+
+    name: Name
+    source: SourceConfig
+    dimensions: dict[ColumnPart, DimensionConfig] = Field(default_factory=dict)
+    lookups: list[LookupConfig] = Field(default_factory=list)
+    duplicates: DuplicatesConfig | None = None
+    sink: SinkConfig
+    trigger: TriggerConfig = Field(default_factory=TriggerConfig)
+    deadline: Duration | None = Field(default=None, description="From the start of a batch until its facts are in")
+    memory: Memory = Field(default="64MiB", description="Budget of all joins in one Python worker")
+    replica_memory: Memory = Field(default="1GiB", description="Budget while a replica is built")
+    catalog: str | None = Field(
+        default=None,
+        description="SQLAlchemy URL of the run catalog, secrets as ${VARIABLE}; by default a SQLite file here",
+    )
+    checkpoint: Location | None = Field(default=None, description="Folder of the ledger of loaded files")
+    replicas: Location | None = Field(default=None, description="Folder for replicas on each host that joins")
+    spark: SparkConfig = Field(default_factory=SparkConfig)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PipelineConfig:
+        problems = inconsistencies(self)
+        if problems:
+            raise InconsistentError(problems)
+        return self
+
+    def surrogate_key(self, dimension: str) -> str:
+        """Return the surrogate key column of a dimension."""
+        return self.dimensions[dimension].surrogate_key or f"{dimension}_key"
+
+    @property
+    def errors_path(self) -> str:
+        """Where rejected rows go."""
+        return self.sink.errors or f"{self.sink.path.rstrip('/')}_errors"
+
+    @property
+    def duplicates_path(self) -> str:
+        """Where routed duplicates go."""
+        return self.sink.duplicates or f"{self.sink.path.rstrip('/')}_duplicates"
+
+
+def load_pipeline(path: str | Path) -> PipelineConfig:
+    """Read a pipeline file.
+
+    Parameters
+    ----------
+    path
+        A YAML file. Relative paths in it are relative to its folder.
+
+    Raises
+    ------
+    PipelineFileError
+        If the file cannot be read, is not YAML, or says something that is not valid; the message names every place.
+    """
+    file = _absolute(path)
+    try:
+        parsed, places = _parsed(file)
+        _refuse_plain_secret(parsed.get("catalog"), places)
+        document = _substituted(parsed, places)
+    except RecursionError as error:
+        raise PipelineFileError(f"{file} is nested too deeply, or a part of it holds itself; write it flat") from error
+    try:
+        config = PipelineConfig.model_validate(document)
+    except ValidationError as error:
+        raise PipelineFileError(describe(error, places, PipelineConfig)) from error
+    anchored_config = _anchored(config, file.parent)
+    _refuse_odd_tables(anchored_config, places)
+    return anchored_config
+
+
+def json_schema() -> str:
+    """Return the JSON Schema of a pipeline file as text; the package holds it as `pipeline.schema.json`."""
+    schema = PipelineConfig.model_json_schema(by_alias=True)
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
+
+
+def _absolute(path: str | Path) -> Path:
+    try:
+        return Path(path).absolute()
+    except FileNotFoundError as error:
+        raise PipelineFileError(
+            f"the current folder has been removed, so {path} names no file; change to another folder, or name the "
+            "pipeline file from the root"
+        ) from error
+
+
+def _parsed(file: Path) -> tuple[dict[Any, Any], Places]:
+    """Return the document of a file, and where its parts stand."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise PipelineFileError(
+            f"there is no pipeline file {file}; correct the path, or write one with `headrace init`"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise PipelineFileError(f"the pipeline file {file} cannot be read: {error}") from error
+    try:
+        document, root = _loaded(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        reason = "; ".join(filter(None, (error.problem, error.context)))
+        raise PipelineFileError(f"{file}{where}: the file is not valid YAML: {reason}") from error
+    except yaml.YAMLError as error:
+        raise PipelineFileError(f"{file} is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(document, dict):
+        raise PipelineFileError(f"{file} holds no pipeline; it begins with 'name:' and 'source:'")
+    return document, Places(file, root)
+
+
+def _loaded(text: str) -> tuple[Any, yaml.Node | None]:
+    loader = _UniqueKeys(text)
+    try:
+        root = loader.get_single_node()
+        return (None if root is None else loader.construct_document(root)), root
+    finally:
+        loader.dispose()
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """Safe YAML without repeated keys, of which the last would win silently, and with `on` as a plain name."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                mark = key_node.start_mark
+                raise yaml.constructor.ConstructorError(None, None, f"{key!r} is given twice", mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+_UniqueKeys.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_UniqueKeys.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tTfF"))
+
+
+def _refuse_plain_secret(url: Any, places: Places) -> None:
+    """Raise if the catalog's URL holds a password as text."""
+    match = _PASSWORD.match(url) if isinstance(url, str) else None
+    if match is not None and _ENVIRONMENT.fullmatch(match[1]) is None:
+        text = "catalog: the URL holds a password; write ${VARIABLE} instead, and set that in the environment"
+        raise PipelineFileError(told([Problem(("catalog",), text)], places))
+
+
+def _substituted(value: Any, places: Places, location: DocumentPath = ()) -> Any:
+    """Return the document with each ${VARIABLE} replaced by the environment's value."""
+    if isinstance(value, dict):
+        return {key: _substituted(item, places, (*location, key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_substituted(item, places, (*location, at)) for at, item in enumerate(value)]
+    if not isinstance(value, str):
+        return value
+
+    def replace(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            text = f"the file uses ${{{match[1]}}}, but the environment has no variable {match[1]}; set it"
+            raise PipelineFileError(told([Problem(location, text)], places))
+        return os.environ[match[1]]
+
+    return _ENVIRONMENT.sub(replace, value)
+
+
+def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
+    """Return the pipeline with absolute paths and with the defaults that depend on where the file lies."""
+
+    def moved(model: _Strict, *names: str) -> Any:
+        given = {name: anchored(value, folder) for name in names if (value := getattr(model, name)) is not None}
+        return model.model_copy(update=given)
+
+    state = folder / ".headrace"
+    return config.model_copy(
+        update={
+            "source": moved(config.source, "path"),
+            "sink": moved(config.sink, "path", "errors", "duplicates"),
+            "dimensions": {name: moved(dimension, "path") for name, dimension in config.dimensions.items()},
+            "checkpoint": anchored(config.checkpoint or str(state / config.name / "checkpoint"), folder),
+            "catalog": local_url(config.catalog, folder) if config.catalog else sqlite_url(state / "catalog.db"),
+            "replicas": anchored(config.replicas, folder) if config.replicas is not None else None,
+        }
+    )
+
+
+def _refuse_odd_tables(config: PipelineConfig, places: Places) -> None:
+    """Raise if a table's path means another one to Delta's library, before anything is written."""
+    tables: dict[DocumentPath, str] = {
+        ("dimensions", name, "path"): item.path for name, item in config.dimensions.items()
+    }
+    tables[("sink", "path")] = config.sink.path
+    tables[("sink", "errors")] = config.errors_path
+    tables[("sink", "duplicates")] = config.duplicates_path
+    problems = []
+    for location, path in tables.items():
+        try:
+            table_location(path)
+        except DeltaTableError as error:
+            problems.append(Problem(location, f"{'.'.join(map(str, location))}: {error}"))
+    if problems:
+        raise PipelineFileError(told(problems[:1], places))

@@ -1,0 +1,171 @@
+"""What is wrong with a pipeline file, in words: line, place, what was found, the valid names and the nearest one.
+
+`model` reads the file; `rules` has the rules that span several fields.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel
+
+from headrace.pipelines.config.column_types import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from pydantic import ValidationError
+
+__all__ = ["DocumentPath", "InconsistentError", "Places", "Problem", "describe", "told"]
+
+DocumentPath = tuple[str | int, ...]
+NAME_RULE = "a name starts with a letter (a to z), a digit or '_', then takes these and"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong: its place in the document, as keys and positions from the top, and what is wrong."""
+
+    location: DocumentPath
+    text: str
+
+
+class InconsistentError(ValueError):
+    """Fields that are valid one by one do not fit each other."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("; ".join(problem.text for problem in problems))
+        self.problems = tuple(problems)
+
+
+class Places:
+    """Where each part of a YAML document stands in its file.
+
+    Parameters
+    ----------
+    file
+        The file, for messages.
+    root
+        The document's root node; None for a document that has no nodes.
+    """
+
+    def __init__(self, file: Path, root: yaml.Node | None = None) -> None:
+        self.file = file
+        self._root = root
+
+    def mark(self, location: DocumentPath) -> tuple[int, int]:
+        """Return line and column, counted from 1, of the part at a location, or of the nearest part around it."""
+        if self._root is None:
+            return 1, 1
+        node, mark = self._root, self._root.start_mark
+        for part in location:
+            found = _entry(node, part)
+            if found is None:
+                break
+            mark, node = found
+        return mark.line + 1, mark.column + 1
+
+
+def _entry(node: yaml.Node, part: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
+    """Return where an entry of a node begins, and its node."""
+    if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+        return node.value[part].start_mark, node.value[part]
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value == str(part):
+                return key.start_mark, value
+    return None
+
+
+def told(problems: Sequence[Problem], places: Places) -> str:
+    """Return the message for problems of one file, each with its line."""
+    marked = sorted(((places.mark(problem.location), problem.text) for problem in problems), key=lambda pair: pair[0])
+    texts = [f"line {line}, column {column}: {text}" for (line, column), text in marked]
+    return f"{places.file}, {'; '.join(dict.fromkeys(texts))}"
+
+
+def describe(error: ValidationError, places: Places, model: type[BaseModel]) -> str:
+    """Return the message for everything that pydantic found in a file.
+
+    Parameters
+    ----------
+    error
+        What validation raised.
+    places
+        The file's lines.
+    model
+        The model of the whole document, from which the valid names are read.
+    """
+    return told([problem for item in error.errors(include_url=False) for problem in _problems(item, model)], places)
+
+
+def _problems(item: Any, model: type[BaseModel]) -> Sequence[Problem]:
+    cause = item.get("ctx", {}).get("error")
+    if isinstance(cause, InconsistentError):
+        return cause.problems
+    location = tuple(part for part in item["loc"] if part != "[key]")
+    place = ".".join(str(part) for part in location) or "the pipeline"
+    return [Problem(location, f"{place}: {_reason(item, model)}")]
+
+
+def _reason(item: Any, model: type[BaseModel]) -> str:
+    location = item["loc"]
+    match item["type"]:
+        case "extra_forbidden":
+            names = _names(_model_at(model, location[:-1]))
+            return f"unknown field{nearest(str(location[-1]), names)}; valid here: {', '.join(names)}"
+        case "missing":
+            return "is missing"
+        case "literal_error":
+            return f"{item['input']!r} is not one of {item['ctx']['expected']}"
+        case "value_error":
+            return str(item["ctx"]["error"])
+        case "string_pattern_mismatch":
+            return f"{NAME_RULE} {_marks_of(item['ctx']['pattern'])}; {item['input']!r} does not"
+        case _:
+            return f"{item['msg'][:1].lower()}{item['msg'][1:]}, not {item['input']!r}"
+
+
+def _marks_of(pattern: str) -> str:
+    return "'.' and '-'" if "." in pattern else "'-'"
+
+
+def _names(model: type[BaseModel] | None) -> list[str]:
+    if model is None:
+        return []
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _model_at(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel] | None:
+    """Return the model that describes the place at `location` in the document."""
+    current: Any = model
+    for part in location:
+        if isinstance(current, type) and issubclass(current, BaseModel):
+            fields = {field.alias or name: field for name, field in current.model_fields.items()}
+            current = fields[str(part)].annotation if str(part) in fields else None
+        else:
+            current = _inner(current)
+        current = _first_model(current)
+    return current if isinstance(current, type) and issubclass(current, BaseModel) else None
+
+
+def _inner(annotation: Any) -> Any:
+    """Return what a list or mapping holds."""
+    arguments = typing.get_args(annotation)
+    return arguments[-1] if arguments else None
+
+
+def _first_model(annotation: Any) -> Any:
+    """Return the model of an optional field; other annotations as they are."""
+    for argument in typing.get_args(annotation):
+        if (
+            isinstance(argument, type)
+            and issubclass(argument, BaseModel)
+            and typing.get_origin(annotation) not in {list, dict}
+        ):
+            return argument
+    return annotation

@@ -1,0 +1,214 @@
+"""The rules of a pipeline file that span several fields: what one part names, another has; names that stay apart.
+
+Everything here is known from the file alone, so it is refused before any table is made. What depends on the tables is
+in `headrace.pipelines.batch.preparation`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.pipelines.config.column_types import canonical
+from headrace.pipelines.config.problems import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from headrace.pipelines.config.model import DimensionConfig, LookupConfig, PipelineConfig
+    from headrace.pipelines.config.problems import DocumentPath
+
+__all__ = ["AUDIT_COLUMNS", "inconsistencies"]
+
+AUDIT_COLUMNS = ("_file", "_batch", "_loaded_at")
+_OUTCOME = "_outcome"
+_INFERRED_FLAG = "is_inferred"
+_INEXACT = ("float", "double")
+
+
+def inconsistencies(config: PipelineConfig) -> list[Problem]:
+    """Return everything in which the parts of a pipeline do not fit each other."""
+    problems = [*_role_problems(config), *_column_problems(config), *_name_problems(config)]
+    for name, dimension in config.dimensions.items():
+        problems += _dimension_problems(config, name, dimension)
+    problems += [
+        problem for place, lookup in enumerate(config.lookups) for problem in _on_problems(config, place, lookup)
+    ]
+    if not problems:
+        problems += _fact_problems(config)
+    if not config.lookups and config.duplicates is None:
+        problems.append(Problem((), "a pipeline has at least one lookup, or looks for duplicates"))
+    return problems
+
+
+def _role_problems(config: PipelineConfig) -> list[Problem]:
+    problems = []
+    seen: dict[str, str] = {}
+    for place, lookup in enumerate(config.lookups):
+        if lookup.dimension not in config.dimensions:
+            known = ", ".join(config.dimensions) or "none"
+            text = f"lookup {lookup.role!r} names dimension {lookup.dimension!r}; the dimensions are {known}"
+            problems.append(Problem(("lookups", place, "dimension"), text))
+        first = seen.setdefault(lookup.role.lower(), lookup.role)
+        if any(other.role.lower() == lookup.role.lower() for other in config.lookups[:place]):
+            clash = f"the roles {first!r} and {lookup.role!r}, which differ by case only"
+            text = f"two lookups have {f'the role {first!r}' if first == lookup.role else clash}; give each its own"
+            problems.append(Problem(("lookups", place, "role"), text))
+    return problems
+
+
+def _column_problems(config: PipelineConfig) -> list[Problem]:
+    """Return what names a column that the source does not have, and source columns that are not for the source."""
+    stream = list(config.source.columns)
+    named: list[tuple[str, DocumentPath, Iterable[str]]] = [
+        (f"lookup {lookup.role!r}", ("lookups", place, "on"), lookup.on) for place, lookup in enumerate(config.lookups)
+    ]
+    if config.duplicates is not None:
+        named.append(("duplicates", ("duplicates", "key"), config.duplicates.key))
+        named.append(("duplicates", ("duplicates", "order_by"), config.duplicates.order_by))
+    problems = [
+        Problem(
+            (*location, column) if location[0] == "lookups" else location,
+            f"{place} names column {column!r}, which the source's schema does not have; it has {', '.join(stream)}",
+        )
+        for place, location, columns in named
+        for column in columns
+        if column not in stream
+    ]
+    problems += [
+        Problem(("source", "schema", name), f"source column {name!r} begins with '_', which is kept for Headrace")
+        for name in stream
+        if name[:1] == "_"
+    ]
+    return problems + _inexact_keys(config)
+
+
+def _inexact_keys(config: PipelineConfig) -> list[Problem]:
+    """Return keys of duplicates that are floating-point numbers."""
+    if config.duplicates is None:
+        return []
+    return [
+        Problem(("duplicates", "key"), f"duplicates: column {name!r} {_inexact(config.source.columns[name])}")
+        for name in config.duplicates.key
+        if canonical(config.source.columns.get(name, "string")) in _INEXACT
+    ]
+
+
+def _inexact(kind: str) -> str:
+    return (
+        f"is {canonical(kind)}, which cannot be a key, since equal numbers may differ in their last bit; declare it as "
+        "decimal(p,s), bigint or string"
+    )
+
+
+def _name_problems(config: PipelineConfig) -> list[Problem]:
+    return [
+        Problem(("source", "schema", second), f"source.schema: {_clash(first, second)}")
+        for first, second in _clashes(config.source.columns)
+    ]
+
+
+def _dimension_problems(config: PipelineConfig, name: str, dimension: DimensionConfig) -> list[Problem]:
+    place: DocumentPath = ("dimensions", name)
+    surrogate = config.surrogate_key(name)
+    columns = list(dimension.columns if dimension.columns is not None else dimension.natural_key)
+    own = [surrogate, *(column for column in columns if column not in {surrogate, _INFERRED_FLAG}), _INFERRED_FLAG]
+    problems = [Problem(place, f"dimension {name!r}: {_clash(*pair)}") for pair in _clashes(own)]
+    problems += [
+        Problem((*place, "natural_key"), f"dimension {name!r} names the natural key column {column!r} twice")
+        for column in dict.fromkeys(dimension.natural_key)
+        if dimension.natural_key.count(column) > 1
+    ]
+    problems += [
+        Problem(
+            (*place, "rules", column), f"dimension {name!r} has rules for {column!r}, which is no natural key column"
+        )
+        for column in dimension.rules
+        if column not in dimension.natural_key
+    ]
+    if dimension.columns is not None:
+        problems += _declared_problems(name, dimension, dimension.columns)
+    return problems
+
+
+def _declared_problems(name: str, dimension: DimensionConfig, columns: Mapping[str, str]) -> list[Problem]:
+    place: DocumentPath = ("dimensions", name, "columns")
+    problems = [
+        Problem(
+            place, f"dimension {name!r} has no column {column!r}, its natural key; its columns are {', '.join(columns)}"
+        )
+        for column in dimension.natural_key
+        if column not in columns
+    ]
+    problems += [
+        Problem((*place, column), f"dimension {name!r}: the natural key column {column!r} {_inexact(columns[column])}")
+        for column in dimension.natural_key
+        if column in columns and canonical(columns[column]) in _INEXACT
+    ]
+    return problems
+
+
+def _on_problems(config: PipelineConfig, place: int, lookup: LookupConfig) -> list[Problem]:
+    """Return where a lookup and its dimension do not fit."""
+    dimension = config.dimensions.get(lookup.dimension)
+    if dimension is None:
+        return []
+    problems = []
+    if sorted(lookup.on.values()) != sorted(dimension.natural_key):
+        text = (
+            f"lookup {lookup.role!r} compares {', '.join(lookup.on.values())}, but the natural key of dimension "
+            f"{lookup.dimension!r} is {', '.join(dimension.natural_key)}; name each column once"
+        )
+        problems.append(Problem(("lookups", place, "on"), text))
+    if dimension.columns is not None:
+        apart = {*dimension.natural_key, config.surrogate_key(lookup.dimension), _INFERRED_FLAG}
+        attributes = [column for column in dimension.columns if column not in apart]
+        problems += [
+            Problem(
+                ("lookups", place, "carry"),
+                f"lookup {lookup.role!r}: dimension {lookup.dimension!r} has no attribute {column!r}; it has "
+                f"{', '.join(attributes) or 'none'}",
+            )
+            for column in lookup.carry
+            if column not in attributes
+        ]
+    return problems
+
+
+def _fact_problems(config: PipelineConfig) -> list[Problem]:
+    """Return fact columns that have one name, and partition columns that facts do not have."""
+    facts: list[tuple[str, DocumentPath]] = [(name, ("source", "schema", name)) for name in config.source.columns]
+    for place, lookup in enumerate(config.lookups):
+        facts.append((f"{lookup.role}_key", ("lookups", place, "role")))
+        facts += [(f"{lookup.role}_{name}", ("lookups", place, "carry")) for name in lookup.carry]
+    facts += [(name, ("sink",)) for name in (_OUTCOME, *(AUDIT_COLUMNS if config.sink.audit else ()))]
+    problems = []
+    seen: dict[str, str] = {}
+    for name, location in facts:
+        first = seen.setdefault(name.lower(), name)
+        if location[0] == "lookups" and first is not name:
+            text = (
+                f"the facts would have two columns {first!r}" if first == name else f"the facts: {_clash(first, name)}"
+            )
+            problems.append(Problem(location, f"{text}; give the lookup another role, or rename the source column"))
+    names = [name for name, _ in facts]
+    problems += [
+        Problem(
+            ("sink", "partition_by"),
+            f"sink.partition_by names {name!r}, which the facts do not have; they have {', '.join(names)}",
+        )
+        for name in config.sink.partition_by
+        if name not in names
+    ]
+    return problems
+
+
+def _clashes(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return pairs of names that Spark does not tell apart."""
+    seen: dict[str, str] = {}
+    return [(first, name) for name in names if (first := seen.setdefault(name.lower(), name)) is not name]
+
+
+def _clash(first: str, second: str) -> str:
+    if first == second:
+        return f"the column {first!r} occurs twice; rename one"
+    return f"the columns {first!r} and {second!r} differ by case only, and Spark does not tell them apart; rename one"

@@ -1,0 +1,106 @@
+"""How the files of a source are read: the fields of the pipeline file as a `RecordFormat`.
+
+Options of Spark's reader, which earlier releases passed on, become fields where they mean the same, and are refused
+with the field to use where they do not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.pipelines.config.column_types import arrow_schema
+from headrace.storage.records import RecordFormat
+
+if TYPE_CHECKING:
+    from headrace.pipelines.config.model import SourceConfig
+
+__all__ = ["fields_for_options", "record_format"]
+
+_FIELDS = {
+    "header": "header",
+    "sep": "delimiter",
+    "delimiter": "delimiter",
+    "quote": "quote",
+    "escape": "escape",
+    "nullvalue": "nulls",
+    "encoding": "encoding",
+    "charset": "encoding",
+}
+_REMEDIES = {
+    "dateformat": "write `date_format` with a pattern such as '%d.%m.%Y'",
+    "timestampformat": "write `timestamp_format` with a pattern such as '%d.%m.%Y %H:%M:%S'",
+    "timestampntzformat": "write `timestamp_format` with a pattern such as '%d.%m.%Y %H:%M:%S'",
+    "timezone": "write `time_zone`",
+    "pathglobfilter": "write `files`",
+    "recursivefilelookup": "write `recursive`",
+    "maxfilespertrigger": "write `trigger.max_files`",
+    "locale": "write `decimal: ','` for a decimal comma",
+    "multiline": "leave it out: line breaks within quotes are always read, and JSON is one object a line",
+    "mode": "leave it out: a record that does not fit goes to the error table",
+    "columnnameofcorruptrecord": "leave it out: a record that does not fit goes to the error table",
+    "enforceschema": "leave it out: columns are read by their names",
+}
+
+
+def record_format(source: SourceConfig) -> RecordFormat:
+    """Return how the files of a source are read.
+
+    Raises
+    ------
+    InputError
+        If a field is not valid.
+    """
+    return RecordFormat(
+        kind=source.format,
+        columns=arrow_schema(source.columns),
+        header=source.header,
+        delimiter=source.delimiter,
+        quote=source.quote,
+        escape=source.escape,
+        nulls=tuple(source.nulls),
+        encoding=source.encoding,
+        decimal=source.decimal,
+        date_format=source.date_format,
+        timestamp_format=source.timestamp_format,
+        time_zone=source.time_zone,
+        ambiguous_time=source.ambiguous_time,
+        unknown_fields=source.unknown_fields,
+        missing_fields=source.missing_fields,
+    )
+
+
+def fields_for_options(document: Any) -> Any:
+    """Return the fields of a source as they are written, with those that options of Spark's reader stand for.
+
+    Raises
+    ------
+    ValueError
+        If an option has no field, or both are given.
+
+    Examples
+    --------
+    >>> fields_for_options({"format": "csv", "options": {"sep": ";", "nullValue": "NA"}})
+    {'format': 'csv', 'delimiter': ';', 'nulls': ['NA']}
+    """
+    if not isinstance(document, dict) or not isinstance(document.get("options"), dict):
+        return document
+    fields = {name: value for name, value in document.items() if name != "options"}
+    problems = []
+    for option, value in document["options"].items():
+        field = _FIELDS.get(str(option).lower())
+        if field is None:
+            remedy = _REMEDIES.get(str(option).lower(), "leave it out: files are not read by Spark")
+            problems.append(f"options.{option}: {remedy}")
+        elif field in fields:
+            problems.append(f"options.{option}: `{field}` says it, too; leave the option out")
+        else:
+            fields[field] = _value(field, value)
+    if problems:
+        raise ValueError("; ".join(problems))
+    return fields
+
+
+def _value(field: str, value: Any) -> Any:
+    if field == "nulls":
+        return [str(value)] if value != "" else []
+    return value.strip().lower() == "true" if field == "header" and isinstance(value, str) else value

@@ -1,0 +1,392 @@
+"""Commits of a batch to Delta tables: exactly once, and exactly at the version that they were planned at.
+
+Two writers do the same work. Tasks write Parquet files, and `FileCommit` publishes them here, in one entry of Delta's
+log that a hard link creates only if no other writer created that version (Delta protocol, "Delta log entries"). Tables
+that ask for more than plain files (constraints, generated columns, column mapping, an object store) go through Spark's
+own transaction, opened at the planned version. Each commit carries an application transaction of Delta, a note, and
+the table properties that it changes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.pipelines.delta.support import takes_files
+from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from deltalake import DeltaTable
+    from pyspark.sql import DataFrame
+
+    from headrace.pipelines.delta.data_files import DataFile
+
+__all__ = ["Commit", "append", "append_exactly", "commit_exactly", "commit_files", "set_properties"]
+
+_LOG = logging.getLogger(__name__)
+_ATTEMPTS: Final = 100
+_CHECKPOINT_COMMITS: Final = "100"
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What a commit says beside its rows.
+
+    Parameters
+    ----------
+    application, transaction
+        Delta's application transaction.
+    note
+        Plain values kept in the commit; `DeltaHandle.commit_notes` reads them.
+    properties
+        Table properties that change with the commit.
+    """
+
+    application: str
+    transaction: int
+    note: Mapping[str, Any] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def user_metadata(self) -> str:
+        """The note as Delta keeps it."""
+        return json.dumps({"application": self.application, "transaction": self.transaction, **self.note})
+
+
+def commit_files(
+    path: str, table: DeltaTable, files: Sequence[DataFile], commit: Commit, *, final: bool = True
+) -> bool:
+    """Make files part of a table, once, at whatever version comes next.
+
+    Parameters
+    ----------
+    path, table
+        The table; it is brought to its newest version.
+    files
+        What tasks wrote.
+    commit
+        The transaction; if the table holds it already, nothing is done.
+    final
+        Whether the rows cannot be computed again, should a file be gone.
+
+    Returns
+    -------
+    bool
+        Whether this call made the commit.
+
+    Raises
+    ------
+    BatchError
+        If others win each of many attempts.
+    DeltaTableError
+        If the log cannot be written, or a file is gone.
+    TableMovedError
+        If a file is gone, and `final` is false.
+    """
+    for attempt in range(_ATTEMPTS):
+        table.update_incremental()
+        done = table.transaction_version(commit.application)
+        if done is not None and done >= commit.transaction:
+            return False
+        _require_files(path, files, final=final)
+        if _publish(path, table, files, commit, blind=True):
+            return True
+        time.sleep(min(0.5, 0.001 * 2**attempt))
+    raise BatchError(
+        f"other writers won {_ATTEMPTS} attempts to commit to {path}; nothing is lost, the next run commits again"
+    )
+
+
+def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[DataFile], commit: Commit) -> None:
+    """Make files part of a table if its rows are still those of a version.
+
+    Commits of others that changed no row (`OPTIMIZE`, an application transaction) may lie between.
+
+    Parameters
+    ----------
+    path, table
+        The table; it is brought to its newest version.
+    version
+        The version that the files were planned at.
+    files
+        What tasks wrote.
+    commit
+        What the commit says.
+
+    Raises
+    ------
+    TableMovedError
+        If another writer changed rows, properties or the schema since, or a file is gone; nothing has been committed.
+    DeltaTableError
+        If the log cannot be written.
+    """
+    while True:
+        table.update_incremental()
+        if not _only_rearranged(path, version, table.version()):
+            raise TableMovedError(f"another writer changed {path} after version {version}")
+        version = table.version()
+        _require_files(path, files, final=False)
+        if _publish(path, table, files, commit, blind=False):
+            return
+
+
+def set_properties(path: str, table: DeltaTable, properties: Mapping[str, str]) -> None:
+    """Set properties of a table that takes files, in a commit of their own.
+
+    Raises
+    ------
+    BatchError
+        If others win each of many attempts.
+    DeltaTableError
+        If the log cannot be written.
+    """
+    for _ in range(_ATTEMPTS):
+        table.update_incremental()
+        if _publish(path, table, (), Commit("", 0, properties=properties), blind=False):
+            return
+    raise BatchError(f"other writers won {_ATTEMPTS} attempts to change the properties of {path}; run again")
+
+
+def append(frame: DataFrame, path: str, commit: Commit) -> None:
+    """Append rows by Spark's writer, once: Delta skips a transaction that the table holds already.
+
+    Parameters
+    ----------
+    frame
+        The rows; the same ones whenever this transaction is repeated.
+    path
+        The table.
+    commit
+        The transaction; its properties are not written.
+
+    Raises
+    ------
+    BatchError
+        If others change the table's metadata during each of many attempts.
+    """
+    writer = frame.write.format("delta").mode("append").option("userMetadata", commit.user_metadata)
+    writer = writer.option("txnAppId", commit.application).option("txnVersion", commit.transaction)
+    for _ in range(_ATTEMPTS):
+        try:
+            with _conflicts(f"another writer changed {path}"):
+                return writer.save(path)
+        except TableMovedError as moved:
+            _LOG.info("rows are appended again: %s", moved)
+    raise BatchError(f"others changed {path} during each of {_ATTEMPTS} attempts to append to it; run again")
+
+
+def append_exactly(frame: DataFrame, path: str, version: int, commit: Commit) -> None:
+    """Append rows by a transaction of Spark's writer that reads the whole table at a version.
+
+    Delta then refuses the commit if another writer changed rows or metadata since. This uses Delta's Scala classes,
+    whose public API has no conditional append. A commit without an application sets its properties only.
+
+    Raises
+    ------
+    TableMovedError
+        If another writer changed the table since the version; nothing has been committed.
+    """
+    spark: Any = frame.sparkSession
+    jvm, none = spark._jvm, spark._jvm.scala.Option.empty()  # noqa: SLF001 - the gateway to Delta's classes
+    delta = jvm.org.apache.spark.sql.delta
+    transaction = delta.DeltaLog.forTable(spark._jsparkSession, path).startTransaction(none, none)  # noqa: SLF001 - as above
+    if transaction.snapshot().version() != version:
+        raise TableMovedError(f"another writer changed {path} after version {version}")
+    transaction.readWholeTable()
+    _change_metadata(jvm, transaction, commit.properties)
+    actions = transaction.writeFiles(frame._jdf)  # noqa: SLF001 - as above
+    if commit.application:
+        done = delta.actions.SetTransaction(commit.application, commit.transaction, none)
+        actions = getattr(actions, "$plus$colon")(done)
+    note = jvm.scala.Option.apply(commit.user_metadata)
+    operation = getattr(delta, "DeltaOperations$Write")(
+        jvm.org.apache.spark.sql.SaveMode.Append, none, none, note, none, none, none, none, none
+    )
+    with _conflicts(f"another writer changed {path} after version {version}"):
+        transaction.commit(actions, operation)
+
+
+@contextmanager
+def _conflicts(message: str) -> Iterator[None]:
+    """Turn each of Delta's errors about another writer, which have no common root in Python, into one of ours."""
+    from delta import exceptions  # noqa: PLC0415 - pyspark is heavy
+
+    kinds = (
+        exceptions.ConcurrentAppendException,
+        exceptions.ConcurrentDeleteDeleteException,
+        exceptions.ConcurrentDeleteReadException,
+        exceptions.ConcurrentTransactionException,
+        exceptions.ConcurrentWriteException,
+        exceptions.DeltaConcurrentModificationException,
+        exceptions.MetadataChangedException,
+        exceptions.ProtocolChangedException,
+    )
+    try:
+        yield
+    except kinds as error:
+        raise TableMovedError(message) from error
+
+
+def _change_metadata(jvm: Any, transaction: Any, properties: Mapping[str, str]) -> None:
+    """Set table properties within a transaction of Spark's writer."""
+    if not properties:
+        return
+    old = transaction.metadata()
+    settings = old.configuration()
+    for name, value in properties.items():
+        settings = getattr(settings, "$plus")(jvm.scala.Tuple2(name, value))
+    kept = (old.id(), old.name(), old.description(), old.format(), old.schemaString(), old.partitionColumns())
+    transaction.updateMetadata(old.copy(*kept, settings, old.createdTime()), False)  # noqa: FBT003 - Scala's parameter
+
+
+def _publish(path: str, table: DeltaTable, files: Sequence[DataFile], commit: Commit, *, blind: bool) -> bool:
+    """Create the log entry after the table's version; return False if another writer created that version."""
+    if files and not takes_files(table):
+        raise BatchError(
+            f"{path} was changed during the batch and no longer takes plain files; run again, nothing is lost"
+        )
+    version = table.version() + 1
+    actions = [_commit_info(table, files, commit, blind=blind)]
+    if commit.properties:
+        actions.append({"metaData": _metadata(table, commit.properties)})
+    if commit.application:
+        now = int(time.time() * 1000)
+        actions.append({"txn": {"appId": commit.application, "version": commit.transaction, "lastUpdated": now}})
+    actions += [{"add": _added(file)} for file in files]
+    if not _create_entry(path, version, "\n".join(map(json.dumps, actions)) + "\n"):
+        return False
+    _checkpoint(table, version)
+    return True
+
+
+def _create_entry(path: str, version: int, text: str) -> bool:
+    """Write a log entry durably under a name of its own, and link it to its version unless that is taken."""
+    log = Path(path) / "_delta_log"
+    written = log / f".{uuid.uuid4()}.tmp"
+    try:
+        try:
+            with written.open("x", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            (log / f"{version:020d}.json").hardlink_to(written)
+            _sync_folder(log)
+        finally:
+            written.unlink(missing_ok=True)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise DeltaTableError(f"{log} cannot be written: {error}; correct the cause and run again") from error
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _commit_info(table: DeltaTable, files: Sequence[DataFile], commit: Commit, *, blind: bool) -> dict[str, Any]:
+    partitions = json.dumps(table.metadata().partition_columns)
+    appends = {"operation": "WRITE", "operationParameters": {"mode": "Append", "partitionBy": partitions}}
+    changes = {
+        "operation": "SET TBLPROPERTIES",
+        "operationParameters": {"properties": json.dumps(dict(commit.properties))},
+    }
+    return {
+        "commitInfo": {
+            "timestamp": int(time.time() * 1000),
+            **(appends if commit.application else changes),
+            "readVersion": table.version(),
+            "isolationLevel": "Serializable",
+            "isBlindAppend": blind,
+            "operationMetrics": {
+                "numFiles": str(len(files)),
+                "numOutputRows": str(sum(file.rows for file in files)),
+                "numOutputBytes": str(sum(file.size for file in files)),
+            },
+            **({"userMetadata": commit.user_metadata} if commit.application else {}),
+            "engineInfo": "headrace",
+        }
+    }
+
+
+def _metadata(table: DeltaTable, properties: Mapping[str, str]) -> dict[str, Any]:
+    """Return the table's metadata action with properties changed."""
+    metadata = table.metadata()
+    described = {"name": metadata.name, "description": metadata.description}
+    return {
+        "id": str(metadata.id),
+        **{name: text for name, text in described.items() if text is not None},
+        "format": {"provider": "parquet", "options": {}},
+        "schemaString": table.schema().to_json(),
+        "partitionColumns": metadata.partition_columns,
+        "configuration": {**metadata.configuration, **properties},
+        "createdTime": metadata.created_time,
+    }
+
+
+def _added(file: DataFile) -> dict[str, Any]:
+    return {
+        "path": file.path,
+        "partitionValues": file.partition,
+        "size": file.size,
+        "modificationTime": file.written,
+        "dataChange": True,
+        "stats": file.statistics,
+    }
+
+
+def _require_files(path: str, files: Sequence[DataFile], *, final: bool) -> None:
+    """Refuse to commit a file that is gone: a `VACUUM` may have removed one that waited for long."""
+    gone = [file.path for file in files if not (Path(path) / file.path).exists()]
+    if gone and not final:
+        raise TableMovedError(f"{path}/{gone[0]} was removed before it was committed")
+    if gone:
+        raise DeltaTableError(
+            f"{path}/{gone[0]} was written for this commit but is gone, so its rows are lost to {path}; restore the "
+            "file, or restore the table's folder from a backup, and run again"
+        )
+
+
+def _only_rearranged(path: str, first: int, last: int) -> bool:
+    """Return whether the commits after version `first` up to `last` changed no row and no metadata."""
+    return all(_rearranges(action) for version in range(first + 1, last + 1) for action in _entry(path, version))
+
+
+def _entry(path: str, version: int) -> Iterator[dict[str, Any]]:
+    """Yield the actions of a log entry; one that cannot be read counts as a change."""
+    try:
+        lines = (Path(path) / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        yield {"metaData": {}}
+        return
+    yield from (json.loads(line) for line in lines if line.strip())
+
+
+def _rearranges(action: Mapping[str, Any]) -> bool:
+    moved = action.get("add") or action.get("remove")
+    return not moved["dataChange"] if moved else not action.keys() & {"metaData", "protocol", "cdc", "add", "remove"}
+
+
+def _checkpoint(table: DeltaTable, version: int) -> None:
+    """Checkpoint the log now and then, so that readers need not read all of it; the commit stands without it."""
+    every = int(table.metadata().configuration.get("delta.checkpointInterval", _CHECKPOINT_COMMITS))
+    if every < 1 or version % every:
+        return
+    try:
+        table.update_incremental()
+        table.create_checkpoint()
+    except Exception as error:  # noqa: BLE001 - of whatever kind: the commit stands, and the next one tries again
+        _LOG.warning("no checkpoint of the log of %s was written: %s", table.table_uri, error)

@@ -1,0 +1,432 @@
+"""Delta tables without Spark: versions, transactions, rows, the change feed, creation.
+
+Everything here is done by `deltalake`, on the driver and in the workers alike. Appends of a batch are in
+`headrace.pipelines.delta.commits`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from headrace.etl import Dimension, greatest_key, number_members
+from headrace.pipelines.delta.reads import feed_is_exact, physical_name, plain_schema, scan_table
+from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.paths import is_link, table_location
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from deltalake import DeltaTable
+
+__all__ = [
+    "CHANGE_TYPE",
+    "COMMIT_VERSION",
+    "GREATEST_KEY",
+    "STREAMS",
+    "DeltaHandle",
+    "TableVersion",
+    "create_dimension",
+    "create_table",
+    "open_table",
+    "read_changes",
+    "read_rows",
+    "registered_streams",
+    "remember_greatest_key",
+    "stream_registry",
+]
+
+CHANGE_TYPE = "_change_type"
+COMMIT_VERSION = "_commit_version"
+GREATEST_KEY = "headrace.greatestKey"
+STREAMS = "headrace.streams"
+_COMMITS_SEARCHED = 50
+_PROPERTIES = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "false"}
+
+
+@dataclass(frozen=True)
+class TableVersion:
+    """A version of one Delta table: path, identity (a recreated table has another), number."""
+
+    path: str
+    table_id: str
+    version: int
+
+
+class DeltaHandle:
+    """A Delta table that the driver follows from batch to batch.
+
+    Parameters
+    ----------
+    path
+        The table.
+
+    Raises
+    ------
+    DeltaTableError
+        If there is none, or it cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._born = self._first_entry()
+        self._table = open_table(path)
+        self._form = self._columns(), self._table.metadata().partition_columns
+        self._noted, self._noted_up_to = 0, -1
+
+    def latest(self) -> TableVersion:
+        """Read what was committed since, and return the latest version.
+
+        Raises
+        ------
+        DeltaTableError
+            If the table was removed or recreated since it was opened.
+        """
+        self._require_there()
+        self._table.update_incremental()
+        return TableVersion(self.path, str(self._table.metadata().id), self._table.version())
+
+    def require_form(self) -> None:
+        """Raise if the partitioning, or a column that was there when the table was opened, is another one now.
+
+        Raises
+        ------
+        DeltaTableError
+            If so, or if the table was removed or recreated.
+        """
+        self.latest()
+        columns, partitions = self._form
+        now = self._columns()
+        changed = [name for name, kind in columns.items() if now.get(name) != kind]
+        if changed or partitions != self._table.metadata().partition_columns:
+            what = f"column {changed[0]!r}" if changed else "the partitioning"
+            raise DeltaTableError(
+                f"{what} of the Delta table {self.path} was changed during the run; nothing is lost, run again"
+            )
+
+    def _columns(self) -> dict[str, Any]:
+        """Return what the table's schema says of each column, in no particular order of its details."""
+        return {field.name: json.loads(field.to_json()) for field in self._table.schema().fields}
+
+    def _require_there(self) -> None:
+        """Raise unless the log is the one that was opened: a commit to another one would damage that table."""
+        if is_link(self.path):
+            return
+        first = self._first_entry()  # a log that was cleaned up has none any more
+        newest = Path(self.path) / "_delta_log" / f"{self._table.version():020d}.json"
+        if (first is not None and first != self._born) or not newest.exists():
+            raise DeltaTableError(
+                f"the Delta table {self.path} was removed or recreated during the run; restore it if that was "
+                "not meant, and run again"
+            )
+
+    def _first_entry(self) -> tuple[int, int] | None:
+        """Return what tells the first entry of the log from that of a table recreated at the same path."""
+        if is_link(self.path):
+            return None
+        try:
+            seen = (Path(self.path) / "_delta_log" / f"{0:020d}.json").stat()
+        except OSError:
+            return None
+        return seen.st_ino, seen.st_mtime_ns
+
+    @property
+    def table(self) -> DeltaTable:
+        """The table itself, for commits."""
+        return self._table
+
+    def schema(self) -> pa.Schema:
+        """Return the columns at the version last read."""
+        return plain_schema(pa.schema(self._table.schema().to_arrow()))
+
+    def transaction(self, application: str) -> int | None:
+        """Return the greatest transaction that an application has committed, as of the version last read."""
+        version = self._table.transaction_version(application)
+        return None if version is None else int(version)
+
+    def greatest_key(self, column: str) -> int:
+        """Return the greatest surrogate key ever given, as of the version last read; 0 if there is none.
+
+        That is the greatest one that the table holds, that its property `headrace.greatestKey` remembers, or that a
+        commit of members noted: a number whose member was deleted, or taken away by `RESTORE`, is not given again.
+
+        Raises
+        ------
+        DeltaTableError
+            If the property is not a whole number.
+        """
+        return max(self.remembered_key(), self._stored_key(column), self._noted_key())
+
+    def remembered_key(self) -> int:
+        """Return the greatest key that the table's property remembers; 0 if there is none.
+
+        Raises
+        ------
+        DeltaTableError
+            If the property is not a whole number.
+        """
+        text = self._table.metadata().configuration.get(GREATEST_KEY, "0")
+        if not text.isdecimal():
+            raise DeltaTableError(
+                f"the Delta table {self.path} at version {self._table.version()} has the property {GREATEST_KEY} = "
+                f"{text!r}, which is not a whole number; set it to the greatest surrogate key ever given: ALTER TABLE "
+                f"delta.`{self.path}` SET TBLPROPERTIES ('{GREATEST_KEY}' = '...')"
+            )
+        return int(text)
+
+    def _noted_key(self) -> int:
+        """Return the greatest key that commits of members noted, as far as the log reaches; `RESTORE` keeps it."""
+        version = self._table.version()
+        if version > self._noted_up_to:
+            limit = None if self._noted_up_to < 0 else version - self._noted_up_to
+            notes = (_note(commit).get("greatest_key") for commit in self.commits(limit))
+            self._noted = max([self._noted, *(key for key in notes if isinstance(key, int))])
+            self._noted_up_to = version
+        return self._noted
+
+    def _stored_key(self, column: str) -> int:
+        """Return the greatest key in the table: by the statistics of its files if each has them, else by its rows."""
+        actions = pa.table(self._table.get_add_actions(flatten=True))
+        name = f"max.{physical_name(self._table, column)}"
+        if name in actions.column_names:
+            counted = pc.fill_null(actions.column("num_records"), 1)
+            if not pc.any(pc.and_(pc.is_null(actions.column(name)), pc.greater(counted, 0))).as_py():
+                return greatest_key(actions.column(name))
+        return max((greatest_key(batch.column(0)) for batch in scan_table(self._table, [column])), default=0)
+
+    def commits(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
+        """Yield what the latest commits say of themselves, and their `version`, the newest first.
+
+        `DeltaTable.history` lists nothing where the table's path holds ``?`` or ``#``, so a local log is read here.
+        """
+        if is_link(self.path):
+            yield from self._table.history(limit)
+            return
+        log, newest = Path(self.path) / "_delta_log", self._table.version()
+        for version in range(newest, -1 if limit is None else max(-1, newest - limit), -1):
+            try:
+                lines = (log / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
+            except FileNotFoundError:
+                return  # older ones have been cleaned up too
+            actions = (json.loads(line) for line in lines if "commitInfo" in line)
+            yield from ({**action["commitInfo"], "version": version} for action in actions if "commitInfo" in action)
+
+    def commit_notes(self, application: str, transaction: int) -> list[dict[str, Any]]:
+        """Return what the commits of a transaction noted, the oldest first, each with Spark's count of rows.
+
+        Empty when there is no such commit, or the log no longer has it.
+        """
+        for limit in (_COMMITS_SEARCHED, None):
+            notes = [
+                {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
+                for commit in self.commits(limit)
+                if (note := _note(commit)).get("application") == application and note.get("transaction") == transaction
+            ]
+            if notes:
+                return notes[::-1]
+        return []
+
+
+def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
+    """Return which streams a fact table received: for each pipeline's name its `stream` and `source`.
+
+    The table's property `headrace.streams` holds them as JSON. The first facts of a stream are committed together with
+    its entry.
+
+    Raises
+    ------
+    DeltaTableError
+        If the property is not such JSON.
+    """
+    text = handle.table.metadata().configuration.get(STREAMS, "{}")
+    try:
+        registry = json.loads(text)
+        return {str(name): {"stream": entry["stream"], "source": entry["source"]} for name, entry in registry.items()}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise DeltaTableError(
+            f"the property {STREAMS} of {handle.path} is not what Headrace writes: {text[:200]}; restore it"
+        ) from error
+
+
+def registered_streams(handle: DeltaHandle, pipeline: str, stream: str, source: str) -> dict[str, str]:
+    """Return the table property that registers a stream, in place of the pipeline's former one; none if it is there.
+
+    Parameters
+    ----------
+    handle
+        The fact table, as of the version last read.
+    pipeline
+        The pipeline's name.
+    stream
+        The stream's identity.
+    source
+        The source's name in the fact table (`headrace.pipelines.source.identity.source_of`).
+    """
+    registry = stream_registry(handle)
+    entry = {"stream": stream, "source": source}
+    if registry.get(pipeline) == entry:
+        return {}
+    return {STREAMS: json.dumps({**registry, pipeline: entry}, sort_keys=True)}
+
+
+def open_table(path: str, version: int | None = None) -> DeltaTable:
+    """Open a Delta table for reading.
+
+    Raises
+    ------
+    DeltaTableError
+        If there is none at the path, the version is not there, or the table uses a feature that `deltalake` lacks.
+    """
+    from deltalake import DeltaTable  # noqa: PLC0415 - heavy, and workers may not need it
+    from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError  # noqa: PLC0415 - as above
+
+    try:
+        return DeltaTable(table_location(path), version=version)
+    except TableNotFoundError as error:
+        raise DeltaTableError(f"there is no Delta table at {path}; create it, or correct the path") from error
+    except DeltaProtocolError as error:
+        raise DeltaTableError(
+            f"the Delta table at {path} uses a feature that cannot be read ({_first(error)}); drop the feature: ALTER "
+            f"TABLE delta.`{path}` DROP FEATURE name"
+        ) from error
+    except DeltaError as error:
+        at = "" if version is None else f" at version {version}"
+        raise DeltaTableError(f"the Delta table at {path} cannot be read{at}: {_first(error)}") from error
+
+
+def read_rows(path: str, version: int, columns: Sequence[str]) -> pa.RecordBatchReader:
+    """Return columns of all rows at a version, as a stream of batches in no particular order."""
+    table = open_table(path, version)
+    names = [field.name for field in table.schema().fields]
+    missing = [name for name in columns if name not in names]
+    if missing:
+        raise DeltaTableError(
+            f"the Delta table {path} at version {version} has no column {missing[0]!r}; it has {', '.join(names)}"
+        )
+    return scan_table(table, columns)
+
+
+def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa.Table | None:
+    """Return the changes of versions `first` to `last`, both included.
+
+    Parameters
+    ----------
+    path
+        The table.
+    first, last
+        Versions; `last` must exist.
+    columns
+        Columns wanted beside `_change_type` and `_commit_version`.
+
+    Returns
+    -------
+    Table or None
+        The changes in no particular order; None when the feed no longer has them (files were vacuumed, the log was
+        cleaned).
+    """
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415 - heavy, and workers may not need it
+
+    table = open_table(path, last)
+    try:
+        if not feed_is_exact(table, first, last, columns):
+            return None
+        reader = table.load_cdf(first, last, columns=[*columns, CHANGE_TYPE, COMMIT_VERSION])
+        changes = pa.table(reader)
+    except (DeltaError, OSError, pa.ArrowException):
+        return None
+    return changes.cast(plain_schema(changes.schema))
+
+
+def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (), rows: pa.Table | None = None) -> None:
+    """Create a Delta table with the change feed on and deletion vectors off.
+
+    Raises
+    ------
+    DeltaTableError
+        If the table exists already or cannot be written.
+    """
+    from deltalake import write_deltalake  # noqa: PLC0415 - heavy
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415 - as above
+
+    table = rows if rows is not None else schema.empty_table()
+    try:
+        write_deltalake(
+            table_location(path),
+            table,
+            mode="error",
+            partition_by=list(partition_by) or None,
+            configuration=dict(_PROPERTIES),
+        )
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        raise DeltaTableError(f"the Delta table at {path} cannot be created: {_first(error)}") from error
+
+
+def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = None) -> int:
+    """Create a dimension's Delta table with its unknown member, and number the given members.
+
+    Parameters
+    ----------
+    path
+        Where the table is created.
+    dimension
+        The dimension.
+    rows
+        Natural keys and attributes of its members, in any order; none for an empty dimension.
+
+    Returns
+    -------
+    int
+        The number of members, without the unknown one.
+
+    Raises
+    ------
+    DeltaTableError
+        If the table exists already or cannot be written.
+    DimensionError
+        If a natural key is null or occurs twice.
+    """
+    members = dimension.table_schema.empty_table() if rows is None else number_members(dimension, rows)
+    whole = pa.concat_tables([dimension.unknown_member(), members])
+    create_table(path, dimension.table_schema, rows=whole)
+    return int(members.num_rows)
+
+
+def remember_greatest_key(path: str, key: int) -> None:
+    """Set the property that remembers the greatest surrogate key ever given, in a commit of its own.
+
+    Raises
+    ------
+    DeltaTableError
+        If the property cannot be set.
+    """
+    from deltalake.exceptions import DeltaError  # noqa: PLC0415 - heavy
+
+    try:
+        open_table(path).alter.set_table_properties({GREATEST_KEY: str(key)}, raise_if_not_exists=False)
+    except (DeltaError, OSError) as error:
+        raise DeltaTableError(f"the property {GREATEST_KEY} of {path} cannot be set: {_first(error)}") from error
+
+
+def has_table(path: str) -> bool:
+    """Return whether there is a Delta table at a path."""
+    from deltalake import DeltaTable  # noqa: PLC0415 - heavy
+
+    return bool(DeltaTable.is_deltatable(table_location(path)))
+
+
+def _note(commit: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        note = json.loads(commit.get("userMetadata") or "{}")
+    except json.JSONDecodeError:
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _first(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,47 @@
+"""Dimension tables as a whole: creation, description, checks against facts, and the unknown member."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.pipelines._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from headrace.pipelines.dimension.check import Finding, Repair
+    from headrace.pipelines.dimension.tables import (
+        DimensionSummary,
+        check_dimension,
+        create_dimension,
+        describe_dimension,
+        find_members,
+        plan_repair,
+    )
+    from headrace.pipelines.dimension.unknown_member import add_unknown_member
+
+__all__ = [
+    "DimensionSummary",
+    "Finding",
+    "Repair",
+    "add_unknown_member",
+    "check_dimension",
+    "create_dimension",
+    "describe_dimension",
+    "find_members",
+    "plan_repair",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "check": ("Finding", "Repair"),
+        "tables": (
+            "DimensionSummary",
+            "check_dimension",
+            "create_dimension",
+            "describe_dimension",
+            "find_members",
+            "plan_repair",
+        ),
+        "unknown_member": ("add_unknown_member",),
+    },
+)

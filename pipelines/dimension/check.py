@@ -1,0 +1,403 @@
+"""What is wrong with a dimension and with the facts that carry its keys, and what would repair it. Changes nothing.
+
+Members and facts are read once, in batches, into a DuckDB file in a temporary folder, so that memory stays bounded.
+Natural keys are compared after the declared normalisation, as lookups compare them. Facts of the pipeline at hand are
+checked; those of other pipelines are checked with their own pipeline files.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.etl import UNKNOWN_KEY
+from headrace.etl.ranking import key_text
+from headrace.pipelines.delta.reads import scan_table
+from headrace.pipelines.delta.tables import GREATEST_KEY, has_table, open_table
+from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.replica.row_sizes import LONGEST_KEY, LONGEST_ROW, RowSizes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deltalake import DeltaTable
+
+    from headrace.etl import Dimension
+    from headrace.pipelines.config.model import LookupConfig, PipelineConfig
+
+__all__ = ["Audit", "Finding", "Repair"]
+
+_EXAMPLES: Final = 10
+_MEMORY: Final = "512MB"
+_SHOWN: Final = 60
+_PROPERTY_RULE: Final = f"the property {GREATEST_KEY} is not less than the greatest key"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A rule that a dimension breaks.
+
+    Parameters
+    ----------
+    rule
+        What should hold.
+    rows
+        How many rows break it.
+    examples
+        Some of them, as text.
+    """
+
+    rule: str
+    rows: int
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What would repair a finding.
+
+    Parameters
+    ----------
+    rule
+        The rule of the finding.
+    action
+        What would be done.
+    rows
+        How many rows would change.
+    examples
+        Some of the changes, as text.
+    """
+
+    rule: str
+    action: str
+    rows: int
+    examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """A rule, the SQL of the rows that break it, and what would repair them."""
+
+    rule: str
+    broken: str
+    example: str
+    action: str
+    changes: str = ""
+    change: str = ""
+    of_facts: bool = False  # rows are facts, and change with the repair of other rules
+
+
+class Audit:
+    """Checks a dimension at its latest version, and plans its repair; a context manager.
+
+    Parameters
+    ----------
+    config
+        The pipeline.
+    dimension
+        The dimension, with its columns as the table has them.
+    path
+        Its Delta table.
+    replicated
+        The dimension as replicas hold it.
+    """
+
+    def __init__(self, config: PipelineConfig, dimension: Dimension, path: str, replicated: Dimension) -> None:
+        self._config = config
+        self._dimension = dimension
+        self._table = open_table(path)
+        self._path = path
+        self._replicated = replicated
+        self._names = [f"k{position}" for position in range(len(dimension.natural_key))]
+        self._key = ", ".join(self._names)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        import duckdb  # noqa: PLC0415 - heavy
+
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-check-"))
+        self._db = self._stack.enter_context(duckdb.connect(str(Path(folder) / "check.duckdb")))
+        self._run(f"SET memory_limit = '{_MEMORY}'; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+        self._load_members()
+        self._load_facts()
+        self._plan()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def findings(self) -> list[Finding]:
+        """Return the rules that are broken; none for a sound dimension."""
+        found = [
+            Finding(
+                rule.rule,
+                self._count(rule.broken, of_facts=rule.of_facts),
+                self._examples(rule.broken, rule.example),
+            )
+            for rule in self._rules()
+        ]
+        return [each for each in found if each.rows] + [finding for finding, _ in self._property_findings()]
+
+    def repairs(self) -> list[Repair]:
+        """Return what would repair each finding, in the order in which it would be done."""
+        plans = []
+        for rule in self._rules():
+            changes, change = rule.changes or rule.broken, rule.change or rule.example
+            rows = self._count(changes, of_facts=rule.of_facts)
+            if self._count(rule.broken) or (rule.of_facts and rows):
+                plans.append(Repair(rule.rule, rule.action, rows, self._examples(changes, change)))
+        plans += [repair for _, repair in self._property_findings()]
+        renumbered = self._run("SELECT count(*) FROM targets WHERE key IS DISTINCT FROM number")[0][0]
+        if renumbered and all(plan.rule != _PROPERTY_RULE for plan in plans):
+            plans.append(self._property_repair())
+        return plans
+
+    # Rows
+
+    def _load_members(self) -> None:
+        """Read the members: position, surrogate key, normalised natural key, and the page that a replica needs."""
+        dimension, replicated = self._dimension, self._replicated
+        sizes = RowSizes(replicated.table_schema, replicated.key_schema)
+        kinds = [dimension.schema.field(name).type for name in dimension.natural_key]
+        schema = pa.schema(
+            [
+                ("position", pa.int64()),
+                ("key", pa.int64()),
+                *zip(self._names, kinds, strict=True),
+                ("needs", pa.int64()),
+            ]
+        )
+        self._create("members", schema)
+        position = 0
+        for batch in scan_table(self._table, replicated.table_schema.names):
+            rows = pa.Table.from_batches([batch])
+            keys = [key.values for key in dimension.conform_key([rows.column(name) for name in dimension.natural_key])]
+            places = pa.array(np.arange(position, position + rows.num_rows))
+            surrogate = rows.column(dimension.surrogate_key)
+            needs = _needs(sizes, rows, keys, dimension.natural_key)
+            self._insert("members", pa.table([places, surrogate, *keys, needs], schema=schema))
+            position += rows.num_rows
+
+    def _load_facts(self) -> None:
+        """Count the facts of each role by natural key and surrogate key."""
+        kinds = [self._dimension.schema.field(name).type for name in self._dimension.natural_key]
+        schema = pa.schema([("role", pa.string()), ("key", pa.int64()), *zip(self._names, kinds, strict=True)])
+        self._create("facts", schema.append(pa.field("n", pa.int64())))
+        lookups = [item for item in self._config.lookups if item.dimension == self._dimension.name]
+        if not lookups or not has_table(self._config.sink.path):
+            return
+        table = open_table(self._config.sink.path)
+        for item in lookups:
+            self._load_role(table, item, schema)
+
+    def _load_role(self, table: DeltaTable, item: LookupConfig, schema: pa.Schema) -> None:
+        by_key = {key: column for column, key in item.on.items()}
+        columns = [by_key[name] for name in self._dimension.natural_key]
+        there = [each.name for each in table.schema().fields]
+        missing = [name for name in (f"{item.role}_key", *columns) if name not in there]
+        if missing:
+            raise DeltaTableError(
+                f"the fact table {self._config.sink.path} has no column {missing[0]!r}, so the keys of role "
+                f"{item.role!r} cannot be checked; it has {', '.join(there)}"
+            )
+        for batch in scan_table(table, list(dict.fromkeys([f"{item.role}_key", *columns]))):
+            keys = [key.values for key in self._dimension.conform_key([batch.column(name) for name in columns])]
+            role = pa.repeat(pa.scalar(item.role), batch.num_rows)
+            rows = pa.table([role, batch.column(f"{item.role}_key"), *keys], schema=schema)
+            self._insert("facts", rows.group_by(schema.names).aggregate([([], "count_all")]))
+
+    def _create(self, name: str, schema: pa.Schema) -> None:
+        self._db.register("given", schema.empty_table())
+        self._run(f"CREATE TABLE {name} AS FROM given")
+        self._db.unregister("given")
+
+    def _insert(self, name: str, rows: pa.Table) -> None:
+        self._db.register("given", rows)
+        self._run(f"INSERT INTO {name} FROM given")
+        self._db.unregister("given")
+
+    # Plan
+
+    def _plan(self) -> None:
+        """Decide which member keeps which number, so that each natural key has one member and each member one number.
+
+        Of several members with one natural key, the one with the lowest number stays. Of several members with one
+        number, the one that most facts mean keeps it; the others get numbers above the greatest ever given.
+        """
+        complete = " AND ".join(f"{name} IS NOT NULL" for name in self._names)
+        valid = "coalesce(key >= 1, false)"
+        self._run(
+            f"""
+            CREATE TABLE known AS
+            SELECT *, ({complete}) AS complete FROM members WHERE key IS DISTINCT FROM {UNKNOWN_KEY};
+            CREATE TABLE kept AS
+            SELECT * FROM known WHERE complete
+            QUALIFY row_number() OVER (PARTITION BY {self._key} ORDER BY NOT {valid}, key, position) = 1;
+            CREATE TABLE meant AS
+            SELECT key, {self._key}, sum(n) AS facts FROM facts GROUP BY key, {self._key};
+            CREATE TABLE numbered AS
+            SELECT kept.*, {valid} AND row_number() OVER (
+                PARTITION BY key ORDER BY coalesce(facts, 0) DESC, {self._key}) = 1 AS stays
+            FROM kept LEFT JOIN meant USING (key, {self._key});
+            CREATE TABLE targets AS
+            SELECT {self._key}, key, CASE WHEN stays THEN key ELSE {self._greatest()} + row_number() OVER (
+                PARTITION BY stays ORDER BY {self._key}) END AS number FROM numbered;
+            CREATE TABLE changed AS
+            SELECT role, facts.key AS key, {self._columns("facts")}, n, coalesce(number, {UNKNOWN_KEY}) AS number
+            FROM facts LEFT JOIN targets USING ({self._key})
+            WHERE facts.key IS DISTINCT FROM coalesce(number, {UNKNOWN_KEY})
+                AND facts.key IS DISTINCT FROM {UNKNOWN_KEY};
+            CREATE TABLE wrong AS
+            SELECT * FROM facts WHERE key IS DISTINCT FROM {UNKNOWN_KEY} AND NOT EXISTS (
+                FROM known WHERE known.key = facts.key AND {self._same("known", "facts")});
+            """
+        )
+
+    def _columns(self, table: str) -> str:
+        return ", ".join(f"{table}.{name} AS {name}" for name in self._names)
+
+    def _same(self, one: str, other: str) -> str:
+        return " AND ".join(f"{one}.{name} = {other}.{name}" for name in self._names)
+
+    def _greatest(self) -> int:
+        """Return the greatest surrogate key ever given."""
+        stored = self._run("SELECT coalesce(max(key), 0) FROM members")[0][0]
+        remembered = self._remembered()
+        return max(0, stored, int(remembered) if remembered.isdecimal() else 0)
+
+    def _remembered(self) -> str:
+        return str(self._table.metadata().configuration.get(GREATEST_KEY, "0"))
+
+    # Rules
+
+    def _rules(self) -> list[_Rule]:
+        known = f"FROM known SELECT key, {self._key}"
+        renumbered = f"FROM targets SELECT {self._key}, key, number WHERE key IS DISTINCT FROM number"
+        gets = "{natural}: number {key} becomes {number}"
+        by_number = f"{renumbered} AND key IN (FROM known SELECT key GROUP BY key HAVING count(*) > 1)"
+        removed = (
+            f"SELECT m.key AS key, {self._columns('m')}, k.key AS number FROM known AS m JOIN kept AS k ON "
+            f"{self._same('m', 'k')} WHERE m.position <> k.position"
+        )
+        named = ", ".join(f"any_value({name}) AS {name}" for name in self._names)
+        return [
+            _Rule(
+                "every member has a surrogate key",
+                f"{known} WHERE key IS NULL",
+                "{natural}",
+                "give the member a number above the greatest ever given",
+                f"{renumbered} AND key IS NULL",
+                gets,
+            ),
+            _Rule(
+                "surrogate keys are unique",
+                f"{known} WHERE key IS NOT NULL QUALIFY row_number() OVER (PARTITION BY key ORDER BY {self._key}) > 1",
+                "number {key}: {natural} and another member",
+                "leave the number to the member that most facts mean, and give the others numbers above the greatest",
+                by_number,
+                gets,
+            ),
+            _Rule(
+                "surrogate keys are positive, or -1 for the unknown member",
+                f"{known} WHERE key < 1",
+                "{natural} has number {key}",
+                "give the member a number above the greatest ever given",
+                f"{renumbered} AND key < 1",
+                gets,
+            ),
+            _Rule(
+                "there is one unknown member",
+                f"SELECT {named}, {UNKNOWN_KEY} AS key, unnest(range(abs(count(*) - 1))) FROM members "
+                f"WHERE key = {UNKNOWN_KEY}",
+                "member {key}",
+                "keep one member -1, or add it; the next run adds a missing one",
+            ),
+            _Rule(
+                "natural keys are not null",
+                f"{known} WHERE NOT complete",
+                "number {key}: {natural}",
+                "remove the member, which no fact can mean; facts with its number get the number of their natural key",
+            ),
+            _Rule(
+                "natural keys are unique",
+                f"{known} WHERE complete QUALIFY row_number() OVER (PARTITION BY {self._key} ORDER BY key) > 1",
+                "{natural}, also with number {key}",
+                "keep the member with the lowest number, and remove the others",
+                removed,
+                "{natural}: number {key} is removed, number {number} stays",
+            ),
+            _Rule(
+                f"replicas hold the members, which need at most {LONGEST_ROW} bytes, and {LONGEST_KEY} for their keys",
+                f"FROM known SELECT key, {self._key}, needs WHERE needs > {LONGEST_ROW}",
+                "{natural} with number {key} needs {needs} bytes",
+                "shorten the texts of the member, or carry fewer attributes",
+            ),
+            *(self._rule_of_role(item) for item in self._config.lookups if item.dimension == self._dimension.name),
+        ]
+
+    def _rule_of_role(self, item: LookupConfig) -> _Rule:
+        role = f"role = '{item.role}'"
+        return _Rule(
+            f"facts of role {item.role} carry the number of the member with their natural key",
+            f"FROM wrong SELECT key, {self._key}, n WHERE {role}",
+            "{natural}: number {key} (facts: {n})",
+            "give the facts the number of the member with their natural key, or -1 where there is none",
+            f"FROM changed SELECT key, {self._key}, n, number WHERE {role}",
+            "{natural}: number {key} becomes {number} (facts: {n})",
+            of_facts=True,
+        )
+
+    def _property_findings(self) -> list[tuple[Finding, Repair]]:
+        found = []
+        configuration = self._table.metadata().configuration
+        if configuration.get("delta.enableChangeDataFeed") != "true":
+            rule = "the change data feed is on, so that replicas can follow"
+            action = f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')"
+            found.append((Finding(rule, 1), Repair(rule, action, 0)))
+        known, remembered, greatest = GREATEST_KEY in configuration, self._remembered(), self._greatest()
+        if known and (not remembered.isdecimal() or int(remembered) < greatest):
+            shown = (f"it is {remembered}, and the greatest key is {greatest}",)
+            found.append((Finding(_PROPERTY_RULE, 1, shown), self._property_repair()))
+        return found
+
+    def _property_repair(self) -> Repair:
+        """Return the statement that remembers the greatest key, those that the repair gives included."""
+        given = self._run("SELECT coalesce(max(number), 0) FROM targets")[0][0]
+        value = max(self._greatest(), int(given))
+        action = f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('{GREATEST_KEY}' = '{value}')"
+        return Repair(_PROPERTY_RULE, action, 0)
+
+    # Answers
+
+    def _run(self, sql: str) -> list[tuple[Any, ...]]:
+        return self._db.execute(sql).fetchall()
+
+    def _count(self, query: str, *, of_facts: bool = False) -> int:
+        counted = "coalesce(sum(n), 0)" if of_facts else "count(*)"
+        return int(self._run(f"SELECT {counted} FROM ({query})")[0][0])
+
+    def _examples(self, query: str, text: str) -> tuple[str, ...]:
+        rows = self._db.sql(f"FROM ({query}) ORDER BY ALL LIMIT {_EXAMPLES}").to_arrow_table()
+        natural = key_text([rows.column(name) for name in self._names]).to_pylist()
+        others = [name for name in rows.column_names if name not in self._names]
+        values: list[dict[str, Any]] = rows.select(others).to_pylist()
+        shown = [each if len(each) <= _SHOWN else f"{each[:_SHOWN]}..." for each in natural]
+        return tuple(text.format(natural=name, **value) for name, value in zip(shown, values, strict=True))
+
+
+def _needs(sizes: RowSizes, rows: pa.Table, keys: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
+    """Return the bytes of a page that each member with a whole natural key needs; 0 for others."""
+    needs = np.zeros(rows.num_rows, dtype=np.int64)
+    usable = np.logical_and.reduce([np.asarray(key.is_valid()) for key in keys])
+    for name, key in zip(names, keys, strict=True):
+        rows = rows.set_column(rows.column_names.index(name), name, key)
+    some = rows.filter(pa.array(usable))
+    if some.num_rows and sizes.needs(some, LONGEST_ROW) > LONGEST_ROW:
+        needs[usable] = sizes.of_each(some)
+    return pa.array(needs)

@@ -1,0 +1,280 @@
+"""Dimensions as Delta tables, without Spark: made from source rows, described, checked, looked up by natural key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.etl import UNKNOWN_KEY, Dimension, KeyRule
+from headrace.pipelines.config.column_types import arrow_schema
+from headrace.pipelines.delta.reads import plain_schema, scan_table
+from headrace.pipelines.delta.support import refuse_float_keys, refuse_twins
+from headrace.pipelines.delta.tables import create_dimension as write_dimension
+from headrace.pipelines.delta.tables import has_table, open_table, remember_greatest_key
+from headrace.pipelines.dimension.check import Audit, Finding, Repair
+from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.replica.row_sizes import LONGEST_ROW, RowSizes, long_row
+from headrace.storage.format import is_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import duckdb
+    from deltalake import DeltaTable
+
+    from headrace.pipelines.config.model import DimensionConfig, PipelineConfig
+
+__all__ = [
+    "DimensionSummary",
+    "Finding",
+    "Repair",
+    "check_dimension",
+    "create_dimension",
+    "declared_dimension",
+    "describe_dimension",
+    "find_members",
+    "plan_repair",
+    "replicated",
+]
+
+
+@dataclass(frozen=True)
+class DimensionSummary:
+    """What a dimension is.
+
+    Attributes
+    ----------
+    name, path, natural_key, surrogate_key
+        As declared in the pipeline file.
+    exists
+        Whether the Delta table is there; if not, the rest is empty.
+    version, members, inferred, greatest_key
+        Version of the Delta table, members without the unknown one, how many of them were inferred, and the greatest
+        surrogate key given so far.
+    columns
+        Name and type of each column.
+    """
+
+    name: str
+    path: str
+    natural_key: tuple[str, ...]
+    surrogate_key: str
+    exists: bool
+    version: int | None = None
+    members: int | None = None
+    inferred: int | None = None
+    greatest_key: int | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+
+
+def declared_dimension(config: PipelineConfig, name: str, schema: pa.Schema | None = None) -> Dimension:
+    """Return a dimension of a pipeline file.
+
+    Parameters
+    ----------
+    config, name
+        The pipeline and the dimension's name in it.
+    schema
+        Columns and types, unless the pipeline file declares them.
+
+    Raises
+    ------
+    DeltaTableError
+        If the pipeline declares no such dimension, or neither columns nor a table tell its types.
+    """
+    declared = _declared(config, name)
+    if declared.columns is not None:
+        schema = arrow_schema(declared.columns)
+    if schema is None:
+        schema = _types_of(_open(name, declared))
+    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
+    return Dimension(name, tuple(declared.natural_key), config.surrogate_key(name), schema, rules)
+
+
+def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> DimensionSummary:
+    """Make the Delta table of a dimension: members 1, 2, ... in key order, and the unknown member.
+
+    Parameters
+    ----------
+    rows
+        Natural key and attributes, one row a member, in any order.
+
+    Raises
+    ------
+    DeltaTableError
+        If the table is already there.
+    DimensionError
+        If a natural key is null or occurs twice.
+    """
+    path = _declared(config, name).path
+    if has_table(path):
+        raise DeltaTableError(
+            f"dimension {name!r} is already at {path}, perhaps made by a run; to make it anew, remove the table "
+            "and the facts that carry its keys"
+        )
+    dimension = declared_dimension(config, name, rows.schema)
+    label = f"dimension {name!r}"
+    refuse_twins(dimension.table_schema.names, label)
+    refuse_float_keys(dimension.key_schema, label)
+    _refuse_long_members(config, dimension, rows)
+    members = write_dimension(path, dimension, rows)
+    remember_greatest_key(path, members)
+    return describe_dimension(config, name)
+
+
+def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
+    """Return what a dimension is; it need not be there yet."""
+    declared = _declared(config, name)
+    identity = (name, declared.path, tuple(declared.natural_key), config.surrogate_key(name))
+    if not has_table(declared.path):
+        return DimensionSummary(*identity, exists=False)
+    table = _open(name, declared)
+    key = config.surrogate_key(name)
+    flag = "is_inferred" if "is_inferred" in _types_of(table).names else "false"
+    members, inferred, greatest = _query(
+        table,
+        [key] if flag == "false" else [key, flag],
+        f"SELECT count(*), count(*) FILTER ({flag}), coalesce(max({_quoted(key)}), 0) FROM members "  # noqa: S608 - quoted
+        f"WHERE {_quoted(key)} <> {UNKNOWN_KEY}",
+    )[0]
+    columns = tuple((column.name, str(column.type)) for column in _types_of(table))
+    return DimensionSummary(
+        *identity,
+        exists=True,
+        version=table.version(),
+        members=members,
+        inferred=inferred,
+        greatest_key=greatest,
+        columns=columns,
+    )
+
+
+def check_dimension(config: PipelineConfig, name: str) -> list[Finding]:
+    """Return the rules that a dimension, or facts of the pipeline with its keys, break; none if all is sound."""
+    with _audit(config, name) as audit:
+        return audit.findings()
+
+
+def plan_repair(config: PipelineConfig, name: str) -> list[Repair]:
+    """Return what would repair the findings of `check_dimension`. Nothing is changed."""
+    with _audit(config, name) as audit:
+        return audit.repairs()
+
+
+def _audit(config: PipelineConfig, name: str) -> Audit:
+    declared = _declared(config, name)
+    schema = _types_of(_open(name, declared))
+    missing = [each for each in (*declared.natural_key, config.surrogate_key(name)) if each not in schema.names]
+    if missing:
+        raise DeltaTableError(
+            f"dimension {name!r}: the Delta table {declared.path} has no column {missing[0]!r}; it has "
+            f"{', '.join(schema.names)}"
+        )
+    carried = {column for item in config.lookups if item.dimension == name for column in item.carry}
+    kept = [each for each in schema if each.name in declared.natural_key or each.name in carried]
+    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
+    key = config.surrogate_key(name)
+    dimension = Dimension(name, tuple(declared.natural_key), key, pa.schema(kept), rules, inferred_flag=None)
+    return Audit(config, dimension, declared.path, replicated(config, dimension))
+
+
+def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]]) -> pa.Table:
+    """Return the members with the given natural keys, compared as the pipeline compares them.
+
+    Parameters
+    ----------
+    keys
+        Natural keys as text, a value for each column.
+    """
+    table = _open(name, _declared(config, name))
+    dimension = declared_dimension(config, name)
+    texts = [pa.array([key[at] for key in keys], pa.string()) for at in range(len(dimension.natural_key))]
+    kinds = [dimension.schema.field(column).type for column in dimension.natural_key]
+    try:
+        values = [text.cast(kind) for text, kind in zip(texts, kinds, strict=True)]
+    except pa.ArrowException as error:
+        raise DeltaTableError(f"dimension {name!r}: not a natural key: {error}") from error
+    wanted = pa.table(
+        {column: key.values for column, key in zip(dimension.natural_key, dimension.conform_key(values), strict=True)}
+    )
+    return _semi_join(table, wanted)
+
+
+def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
+    """Return a dimension with what a replica holds of it: its keys, and the attributes that some fact carries."""
+    carried = {name for item in config.lookups if item.dimension == dimension.name for name in item.carry}
+    kept = [field for field in dimension.schema if field.name in carried or field.name in dimension.natural_key]
+    return replace(dimension, schema=pa.schema(kept), inferred_flag=None)
+
+
+def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:
+    """Raise if a source row makes a member that fits in no page of a replica."""
+    kept = replicated(config, dimension)
+    if not rows.num_rows or any(name not in rows.column_names for name in kept.natural_key):
+        return  # the numbering of members names what is missing
+    keys = [key.values for key in kept.conform_key([rows.column(name) for name in kept.natural_key])]
+    given = dict(zip(kept.natural_key, keys, strict=True))
+    given |= {
+        field.name: rows.column(field.name).cast(field.type)
+        for field in kept.attributes
+        if field.name in rows.column_names and is_bytes(field.type)
+    }
+    columns = [given.get(field.name, pa.nulls(rows.num_rows, field.type)) for field in kept.table_schema]
+    usable = np.logical_and.reduce([np.asarray(key.is_valid()) for key in keys])
+    measured = pa.table(columns, schema=kept.table_schema).filter(pa.array(usable))
+    sizes = RowSizes(kept.table_schema, kept.key_schema)
+    if sizes.needs(measured, LONGEST_ROW) > LONGEST_ROW:
+        needs = sizes.of_each(measured)
+        longest = measured.slice(int(needs.argmax()), 1)
+        path = _declared(config, dimension.name).path
+        raise long_row(f"dimension {dimension.name!r}", path, longest, dimension.natural_key, int(needs.max()))
+
+
+def _semi_join(table: DeltaTable, wanted: pa.Table) -> pa.Table:
+    using = ", ".join(_quoted(column) for column in wanted.column_names)
+    with _duckdb() as connection:
+        connection.register("members", scan_table(table, _types_of(table).names))
+        connection.register("wanted", wanted)
+        return connection.sql(f"FROM members SEMI JOIN wanted USING ({using}) ORDER BY ALL").to_arrow_table()
+
+
+def _declared(config: PipelineConfig, name: str) -> DimensionConfig:
+    if name not in config.dimensions:
+        known = ", ".join(config.dimensions) or "none"
+        raise DeltaTableError(f"pipeline {config.name!r} has no dimension {name!r}; its dimensions are {known}")
+    return config.dimensions[name]
+
+
+def _open(name: str, declared: DimensionConfig) -> DeltaTable:
+    if not has_table(declared.path):
+        raise DeltaTableError(
+            f"dimension {name!r} is not there yet: {declared.path} is no Delta table; make it with "
+            f"`headrace dimension create {name} SOURCE`"
+        )
+    return open_table(declared.path)
+
+
+def _types_of(table: DeltaTable) -> pa.Schema:
+    return plain_schema(pa.schema(table.schema().to_arrow()))
+
+
+def _query(table: DeltaTable, columns: list[str], sql: str) -> list[tuple[Any, ...]]:
+    with _duckdb() as connection:
+        connection.register("members", scan_table(table, columns))
+        return connection.execute(sql).fetchall()
+
+
+def _duckdb() -> duckdb.DuckDBPyConnection:
+    """Return a connection that draws no progress on standard output, which is for results."""
+    import duckdb  # noqa: PLC0415 - heavy, and not needed to read a pipeline file
+
+    connection = duckdb.connect()
+    connection.execute("SET enable_progress_bar = false")
+    return connection
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

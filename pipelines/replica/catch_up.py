@@ -1,0 +1,329 @@
+"""Replicas: clustered tables on this host's disk that follow a Delta table, one for each shard.
+
+There is one operation, the catch-up: bring a shard to version V. First build, new members, a crash, a new host, a lost
+or damaged file, another number of shards, a recreated table: all of them are this catch-up. The replica's superblock
+holds the Delta version it has reached, so data and version move in one commit.
+
+| the replica is                               | what happens                                                     |
+|----------------------------------------------|------------------------------------------------------------------|
+| at V                                         | nothing                                                          |
+| behind V, and the change feed reaches back   | the changes are applied in one commit                            |
+| behind V, and files of the feed were removed | it is built from the Delta table at V                            |
+| ahead of V by members above the base only    | it is joined as it is, and later members are left out by the base|
+| of pages too small for a new row             | it is built from the Delta table at V, with larger pages         |
+| ahead of V otherwise, missing or damaged     | it is built from the Delta table at V                            |
+
+A lock file lets one process of the host do this at a time; it dies with its holder.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+
+from headrace.pipelines.delta.tables import open_table, read_changes, read_rows
+from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.paths import home_expanded
+from headrace.pipelines.replica.row_sizes import DEFAULT_PAGE_SIZE, LONGEST_ROW, RowSizes, long_row
+from headrace.pipelines.replica.rows import of_shard
+from headrace.pipelines.spark.jars import cache_folder
+from headrace.storage.errors import (
+    CorruptionError,
+    InputError,
+    StorageIOError,
+    TableNotFoundError,
+    UniqueViolationError,
+)
+from headrace.storage.format import PAGE_SIZES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from headrace.pipelines.replica.rows import Changes, ReplicaRows
+    from headrace.storage import Table
+
+__all__ = ["Reached", "ReplicaSpec", "catch_up", "discard", "replica_folder"]
+
+_LOG = logging.getLogger(__name__)
+_APPLICATION = "delta"
+_TABLE = "table.headrace"
+_LOCK = "lock"
+_UNUSED_SECONDS = 14 * 24 * 3600
+_FORMAT = 1
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ReplicaSpec:
+    """Which replicas a join needs.
+
+    Parameters
+    ----------
+    rows
+        What they hold.
+    path, table_id
+        The Delta table that they follow, and its identity.
+    shards
+        Into how many parts the keys are divided.
+    folder
+        Where replicas lie on the host; None for the default, see `replica_folder`.
+    memory
+        Bytes that sorting may take while a replica is built.
+    """
+
+    rows: ReplicaRows
+    path: str
+    table_id: str
+    shards: int
+    folder: str | None
+    memory: int
+
+    def place(self, shard: int) -> Path:
+        """Return the folder of one shard's replica: a new one whenever anything that shapes its content differs."""
+        shape = f"{_FORMAT}|{self.path}|{self.table_id}|{self.rows.schema}|{self.rows.key}|{self.rows!r}"
+        name = f"{self.rows.label}-{hashlib.sha256(shape.encode()).hexdigest()[:16]}"
+        return replica_folder(self.folder) / name / f"{shard}-of-{self.shards}"
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A replica that serves version V.
+
+    Parameters
+    ----------
+    file
+        The clustered table.
+    exact
+        Whether it is at V; otherwise members above the base must be left out.
+    action
+        `kept`, `advanced`, `built`, and for a build why.
+    rows
+        Rows changed or built.
+    seconds
+        How long the catch-up took, waiting for the lock included.
+    """
+
+    file: Path
+    exact: bool
+    action: str
+    rows: int
+    seconds: float
+
+
+def replica_folder(chosen: str | None = None) -> Path:
+    """Return where replicas lie on this host: the given folder, HEADRACE_REPLICAS, or the user's cache."""
+    named = chosen or os.environ.get("HEADRACE_REPLICAS")
+    return home_expanded(named) if named else cache_folder() / "replicas"
+
+
+def catch_up(spec: ReplicaSpec, shard: int, version: int, base: int, use: Callable[[Reached], _T]) -> _T:
+    """Bring a shard's replica to a version of its Delta table, and open it before anyone else can move it on.
+
+    Parameters
+    ----------
+    spec
+        The replica.
+    shard
+        Which shard.
+    version
+        The Delta version V.
+    base
+        The greatest surrogate key at V.
+    use
+        Called with what was reached while the replica is locked, to take a snapshot of it.
+
+    Returns
+    -------
+    object
+        What `use` returns.
+
+    Raises
+    ------
+    DeltaTableError
+        If the Delta table cannot be read at V, or has a natural key twice.
+    """
+    began = time.monotonic()
+    place = spec.place(shard)
+    with _locked(place):
+        exact, action, rows = _CatchUp(spec, shard, version, base, place / _TABLE).run()
+        os.utime(place)
+        return use(Reached(place / _TABLE, exact, action, rows, time.monotonic() - began))
+
+
+def discard(spec: ReplicaSpec, shard: int, inode: int) -> None:
+    """Remove a damaged replica, unless another process has replaced it already."""
+    place = spec.place(shard)
+    with _locked(place):
+        file = place / _TABLE
+        if file.exists() and file.stat().st_ino == inode:
+            _LOG.warning("the replica %s is damaged; it has been removed and will be built again from Delta", file)
+            file.unlink()
+
+
+@contextmanager
+def _locked(place: Path) -> Iterator[None]:
+    try:
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = (place / _LOCK).open("w")
+    except OSError as error:
+        raise StorageIOError(
+            f"the folder {place} for replicas cannot be written: {error}; name another one as `replicas` in the "
+            "pipeline file or in HEADRACE_REPLICAS"
+        ) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+class _UnusableError(Exception):
+    """Why a sound replica cannot be brought to V by the change feed."""
+
+
+class _CatchUp:
+    """One catch-up, under the lock."""
+
+    def __init__(self, spec: ReplicaSpec, shard: int, version: int, base: int, file: Path) -> None:
+        self._spec = spec
+        self._shard = shard
+        self._version = version
+        self._base = base
+        self._file = file
+        self._longest = 0
+
+    def run(self) -> tuple[bool, str, int]:
+        """Return whether the replica is exactly at V, what was done, and how many rows changed."""
+        from headrace.storage import Table  # noqa: PLC0415 - numba comes in only when a replica is needed
+
+        try:
+            with Table.open(self._file, mode="w") as table:
+                return self._advance(table)
+        except TableNotFoundError:
+            why = "missing"
+        except _UnusableError as error:
+            why = str(error)
+        except (CorruptionError, StorageIOError) as error:
+            _LOG.warning("the replica %s cannot be used and will be built again: %s", self._file, error)
+            why = "damaged"
+        return True, f"built: {why}", self._build()
+
+    def _advance(self, table: Table) -> tuple[bool, str, int]:
+        reached = table.app_version(_APPLICATION)
+        if reached == self._version:
+            return True, "kept", 0
+        if reached is None:
+            raise _UnusableError("unknown version")
+        if reached > self._version:
+            self._require_hidden(reached)
+            return False, "kept", 0
+        feed = read_changes(self._spec.path, reached + 1, self._version, self._spec.rows.columns)
+        if feed is None:
+            raise _UnusableError("change feed gone")
+        changes = self._spec.rows.changes(feed)
+        if changes is None:
+            raise _UnusableError("rows were removed")
+        return True, "advanced", self._apply(table, changes)
+
+    def _apply(self, table: Table, changes: Changes) -> int:
+        key = self._spec.rows.key
+        upserts, deletes, fresh = (
+            of_shard(rows, key, self._spec.shards, self._shard)
+            for rows in (changes.upserts, changes.deletes, changes.fresh)
+        )
+        there = table.lookup(fresh) if self._spec.rows.unique and fresh.num_rows else fresh.slice(0, 0)
+        if there.num_rows:
+            raise _UnusableError("a natural key was inserted again")
+        self._require_room(table, upserts)
+        table.apply(upserts=upserts, deletes=deletes, app=(_APPLICATION, self._version))
+        return int(upserts.num_rows + deletes.num_rows)
+
+    def _require_hidden(self, reached: int) -> None:
+        """Refuse to serve an older version, unless all that came later are members above the base.
+
+        That is so when a batch is done again after its members were added.
+        """
+        if reached <= open_table(self._spec.path).version():
+            feed = read_changes(self._spec.path, self._version + 1, reached, self._spec.rows.columns)
+            if feed is not None and self._spec.rows.hides_later(feed, self._base):
+                return
+        raise _UnusableError("ahead")
+
+    def _require_room(self, table: Table, upserts: pa.Table) -> None:
+        """Raise unless the replica's pages hold the longest new row."""
+        sizes = RowSizes(self._spec.rows.schema, self._spec.rows.key)
+        if sizes.needs(upserts, DEFAULT_PAGE_SIZE) > max(table.stats.page_size, DEFAULT_PAGE_SIZE):
+            raise _UnusableError("longer rows")
+
+    def _build(self) -> int:
+        """Build the replica with pages that its longest row fits in: read again if that is not the usual size."""
+        self._clear()
+        self._longest = 0
+        page_size = DEFAULT_PAGE_SIZE
+        while True:
+            try:
+                return self._built_with(page_size)
+            except DeltaTableError:
+                raise
+            except InputError:
+                if self._longest <= page_size:
+                    raise
+                page_size = next(size for size in PAGE_SIZES if size >= self._longest)
+
+    def _built_with(self, page_size: int) -> int:
+        from headrace.storage import Table  # noqa: PLC0415 - numba comes in only when a replica is needed
+
+        spec = self._spec
+        try:
+            with Table.build(
+                self._file,
+                pa.RecordBatchReader.from_batches(spec.rows.schema, self._shard_rows()),
+                key=spec.rows.key.names,
+                unique=spec.rows.unique,
+                page_size=page_size,
+                memory=spec.memory,
+                app=(_APPLICATION, self._version),
+                overwrite=True,
+                filter_bits=spec.rows.filter_bits,
+            ) as table:
+                return int(table.stats.rows)
+        except UniqueViolationError as error:
+            raise DeltaTableError(f"dimension {spec.rows.label!r} has a natural key more than once: {error}") from error
+
+    def _shard_rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the shard's rows, and note the longest; one that fits no page is named."""
+        reader = read_rows(self._spec.path, self._version, self._spec.rows.columns)
+        sizes = RowSizes(self._spec.rows.schema, self._spec.rows.key)
+        for piece in reader:
+            rows = self._shard_of(piece)
+            self._longest = max(self._longest, sizes.needs(rows, max(self._longest, DEFAULT_PAGE_SIZE)))
+            if self._longest > LONGEST_ROW:
+                raise self._too_long(rows, sizes)
+            yield from rows.to_batches()
+
+    def _too_long(self, rows: pa.Table, sizes: RowSizes) -> DeltaTableError:
+        needs = sizes.of_each(rows)
+        longest = rows.slice(int(needs.argmax()), 1)
+        return long_row(self._spec.rows.label, self._spec.path, longest, self._spec.rows.key.names, int(needs.max()))
+
+    def _shard_of(self, piece: pa.RecordBatch) -> pa.Table:
+        rows = self._spec.rows.rows(pa.Table.from_batches([piece]), self._version)
+        return of_shard(rows.cast(self._spec.rows.schema), self._spec.rows.key, self._spec.shards, self._shard)
+
+    def _clear(self) -> None:
+        """Remove what a killed build left behind, and replicas nearby that nothing has used for long."""
+        for item in self._file.parent.iterdir():
+            if item.name not in {_TABLE, _LOCK}:
+                shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)
+        limit = time.time() - _UNUSED_SECONDS
+        for other in self._file.parent.parent.iterdir():
+            if other != self._file.parent and other.stat().st_mtime < limit:
+                shutil.rmtree(other, ignore_errors=True)

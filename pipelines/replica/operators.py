@@ -1,0 +1,172 @@
+"""The join operators that a Python worker keeps between batches, each over a snapshot of one replica.
+
+They live as long as the worker and save time only: a new worker opens the replicas again. All of them share the
+pipeline's memory in fixed parts, since any task may need any replica.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from headrace.pipelines.replica.catch_up import Reached, ReplicaSpec, catch_up, discard
+
+if TYPE_CHECKING:
+    from headrace.joins import SSIJ
+    from headrace.storage import Table
+
+__all__ = ["Joiner", "Serving", "close", "serve"]
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Joiner:
+    """How one lookup, or the search for duplicates, joins with its replicas.
+
+    Parameters
+    ----------
+    role
+        Names the join, unique in a pipeline.
+    replica
+        What it joins with.
+    version, base
+        The Delta version V to join at, and the greatest surrogate key at V.
+    on, columns
+        The operator's arguments.
+    memory
+        Bytes for this operator.
+    deadline
+        Seconds that a tuple may wait in the operator, or None.
+    """
+
+    role: str
+    replica: ReplicaSpec
+    version: int
+    base: int
+    on: tuple[tuple[str, str], ...]
+    columns: tuple[str, ...]
+    memory: int
+    deadline: float | None
+
+
+@dataclass
+class _Kept:
+    """An operator that outlives a batch, its table, and the version its snapshot serves exactly, if any."""
+
+    operator: SSIJ
+    table: Table
+    inode: int
+    version: int | None
+
+    def close(self) -> None:
+        """Free the operator's memory and close its table."""
+        self.operator.close()
+        self.table.close()
+
+
+@dataclass(frozen=True)
+class Serving:
+    """An operator ready for a batch.
+
+    Parameters
+    ----------
+    operator
+        A left join over the replica.
+    visible_to
+        The greatest surrogate key that the batch may see; None when the replica is exactly at V.
+    reached
+        What the catch-up did; None when the operator was ready.
+    """
+
+    operator: SSIJ
+    visible_to: int | None
+    reached: Reached | None
+
+
+_KEPT: dict[tuple[Any, ...], _Kept] = {}
+_OWNER: list[str] = []
+
+
+def serve(joiner: Joiner, shard: int, owner: str, fingerprint: str) -> Serving:
+    """Return an operator over a shard's replica at the joiner's version.
+
+    Parameters
+    ----------
+    joiner
+        The join.
+    shard
+        Which shard.
+    owner
+        The run; operators of another one are closed first, so that one budget holds.
+    fingerprint
+        The stream's schema, which an operator is bound to.
+    """
+    _make_room(owner)
+    key = (joiner.role, joiner.replica.place(shard), joiner.on, joiner.columns, joiner.memory, fingerprint)
+    kept = _KEPT.get(key)
+    if kept is not None and kept.version == joiner.version and _inode(joiner, shard) == kept.inode:
+        return Serving(kept.operator, None, None)
+    return catch_up(
+        joiner.replica, shard, joiner.version, joiner.base, lambda reached: _open(joiner, key, kept, reached)
+    )
+
+
+def close(joiner: Joiner, shard: int, *, damaged: bool = False) -> None:
+    """Close every operator over a replica, since one was left in the middle of a batch; discard a damaged replica."""
+    place = joiner.replica.place(shard)
+    for key in [key for key in _KEPT if key[1] == place]:
+        kept = _KEPT.pop(key)
+        kept.close()
+        if damaged:
+            discard(joiner.replica, shard, kept.inode)
+
+
+def _open(joiner: Joiner, key: tuple[Any, ...], kept: _Kept | None, reached: Reached) -> Serving:
+    """Take a snapshot of a replica that has been caught up and is locked."""
+    inode = reached.file.stat().st_ino
+    if kept is not None and kept.inode == inode:
+        kept.operator.refresh().drain()
+    else:
+        if kept is not None:
+            _KEPT.pop(key).close()
+        kept = _new(joiner, reached, inode)
+        _KEPT[key] = kept
+    kept.version = joiner.version if reached.exact else None
+    return Serving(kept.operator, None if reached.exact else joiner.base, reached)
+
+
+def _new(joiner: Joiner, reached: Reached, inode: int) -> _Kept:
+    from headrace.joins import SSIJ  # noqa: PLC0415 - numba comes in with the first join
+    from headrace.storage import Table  # noqa: PLC0415 - as above
+
+    table = Table.open(reached.file)
+    try:
+        operator = SSIJ(
+            table,
+            on=list(joiner.on),
+            how="left",
+            memory=joiner.memory,
+            deadline=joiner.deadline,
+            columns=list(joiner.columns),
+        )
+    except BaseException:
+        table.close()
+        raise
+    return _Kept(operator, table, inode, None)
+
+
+def _make_room(owner: str) -> None:
+    if owner not in _OWNER:
+        for kept in _KEPT.values():
+            kept.close()
+        _KEPT.clear()
+        _OWNER[:] = [owner]
+
+
+def _inode(joiner: Joiner, shard: int) -> int | None:
+    try:
+        return (joiner.replica.place(shard) / "table.headrace").stat().st_ino
+    except OSError:
+        return None

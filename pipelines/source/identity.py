@@ -1,0 +1,186 @@
+"""Whether a pipeline's ledger and its fact table belong together.
+
+The facts carry the identity of each stream that they received, and the number of its last batch as Delta's transaction.
+A ledger that does not fit them would load files twice or not at all, so the run is refused with the ways on.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.pipelines.delta.tables import stream_registry
+from headrace.pipelines.errors import LedgerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from headrace.pipelines.config.model import PipelineConfig
+    from headrace.pipelines.delta.tables import DeltaHandle
+    from headrace.pipelines.source.ledger import Ledger
+
+__all__ = ["application", "check_identity", "replaced_stream", "source_of"]
+
+_ADOPT: Final = "run `headrace source adopt PIPELINE` to take all files that are there now as loaded"
+_COMMITS_SEARCHED: Final = 50
+
+
+def source_of(config: PipelineConfig) -> str:
+    """Return the name of a pipeline's source in its fact table, the same after the project was moved.
+
+    It is the path of the folder relative to the fact table, and the pattern of its files.
+    """
+    sink = config.sink.path
+    folder = config.source.path if "://" in sink else os.path.relpath(config.source.path, sink)
+    return f"{folder}/{config.source.files or '*'}"
+
+
+def replaced_stream(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle | None) -> str | None:
+    """Return the stream whose place the ledger's one is about to take in the facts, or None."""
+    if facts is None:
+        return None
+    entry = stream_registry(facts).get(config.name)
+    return None if entry is None or entry["stream"] == ledger.stream else entry["stream"]
+
+
+def check_identity(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle | None, *, ran_before: bool) -> None:
+    """Refuse a ledger that does not belong to the fact table.
+
+    Parameters
+    ----------
+    config
+        The pipeline.
+    ledger
+        Its ledger.
+    facts
+        Its fact table, at the newest version; None when there is none yet.
+    ran_before
+        Whether the run catalog has batches of the pipeline: those of releases that did not register their streams.
+
+    Raises
+    ------
+    LedgerError
+        If a run would load records twice, or leave some out. The message names the ways on.
+    """
+    if facts is None:
+        _check_last_batch(config, ledger, None)
+        return
+    loaded = facts.transaction(application(ledger.stream, "facts"))
+    if config.duplicates is None:  # else records that come once more are found, whichever stream they come in
+        _check_registry(config, ledger, facts, ran_before=ran_before)
+    _check_last_batch(config, ledger, loaded)
+    if loaded is not None:
+        _check_not_restored(config, ledger, facts)
+
+
+def _check_registry(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle, *, ran_before: bool) -> None:
+    registry = {
+        name: entry
+        for name, entry in stream_registry(facts).items()
+        if facts.transaction(application(entry["stream"], "facts")) is not None  # a stream that loaded nothing is none
+    }
+    entry = registry.get(config.name)
+    if entry is not None and entry["stream"] not in {ledger.stream, ledger.replaces}:
+        raise LedgerError(_lost(config) if ledger.is_new else _foreign(config, ledger, entry["stream"]))
+    if entry is not None or not ledger.is_new:
+        return
+    if ran_before and not registry and facts.table.file_uris():
+        raise LedgerError(_lost(config))
+    renamed = _same_source(registry, source_of(config))
+    if renamed is not None:
+        raise LedgerError(_renamed(config, renamed))
+
+
+def _check_last_batch(config: PipelineConfig, ledger: Ledger, loaded: int | None) -> None:
+    """Compare the last batch of the stream in the facts with the last one that the ledger knows."""
+    last, pending = ledger.last_loaded(), ledger.pending()
+    planned = last if pending is None else pending.number
+    if last is not None and (loaded is None or loaded < last):
+        raise LedgerError(
+            f"{_ledger_of(config)} says that batch {last} was loaded, but {config.sink.path} "
+            + (
+                "has no batch of this stream"
+                if loaded is None
+                else f"has batch {loaded} of this stream as the last one"
+            )
+            + ": the fact table was replaced, or is an older copy. Restore the fact table; or, to go on with the facts "
+            f"it has, {_ADOPT}; or, to load every file again, remove the fact table and the folder {config.checkpoint}"
+        )
+    if loaded is not None and (planned is None or loaded > planned):
+        raise LedgerError(
+            f"{config.sink.path} has batch {loaded} of this stream, which {_ledger_of(config)} does not know: the "
+            "checkpoint is an older copy, or a copy of it was used elsewhere. Restore the newest checkpoint; or "
+            f"{_ADOPT}; or, to load every file again, remove the fact table and the folder {config.checkpoint}"
+        )
+
+
+def _check_not_restored(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle) -> None:
+    """Refuse facts that were taken back to a version before the last batch; its transaction stays when rows do not."""
+    restore, last = _restore_and_last_batch(facts, application(ledger.stream, "facts"), _COMMITS_SEARCHED)
+    if restore is not None and last is None:
+        restore, last = _restore_and_last_batch(facts, application(ledger.stream, "facts"), None)
+    if restore is not None and last is not None and _restored_version(restore) < int(last["version"]):
+        raise LedgerError(
+            f"{config.sink.path} was restored to a version before the last batch that {_ledger_of(config)} calls "
+            f"loaded. Restore the table to its version {last['version']}; or, to go on with the facts it has, "
+            f"{_ADOPT}; or, to load every file again, remove the fact table and the folder {config.checkpoint}"
+        )
+
+
+def _restore_and_last_batch(
+    facts: DeltaHandle, name: str, limit: int | None
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """Return the last RESTORE after the last commit of an application, and that commit, as far as they were found."""
+    restore = None
+    for commit in facts.commits(limit):
+        if name in str(commit.get("userMetadata", "")):
+            return restore, commit
+        if restore is None and commit.get("operation") == "RESTORE":
+            restore = commit
+    return restore, None
+
+
+def _restored_version(commit: Mapping[str, Any]) -> int:
+    """Return the version that a RESTORE went back to; -1 if it was named by its time."""
+    parameters = commit.get("operationParameters")
+    version = parameters.get("version") if isinstance(parameters, dict) else None
+    return int(version) if version is not None and str(version).isdigit() else -1
+
+
+def _same_source(registry: Mapping[str, Mapping[str, str]], source: str) -> str | None:
+    return next((name for name, entry in registry.items() if entry["source"] == source), None)
+
+
+def _ledger_of(config: PipelineConfig) -> str:
+    return f"the ledger in {config.checkpoint}"
+
+
+def _lost(config: PipelineConfig) -> str:
+    return (
+        f"{config.sink.path} holds facts that pipeline {config.name} loaded, but its checkpoint {config.checkpoint} is "
+        "new: it was removed, or the project was copied without it; a run would load every file again. Restore the "
+        f"checkpoint; or {_ADOPT}; or remove the fact table too; or declare `duplicates`, so that a record that comes "
+        "again is found"
+    )
+
+
+def _foreign(config: PipelineConfig, ledger: Ledger, stream: str) -> str:
+    return (
+        f"{config.sink.path} holds facts that pipeline {config.name} loaded as stream {stream}, but the checkpoint "
+        f"{config.checkpoint} is that of stream {ledger.stream}; a run would load files again. Restore the checkpoint "
+        f"of that stream; or {_ADOPT}; or name another fact table; or declare `duplicates`, so that a record that "
+        "comes again is found"
+    )
+
+
+def _renamed(config: PipelineConfig, other: str) -> str:
+    return (
+        f"{config.sink.path} holds facts that pipeline {other} loaded from the same source, {config.source.path}; if "
+        f"{config.name} is its new name, a run would load every file again. Give the pipeline its old name; or "
+        f"{_ADOPT}; or name another fact table; or declare `duplicates`, so that a record that comes again is found"
+    )
+
+
+def application(stream: str, part: str) -> str:
+    """Return the application of Delta's transactions for a stream and a table's part of it."""
+    return f"headrace:{stream}:{part}"

@@ -1,0 +1,139 @@
+"""What is loaded next: the files of the source that the ledger does not have, in batches."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from headrace.pipelines.errors import SourceFileError
+from headrace.pipelines.source.discovery import FoundFile, LeftOut, discover, examine, fingerprint, skip_command
+from headrace.storage.units import parse_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from headrace.pipelines.config.model import SourceConfig, TriggerConfig
+    from headrace.pipelines.source.ledger import Change, Comparison, Ledger
+
+__all__ = ["Intake"]
+
+_NAMED: Final = 5
+_EMPTY: Final = LeftOut("", "empty; it is loaded when it holds a byte")
+_EMPTIED: Final = LeftOut("", "emptied after it was loaded; it is loaded again when it holds a byte")
+_IGNORED: Final = LeftOut("", "changed after it was loaded; source.changed says to ignore that")
+
+
+class Intake:
+    """The files that wait to be loaded.
+
+    The folder is listed when no file of the last listing waits any more, so that a backlog of a million files is not
+    listed for each of its batches. What a file is now is looked at once more when it is taken.
+
+    Parameters
+    ----------
+    source, trigger
+        The source, and how much goes into a batch.
+    ledger
+        What was loaded.
+    clock
+        Seconds, for the duration of a listing.
+
+    Attributes
+    ----------
+    left_out
+        What the last listing left out, and why.
+    listing_seconds
+        How long the last listing took.
+    """
+
+    def __init__(
+        self,
+        source: SourceConfig,
+        trigger: TriggerConfig,
+        ledger: Ledger,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._source = source
+        self._trigger = trigger
+        self._most_bytes = None if trigger.max_bytes is None else parse_memory(trigger.max_bytes)
+        self._ledger = ledger
+        self._clock = clock
+        self._waiting: deque[str] = deque()
+        self.left_out: tuple[LeftOut, ...] = ()
+        self.listing_seconds = 0.0
+
+    def take(self) -> list[FoundFile]:
+        """Return the files of the next batch as they are now; none when nothing is new.
+
+        Raises
+        ------
+        SourceFileError
+            If a folder cannot be listed, or a file changed after it was loaded and `source.changed` is ``error``.
+        """
+        taken = self._take_waiting()
+        if not taken:
+            self._list()
+            taken = self._take_waiting()
+        return taken
+
+    def _take_waiting(self) -> list[FoundFile]:
+        taken: list[FoundFile] = []
+        size = 0
+        while self._waiting and len(taken) < self._trigger.max_files:
+            file = examine(self._source.path, self._waiting[0])
+            if file is not None and file.size > 0:
+                if taken and self._most_bytes is not None and size + file.size > self._most_bytes:
+                    break
+                taken.append(file)
+                size += file.size
+            self._waiting.popleft()
+        return taken
+
+    def _list(self) -> None:
+        began = self._clock()
+        source = self._source
+        found = discover(source.path, source.files, recursive=source.recursive)
+        compared = self._ledger.compare(found, lambda file: fingerprint(source.path, file))
+        if compared.changed and source.changed == "error":
+            raise SourceFileError(_told(compared.changed, source.path))
+        self._waiting = deque(_in_order(compared, reload=source.changed == "reload"))
+        empty = [_EMPTY._replace(name=name) for name in compared.empty]
+        changes = [left for change in compared.changed if (left := _left_out(change, source.changed)) is not None]
+        self.left_out = (*found.left_out, *empty, *changes)
+        self.listing_seconds = self._clock() - began
+
+
+def _left_out(change: Change, policy: str) -> LeftOut | None:
+    """Return why a file that changed is not loaded again, or None if it is."""
+    if policy == "ignore":
+        return _IGNORED._replace(name=change.file.name)
+    return _EMPTIED._replace(name=change.file.name) if change.file.size == 0 else None
+
+
+def _in_order(compared: Comparison, *, reload: bool) -> list[str]:
+    """Return names of files to load, the oldest first; files of one date in the order of their names."""
+    again = [change.file for change in compared.changed if change.file.size > 0] if reload else []
+    if not again:
+        return [compared.found.names[index] for index in compared.new]
+    files = [*map(compared.found.file, compared.new.tolist()), *again]
+    return [file.name for file in sorted(files, key=lambda file: (file.mtime_ns, file.name))]
+
+
+def _told(changed: tuple[Change, ...], folder: str) -> str:
+    """Return which files changed how, and what can be done."""
+    named = "; ".join(map(_difference, changed[:_NAMED]))
+    more = f"; and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
+    return (
+        f"files of {folder} changed after they were loaded: {named}{more}; put each back as it was and deliver its new "
+        f"records under a new name, or keep the change unloaded by `{skip_command(changed[0].file.name)}`, or say in "
+        "source.changed what happens to such files: reload (all their records again) or ignore"
+    )
+
+
+def _difference(change: Change) -> str:
+    before, now = change.loaded, change.file
+    by = "when it was adopted" if before.batch is None else f"in batch {before.batch}"
+    if before.size != now.size:
+        return f"{now.name!r} had {before.size:,} bytes {by} and has {now.size:,} now"
+    return f"{now.name!r} has other content than {by}"

@@ -1,0 +1,646 @@
+"""The ledger of a pipeline: which files of its source were loaded, by which batch, and the identity of its stream.
+
+A SQLite file in the pipeline's checkpoint folder. Paths are relative to the source folder, so a project that is moved
+goes on. A batch is planned here before anything is written, and marked as loaded after its facts are in; whether a
+planned batch was loaded is decided by the facts alone (`headrace.pipelines.batch.protocol`).
+
+One process writes: the run that holds the pipeline's lease. Every change is one transaction, on disk when it returns.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+import uuid
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import (
+    URL,
+    BigInteger,
+    Column,
+    Float,
+    Integer,
+    MetaData,
+    NullPool,
+    Table,
+    Text,
+    create_engine,
+    delete,
+    event,
+    func,
+    select,
+    update,
+)
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.exc import SQLAlchemyError
+
+from headrace.pipelines.errors import LedgerError
+from headrace.pipelines.source.discovery import Found, FoundFile
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+    from numpy.typing import NDArray
+    from sqlalchemy import Connection, Engine
+
+__all__ = ["Change", "Comparison", "Ledger", "LedgerFile", "Plan"]
+
+FILE_NAME: Final = "ledger.db"
+LOADED: Final = "loaded"
+SKIPPED: Final = "skipped"
+PLANNED: Final = "planned"
+
+_VERSION: Final = 1
+_BUSY_SECONDS: Final = 30
+_ROWS: Final = 50_000
+_NAMES_IN_A_QUERY: Final = 500
+
+# These two run for each of a million files, where SQLAlchemy's expressions cost more than SQLite does.
+_READ_INDEX: Final = "SELECT name, size, mtime_ns FROM files"
+_RECORD_FILE: Final = (
+    "INSERT OR REPLACE INTO files (name, size, mtime_ns, fingerprint, state, batch, recorded) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?)"
+)
+
+METADATA = MetaData()
+_IDENTITY = Table(
+    "identity",
+    METADATA,
+    Column("id", Integer, primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("stream", Text, nullable=False),
+    Column("replaces", Text),
+    Column("adopted", Integer, nullable=False),
+)
+_FILES = Table(
+    "files",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("size", BigInteger, nullable=False),
+    Column("mtime_ns", BigInteger, nullable=False),
+    Column("fingerprint", Text),
+    Column("state", Text, nullable=False),
+    Column("batch", BigInteger),
+    Column("recorded", Float, nullable=False),
+    sqlite_with_rowid=False,
+)
+_BATCHES = Table(
+    "batches",
+    METADATA,
+    Column("number", BigInteger, primary_key=True, autoincrement=False),
+    Column("attempt", Text, nullable=False),
+    Column("state", Text, nullable=False),
+)
+_PLANNED = Table(
+    "planned",
+    METADATA,
+    Column("name", Text, primary_key=True),
+    Column("batch", BigInteger, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("mtime_ns", BigInteger, nullable=False),
+    Column("skipped", Integer, nullable=False, server_default="0"),
+    sqlite_with_rowid=False,
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A batch that was planned and is not known to be loaded.
+
+    Parameters
+    ----------
+    number
+        The batch's number in the stream.
+    attempt
+        Identity of this plan, which the facts' commit carries too.
+    files
+        Its files as they were when it was planned.
+    skipped
+        Names of those that were skipped since.
+    """
+
+    number: int
+    attempt: str
+    files: tuple[FoundFile, ...]
+    skipped: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class LedgerFile:
+    """What the ledger knows of a file: its size and date as recorded, its state, batch, and when this was recorded."""
+
+    name: str
+    size: int
+    mtime_ns: int
+    fingerprint: str | None
+    state: str
+    batch: int | None
+    recorded: float
+
+
+@dataclass(frozen=True)
+class Change:
+    """A loaded file whose content is not the one that was loaded."""
+
+    file: FoundFile
+    loaded: LedgerFile
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A listing compared with the ledger.
+
+    Parameters
+    ----------
+    found
+        The listing.
+    new
+        Positions in the listing of files to load, the oldest first; files of one date in the order of their names.
+    empty
+        Names of files that would be new if they held a byte.
+    changed
+        Files that were loaded and changed since.
+    """
+
+    found: Found
+    new: NDArray[np.int64]
+    empty: tuple[str, ...]
+    changed: tuple[Change, ...]
+
+
+class Ledger:
+    """The ledger of one pipeline; a context manager that closes it.
+
+    Parameters
+    ----------
+    checkpoint
+        The pipeline's checkpoint folder. The folder and the ledger are made when they are not there.
+    clock
+        Seconds since 1970.
+
+    Attributes
+    ----------
+    stream
+        Identity of the stream, made once with the ledger. Delta's transactions carry it.
+    replaces
+        Stream in the fact table whose place this one took when it was adopted, or None.
+    adopted
+        Whether the ledger was made by `adopt`.
+
+    Raises
+    ------
+    LedgerError
+        If the folder holds a checkpoint of Spark, or the ledger cannot be read or written.
+    """
+
+    def __init__(self, checkpoint: str | Path, clock: Callable[[], float] = time.time) -> None:
+        folder = _local(checkpoint)
+        self.path = folder / FILE_NAME
+        self._clock = clock
+        _refuse_spark_checkpoint(folder, self.path)
+        _make_file(self.path)
+        self._engine = _engine(self.path)
+        with self._transaction() as connection:
+            METADATA.create_all(connection)
+            first = {"id": 1, "version": _VERSION, "stream": str(uuid.uuid4()), "adopted": 0}
+            connection.execute(insert(_IDENTITY).values(**first).on_conflict_do_nothing())
+            identity = connection.execute(select(_IDENTITY)).mappings().one()
+            self._check_version(identity["version"])
+            index = _read_index(connection)
+        self.stream = str(identity["stream"])
+        self.replaces: str | None = identity["replaces"]
+        self.adopted = bool(identity["adopted"])
+        self._index = index
+
+    @classmethod
+    def exists(cls, checkpoint: str | Path) -> bool:
+        """Return whether a checkpoint folder holds a ledger."""
+        return (_local(checkpoint) / FILE_NAME).exists()
+
+    @classmethod
+    def adopt(
+        cls,
+        checkpoint: str | Path,
+        found: Found,
+        replaces: str | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> Self:
+        """Begin a new stream that takes every file there is now as loaded.
+
+        The new ledger takes the place of one that is there, even of one that cannot be read. Empty files are not
+        recorded, since they are loaded when they are filled. Fingerprints are not taken: that would read every file.
+
+        Parameters
+        ----------
+        checkpoint
+            The pipeline's checkpoint folder.
+        found
+            The files there are.
+        replaces
+            Stream that the fact table has for this pipeline; None if it has none.
+        clock
+            Seconds since 1970.
+        """
+        folder = _local(checkpoint)
+        draft = folder / f"{FILE_NAME}.{uuid.uuid4()}"
+        _make_file(draft)
+        try:
+            _fill_adopted(draft, found, replaces, clock())
+            (folder / f"{FILE_NAME}-journal").unlink(missing_ok=True)  # it would be rolled back into the new ledger
+            draft.replace(folder / FILE_NAME)
+            _sync_folder(folder)
+        except OSError as error:
+            raise LedgerError(_explained(folder / FILE_NAME, error)) from error
+        finally:
+            draft.unlink(missing_ok=True)
+        return cls(checkpoint, clock)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._engine.dispose()
+
+    @property
+    def is_new(self) -> bool:
+        """Whether no batch was ever planned here, and no file skipped or adopted."""
+        with self._transaction() as connection:
+            batches = connection.execute(select(func.count()).select_from(_BATCHES)).scalar_one()
+        return not self.adopted and not batches and not len(self._index)
+
+    # Batches
+
+    def pending(self) -> Plan | None:
+        """Return the batch that was planned and is not known to be loaded, or None."""
+        with self._transaction() as connection:
+            wanted = select(_BATCHES.c.number, _BATCHES.c.attempt).where(_BATCHES.c.state == PLANNED)
+            row = connection.execute(wanted).one_or_none()
+            if row is None:
+                return None
+            planned = connection.execute(select(_PLANNED).order_by(_PLANNED.c.name)).all()
+        return Plan(
+            row.number,
+            row.attempt,
+            tuple(FoundFile(each.name, each.size, each.mtime_ns) for each in planned),
+            frozenset(each.name for each in planned if each.skipped),
+        )
+
+    def last_loaded(self) -> int | None:
+        """Return the number of the last batch that was marked as loaded, or None."""
+        with self._transaction() as connection:
+            wanted = select(func.max(_BATCHES.c.number)).where(_BATCHES.c.state == LOADED)
+            number: int | None = connection.execute(wanted).scalar_one()
+            return number
+
+    def next_number(self) -> int:
+        """Return the number of the batch that comes after all that were loaded."""
+        last = self.last_loaded()
+        return 0 if last is None else last + 1
+
+    def plan(self, number: int, attempt: str, files: Sequence[FoundFile]) -> None:
+        """Record a batch before anything of it is written.
+
+        Raises
+        ------
+        LedgerError
+            If another batch is pending, or the number was used by a batch that was loaded.
+        """
+        rows = [{"name": file.name, "batch": number, "size": file.size, "mtime_ns": file.mtime_ns} for file in files]
+        with self._transaction() as connection:
+            taken = connection.execute(
+                select(_BATCHES.c.number).where((_BATCHES.c.state == PLANNED) | (_BATCHES.c.number >= number)).limit(1)
+            ).scalar_one_or_none()
+            if taken is not None:
+                raise LedgerError(f"batch {number} cannot be planned: the ledger {self.path} has batch {taken} already")
+            connection.execute(insert(_BATCHES).values(number=number, attempt=attempt, state=PLANNED))
+            connection.execute(insert(_PLANNED), rows)
+
+    def done(self, number: int, fingerprints: Mapping[str, str | None] | None = None) -> None:
+        """Mark the pending batch as loaded.
+
+        Parameters
+        ----------
+        number
+            The batch.
+        fingerprints
+            Hash of the content of each file that has one.
+        """
+        known = fingerprints or {}
+        with self._transaction() as connection:
+            planned = select(_PLANNED).where(_PLANNED.c.batch == number)
+            files = [FoundFile(row.name, row.size, row.mtime_ns) for row in connection.execute(planned)]
+            self._record(connection, files, LOADED, number, known)
+            connection.execute(delete(_PLANNED).where(_PLANNED.c.batch == number))
+            connection.execute(update(_BATCHES).where(_BATCHES.c.number == number).values(state=LOADED))
+        self._index.put(files)
+
+    def forget(self, number: int) -> None:
+        """Forget the plan of a batch that the facts do not hold. Its files are as they were before it was planned."""
+        with self._transaction() as connection:
+            connection.execute(delete(_PLANNED).where(_PLANNED.c.batch == number))
+            connection.execute(delete(_BATCHES).where(_BATCHES.c.number == number, _BATCHES.c.state == PLANNED))
+
+    # Files
+
+    def file(self, name: str) -> LedgerFile | None:
+        """Return what is known of a file, or None."""
+        with self._transaction() as connection:
+            return next(iter(_read_files(connection, [name])), None)
+
+    def files(self) -> Iterator[LedgerFile]:
+        """Yield all loaded and skipped files, the one recorded last first."""
+        with self._transaction() as connection:
+            wanted = select(_FILES).order_by(_FILES.c.recorded.desc(), _FILES.c.name)
+            for row in connection.execute(wanted).yield_per(_ROWS):
+                yield LedgerFile(*row)
+
+    def skip(self, file: FoundFile, fingerprint: str | None = None) -> None:
+        """Record that a file is not to be loaded as it is now; a loaded one stays loaded, with its new content."""
+        with self._transaction() as connection:
+            known = next(iter(_read_files(connection, [file.name])), None)
+            state, batch = (SKIPPED, None) if known is None else (known.state, known.batch)
+            self._record(connection, [file], state, batch, {file.name: fingerprint})
+            connection.execute(update(_PLANNED).where(_PLANNED.c.name == file.name).values(skipped=1))
+        self._index.put([file])
+
+    def compare(self, found: Found, hash_of: Callable[[FoundFile], str | None]) -> Comparison:
+        """Compare a listing with what was loaded.
+
+        A file is unchanged if its size and date are. If the date alone differs, the content decides: where it is the
+        same, the new date is recorded.
+
+        Parameters
+        ----------
+        found
+            The listing.
+        hash_of
+            Returns the fingerprint of a file.
+        """
+        at = self._index.positions(found.names)
+        known = at >= 0
+        same = known & (self._index.sizes[at] == found.sizes) & (self._index.mtimes[at] == found.mtimes)
+        changed = self._changed(found, np.flatnonzero(known & ~same), hash_of)
+        wanted = ~known
+        wanted[[index for index, file in changed if file.state == SKIPPED]] = True
+        filled = found.sizes > 0
+        return Comparison(
+            found,
+            _by_date(found, np.flatnonzero(wanted & filled)),
+            tuple(sorted(found.names[index] for index in np.flatnonzero(wanted & ~filled))),
+            tuple(Change(found.file(index), file) for index, file in changed if file.state == LOADED),
+        )
+
+    def _changed(
+        self, found: Found, differing: NDArray[np.int64], hash_of: Callable[[FoundFile], str | None]
+    ) -> list[tuple[int, LedgerFile]]:
+        """Return those files of other size or date whose content differs; record the new date of the others."""
+        changed: list[tuple[int, LedgerFile]] = []
+        for first in range(0, len(differing), _ROWS):
+            part = differing[first : first + _ROWS].tolist()
+            touched: list[FoundFile] = []
+            with self._transaction() as connection:
+                recorded = {file.name: file for file in _read_files(connection, [found.names[at] for at in part])}
+            for index in part:
+                now, before = found.file(index), recorded[found.names[index]]
+                if now.size == before.size and before.fingerprint is not None and hash_of(now) == before.fingerprint:
+                    touched.append(now)
+                else:
+                    changed.append((index, before))
+            self._touch(touched)
+        return changed
+
+    def _touch(self, touched: Sequence[FoundFile]) -> None:
+        """Record new dates of files whose content is the same."""
+        if not touched:
+            return
+        with self._transaction() as connection:
+            for now in touched:
+                connection.execute(update(_FILES).where(_FILES.c.name == now.name).values(mtime_ns=now.mtime_ns))
+        self._index.put(touched)
+
+    def _record(
+        self,
+        connection: Connection,
+        files: Sequence[FoundFile],
+        state: str,
+        batch: int | None,
+        fingerprints: Mapping[str, str | None],
+    ) -> None:
+        _upsert(connection, files, state, batch, fingerprints, self._clock())
+
+    # File
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Connection]:
+        try:
+            with self._engine.begin() as connection:
+                yield connection
+        except (SQLAlchemyError, sqlite3.Error) as error:
+            raise LedgerError(_explained(self.path, error)) from error
+
+    def _check_version(self, version: int) -> None:
+        if version > _VERSION:
+            raise LedgerError(
+                f"the ledger {self.path} was made by a newer release (its version is {version}, this release knows "
+                f"{_VERSION}); upgrade headrace"
+            )
+
+
+class _Index:
+    """Names, sizes and dates of all files in the ledger, in columns: some 100 bytes a file.
+
+    What was recorded last waits in a small dict, until it is worth adding to the columns.
+    """
+
+    def __init__(self, names: pa.Array, sizes: NDArray[np.int64], mtimes: NDArray[np.int64]) -> None:
+        self._names = names
+        self._sizes = sizes
+        self._mtimes = mtimes
+        self._recent: dict[str, FoundFile] = {}
+
+    def __len__(self) -> int:
+        self._settle()
+        return len(self._names)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Size by position, and one more place that position -1 stands for."""
+        return np.append(self._sizes, -1)
+
+    @property
+    def mtimes(self) -> NDArray[np.int64]:
+        """Date by position, and one more place that position -1 stands for."""
+        return np.append(self._mtimes, -1)
+
+    def put(self, files: Iterable[FoundFile]) -> None:
+        """Note files as they were recorded."""
+        self._recent.update((file.name, file) for file in files)
+        if len(self._recent) >= _ROWS:
+            self._settle()
+
+    def positions(self, names: Sequence[str]) -> NDArray[np.int64]:
+        """Return where each name is, -1 where it is not."""
+        self._settle()
+        return self._positions(names)
+
+    def _positions(self, names: Sequence[str]) -> NDArray[np.int64]:
+        found = pc.index_in(pa.array(names, pa.large_string()), value_set=self._names)
+        return np.asarray(found.fill_null(-1), dtype=np.int64)
+
+    def _settle(self) -> None:
+        """Add what was recorded last to the columns."""
+        if not self._recent:
+            return
+        names = list(self._recent)
+        sizes = np.array([file.size for file in self._recent.values()], dtype=np.int64)
+        mtimes = np.array([file.mtime_ns for file in self._recent.values()], dtype=np.int64)
+        at = self._positions(names)
+        there, absent = at >= 0, np.flatnonzero(at < 0)
+        self._sizes[at[there]] = sizes[there]
+        self._mtimes[at[there]] = mtimes[there]
+        added = pa.array([names[index] for index in absent], pa.large_string())
+        self._names = pa.concat_arrays([self._names, added])
+        self._sizes = np.concatenate([self._sizes, sizes[absent]])
+        self._mtimes = np.concatenate([self._mtimes, mtimes[absent]])
+        self._recent.clear()
+
+
+def _read_index(connection: Connection) -> _Index:
+    names, sizes, mtimes = [pa.array([], pa.large_string())], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    rows = connection.exec_driver_sql(_READ_INDEX)
+    for part in rows.yield_per(_ROWS).partitions():
+        columns = list(zip(*part, strict=True))
+        names.append(pa.array(columns[0], pa.large_string()))
+        sizes.append(np.array(columns[1], dtype=np.int64))
+        mtimes.append(np.array(columns[2], dtype=np.int64))
+    return _Index(pa.concat_arrays(names), np.concatenate(sizes), np.concatenate(mtimes))
+
+
+def _read_files(connection: Connection, names: Sequence[str]) -> Iterator[LedgerFile]:
+    for first in range(0, len(names), _NAMES_IN_A_QUERY):
+        part = names[first : first + _NAMES_IN_A_QUERY]
+        yield from (LedgerFile(*row) for row in connection.execute(select(_FILES).where(_FILES.c.name.in_(part))))
+
+
+def _upsert(
+    connection: Connection,
+    files: Sequence[FoundFile],
+    state: str,
+    batch: int | None,
+    fingerprints: Mapping[str, str | None],
+    now: float,
+) -> None:
+    """Record files, in place of what was known of them."""
+    if not files:
+        return
+    rows = [(*file, fingerprints.get(file.name), state, batch, now) for file in files]
+    connection.exec_driver_sql(_RECORD_FILE, rows)
+
+
+def _by_date(found: Found, wanted: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return positions by date, then by name."""
+    names = pa.array([found.names[index] for index in wanted], pa.large_string())
+    table = pa.table({"date": found.mtimes[wanted], "name": names})
+    order = pc.sort_indices(table, sort_keys=[("date", "ascending"), ("name", "ascending")])
+    return wanted[np.asarray(order)]
+
+
+def _fill_adopted(path: Path, found: Found, replaces: str | None, now: float) -> None:
+    engine = _engine(path)
+    filled = np.flatnonzero(found.sizes > 0).tolist()
+    try:
+        with engine.begin() as connection:
+            METADATA.create_all(connection)
+            identity = {"id": 1, "version": _VERSION, "stream": str(uuid.uuid4()), "replaces": replaces, "adopted": 1}
+            connection.execute(insert(_IDENTITY).values(**identity))
+            for first in range(0, len(filled), _ROWS):
+                files = [found.file(index) for index in filled[first : first + _ROWS]]
+                _upsert(connection, files, LOADED, None, {}, now)
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise LedgerError(_explained(path, error)) from error
+    finally:
+        engine.dispose()
+
+
+def _engine(path: Path) -> Engine:
+    """Return an engine whose every transaction is on disk when it ends, the folder's entry included."""
+    url = URL.create("sqlite", database=str(path))
+    engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": _BUSY_SECONDS})
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: sqlite3.Connection, _record: Any) -> None:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("PRAGMA synchronous = EXTRA")
+
+    return engine
+
+
+def _local(checkpoint: str | Path) -> Path:
+    if "://" in str(checkpoint):
+        raise LedgerError(f"checkpoint: {checkpoint} is no local folder; name one, since the ledger is a SQLite file")
+    return Path(checkpoint)
+
+
+def _refuse_spark_checkpoint(folder: Path, ledger: Path) -> None:
+    if (folder / "offsets").is_dir() and not ledger.exists():
+        raise LedgerError(
+            f"the checkpoint {folder} was made by an earlier release, with Spark Structured Streaming, and cannot be "
+            "continued; if all files that are in the source now were loaded, run `headrace source adopt PIPELINE`; to "
+            "load all of them again, remove this folder and the fact table"
+        )
+
+
+def _make_file(path: Path) -> None:
+    """Make the folder and an empty file, which their owner can read and write whatever the umask is."""
+    try:
+        missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            folder.chmod(folder.stat().st_mode & 0o7777 | 0o700)
+        if not path.exists():
+            os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666))
+            path.chmod(path.stat().st_mode & 0o7777 | 0o600)
+            _sync_folder(path.parent)
+    except OSError as error:
+        raise LedgerError(_explained(path, error)) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+_REMEDIES: Final = (
+    (("readonly", "read-only", "permission denied", "unable to open"), "let this user read and write its folder"),
+    (("full", "no space", "quota"), "free some space, then run again"),
+    (("locked", "busy"), "another process is using it; wait for it or stop it"),
+    (
+        ("not a database", "malformed", "corrupt", "no such table", "no such column"),
+        "it is damaged: restore the checkpoint folder, or begin a new stream with `headrace source adopt PIPELINE`",
+    ),
+)
+
+
+def _explained(path: Path, error: BaseException) -> str:
+    """Return a failure of the ledger's file in one line, with its remedy."""
+    cause = str(getattr(error, "orig", None) or getattr(error, "strerror", None) or error).splitlines()[0]
+    lower = cause.lower()
+    remedy = next((text for marks, text in _REMEDIES if any(mark in lower for mark in marks)), "check the disk")
+    return f"the ledger {path} cannot be used: {cause}; {remedy}"

@@ -1,0 +1,126 @@
+"""The source of a pipeline as Spark meets it: a folder that was checked, and the frame of pieces of a batch's files."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from headrace.pipelines.config.source_format import record_format
+from headrace.pipelines.errors import PipelineFileError, SourceFileError
+from headrace.pipelines.source.discovery import printable, skip_command
+from headrace.pipelines.spark.frame import PIECES
+from headrace.storage.records import RecordFileError, split
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from headrace.pipelines.config.model import SourceConfig
+    from headrace.pipelines.source.discovery import FoundFile
+    from headrace.storage.records import RecordFormat
+
+__all__ = ["check_source", "option_text", "piece_frame", "spread"]
+
+_LEAST_BYTES: Final = 16 << 20  # dividing a file takes a pass over it, which pays for large files only
+_PIECES_OF_A_CORE: Final = 2
+
+
+def check_source(source: SourceConfig) -> None:
+    """Refuse a source that cannot be read, before anything else is done.
+
+    Raises
+    ------
+    PipelineFileError
+        If the folder is not there, cannot be read, or is not on a file system of this host.
+    """
+    if "://" in source.path:
+        raise PipelineFileError(
+            f"source.path: {source.path} is not a folder of this host's file systems; mount it, or copy its files to "
+            "a folder"
+        )
+    if not Path(source.path).is_dir():
+        raise PipelineFileError(f"source.path: there is no folder {source.path}; create it, or correct the path")
+    if not os.access(source.path, os.R_OK | os.X_OK):
+        raise PipelineFileError(f"source.path: the folder {source.path} may not be read; change its permissions")
+
+
+def piece_frame(spark: SparkSession, source: SourceConfig, files: Sequence[FoundFile]) -> DataFrame:
+    """Return the pieces of files as a frame with the columns `PIECES`, spread over the cores by their size.
+
+    Raises
+    ------
+    SourceFileError
+        If a file cannot be divided, since it cannot be read.
+    """
+    cores = spark.sparkContext.defaultParallelism
+    each = max(_LEAST_BYTES, sum(file.size for file in files) // (cores * _PIECES_OF_A_CORE))
+    form = record_format(source)
+    rows = [row for file in files for row in _pieces(source.path, file, form, each)]
+    parts = spread([row["bytes"] for row in rows], cores)
+    batches = [pa.RecordBatch.from_pylist([rows[index] for index in part], PIECES) for part in parts]
+    return spark.createDataFrame(pa.Table.from_batches(batches, PIECES))
+
+
+def _pieces(folder: str, file: FoundFile, form: RecordFormat, bytes_each: int) -> list[dict[str, Any]]:
+    """Return the pieces of a file as rows of `PIECES`, with the bytes of each."""
+    path = f"{folder}/{file.name}"
+    try:
+        pieces = split(path, form, bytes_each)
+    except RecordFileError as error:
+        raise SourceFileError(
+            f"{printable(str(error))}. Repair the file, or leave it out with: {skip_command(file.name)}"
+        ) from error
+    same = {"file": file.name, "path": path, "size": file.size, "mtime_ns": file.mtime_ns}
+    return [
+        {
+            **same, "start": piece.start, "stop": file.size if piece.stop is None else piece.stop,
+            "first_record": piece.first_record, "bytes": file.size // len(pieces),
+        }
+        for piece in pieces
+    ]  # fmt: skip
+
+
+def spread(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Return which items go to which part, so that parts are alike in size.
+
+    Spark cuts a local table into partitions of equally many rows, the one at `i` from ``i * n // parts``. So each part
+    has the number of items that its partition has, and the largest item goes to the part that holds least.
+
+    Parameters
+    ----------
+    sizes
+        Size of each item.
+    parts
+        The number of parts; with fewer items there are as many parts as items.
+
+    Returns
+    -------
+    list of lists
+        Positions of the items of each part.
+
+    Examples
+    --------
+    >>> spread([5, 1, 4, 2], 2)
+    [[0, 1], [2, 3]]
+    """
+    count = len(sizes)
+    parts = min(parts, count)
+    room = [(part + 1) * count // parts - part * count // parts for part in range(parts)]
+    chosen: list[list[int]] = [[] for _ in range(parts)]
+    least = [(0, part) for part in range(parts)]
+    for index in sorted(range(count), key=lambda index: (-sizes[index], index)):
+        size, part = heapq.heappop(least)
+        chosen[part].append(index)
+        if len(chosen[part]) < room[part]:
+            heapq.heappush(least, (size + sizes[index], part))
+    return chosen
+
+
+def option_text(value: str | float) -> str:
+    """Return an option as Spark writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
