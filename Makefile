@@ -42,7 +42,7 @@ format: $(INSTALLED) ## Format the sources
 bench: $(INSTALLED_BENCH) ## Measure the joins in under 5 minutes; tables and plots go to artifacts/
 	@$(BIN)/python -m benchmarks joins
 
-bench-experiments: $(INSTALLED_BENCH) ## Repeat the experiments of the SSIJ paper on a simulated disk
+bench-experiments: $(INSTALLED_BENCH) ## Repeat the SSIJ paper's experiments on a simulated disk, write docs/experiments.md
 	@$(BIN)/python -m benchmarks experiments
 
 bench-spark: java $(INSTALLED_BENCH) ## Measure a Spark micro-batch against Spark's own join

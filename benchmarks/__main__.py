@@ -1,8 +1,8 @@
 """The command `python -m benchmarks [EXPERIMENT ...] [--quick] [--out FOLDER]`.
 
 The experiments of the SSIJ paper have their own: `python -m benchmarks experiment NAME ...`, `experiments` for all
-of them, and `hit-ratios` for the policies of the page cache. Peers have cases of their own:
-`python -m benchmarks peers CASE ...`.
+of them, `hit-ratios` for the policies of the page cache, and `document` to write docs/experiments.md from the results.
+Peers have cases of their own: `python -m benchmarks peers CASE ...`.
 """
 
 import argparse
@@ -30,15 +30,16 @@ MODULES = {
 
 def main():
     keep_little_freed_memory()  # as the command line does; for all contestants
-    if sys.argv[1:2] in (["experiment"], ["experiments"], ["hit-ratios"]):
-        names = ["hit_ratios"] if sys.argv[1] == "hit-ratios" else []
+    if sys.argv[1:2] in (["experiment"], ["experiments"], ["document"], ["hit-ratios"]):
+        names = {"hit-ratios": ["hit_ratios"], "document": ["document"]}.get(sys.argv[1], [])
         importlib.import_module("benchmarks.experiments.__main__").main([*names, *sys.argv[2:]])
         return
     if sys.argv[1:2] == ["peers"]:
         importlib.import_module("benchmarks.peers.run").main(sys.argv[2:])
         return
     others = (
-        "with commands of their own, see their --help: experiment NAME ..., experiments, hit-ratios, peers CASE ..."
+        "with commands of their own, see their --help: experiment NAME ..., experiments, hit-ratios, document, "
+        "peers CASE ..."
     )
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Headrace.", epilog=others)
     listed = "; ".join(f"{name}: {what}" for name, what in EXPERIMENTS.items())

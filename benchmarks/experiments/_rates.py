@@ -1,17 +1,17 @@
-"""How fast a stream can come: the rate at which tuples are completed, and the greatest rate of arrivals that fits.
+"""Rates of a stream: the rate at which tuples are completed, and the greatest rate of arrivals that is sustained.
 
 The paper raises the rate of arrivals until the memory overflows. For a stream whose character does not change that is
-the rate at which tuples are completed, which takes one run (`service_rate`). Where the peaks matter, when what is asked
-for moves or when there are deadlines, tuples arrive here by the clock (`arrive`), and the greatest rate is searched for
-(`greatest_rate`).
+the rate at which tuples are completed, which takes one run (`service_rate`). Where peaks matter, because the popular
+keys change or because there are deadlines, tuples arrive by the clock (`arrive`), and `greatest` searches for the rate.
 """
 
+import math
 from dataclasses import dataclass
 from itertools import cycle
 
 from headrace.joins.stats import SSIJStats
 
-__all__ = ["Arrived", "Served", "arrive", "greatest", "service_rate"]
+__all__ = ["Arrived", "Served", "arrive", "closed_loop_rate", "greatest", "service_rate"]
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Arrived:
 
 
 class _Arrivals:
-    """What has not come yet: when each piece is complete, and the piece."""
+    """Batches that have not arrived yet, each with the time of its arrival."""
 
     def __init__(self, batches, times):
         self._pieces = iter(zip(times, batches, strict=True))
@@ -118,9 +118,9 @@ class _Arrivals:
 def arrive(run, batches, times, judged_from=0):
     """Let batches arrive at their times, whatever the operator is doing, and return whether it could keep up.
 
-    The memory overflows when tuples that have come do not fit beside those that wait, even if all cached pages that may
-    give way do. Waits are judged when so many batches have come: before, the cache is cold and nothing was learnt of
-    the disk.
+    The memory overflows when tuples that have arrived do not fit beside those that wait, even after all pages that
+    can be evicted have been. Waits count once `judged_from` batches have arrived: before, the cache is cold and the
+    operator has not measured the disk.
     """
     operator, clock = run.operator, run.clock
     begin = clock()
@@ -128,7 +128,7 @@ def arrive(run, batches, times, judged_from=0):
     overflowed, before = False, operator.stats
     while arrivals.next is not None and not overflowed:
         if arrivals.taken < judged_from:
-            operator.waits.longest, before = 0.0, operator.stats
+            operator.algorithm.waits.longest, before = 0.0, operator.stats
         moment = begin + arrivals.next[0]
         if operator.due is not None and operator.due < moment:
             clock.wait_until(operator.due)
@@ -164,8 +164,34 @@ def _finish(operator, clock, overflowed):
         operator.finish().drain()
 
 
-def greatest(fits, low, high, steps):
-    """Return the greatest value between, up to a factor of the steps, for which `fits` holds; `low` if for none."""
+def closed_loop_rate(run, batches):
+    """Push each batch when the one before is done, from a cold start to the end, and return the rate of completion."""
+    begin = run.clock()
+    for batch in batches:
+        run.operator.push(batch).drain()
+    run.operator.finish().drain()
+    seconds = run.clock() - begin
+    run.close()
+    return sum(map(len, batches)) / seconds
+
+
+def greatest(fits, guess, steps, most=math.inf):
+    """Return the greatest value for which `fits` holds, between 2 ** -20 of the guess and `most`; 0 if there is none.
+
+    The value is bracketed by doubling or halving the guess, then the bracket is halved `steps` times on a logarithmic
+    scale. So the result is at most a factor of ``2 ** (2 ** -steps)`` too low.
+    """
+    low, high, value = 0.0, math.inf, min(guess, most)
+    while low == 0.0 or high == math.inf:
+        if fits(value):
+            low = value
+            if value >= most:
+                return most
+        else:
+            high = value
+            if value < guess / 2**20:
+                return 0.0
+        value = min(2 * value, most) if low else value / 2
     for _ in range(steps):
         middle = (low * high) ** 0.5
         low, high = (middle, high) if fits(middle) else (low, middle)

@@ -1,10 +1,10 @@
 """The paper's data, scaled down: relations, and streams that ask for their keys (section VI, table II).
 
-Pages and keys of the relation, tuples of the stream, thresholds and memory are all scaled by one factor. What the
-throughput depends on stays: how dense the wanted pages lie, which share of them the memory holds, how many pages a seek
-costs, how many tuples fill a page. In the paper's relation 320 rows have one key and lie in five neighbouring pages,
-which a tuple wants together; here they are one row and one page that takes five times as long to transfer. That spares
-the time to output 320 rows for each tuple, and changes nothing in what is read.
+One factor scales pages and keys of the relation, tuples of the stream, thresholds and memory. The density of wanted
+pages, the share of them that the memory holds, the pages that a seek costs and the tuples that fill a page stay. In the
+paper's relation 320 rows have one key and lie in five adjacent pages; here they are one row and one page whose transfer
+takes five times as long, so that no run spends its time on the output of 320 rows for each tuple. The figure `scaling`
+measures what both simplifications change.
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ _ROW_OVERHEAD = 48  # bytes of a row and of its page beside the padding, at most
 
 @dataclass(frozen=True)
 class Relation:
-    """Rows with different keys, about `rows_per_page` to a page at the usual fill.
+    """Rows in key order, about `rows_per_page` to a page at the usual fill, of which `rows_per_key` have the same key.
 
     `weight` is how many of the paper's pages a page stands for; `stands_for` how many pages the paper's relation had.
     """
@@ -40,6 +40,12 @@ class Relation:
     page_size: int = 16_384
     stands_for: int = PAPER_PAGES
     key: str = "key"
+    rows_per_key: int = 1
+
+    @property
+    def domain(self):
+        """Number of keys."""
+        return self.rows // self.rows_per_key
 
     @property
     def rows(self):
@@ -47,7 +53,7 @@ class Relation:
 
     @property
     def factor(self):
-        """What the paper's sizes are multiplied with, and its times that are no rates."""
+        """Factor of the paper's sizes and durations."""
         return self.pages * self.weight / self.stands_for
 
     @property
@@ -59,13 +65,17 @@ class Relation:
         """Return the count that stands for one of the paper."""
         return max(1, round(count * self.factor))
 
+    def paper_pages(self, count):
+        """Return the number of pages that stands for so many of the paper's."""
+        return max(1, round(count / self.weight))
+
     def as_in_the_paper(self, share):
         """Return the parameters of table II, for a memory of that share of the relation."""
         tuples = STREAM_THRESHOLD_TIGHT if share <= TIGHT else STREAM_THRESHOLD
         return {
             "input_threshold": self.scaled(INPUT_THRESHOLD),
             "stream_threshold": self.scaled(tuples),
-            "max_scan": max(1, round(MAX_SCAN / self.weight)),
+            "max_scan": self.paper_pages(MAX_SCAN),
             "record_tier": False,
         }
 
@@ -82,7 +92,7 @@ class Relation:
                 pa.py_buffer(rng.bytes(self.rows * width)),
             ],
         )
-        keys, values = np.arange(self.rows, dtype=np.int64), rng.integers(0, 1 << 40, self.rows)
+        keys, values = np.arange(self.rows, dtype=np.int64) // self.rows_per_key, rng.integers(0, 1 << 40, self.rows)
         return pa.table({"key": keys, "value": values, "padding": padding})
 
 

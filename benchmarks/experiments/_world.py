@@ -1,4 +1,4 @@
-"""Where experiments run: on a disk that is only counted, with a clock that only counts, or on the real ones.
+"""Where experiments run: on a simulated disk with a simulated clock, or on the real ones.
 
 The simulated disk charges each read the paper's ``C(N) = S + T * N`` (section IV-D), one read after the other; a page
 stands for one of the paper's, or for several. The processor is charged a fixed time for each tuple whenever a phase
@@ -23,7 +23,7 @@ __all__ = ["Costs", "Run", "World"]
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of a disk and of a processor of the paper's year: a read, a page in it, a tuple, a scan of the index."""
+    """Seconds that a disk and a processor of the paper's year take for a read, a page in it, a tuple, an index scan."""
 
     seek: float = 5e-3
     transfer: float = 8192 / 125e6
@@ -119,7 +119,7 @@ class World:
 
     @property
     def trials(self):
-        """How often the same is tried: on a real device chance has a part in it."""
+        """Number of equal trials: rates on a real device scatter."""
         return 1 if self.simulated else 3
 
     def pace(self, relation):
@@ -144,7 +144,9 @@ class World:
         if relation not in self._tables:
             path = Path(self._folder.name) / f"{len(self._tables)}.hdr"
             options = {"fill": relation.fill, "page_size": relation.page_size}
-            table = Table.build(path, relation.content(), key=[relation.key], unique=True, **options)
+            table = Table.build(
+                path, relation.content(), key=[relation.key], unique=relation.rows_per_key == 1, **options
+            )
             if not self.simulated:
                 table.close()
                 save_device(path, measure(path, relation.page_size))
@@ -152,8 +154,11 @@ class World:
             self._tables[relation] = table
         return self._tables[relation]
 
-    def start(self, kind, relation, share, **options):
-        """Return a fresh operator with a memory of that share of the relation, and with nothing cached."""
+    def start(self, kind, relation, share, costs=None, **options):
+        """Return a fresh operator with a memory of that share of the relation and an empty cache.
+
+        `costs` replaces the costs of the simulated disk and processor.
+        """
         table = self.table(relation)
         memory = max(int(table.stats.bytes * share), self.least_memory)
         options = {"on": [("key", relation.key)], "columns": ["value"], "memory": memory} | options
@@ -161,9 +166,8 @@ class World:
             return Run(kind(table, **options), RealClock())
         snapshot = table.snapshot()
         disk = CountedDisk(snapshot.path, snapshot.page_size)
-        costs = replace(
-            self.costs, transfer=self.costs.transfer * relation.weight, phase=self.costs.phase * relation.factor
-        )
+        costs = costs or self.costs
+        costs = replace(costs, transfer=costs.transfer * relation.weight, phase=costs.phase * relation.factor)
         clock = VirtualClock(disk, costs)
         model = DeviceModel(costs.seek, costs.transfer, snapshot.page_size, queue_depth=1)
         reader = PageReader(disk, snapshot.page_size, model, threads=1, clock=clock)
