@@ -5,8 +5,8 @@ clustered table, `new_members` reads from its result the members that were infer
 
 What happens to a row, in this order:
 
-1. A natural key with a null (or NaN) goes to the unknown member, -1, whatever the policy: it identifies no member. A lookup may
-   name another special member, or have such rows rejected (`Lookup.null_key`).
+1. A natural key with a null (or NaN) goes to the unknown member, -1, whatever the policy: it identifies no member. A
+   lookup may name another special member, or have such rows rejected (`Lookup.null_key`).
 2. A key that is in the dimension is matched.
 3. The lookup's policy decides about a key that is not in the dimension.
    - ``infer``: it becomes a new member. A value that cannot be a key (out of the key type's range, or longer than
