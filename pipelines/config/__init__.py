@@ -1,7 +1,7 @@
 """Pipeline files: from the text of a file to a checked `PipelineConfig`.
 
-In: a path. Out: the model, or an error that lists each problem with its line and remedy. Also holds the column types
-that users write, and the record format that a source declares. Nothing here reads data or starts Spark.
+In: a path. Out: the model, or an error that lists each problem with its line and its remedy. The package also holds the
+column types that users write, and the record format that a source declares. It does not read data or start Spark.
 """
 
 from __future__ import annotations

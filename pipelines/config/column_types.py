@@ -1,4 +1,4 @@
-"""Column types as a pipeline file writes them, and the same types for Arrow. Spark reads the text itself."""
+"""Column types as a pipeline file writes them, and their Arrow equivalents. Spark parses the type text itself."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ TYPE_NAMES = (*_PLAIN, "decimal(p,s)")
 
 
 def nearest(name: str, names: tuple[str, ...] | list[str]) -> str:
-    """Return " (did you mean 'x'?)" for the nearest of `names`, or nothing when none is near."""
+    """Return " (did you mean 'x'?)" for the nearest of `names`, or an empty text if no name is close enough."""
     close = difflib.get_close_matches(name, names, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def canonical(text: str) -> str:
-    """Return a type's name as Spark writes it.
+    """Return the name of a type as Spark writes it.
 
     Raises
     ------
     PipelineFileError
-        If the text is no type.
+        If the text is not a valid type.
     """
     name = text.strip().lower()
     name = _SYNONYMS.get(name, name)
@@ -62,7 +62,7 @@ def canonical(text: str) -> str:
 
 
 def arrow_type(text: str) -> pa.DataType:
-    """Return the Arrow type that Spark exchanges for a type of a pipeline file.
+    """Return the Arrow type that Spark uses to exchange values of a pipeline file type.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def arrow_type(text: str) -> pa.DataType:
 
 
 def type_name(kind: pa.DataType) -> str:
-    """Return the name of an Arrow type as pipeline files and Spark's SQL write it, or Arrow's own name.
+    """Return the name of an Arrow type in pipeline files and Spark SQL, or Arrow's own name if it has no such name.
 
     Examples
     --------
@@ -88,12 +88,12 @@ def type_name(kind: pa.DataType) -> str:
 
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:
-    """Return the Arrow schema of columns given by name and type."""
+    """Return the Arrow schema of columns, given their names and types."""
     return pa.schema([pa.field(name, arrow_type(kind)) for name, kind in columns.items()])
 
 
 def spark_ddl(columns: Mapping[str, str]) -> str:
-    """Return the columns as Spark's DDL.
+    """Return the columns as Spark DDL.
 
     Examples
     --------

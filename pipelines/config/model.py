@@ -1,7 +1,7 @@
-"""The pipeline file: what it may say, how it is read, and its JSON Schema for editors.
+"""The pipeline file: its model, its parser, and its JSON Schema for editors.
 
-Reading is strict: every unknown or misspelt field is named with its place, the valid names and the nearest one.
-Rules that span several fields are in `headrace.pipelines.config.rules`.
+Parsing is strict: the error for an unknown or misspelled field gives its position, the valid names and the nearest one.
+`headrace.pipelines.config.rules` holds the rules that span several fields.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PASSWORD = re.compile(r"^[^:/]+://[^:/@]*:([^@]*)@")
 
 
 def _checked(parse: Any) -> Any:
-    """Return a validator that keeps the text when `parse` takes it."""
+    """Return a validator that keeps the text if `parse` accepts it."""
 
     def validate(value: Any) -> Any:
         try:
@@ -243,12 +243,12 @@ class PipelineConfig(_Strict):
 
     @property
     def errors_path(self) -> str:
-        """Where rejected rows go."""
+        """Path of the table of rejected rows."""
         return self.sink.errors or f"{self.sink.path.rstrip('/')}_errors"
 
     @property
     def duplicates_path(self) -> str:
-        """Where routed duplicates go."""
+        """Path of the table of routed duplicates."""
         return self.sink.duplicates or f"{self.sink.path.rstrip('/')}_duplicates"
 
 
@@ -258,12 +258,12 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
     Parameters
     ----------
     path
-        A YAML file. Relative paths in it are relative to its folder.
+        Path of a YAML file. Relative paths in the file are relative to its folder.
 
     Raises
     ------
     PipelineFileError
-        If the file cannot be read, is not YAML, or says something that is not valid; the message names every place.
+        If the file cannot be read, is not YAML, or has invalid content. The message lists every problem by position.
     """
     file = _absolute(path)
     try:
@@ -282,7 +282,7 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
 
 
 def json_schema() -> str:
-    """Return the JSON Schema of a pipeline file as text; the package holds it as `pipeline.schema.json`."""
+    """Return the JSON Schema of a pipeline file as text. The package ships it as `pipeline.schema.json`."""
     schema = PipelineConfig.model_json_schema(by_alias=True)
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
@@ -298,7 +298,7 @@ def _absolute(path: str | Path) -> Path:
 
 
 def _parsed(file: Path) -> tuple[dict[Any, Any], Places]:
-    """Return the document of a file, and where its parts stand."""
+    """Return the document of a file, and the positions of its nodes."""
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -331,7 +331,7 @@ def _loaded(text: str) -> tuple[Any, yaml.Node | None]:
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """Safe YAML without repeated keys, of which the last would win silently, and with `on` as a plain name."""
+    """Safe YAML loader that rejects repeated keys (the last would silently win) and reads `on` as a plain name."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -352,7 +352,7 @@ _UniqueKeys.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:tru
 
 
 def _refuse_plain_secret(url: Any, places: Places) -> None:
-    """Raise if the catalog's URL holds a password as text."""
+    """Raise an error if the catalog URL holds a password as plain text."""
     match = _PASSWORD.match(url) if isinstance(url, str) else None
     if match is not None and _ENVIRONMENT.fullmatch(match[1]) is None:
         text = "catalog: the URL holds a password; write ${VARIABLE} instead, and set that in the environment"
@@ -360,7 +360,7 @@ def _refuse_plain_secret(url: Any, places: Places) -> None:
 
 
 def _substituted(value: Any, places: Places, location: DocumentPath = ()) -> Any:
-    """Return the document with each ${VARIABLE} replaced by the environment's value."""
+    """Return the document with each ${VARIABLE} replaced by the value of the environment variable."""
     if isinstance(value, dict):
         return {key: _substituted(item, places, (*location, key)) for key, item in value.items()}
     if isinstance(value, list):
@@ -378,7 +378,7 @@ def _substituted(value: Any, places: Places, location: DocumentPath = ()) -> Any
 
 
 def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
-    """Return the pipeline with absolute paths and with the defaults that depend on where the file lies."""
+    """Return the pipeline with absolute paths, and with the defaults that depend on the folder of the file."""
 
     def moved(model: _Strict, *names: str) -> Any:
         given = {name: anchored(value, folder) for name in names if (value := getattr(model, name)) is not None}
@@ -398,7 +398,7 @@ def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
 
 
 def _refuse_odd_tables(config: PipelineConfig, places: Places) -> None:
-    """Raise if a table's path means another one to Delta's library, before anything is written."""
+    """Raise an error before anything is written if `deltalake` would resolve a table path to a different path."""
     tables: dict[DocumentPath, str] = {
         ("dimensions", name, "path"): item.path for name, item in config.dimensions.items()
     }

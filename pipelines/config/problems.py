@@ -1,6 +1,6 @@
-"""What is wrong with a pipeline file, in words: line, place, what was found, the valid names and the nearest one.
+"""Problems of a pipeline file as messages: line, position, value found, valid names and the nearest one.
 
-`model` reads the file; `rules` has the rules that span several fields.
+`model` parses the file. `rules` holds the rules that span several fields.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ NAME_RULE = "a name starts with a letter (a to z), a digit or '_', then takes th
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong: its place in the document, as keys and positions from the top, and what is wrong."""
+    """One problem: its position in the document, as keys and indexes from the root, and its description."""
 
     location: DocumentPath
     text: str
 
 
 class InconsistentError(ValueError):
-    """Fields that are valid one by one do not fit each other."""
+    """Fields that are each valid are not consistent with each other."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(problem.text for problem in problems))
@@ -43,14 +43,14 @@ class InconsistentError(ValueError):
 
 
 class Places:
-    """Where each part of a YAML document stands in its file.
+    """Positions of the nodes of a YAML document in its file.
 
     Parameters
     ----------
     file
-        The file, for messages.
+        Path of the file, for messages.
     root
-        The document's root node; None for a document that has no nodes.
+        Root node of the document; None for a document without nodes.
     """
 
     def __init__(self, file: Path, root: yaml.Node | None = None) -> None:
@@ -58,7 +58,7 @@ class Places:
         self._root = root
 
     def mark(self, location: DocumentPath) -> tuple[int, int]:
-        """Return line and column, counted from 1, of the part at a location, or of the nearest part around it."""
+        """Return line and column, counted from 1, of the node at a location, or of its nearest enclosing node."""
         if self._root is None:
             return 1, 1
         node, mark = self._root, self._root.start_mark
@@ -71,7 +71,7 @@ class Places:
 
 
 def _entry(node: yaml.Node, part: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
-    """Return where an entry of a node begins, and its node."""
+    """Return the start mark of an entry of a node, and the entry's value node."""
     if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
         return node.value[part].start_mark, node.value[part]
     if isinstance(node, yaml.MappingNode):
@@ -82,23 +82,23 @@ def _entry(node: yaml.Node, part: str | int) -> tuple[yaml.Mark, yaml.Node] | No
 
 
 def described(problems: Sequence[Problem], places: Places) -> str:
-    """Return the message for problems of one file, each with its line."""
+    """Return the message for the problems of one file, each with its line."""
     marked = sorted(((places.mark(problem.location), problem.text) for problem in problems), key=lambda pair: pair[0])
     texts = [f"line {line}, column {column}: {text}" for (line, column), text in marked]
     return f"{places.file}, {'; '.join(dict.fromkeys(texts))}"
 
 
 def describe(error: ValidationError, places: Places, model: type[BaseModel]) -> str:
-    """Return the message for everything that pydantic found in a file.
+    """Return the message for every error that pydantic found in a file.
 
     Parameters
     ----------
     error
-        Error that the validation raised.
+        Validation error that pydantic raised.
     places
-        The file's lines.
+        Positions of the nodes in the file.
     model
-        The model of the whole document, from which the valid names are read.
+        Model of the whole document, the source of the valid names.
     """
     return described(
         [problem for item in error.errors(include_url=False) for problem in _problems(item, model)], places
@@ -143,7 +143,7 @@ def _names(model: type[BaseModel] | None) -> list[str]:
 
 
 def _model_at(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseModel] | None:
-    """Return the model that describes the place at `location` in the document."""
+    """Return the model for the given `location` in the document."""
     current: Any = model
     for part in location:
         if isinstance(current, type) and issubclass(current, BaseModel):
@@ -156,13 +156,13 @@ def _model_at(model: type[BaseModel], location: tuple[Any, ...]) -> type[BaseMod
 
 
 def _inner(annotation: Any) -> Any:
-    """Return what a list or mapping holds."""
+    """Return the element type of a list or mapping."""
     arguments = typing.get_args(annotation)
     return arguments[-1] if arguments else None
 
 
 def _first_model(annotation: Any) -> Any:
-    """Return the model of an optional field; other annotations as they are."""
+    """Return the model of an optional field; return any other annotation unchanged."""
     for argument in typing.get_args(annotation):
         if (
             isinstance(argument, type)

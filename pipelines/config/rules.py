@@ -1,7 +1,7 @@
 """Rules of a pipeline file that span several fields: references must resolve, and names must not clash.
 
-Everything here is known from the file alone, so it is refused before any table is made. What depends on the tables is
-in `headrace.pipelines.batch.preparation`.
+These rules need only the file, so a violation is reported before any table is created. The rules that depend on the
+tables are in `headrace.pipelines.batch.preparation`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _INEXACT = ("float", "double")
 
 
 def inconsistencies(config: PipelineConfig) -> list[Problem]:
-    """Return everything in which the parts of a pipeline do not fit each other."""
+    """Return every inconsistency between the fields of a pipeline."""
     problems = [*_role_problems(config), *_column_problems(config), *_name_problems(config)]
     for name, dimension in config.dimensions.items():
         problems += _dimension_problems(config, name, dimension)
@@ -57,7 +57,7 @@ def _role_problems(config: PipelineConfig) -> list[Problem]:
 
 
 def _column_problems(config: PipelineConfig) -> list[Problem]:
-    """Return what names a column that the source does not have, and source columns that are not for the source."""
+    """Return references to columns that the source does not have, and source columns with reserved names."""
     stream = list(config.source.columns)
     named: list[tuple[str, DocumentPath, Iterable[str]]] = [
         (f"lookup {lookup.role!r}", ("lookups", place, "on"), lookup.on) for place, lookup in enumerate(config.lookups)
@@ -83,7 +83,7 @@ def _column_problems(config: PipelineConfig) -> list[Problem]:
 
 
 def _inexact_keys(config: PipelineConfig) -> list[Problem]:
-    """Return keys of duplicates that are floating-point numbers."""
+    """Return duplicate keys that are floating-point columns."""
     if config.duplicates is None:
         return []
     return [
@@ -148,7 +148,7 @@ def _declared_problems(name: str, dimension: DimensionConfig, columns: Mapping[s
 
 
 def _on_problems(config: PipelineConfig, place: int, lookup: LookupConfig) -> list[Problem]:
-    """Return where a lookup and its dimension do not fit."""
+    """Return mismatches between a lookup and its dimension."""
     dimension = config.dimensions.get(lookup.dimension)
     if dimension is None:
         return []
@@ -175,7 +175,7 @@ def _on_problems(config: PipelineConfig, place: int, lookup: LookupConfig) -> li
 
 
 def _fact_problems(config: PipelineConfig) -> list[Problem]:
-    """Return fact columns that have one name, and partition columns that facts do not have."""
+    """Return fact columns that share a name, and partition columns that the facts do not have."""
     facts: list[tuple[str, DocumentPath]] = [(name, ("source", "schema", name)) for name in config.source.columns]
     for place, lookup in enumerate(config.lookups):
         facts.append((f"{lookup.role}_key", ("lookups", place, "role")))
@@ -203,7 +203,7 @@ def _fact_problems(config: PipelineConfig) -> list[Problem]:
 
 
 def _clashes(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return pairs of names that are equal to Spark."""
+    """Return pairs of names that Spark considers equal."""
     seen: dict[str, str] = {}
     return [(first, name) for name in names if (first := seen.setdefault(name.lower(), name)) is not name]
 

@@ -1,7 +1,7 @@
-"""How the files of a source are read: the fields of the pipeline file as a `RecordFormat`.
+"""Converts the source fields of a pipeline file to a `RecordFormat`, which says how to read the files of a source.
 
-Options of Spark's reader, which earlier releases passed on, become fields where they mean the same, and are refused
-with the field to use where they do not.
+Earlier releases passed options to Spark's reader. An option that has an equivalent field becomes that field. Any other
+option is refused, with the remedy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REMEDIES = {
 
 
 def record_format(source: SourceConfig) -> RecordFormat:
-    """Return how the files of a source are read.
+    """Return the record format of a source.
 
     Raises
     ------
@@ -70,12 +70,12 @@ def record_format(source: SourceConfig) -> RecordFormat:
 
 
 def fields_for_options(document: Any) -> Any:
-    """Return the fields of a source as they are written, with those that options of Spark's reader stand for.
+    """Return the fields of a source, with each option of Spark's reader replaced by its equivalent field.
 
     Raises
     ------
     ValueError
-        If an option has no field, or both are given.
+        If an option has no equivalent field, or both the option and the field are given.
 
     Examples
     --------
