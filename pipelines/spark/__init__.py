@@ -1,6 +1,6 @@
-"""Spark itself: the session and its jars, the columns of frames that travel between stages, and errors in plain words.
+"""Spark support: the session and its jars, the columns of the frames between stages, and readable Spark errors.
 
-In: `SparkSettings`. Out: a session with Delta's jars. Nothing here knows pipelines or batches.
+In: `SparkSettings`. Out: a session with Delta's jars. This package does not depend on pipelines or batches.
 """
 
 from __future__ import annotations

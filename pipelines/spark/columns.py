@@ -1,4 +1,4 @@
-"""Columns as Spark names and types them."""
+"""Column names and column types for Spark."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["quoted", "spark_schema"]
 
 
 def quoted(name: str) -> str:
-    """Return a column's name such that Spark reads no dot or backtick in it."""
+    """Return a column name quoted for Spark, so that dots and backticks are literal."""
     return f"`{name.replace('`', '``')}`"
 
 
 def spark_schema(schema: pa.Schema) -> StructType:
-    """Return a schema of Arrow as Spark has it, its timestamps without a time zone of the session."""
+    """Return the Spark schema of an Arrow schema; timestamps are independent of the session's time zone."""
     from pyspark.sql.pandas.types import from_arrow_schema  # noqa: PLC0415 - pyspark is heavy
 
     return from_arrow_schema(schema, prefer_timestamp_ntz=True)

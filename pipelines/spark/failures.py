@@ -1,4 +1,4 @@
-"""Readable failures of Spark: the relevant cause, without the stack traces around it."""
+"""Readable Spark errors: the relevant cause, without the stack traces around it."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _BEGINNING, _END = 1200, 800
 
 @contextmanager
 def explained(step: str) -> Iterator[None]:
-    """Turn errors of Spark inside the block into one `BatchError` that names the step and the cause.
+    """Convert Spark errors inside the block to one `BatchError` that names the step and the cause.
 
     Raises
     ------
     BatchError
-        If Spark failed. Errors of Headrace pass as they are.
+        If Spark failed. Headrace errors propagate unchanged.
     """
     try:
         yield
@@ -40,7 +40,7 @@ def explained(step: str) -> Iterator[None]:
 
 
 def cause_of(error: BaseException) -> str:
-    """Return what caused an error of Spark: the innermost cause of Java, or the error of a Python worker."""
+    """Return the cause of a Spark error: the innermost Java cause, or the error of a Python worker."""
     text = _innermost(error)
     traced = next((each for each in (text, str(error)) if _TRACEBACK in each), "")
     raised = _PYTHON_ERROR.findall(traced.rpartition(_TRACEBACK)[2])
@@ -53,14 +53,14 @@ def cause_of(error: BaseException) -> str:
 
 
 def _shortened(message: str) -> str:
-    """Return a message without its middle if it is long: it begins with the place, and ends with the remedy."""
+    """Return the message without its middle if it is long: the position is at the start, the remedy at the end."""
     if len(message) <= _BEGINNING + _END:
         return message
     return f"{message[:_BEGINNING]} ... {message[-_END:]}"
 
 
 def _innermost(error: BaseException) -> str:
-    """Return the message of the last exception in Java's chain of causes, or that of a Python error."""
+    """Return the message of the last exception in Java's cause chain, or the message of a Python error."""
     exception: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     if exception is None or not hasattr(exception, "getCause"):
         return str(error)

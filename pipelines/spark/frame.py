@@ -1,9 +1,9 @@
-"""The rows that travel between the stages of a batch: which columns they have, and what state a row is in.
+"""The rows that travel between the stages of a batch: their columns and their states.
 
-A batch begins as a frame of pieces of files, which the first stage reads. Beside rows of the stream, later frames carry
-further rows: notes of what a task counted and, where Spark is to write them, new members, rejected rows and routed
-duplicates. They come from the same frame as the data, so they are neither counted twice nor lost, and need no pass of
-their own.
+A batch starts as a frame of file pieces, which the first stage reads. In addition to stream rows, later frames carry
+task notes (counts) and, where Spark writes the tables, new members, rejected rows and routed duplicates. These rows
+come from the same frame as the data, so they are neither counted twice nor lost, and they need no separate pass over
+the data.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ PIECES = pa.schema(
 
 
 class State(IntEnum):
-    """What a row of a frame is; the last stage leaves facts `OPEN`."""
+    """State of a row in a frame. The last stage leaves facts `OPEN`."""
 
     OPEN = 0
     MALFORMED = 1
@@ -79,27 +79,27 @@ class State(IntEnum):
 
 
 def source_schema(stream: pa.Schema) -> pa.Schema:
-    """Return the columns of rows as they are read: the stream's, where each came from, what is wrong with it, state."""
+    """Return the columns of rows as read: stream columns, origin, causes of malformed records, state."""
     own = [(FILE, pa.string()), (RECORD_NUMBER, pa.int64()), (MALFORMED, MALFORMED_TYPE)]
     own += [(STATE, pa.int8()), (NOTE, pa.string())]
     return pa.schema([*stream, *(pa.field(name, kind) for name, kind in own)])
 
 
 def member_column(role: str) -> str:
-    """Return the column in which new members of a role travel."""
+    """Return the name of the column that carries the new members of a role."""
     return f"_member_{role}"
 
 
 @dataclass(frozen=True)
 class ShardRule:
-    """Which shard a row goes to before a stage.
+    """Assigns rows to shards before a stage.
 
     Parameters
     ----------
     columns
-        Columns of the frame, in the order of the key.
+        Columns of the frame that form the key, in key order.
     key
-        The key's columns and types.
+        Names and types of the key columns.
     shards
         Number of shards.
     rules
@@ -114,8 +114,8 @@ class ShardRule:
     def of(self, columns: list[pa.Array], open_rows: NDArray[np.bool_] | None = None) -> pa.Array:
         """Return the shard of each row. Rows without a key, and rows that are not looked up, go to shard 0.
 
-        The shard depends on the row alone: a task that is retried may see its rows in another order, and a row
-        whose shard came from its place could then be lost or doubled.
+        The shard depends only on the row itself. A retried task may see its rows in another order, so a shard derived
+        from the row's position could lose or duplicate the row.
         """
         rows = len(columns[0])
         keyed = np.logical_and.reduce([np.asarray(column.is_valid()) for column in columns])
@@ -128,7 +128,7 @@ class ShardRule:
         return pa.array(shard, pa.int32())
 
     def append_to(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the batch with the column `_shard`, in place of one that is there."""
+        """Return the batch with the column `_shard`, which replaces any existing one."""
         batch = batch.drop_columns([SHARD]) if SHARD in batch.schema.names else batch
         is_open = np.asarray(pc.equal(batch.column(STATE), State.OPEN))
         shard = self.of([batch.column(name) for name in self.columns], is_open)
@@ -136,7 +136,7 @@ class ShardRule:
 
 
 def channel_row(schema: pa.Schema, state: State, values: Mapping[str, pa.Array]) -> pa.RecordBatch:
-    """Return rows of a frame that are not rows of the stream: all columns null but the given ones and the state."""
+    """Return frame rows that are not stream rows: every column is null except the given columns and the state."""
     rows = len(next(iter(values.values())))
     given = {STATE: pa.repeat(pa.scalar(int(state), pa.int8()), rows), **values}
     columns = [given.get(field.name, pa.nulls(rows, field.type)) for field in schema]
@@ -144,7 +144,7 @@ def channel_row(schema: pa.Schema, state: State, values: Mapping[str, pa.Array])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return a batch with exactly the columns of a schema, those that it lacks null."""
+    """Return a batch with exactly the columns of a schema; missing columns are null."""
     there = set(batch.schema.names)
     columns = [
         _as(batch.column(field.name), field.type) if field.name in there else pa.nulls(batch.num_rows, field.type)
@@ -154,7 +154,7 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def with_state(batch: pa.RecordBatch, wanted: pa.Array, state: State) -> pa.RecordBatch:
-    """Return the batch with a new state for the wanted rows."""
+    """Return the batch with a new state for the selected rows."""
     if STATE not in batch.schema.names:
         return batch.append_column(pa.field(STATE, pa.int8()), pa.repeat(pa.scalar(int(state), pa.int8()), len(batch)))
     if not pc.any(wanted, min_count=0).as_py():

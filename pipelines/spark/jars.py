@@ -1,6 +1,6 @@
-"""Delta's jars: fetched once by Spark's own resolver, then used offline from the cache.
+"""Delta's jars: Spark's own resolver downloads them once, and Headrace then uses them offline from the cache.
 
-Holds where the cache is and how it is filled. `sessions` starts a session with the jars.
+This module defines the location of the cache and fills it. `sessions` starts a session with the jars.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ JAVA_REMEDY = "install a Java runtime, version 17 or 21, and put it on PATH or n
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be fetched or built again.
+    """Return the cache folder, for files that Headrace can download or build again.
 
-    HEADRACE_CACHE, else headrace in the user's cache; where there is no home folder, or it cannot be written to, a
-    folder of this user among the temporary files.
+    The folder is HEADRACE_CACHE if it is set, else `headrace` in the user's cache. If there is no home folder, or the
+    cache is not writable, it is a per-user folder in the temporary directory.
 
     Raises
     ------
     PipelineFileError
-        If HEADRACE_CACHE begins with ``~`` and there is no home folder.
+        If HEADRACE_CACHE starts with ``~`` and there is no home folder.
     JarsUnavailableError
-        If the folder among the temporary files belongs to another user.
+        If the folder in the temporary directory belongs to another user.
     """
     chosen = os.environ.get("HEADRACE_CACHE")
     if chosen:
@@ -51,7 +51,7 @@ def cache_folder() -> Path:
 
 
 def _usual_cache() -> Path | None:
-    """Return headrace's folder in the user's cache; None if there is no home folder, or it cannot be written to."""
+    """Return the `headrace` folder in the user's cache; None if there is no home folder or it is not writable."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "headrace"
         folder.mkdir(parents=True, exist_ok=True)
@@ -61,7 +61,7 @@ def _usual_cache() -> Path | None:
 
 
 def _temporary_cache() -> Path:
-    """Return this user's folder among the temporary files; code is loaded from it, so no other user may write there."""
+    """Return the per-user temporary folder. Code is loaded from it, so no other user may have write access."""
     folder = Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -78,7 +78,7 @@ def _temporary_cache() -> Path:
 
 
 def require_java() -> None:
-    """Raise `JavaNotFoundError` when there is no Java to start."""
+    """Raise `JavaNotFoundError` if Java is not installed."""
     home = os.environ.get("JAVA_HOME")
     if home and not os.access(Path(home) / "bin" / "java", os.X_OK):
         raise JavaNotFoundError(f"JAVA_HOME is {home}, but there is no bin/java in it; {JAVA_REMEDY}")
@@ -87,7 +87,7 @@ def require_java() -> None:
 
 
 def require_user() -> None:
-    """Raise `SparkStartError` when the user has no name, as in a container that runs under some number."""
+    """Raise `SparkStartError` if the user has no name, as in a container that runs under a numeric id."""
     try:
         pwd.getpwuid(os.getuid())
     except KeyError as error:
@@ -108,14 +108,14 @@ def delta_coordinates() -> str:
 
 
 def delta_jars() -> list[Path]:
-    """Return Delta's jars, fetching them when the cache does not hold them.
+    """Return Delta's jars, and download them if they are not in the cache.
 
     Raises
     ------
     JarsUnavailableError
-        If they are not in the cache and cannot be fetched; the message says what to do.
+        If the jars are not in the cache and cannot be downloaded. The message gives the remedy.
     JavaNotFoundError
-        If they must be fetched and there is no Java.
+        If the jars must be downloaded and Java is not installed.
     """
     coordinates = delta_coordinates()
     folder = _jars_folder(coordinates)
@@ -129,7 +129,7 @@ def delta_jars() -> list[Path]:
 
 
 def jars_are_cached() -> bool:
-    """Return whether the cache holds Delta's jars, so that Spark starts without fetching them."""
+    """Return whether the cache holds Delta's jars, so that Spark can start without a download."""
     return _listed(_jars_folder(delta_coordinates())) is not None
 
 
@@ -138,7 +138,7 @@ def _jars_folder(coordinates: str) -> Path:
 
 
 def _listed(folder: Path) -> list[Path] | None:
-    """Return the jars of a completed fetch, or None if there was no such fetch or one of its files was removed."""
+    """Return the jars of a completed download; None if there was no such download or a jar was removed."""
     try:
         names = (folder / "complete.txt").read_text().split()
     except (FileNotFoundError, NotADirectoryError):
@@ -177,7 +177,7 @@ def _fetch(coordinates: str, folder: Path) -> list[Path]:
 
 
 def _run_resolver(coordinates: str, folder: Path, log: Path) -> int:
-    """Start Spark once with an empty program, so that its resolver fetches the packages into `folder`/jars."""
+    """Start Spark once with an empty program, so that its resolver downloads the packages into `folder`/jars."""
     from pyspark.find_spark_home import _find_spark_home  # noqa: PLC0415 - pyspark is heavy
 
     program = folder / "nothing.py"
@@ -204,7 +204,7 @@ def _run_resolver(coordinates: str, folder: Path, log: Path) -> int:
 
 
 def _cause(log: Path) -> str:
-    """Return the line of the resolver's log that says best why it failed."""
+    """Return the line of the resolver's log that best explains the failure."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     for telling in ("unresolved dependency", "UnknownHost", "not found", "Connection", "Exception"):
         for line in lines:
@@ -214,7 +214,7 @@ def _cause(log: Path) -> str:
 
 
 def _artifact(jar: Path) -> str:
-    """Return the artifact's name of a jar, without organisation and version.
+    """Return the artifact name of a jar, without organization and version.
 
     Examples
     --------
@@ -226,7 +226,7 @@ def _artifact(jar: Path) -> str:
 
 
 def _spark_artifacts() -> frozenset[str]:
-    """Return the artifacts that Spark brings itself; its own versions win, so Delta's copies are not loaded."""
+    """Return the artifacts that Spark includes. Spark's versions take precedence, so Delta's copies are not loaded."""
     from pyspark.find_spark_home import _find_spark_home  # noqa: PLC0415 - pyspark is heavy
 
     return frozenset(re.sub(r"-\d.*\.jar$", "", jar.name) for jar in (Path(_find_spark_home()) / "jars").glob("*.jar"))

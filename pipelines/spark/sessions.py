@@ -1,6 +1,7 @@
-"""Spark sessions with Delta: started here, or found under spark-submit. Holds no logic of a batch.
+"""Spark sessions with Delta: started by Headrace, or an existing one under spark-submit. No batch logic.
 
-Started here, the JVM writes to a log file instead of the terminal; a failure to start becomes one line with its remedy.
+If Headrace starts the JVM, its output goes to a log file, and a failure to start becomes a one-line error with its
+remedy.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ _PLAIN_PATH = re.compile(r"[A-Za-z0-9_./+-]+")
 _EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 _CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
 
-# Every session, wherever it came from. Spark measures an Arrow batch after each row unless its size is unlimited, which
-# takes longer than all else; the number of rows limits it enough. What is persisted is read once, so is not compressed.
+# Options for every session, whether Headrace started it or not. Spark measures an Arrow batch after each row unless its
+# size is unlimited, and the measurement dominates the run time; the row limit bounds the batch well enough. Persisted
+# frames are read once, so compression does not pay.
 _RUNTIME_CONF = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
@@ -53,7 +55,7 @@ _RUNTIME_CONF = {
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     "spark.databricks.delta.snapshotPartitions": "2",
 }
-# Stages are planned explicitly, and adaptive execution would start several jobs where one does.
+# Headrace plans stages explicitly. Adaptive execution would start several jobs for each of them.
 _START_CONF = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.extensions": _EXTENSION,
@@ -71,19 +73,19 @@ _LOCAL_CONF = {
 
 @dataclass(frozen=True)
 class SparkSettings:
-    """How to start Spark.
+    """Settings that start Spark.
 
     Parameters
     ----------
     master
-        Spark's master URL; None means what spark-submit says, else every core of this machine with four attempts a task
-        (`local[*,4]`), so that a killed worker does not end the run.
+        Spark's master URL; None for the one that spark-submit sets, else every core of this machine with four attempts
+        a task (`local[*,4]`), so that a killed worker does not end the run.
     app_name
-        The name under which the application shows.
+        Application name that Spark shows.
     shuffle_partitions
-        Partitions of a shuffle that does not name its own number.
+        Default number of shuffle partitions.
     conf
-        More of Spark's options; they win over the defaults here.
+        Additional Spark options, which override the defaults here.
     """
 
     master: str | None = None
@@ -95,12 +97,12 @@ class SparkSettings:
 def session(settings: SparkSettings | None = None) -> SparkSession:
     """Return a Spark session that reads and writes Delta tables.
 
-    A session or a JVM that already exists (spark-submit, a notebook) is used, and gets Delta's jars when it lacks them.
+    An existing session or JVM (spark-submit, a notebook) is reused, and receives Delta's jars if it does not have them.
 
     Raises
     ------
     JavaNotFoundError, JarsUnavailableError, SparkStartError
-        If Spark cannot start; the message is one line with the remedy.
+        If Spark cannot start. The message is one line with the remedy.
     """
     settings = settings or SparkSettings()
     from pyspark import SparkContext  # noqa: PLC0415 - pyspark is heavy
@@ -119,7 +121,7 @@ def session(settings: SparkSettings | None = None) -> SparkSession:
 
 
 def stop(spark: SparkSession) -> None:
-    """Stop the session; its JVM ends with this process."""
+    """Stop the session. Its JVM ends with this process."""
     spark.stop()
 
 
@@ -143,7 +145,7 @@ def _configured(spark: SparkSession, settings: SparkSettings) -> SparkSession:
 
 
 def _start_conf(settings: SparkSettings, *, submitted: bool) -> dict[str, str]:
-    """Return all options of a new context; under spark-submit its own master and memory stay."""
+    """Return all options of a new context; under spark-submit, keep the master and memory that it set."""
     conf = dict(_START_CONF)
     conf["spark.sql.shuffle.partitions"] = str(settings.shuffle_partitions)
     conf["spark.app.name"] = settings.app_name
@@ -171,7 +173,7 @@ def _create(conf: Mapping[str, str]) -> SparkSession:
 
 
 def _start_jvm(conf: dict[str, str]) -> None:
-    """Start the JVM with its output in a log file, in a separate session, so that Ctrl-C reaches only Python."""
+    """Start the JVM with a log file for output, in a separate process session, so that Ctrl-C reaches only Python."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - pyspark is heavy
     from pyspark.java_gateway import launch_gateway  # noqa: PLC0415 - as above
 
@@ -190,12 +192,12 @@ def _start_jvm(conf: dict[str, str]) -> None:
                 gateway = launch_gateway(spark_conf, popen_kwargs=options)
         except Exception as error:
             raise _start_error(log) from error
-    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the hook by which a gateway is handed over
+    SparkContext._ensure_initialized(gateway=gateway)  # noqa: SLF001 - the hook that accepts a gateway
     _LOG.debug("Spark's log is %s", log)
 
 
 def _join_jvm(conf: dict[str, str]) -> None:
-    """Connect to the JVM of spark-submit, and add Delta's jars to it when it was started without them."""
+    """Connect to the JVM of spark-submit, and add Delta's jars if it started without them."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - pyspark is heavy
 
     SparkContext._ensure_initialized(conf=SparkConf())  # noqa: SLF001 - connects without starting a context
@@ -214,7 +216,7 @@ def _joined(given: str | None, jars: list[Path]) -> str:
 
 
 def _plainly_named(jars: list[Path]) -> list[Path]:
-    """Return jars under paths that Spark takes as they are: it decodes percent signs twice, and * is a pattern."""
+    """Return jar paths that Spark reads literally: it decodes percent signs twice, and * is a pattern."""
     if all(_PLAIN_PATH.fullmatch(str(jar)) for jar in jars):
         return jars
     folder = Path(tempfile.mkdtemp(prefix="headrace-jars-"))
@@ -227,9 +229,10 @@ def _plainly_named(jars: list[Path]) -> list[Path]:
 
 @contextmanager
 def _plain_locale() -> Iterator[None]:
-    """Give the JVM a locale in which paths are UTF-8 and letters are lowered alike everywhere.
+    """Give the JVM a locale with UTF-8 paths and standard lowercase rules.
 
-    In the locale C Java writes what is not ASCII in a path as question marks; the Turkish one lowers I to a dotless i.
+    In the C locale, Java writes non-ASCII characters in paths as question marks. The Turkish locale lowercases I to a
+    dotless i.
     """
     before = os.environ.get("LC_ALL")
     if sys.platform == "linux":
@@ -244,7 +247,7 @@ def _plain_locale() -> Iterator[None]:
 
 
 def _leave_removed_folder() -> None:
-    """Go to the root folder if the current one has been removed: Java and Spark's scripts do not start in it."""
+    """Change to the root folder if the current folder was removed: Java and Spark's scripts cannot start there."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -252,7 +255,7 @@ def _leave_removed_folder() -> None:
 
 
 def _log_file() -> Path:
-    """Return the path of a new log, dropping the oldest of those before."""
+    """Return the path of a new log file, and delete the oldest existing ones."""
     folder = cache_folder() / "logs"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -264,7 +267,7 @@ def _log_file() -> Path:
 
 
 def spark_log(host: str, pid: int) -> str | None:
-    """Return the path of a driver's Spark log; None if it ran on another host, or its log has been removed."""
+    """Return the path of a driver's Spark log; None if the driver ran on another host or the log was removed."""
     if host != socket.gethostname():
         return None
     found = sorted((cache_folder() / "logs").glob(f"spark-*-{pid}.log"))
@@ -281,7 +284,7 @@ def _start_error(log: Path) -> SparkStartError:
 
 
 def _telling(text: str) -> str:
-    """Return the lines of a log that say why, without the stack of calls."""
+    """Return the lines of a log that explain the failure, without the stack trace."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     spoken = [line for line in lines if not line.startswith(("at ", "... "))]
     errors = [line for line in spoken if "Exception" in line or "Error" in line]
