@@ -1,6 +1,6 @@
-"""Delta tables: which ones Headrace supports, how it reads them without Spark, and how it commits to them.
+"""Delta tables: the supported features, reads without Spark, and commits.
 
-In: a table's path and Parquet files. Out: versions. `commits` writes log entries that hold exactly at the next version.
+In: a table path and Parquet files. Out: versions. `commits` writes log entries that apply at exactly the next version.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Commits of a batch to Delta tables: exactly once, and exactly at the version that they were planned at.
+"""Commits of a batch to Delta tables: exactly once, and at exactly the planned version.
 
-Two writers do the same work. Tasks write Parquet files, and `FileCommit` publishes them here, in one entry of Delta's
-log that a hard link creates only if no other writer created that version (Delta protocol, "Delta log entries"). Tables
-that ask for more than plain files (constraints, generated columns, column mapping, an object store) go through Spark's
-own transaction, opened at the planned version. Each commit carries an application transaction of Delta, a note, and
+There are two ways to write. Tasks write Parquet files, and `commit_files` publishes them here in one entry of Delta's
+log; a hard link creates the entry only if no other writer created that version (Delta protocol, "Delta log entries").
+Tables that need more than plain files (constraints, generated columns, column mapping, an object store) go through
+Spark's own transaction, opened at the planned version. Each commit carries a Delta application transaction, a note, and
 the table properties that it changes.
 """
 
@@ -44,11 +44,11 @@ class Commit:
     Parameters
     ----------
     application, transaction
-        Delta's application transaction.
+        Delta application id, and transaction number of the commit.
     note
-        Plain values kept in the commit; `DeltaHandle.commit_notes` reads them.
+        Values stored in the commit as JSON. `DeltaHandle.commit_notes` reads them.
     properties
-        Table properties that change with the commit.
+        Table properties that the commit changes.
     """
 
     application: str
@@ -58,7 +58,7 @@ class Commit:
 
     @property
     def user_metadata(self) -> str:
-        """The note as Delta keeps it."""
+        """The note in the form that Delta stores."""
         return json.dumps({"application": self.application, "transaction": self.transaction, **self.note})
 
 
@@ -70,11 +70,11 @@ def commit_files(
     Parameters
     ----------
     path, table
-        The table; it is brought to its newest version.
+        Path of the table, and the open table, which is updated to its newest version.
     files
         Data files that tasks wrote.
     commit
-        The transaction; if the table holds it already, nothing is done.
+        Description of the commit. If the table already holds its transaction, this function does nothing.
     final
         Whether the rows cannot be computed again if a file was removed.
 
@@ -86,7 +86,7 @@ def commit_files(
     Raises
     ------
     BatchError
-        If others win each of many attempts.
+        If other writers win every attempt.
     DeltaTableError
         If the log cannot be written, or a file was removed.
     TableMovedError
@@ -107,16 +107,16 @@ def commit_files(
 
 
 def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[DataFile], commit: Commit) -> None:
-    """Make files part of a table if its rows are still those of a version.
+    """Add files to a table if its rows have not changed since a version.
 
-    Commits of others that changed no row (`OPTIMIZE`, an application transaction) may come in between.
+    Commits of other writers that changed no row (`OPTIMIZE`, an application transaction) may come in between.
 
     Parameters
     ----------
     path, table
-        The table; it is brought to its newest version.
+        Path of the table, and the open table, which is updated to its newest version.
     version
-        The version that the files were planned at.
+        Version that the files were planned at.
     files
         Data files that tasks wrote.
     commit
@@ -125,7 +125,7 @@ def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[D
     Raises
     ------
     TableMovedError
-        If another writer changed rows, properties or the schema since, or a file was removed. Nothing has been
+        If another writer changed rows, properties or the schema since that version, or a file was removed. Nothing was
         committed.
     DeltaTableError
         If the log cannot be written.
@@ -141,21 +141,21 @@ def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[D
 
 
 def append(frame: DataFrame, path: str, commit: Commit) -> None:
-    """Append rows by Spark's writer, once: Delta skips a transaction that the table holds already.
+    """Append rows once with Spark's writer: Delta skips a transaction that the table already holds.
 
     Parameters
     ----------
     frame
-        The rows; the same ones whenever this transaction is repeated.
+        Rows to append, the same ones each time this transaction is repeated.
     path
-        The table.
+        Path of the table.
     commit
-        The transaction; its properties are not written.
+        Description of the commit. Its properties are not written.
 
     Raises
     ------
     BatchError
-        If others change the table's metadata during each of many attempts.
+        If other writers change the table's metadata during every attempt.
     """
     writer = frame.write.format("delta").mode("append").option("userMetadata", commit.user_metadata)
     writer = writer.option("txnAppId", commit.application).option("txnVersion", commit.transaction)
@@ -169,15 +169,16 @@ def append(frame: DataFrame, path: str, commit: Commit) -> None:
 
 
 def append_exactly(frame: DataFrame, path: str, version: int, commit: Commit) -> None:
-    """Append rows by a transaction of Spark's writer that reads the whole table at a version.
+    """Append rows with a transaction of Spark's writer that reads the whole table at a version.
 
-    Delta then refuses the commit if another writer changed rows or metadata since. This uses Delta's Scala classes,
-    whose public API has no conditional append. A commit without an application sets its properties only.
+    Delta then refuses the commit if another writer changed rows or metadata after that version. This function uses
+    Delta's Scala classes, because the public API has no conditional append. A commit without an application only sets
+    its properties.
 
     Raises
     ------
     TableMovedError
-        If another writer changed the table since the version; nothing has been committed.
+        If another writer changed the table after the version. Nothing was committed.
     """
     spark: Any = frame.sparkSession
     jvm, none = spark._jvm, spark._jvm.scala.Option.empty()  # noqa: SLF001 - the gateway to Delta's classes
@@ -201,7 +202,7 @@ def append_exactly(frame: DataFrame, path: str, version: int, commit: Commit) ->
 
 @contextmanager
 def _conflicts(message: str) -> Iterator[None]:
-    """Turn each of Delta's errors about another writer, which have no common root in Python, into one of ours."""
+    """Convert each of Delta's conflict errors, which share no base class in Python, to `TableMovedError`."""
     from delta import exceptions  # noqa: PLC0415 - pyspark is heavy
 
     kinds = (
@@ -233,7 +234,7 @@ def _change_metadata(jvm: Any, transaction: Any, properties: Mapping[str, str]) 
 
 
 def _publish(path: str, table: DeltaTable, files: Sequence[DataFile], commit: Commit, *, blind: bool) -> bool:
-    """Create the log entry after the table's version; return False if another writer created that version."""
+    """Create the log entry after the table's version; return False if another writer created that version first."""
     if files and not takes_files(table):
         raise BatchError(
             f"{path} was changed during the batch and no longer takes plain files; run again, nothing is lost"
@@ -253,7 +254,7 @@ def _publish(path: str, table: DeltaTable, files: Sequence[DataFile], commit: Co
 
 
 def _create_entry(path: str, version: int, text: str) -> bool:
-    """Write a log entry durably under a temporary name, and link it to its version unless the version exists."""
+    """Write a log entry durably to a temporary file, and link it to its version unless that version exists."""
     log = Path(path) / "_delta_log"
     written = log / f".{uuid.uuid4()}.tmp"
     try:
@@ -307,7 +308,7 @@ def _commit_info(table: DeltaTable, files: Sequence[DataFile], commit: Commit, *
 
 
 def _metadata(table: DeltaTable, properties: Mapping[str, str]) -> dict[str, Any]:
-    """Return the table's metadata action with properties changed."""
+    """Return the table's metadata action with the given properties changed."""
     metadata = table.metadata()
     described = {"name": metadata.name, "description": metadata.description}
     return {
@@ -333,7 +334,7 @@ def _added(file: DataFile) -> dict[str, Any]:
 
 
 def _require_files(path: str, files: Sequence[DataFile], *, final: bool) -> None:
-    """Refuse to commit a file that was removed: `VACUUM` may remove one that waited for a long time."""
+    """Refuse to commit a file that was removed: `VACUUM` may remove a file that was not committed for a long time."""
     gone = [file.path for file in files if not (Path(path) / file.path).exists()]
     if gone and not final:
         raise TableMovedError(f"{path}/{gone[0]} was removed before it was committed")
@@ -345,12 +346,12 @@ def _require_files(path: str, files: Sequence[DataFile], *, final: bool) -> None
 
 
 def _only_rearranged(path: str, first: int, last: int) -> bool:
-    """Return whether the commits after version `first` up to `last` changed no row and no metadata."""
+    """Return whether the commits after version `first`, up to `last`, changed no row and no metadata."""
     return all(_rearranges(action) for version in range(first + 1, last + 1) for action in _entry(path, version))
 
 
 def _entry(path: str, version: int) -> Iterator[dict[str, Any]]:
-    """Yield the actions of a log entry; one that cannot be read counts as a change."""
+    """Yield the actions of a log entry; treat an unreadable entry as a change."""
     try:
         lines = (Path(path) / "_delta_log" / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -365,12 +366,12 @@ def _rearranges(action: Mapping[str, Any]) -> bool:
 
 
 def _checkpoint(table: DeltaTable, version: int) -> None:
-    """Checkpoint the log now and then, so that readers need not read all of it; the commit stands without it."""
+    """Write a checkpoint of the log from time to time, so that readers need only its tail. A failure is harmless."""
     every = int(table.metadata().configuration.get("delta.checkpointInterval", _CHECKPOINT_COMMITS))
     if every < 1 or version % every:
         return
     try:
         table.update_incremental()
         table.create_checkpoint()
-    except Exception as error:  # noqa: BLE001 - of whatever kind: the commit stands, and the next one tries again
+    except Exception as error:  # noqa: BLE001 - the commit is done, and the next one tries again
         _LOG.warning("no checkpoint of the log of %s was written: %s", table.table_uri, error)

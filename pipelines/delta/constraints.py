@@ -1,7 +1,7 @@
-"""CHECK constraints of Delta tables, as far as they mean the same in Spark and in DuckDB, which checks rows in a task.
+"""CHECK constraints of Delta tables whose meaning is the same in Spark and in DuckDB, which checks rows in a task.
 
-Comparisons of columns with numbers, texts and each other, IN, BETWEEN, IS NULL, AND, OR and NOT do. Anything else is
-refused before the first row. Spark checks the rows again when it writes them.
+Supported are comparisons of columns with numbers, texts and each other, IN, BETWEEN, IS NULL, AND, OR and NOT. Any
+other constraint is refused before the first row is read. Spark checks the rows again when it writes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NUMBER, _TEXT, _TRUTH = "number", "text", "truth"
 
 
 def unsupported_part(expression: str, schema: pa.Schema) -> str | None:
-    """Return what of a constraint cannot be checked here; None when all of it can.
+    """Return the part of a constraint that cannot be checked here; None if the whole constraint can be checked.
 
     Examples
     --------
@@ -49,7 +49,7 @@ def unsupported_part(expression: str, schema: pa.Schema) -> str | None:
 
 
 def constraint_columns(expression: str, schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns that a supported constraint names, as the table writes them.
+    """Return the columns that a supported constraint names, spelled as in the table.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def constraint_columns(expression: str, schema: pa.Schema) -> tuple[str, ...]:
 
 
 def broken(expression: str, rows: pa.Table) -> NDArray[np.bool_]:
-    """Return which rows do not fulfil a constraint, which includes those for which it is null."""
+    """Return a mask of the rows that violate a constraint, including rows for which it is null."""
     import duckdb  # noqa: PLC0415 - heavy, and few tables have constraints
 
     with duckdb.connect() as connection:
@@ -92,7 +92,7 @@ def _parsed(expression: str) -> Any:
 
 
 def _names(node: Any) -> Iterator[str]:
-    """Yield the names of columns anywhere in a syntax tree."""
+    """Yield the column names anywhere in a syntax tree."""
     if isinstance(node, dict):
         if node.get("class") == "COLUMN_REF":
             yield node["column_names"][-1]
@@ -107,11 +107,11 @@ def _translated(expression: str) -> str:
 
 
 class _UnsupportedError(Exception):
-    """What cannot be checked."""
+    """The unsupported part of a constraint."""
 
 
 def _kind(node: Mapping[str, Any], schema: pa.Schema) -> str:
-    """Return the kind of value of an expression's node."""
+    """Return the value kind of an expression node."""
     shape = node["class"]
     if shape == "COLUMN_REF":
         return _column_kind(node["column_names"], schema)
@@ -159,7 +159,7 @@ def _column_kind(names: list[str], schema: pa.Schema) -> str:
 
 
 def _constant_kind(node: Mapping[str, Any]) -> str:
-    """Return the kind of a constant, as DuckDB 2 or an earlier version describes it."""
+    """Return the kind of a constant, as described by DuckDB 2 or an earlier version."""
     name = node["literal"]["kind"] if "literal" in node else node["value"]["type"]["id"]
     if name in {"INTEGER", "NUMERIC", "BIGINT", "HUGEINT", "DECIMAL", "SMALLINT", "TINYINT"}:
         return _NUMBER

@@ -1,7 +1,7 @@
-"""Parquet files that become part of a Delta table when a commit names them. Written by the tasks that have the rows.
+"""Parquet files that tasks write and that become part of a Delta table when a commit names them.
 
-A file that no commit names (of a task that was tried again, of a batch that failed) is not part of the table; `VACUUM`
-removes it, as it does with those of Spark's own writer. The commit is in `headrace.pipelines.delta.commits`.
+A file that no commit names (from a retried task or a failed batch) is not part of the table. `VACUUM` removes it, like
+unused files of Spark's own writer. `headrace.pipelines.delta.commits` makes the commit.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _LAST_CHARACTER = "\U0010ffff"
 
 @dataclass(frozen=True)
 class FileSpec:
-    """A table that receives files.
+    """Description of a table that receives files.
 
     Parameters
     ----------
     path
         Folder of the table.
     schema
-        The columns that are written.
+        Columns to write.
     partition_by
         Partition columns of the table. A file has one value for each, stored in its log entry.
     """
@@ -58,7 +58,7 @@ class FileSpec:
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file as Delta's log names it: path in the table's folder, partition, size, time in ms, statistics as JSON."""
+    """A file as in Delta's log: path relative to the table, partition, size, time in ms, statistics as JSON."""
 
     path: str
     partition: dict[str, str | None]
@@ -69,7 +69,7 @@ class DataFile:
 
 
 class FileWriter:
-    """Writes rows into files of a table, one for each partition. Leaving it with an error removes them."""
+    """Writes rows into files of a table, one per partition. An error in the block removes the files."""
 
     def __init__(self, spec: FileSpec) -> None:
         self._spec = spec
@@ -86,21 +86,21 @@ class FileWriter:
                 file.abandon()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows, which have the columns of the table in any order, and perhaps others."""
+        """Write rows, which have the table's columns in any order and may have additional ones."""
         for partition, rows in self._parts(batch):
             if partition not in self._open:
                 self._open[partition] = _OpenFile(Path(self._spec.path), self._schema)
             self._open[partition].write(conform(rows, self._schema))
 
     def close(self) -> list[DataFile]:
-        """Complete the files and return them; none when there were no rows."""
+        """Complete the files and return them; an empty list if there were no rows."""
         return [
             file.close(dict(zip(self._spec.partition_by, partition, strict=True)))
             for partition, file in self._open.items()
         ]
 
     def _parts(self, batch: pa.RecordBatch) -> Iterator[tuple[tuple[str | None, ...], pa.RecordBatch]]:
-        """Yield the rows of each partition with its values as the log writes them; an empty text counts as null."""
+        """Yield the rows of each partition, with partition values as in the log; an empty text counts as null."""
         if not batch.num_rows:
             return
         if not self._spec.partition_by:
@@ -121,7 +121,7 @@ class FileWriter:
 
 
 class _OpenFile:
-    """A file that is being written, in row groups."""
+    """An open Parquet file, written in row groups."""
 
     def __init__(self, folder: Path, schema: pa.Schema) -> None:
         self._path = folder / f"part-{uuid.uuid4()}.snappy.parquet"
@@ -134,14 +134,14 @@ class _OpenFile:
             self._writer = pq.ParquetWriter(self._path, schema, compression="snappy")
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Add rows."""
+        """Write rows."""
         self._waiting.append(batch)
         self._rows += batch.num_rows
         if self._rows >= _GROUP_ROWS:
             self._flush()
 
     def close(self, partition: dict[str, str | None]) -> DataFile:
-        """Complete the file."""
+        """Complete the file and return its description."""
         self._flush()
         with _named(self._path):
             self._writer.close()
@@ -152,7 +152,7 @@ class _OpenFile:
         return DataFile(self._path.name, partition, seen.st_size, written, metadata.num_rows, statistics)
 
     def abandon(self) -> None:
-        """Remove the file, even if the disk is full and it cannot be completed."""
+        """Remove the file, even if the disk is full and the file cannot be completed."""
         with suppress(OSError):
             self._writer.close()
         with suppress(OSError):
@@ -169,7 +169,7 @@ class _OpenFile:
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Turn a failure to write a file into an error that names it."""
+    """Convert a failed write to an error that names the file."""
     try:
         yield
     except OSError as error:
@@ -179,15 +179,15 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _statistics(metadata: pq.FileMetaData, schema: pa.Schema, with_nan: Collection[str]) -> dict[str, Any]:
-    """Return what lets a reader skip a file: its rows, and for the first columns nulls and bounds.
+    """Return the statistics for file skipping: the row count, and null counts and bounds of the first columns.
 
-    Either all columns have bounds or none: delta-rs's dataset takes a column without them, beside others with them, for
-    one that no filter finds. A column of nulls needs none, and binary columns never have any.
+    Either all columns have bounds or none does: if only some columns have bounds, delta-rs's dataset assumes that no
+    filter matches a column without them. A column of nulls needs no bounds, and binary columns never have any.
 
     Parameters
     ----------
     with_nan
-        Columns that hold a NaN, which is greater than all numbers to Spark, and is in no bounds of Parquet.
+        Columns that hold a NaN. Spark sorts NaN above all numbers, but Parquet's bounds exclude it.
     """
     columns: dict[str, list[Any]] = {}
     for group in range(metadata.num_row_groups):
@@ -221,7 +221,7 @@ def _is_empty(chunk: pq.Statistics) -> bool:
 
 
 def _bound(value: Any, kind: pa.DataType, *, up: bool) -> Any:
-    """Return a bound as Delta writes it, rounded outwards; None for a missing bound."""
+    """Return a bound in Delta's form, rounded outward; None for a missing bound."""
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         return value
     if pa.types.is_date(kind):
@@ -234,7 +234,7 @@ def _bound(value: Any, kind: pa.DataType, *, up: bool) -> Any:
 
 
 def _number_bound(value: float | Decimal) -> float | None:
-    """Return a number that JSON holds exactly, or None."""
+    """Return a number that JSON represents exactly, or None."""
     number = float(value)
     return number if math.isfinite(number) and (isinstance(value, float) or Decimal(repr(number)) == value) else None
 

@@ -1,8 +1,8 @@
-"""Rows and changes of a Delta table, read without Spark and with the values that Spark reads.
+"""Rows and changes of a Delta table, read without Spark, with the same values that Spark reads.
 
-Two readers do the work, since neither reads every table exactly. Arrow's dataset reads plain tables, with Spark's INT96
-timestamps over their whole range. DataFusion's scan reads column mapping, deletion vectors and v2 checkpoints, but
-wraps INT96 timestamps outside the years 1677 to 2262; where the statistics do not rule those out, it is not used.
+There are two readers, because neither reads every table exactly. Arrow's dataset reads plain tables, and Spark's INT96
+timestamps over their whole range. DataFusion's scan reads column mapping, deletion vectors and v2 checkpoints, but it
+wraps INT96 timestamps outside the years 1677 to 2262. It is not used if the statistics do not rule out such timestamps.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ _PHYSICAL_NAME: Final = "delta.columnMapping.physicalName"
 
 
 def scan_table(table: DeltaTable, columns: Sequence[str]) -> pa.RecordBatchReader:
-    """Return columns of all rows of a table as a stream of batches, in no particular order.
+    """Return the given columns of all rows of a table as a stream of batches, in no particular order.
 
     Parameters
     ----------
     table
-        The table at the version to read.
+        Table, opened at the version to read.
     columns
-        Names; each must be a column of the table.
+        Names of columns. Each must be a column of the table.
 
     Raises
     ------
     DeltaTableError
-        If the table may hold timestamps that its reader would change.
+        If the table may hold timestamps that the reader would change.
     """
     schema = plain_schema(pa.schema(table.schema().to_arrow()))
     wanted = pa.schema([schema.field(name).remove_metadata() for name in columns])
@@ -52,19 +52,19 @@ def scan_table(table: DeltaTable, columns: Sequence[str]) -> pa.RecordBatchReade
 
 
 def feed_is_exact(table: DeltaTable, first: int, last: int, columns: Sequence[str]) -> bool:
-    """Return whether `load_cdf` gives the changes of some versions as Spark does.
+    """Return whether `load_cdf` returns the changes of a range of versions exactly as Spark does.
 
-    It changes INT96 timestamps outside the years 1677 to 2262, so files that hold any in a column that is read are left
-    to a reader of the whole table.
+    `load_cdf` changes INT96 timestamps outside the years 1677 to 2262. If a file may hold such a timestamp in a column
+    that is read, the caller must read the whole table instead.
 
     Parameters
     ----------
     table
-        The table.
+        Table to read.
     first, last
-        Versions, both included.
+        First and last version of the range, inclusive.
     columns
-        The columns that are read.
+        Names of the columns to read.
     """
     schema = pa.schema(table.schema().to_arrow())
     if not any(name in schema.names and pa.types.is_timestamp(schema.field(name).type) for name in columns):
@@ -74,7 +74,7 @@ def feed_is_exact(table: DeltaTable, first: int, last: int, columns: Sequence[st
 
 
 def physical_name(table: DeltaTable, column: str) -> str:
-    """Return the name under which the table's files and statistics hold a column."""
+    """Return the name of a column in the table's files and statistics."""
     for field in table.schema().fields:
         if field.name == column:
             return str(field.metadata.get(_PHYSICAL_NAME, column))
@@ -82,7 +82,7 @@ def physical_name(table: DeltaTable, column: str) -> str:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema in which texts and binaries are plain ones, not views or large ones."""
+    """Return a schema with plain text and binary types instead of view types and large types."""
     return pa.schema([field.with_type(_plain_type(field.type)) for field in schema])
 
 
@@ -95,7 +95,7 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _batches(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield batches in a schema; a failure names table and version."""
+    """Yield batches with the given schema; an error names the table and the version."""
     from deltalake.exceptions import DeltaError  # noqa: PLC0415 - heavy
 
     try:
@@ -138,7 +138,7 @@ def _needs_scan(table: DeltaTable) -> bool:
 
 
 def _refuse_far_times(table: DeltaTable, wanted: pa.Schema) -> None:
-    """Raise unless the statistics show that all timestamps are within what INT96 holds as nanoseconds."""
+    """Raise an error unless the statistics show that all timestamps fit into INT96 nanoseconds."""
     partitions = set(table.metadata().partition_columns)
     times = [field.name for field in wanted if pa.types.is_timestamp(field.type) and field.name not in partitions]
     if not times:
@@ -156,7 +156,7 @@ def _refuse_far_times(table: DeltaTable, wanted: pa.Schema) -> None:
 
 
 def _is_near(file: dict[str, Any], column: str) -> bool:
-    """Return whether a file's statistics bound a column's timestamps to what INT96 holds, or say that it has none."""
+    """Return whether a file's statistics show that a column's timestamps fit into nanoseconds, or that it has none."""
     rows, nulls = file.get("num_records"), file.get(f"null_count.{column}")
     if rows is not None and rows == nulls:
         return True
@@ -165,9 +165,9 @@ def _is_near(file: dict[str, Any], column: str) -> bool:
 
 
 def _native_file_system(table: DeltaTable) -> SubTreeFileSystem | None:
-    """Return Arrow's own file system at a local table's folder; None for a remote table.
+    """Return Arrow's native file system at the folder of a local table; None for a remote table.
 
-    Without it, deltalake passes a file system of Python objects to Arrow's threads, which can abort Python at exit.
+    Otherwise deltalake passes a file system of Python objects to Arrow's threads, which can abort Python at exit.
     """
     from pyarrow.fs import LocalFileSystem, SubTreeFileSystem  # noqa: PLC0415 - heavy
 
@@ -189,9 +189,9 @@ def _has_int96(store: Any, path: str) -> bool:
 
 
 def _files_of(store: Any, version: int) -> Iterator[str]:
-    """Yield the files that a version's entry in the log adds, or lists as changes.
+    """Yield the files that the log entry of a version adds, or lists as change files.
 
-    Files that it removes were added by an earlier one; if that is before the range, they are read as well.
+    An earlier entry added the files that this entry removes. If that entry precedes the range, they are read as well.
     """
     with store.open_input_stream(f"_delta_log/{version:020}.json") as log:
         text = log.read().decode()

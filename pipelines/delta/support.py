@@ -1,10 +1,10 @@
-"""The one list of what Headrace supports of a Delta table, by feature and by the table's role in a pipeline.
+"""The single list of Delta table features that Headrace supports, by feature and by the table's role in a pipeline.
 
-`FEATURES` is the list. Each entry says how a table shows the feature, and for each role whether tasks write files
-(`FILES`), Spark's own writer is needed (`SPARK`), or the table is refused, why, and what to do about it. Nothing here
-writes: `require_support` runs before the first row is read and before any table is created.
+`FEATURES` is the list. Each entry gives the test for the feature and, for each role, the result: tasks write files
+(`FILES`), Spark's own writer is needed (`SPARK`), or the table is refused, with the reason and the remedy. This module
+writes nothing: `require_support` runs before the first row is read and before any table is created.
 
-Whatever is not refused is proven by tests/pipelines/test_table_features.py, which reads the results with Spark.
+tests/pipelines/test_table_features.py proves every supported combination: it reads the results with Spark.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _CONSTRAINT: Final = "delta.constraints."
 
 
 class Role(StrEnum):
-    """What a pipeline does with a table."""
+    """Role of a table in a pipeline."""
 
     DIMENSION = "looked up"
     INFERRED = "looked up and given new members"
@@ -66,7 +66,7 @@ class Role(StrEnum):
 
 
 class Way(StrEnum):
-    """How rows get into a table."""
+    """Method that writes rows to a table."""
 
     FILES = "files"
     SPARK = "Spark"
@@ -74,16 +74,16 @@ class Way(StrEnum):
 
 @dataclass(frozen=True)
 class Use:
-    """A table of a pipeline, and what the pipeline does with it.
+    """Use of a table by a pipeline.
 
     Parameters
     ----------
     role, label, path
-        The role, how messages name the table, and where it is.
+        Role of the table, its name in messages, and its path.
     written
-        The columns that receive values; none for a dimension that is only looked up.
+        Columns that receive values; empty for a dimension that is only looked up.
     keys
-        The columns by which rows are compared: natural key, or the key of duplicates.
+        Columns that identify a row: the natural key, or the key of duplicates.
     trimmed
         Columns of `keys` that are compared without leading and trailing white space.
     never_null
@@ -109,19 +109,19 @@ class Described:
     Parameters
     ----------
     path, version
-        The table, and the version that is described.
+        Path of the table, and the described version.
     reader_features, writer_features
-        Features of the table's protocol.
+        Reader and writer features of the table's protocol.
     properties
         Table properties.
     schema
         Columns with their Arrow types.
     kinds
-        The type of each column as Delta names it; a nested one's is "nested".
+        Delta's type name of each column; "nested" for a nested type.
     required
         Columns declared NOT NULL.
     column_metadata
-        Metadata of each column in the table's schema, apart from its type.
+        Metadata of each column in the table's schema, without its type.
     partition_columns
         Partition columns, in order.
     local
@@ -150,19 +150,19 @@ class Described:
         }
 
     def columns_with(self, prefix: str) -> list[str]:
-        """Return the columns whose metadata has an entry with a prefix."""
+        """Return the columns with a metadata entry that starts with a prefix."""
         return [
             name for name, entries in self.column_metadata.items() if any(key.startswith(prefix) for key in entries)
         ]
 
     def text_limits(self) -> dict[str, int]:
-        """Return the greatest number of characters of each char(n) and varchar(n) column."""
+        """Return the maximum number of characters of each char(n) and varchar(n) column."""
         declared = {name: str(entries[_CHAR]) for name, entries in self.column_metadata.items() if _CHAR in entries}
         return {name: int(text.rpartition("(")[2].rstrip(")")) for name, text in declared.items()}
 
     @property
     def filled(self) -> set[str]:
-        """Columns that Spark's writer fills when they are left out."""
+        """Columns that Spark's writer fills if they are omitted."""
         return {
             *self.columns_with("delta.generationExpression"),
             *self.columns_with("delta.identity."),
@@ -172,7 +172,7 @@ class Described:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a table is refused, and what to do. `{table}` and `{found}` in the texts are filled in."""
+    """Reason for a refusal, and its remedy. `{table}` and `{found}` in the texts are placeholders."""
 
     reason: str
     remedy: str
@@ -180,16 +180,16 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Feature:
-    """A feature of Delta tables, and what becomes of a table that has it.
+    """A feature of Delta tables, and its support by role.
 
     Parameters
     ----------
     name
-        As the documentation names it.
+        Name of the feature in the documentation.
     found
-        Returns what shows the feature in a table, for messages; nothing when the table does not have it.
+        Function that returns the evidence of the feature in a table, for messages; empty if the table does not have it.
     support
-        Support of each role's table. A role without an entry takes files.
+        Support by role. A table in a role without an entry takes files.
     """
 
     name: str
@@ -198,7 +198,7 @@ class Feature:
 
 
 def describe(table: DeltaTable, path: str) -> Described:
-    """Return what a table is at the version that was read last."""
+    """Return the description of a table at the version last read."""
     protocol, metadata, fields = table.protocol(), table.metadata(), table.schema().fields
     return Described(
         path=path,
@@ -216,7 +216,7 @@ def describe(table: DeltaTable, path: str) -> Described:
 
 
 def refuse_twins(names: Sequence[str], where: str) -> None:
-    """Raise an error if two names are equal to Delta, which ignores case."""
+    """Raise an error if two names are equal in Delta, which ignores case."""
     seen: dict[str, str] = {}
     for name in names:
         twin = seen.setdefault(name.lower(), name)
@@ -230,7 +230,7 @@ def refuse_twins(names: Sequence[str], where: str) -> None:
 
 
 def refuse_float_keys(key: pa.Schema, label: str) -> None:
-    """Raise if a column of a natural key is a float."""
+    """Raise an error if a column of a natural key is a float."""
     for column in key:
         if pa.types.is_floating(column.type):
             raise DeltaTableError(
@@ -240,19 +240,19 @@ def refuse_float_keys(key: pa.Schema, label: str) -> None:
 
 
 def takes_files(table: DeltaTable) -> bool:
-    """Return whether tasks may write the table's files; otherwise Spark's own writer has to."""
+    """Return whether tasks may write the table's files; if not, Spark's own writer must write them."""
     described = describe(table, table.table_uri)
     use = Use(Role.FACTS, "", "", written=frozenset(described.kinds))
     return _way(described, use) is Way.FILES
 
 
 def require_support(table: Described, use: Use) -> Way:
-    """Return how rows get into a table, if the pipeline can use it.
+    """Return the method that writes rows to a table; raise an error if the pipeline cannot use the table.
 
     Raises
     ------
     DeltaTableError
-        If the table has a feature that is not supported in its role; the message says which, why and what to do.
+        If the table has a feature that its role does not support. The message names it, the reason and the remedy.
     """
     for feature in FEATURES:
         verdict = feature.support.get(use.role)
@@ -274,7 +274,7 @@ def _way(table: Described, use: Use) -> Way:
     return Way.SPARK if any(True for feature in asks for _ in feature.found(table, use)) else Way.FILES
 
 
-# What shows a feature
+# Tests for features
 
 
 def _protocol(*names: str) -> Callable[[Described, Use], Iterable[str]]:
@@ -302,7 +302,7 @@ def _odd_partitions(table: Described, _: Use) -> Iterable[str]:
 
 
 def _computed(prefix: str) -> Callable[[Described, Use], Iterable[str]]:
-    """Return a test for columns of a kind that Spark's writer fills."""
+    """Return a test for columns of a type that Spark's writer fills."""
     return lambda table, _: table.columns_with(prefix)
 
 
@@ -330,7 +330,7 @@ def _required(table: Described, _: Use) -> Iterable[str]:
 
 
 def _required_but_absent(table: Described, use: Use) -> Iterable[str]:
-    """Return NOT NULL columns that some row would leave null, and no row can be rejected for it."""
+    """Return NOT NULL columns that may receive a null that no rule can reject."""
     given = use.written if use.rejects else use.never_null
     return [name for name in table.required if name not in given and name not in table.filled]
 
@@ -358,7 +358,7 @@ def _odd_keys(table: Described, use: Use) -> Iterable[str]:
 
 
 def _text_partitions(table: Described, use: Use) -> Iterable[str]:
-    """Return text partitions of tables whose rows may hold empty texts there, which Delta stores as null."""
+    """Return text partition columns of tables whose rows may hold empty texts there, which Delta stores as null."""
     if use.rejects:
         return []
     texts = [name for name in table.partition_columns if table.kinds.get(name) == "string"]

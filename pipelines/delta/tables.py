@@ -1,7 +1,7 @@
 """Delta tables without Spark: versions, transactions, rows, the change feed, creation.
 
-Everything here is done by `deltalake`, on the driver and in the workers alike. Appends of a batch are in
-`headrace.pipelines.delta.commits`.
+This module uses `deltalake`, on the driver and in the workers. `headrace.pipelines.delta.commits` appends the rows of a
+batch.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PROPERTIES = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVector
 
 @dataclass(frozen=True)
 class TableVersion:
-    """A version of one Delta table: path, identity (a recreated table has another), number."""
+    """A version of a Delta table: path, identity (a recreated table has a new one), version number."""
 
     path: str
     table_id: str
@@ -64,12 +64,12 @@ class DeltaHandle:
     Parameters
     ----------
     path
-        The table.
+        Path of the table.
 
     Raises
     ------
     DeltaTableError
-        If there is no table, or it cannot be read.
+        If the table does not exist or cannot be read.
     """
 
     def __init__(self, path: str) -> None:
@@ -80,7 +80,7 @@ class DeltaHandle:
         self._noted, self._noted_up_to = 0, -1
 
     def latest(self) -> TableVersion:
-        """Read what was committed since, and return the latest version.
+        """Read the new commits, and return the latest version.
 
         Raises
         ------
@@ -92,12 +92,12 @@ class DeltaHandle:
         return TableVersion(self.path, str(self._table.metadata().id), self._table.version())
 
     def require_form(self) -> None:
-        """Raise if the partitioning, or a column that was there when the table was opened, is another one now.
+        """Raise an error if the partitioning, or a column that existed when the table was opened, has changed.
 
         Raises
         ------
         DeltaTableError
-            If so, or if the table was removed or recreated.
+            If either has changed, or if the table was removed or recreated.
         """
         self.latest()
         columns, partitions = self._form
@@ -110,11 +110,11 @@ class DeltaHandle:
             )
 
     def _columns(self) -> dict[str, Any]:
-        """Return what the table's schema says of each column, in no particular order of its details."""
+        """Return the schema's description of each column, with its details in no particular order."""
         return {field.name: json.loads(field.to_json()) for field in self._table.schema().fields}
 
     def _require_there(self) -> None:
-        """Raise unless the log is the one that was opened: a commit to another one would damage that table."""
+        """Raise an error unless the log is the one that was opened: a commit to another log would damage that table."""
         if is_link(self.path):
             return
         first = self._first_entry()  # a log that was cleaned up has no such entry
@@ -126,7 +126,7 @@ class DeltaHandle:
             )
 
     def _first_entry(self) -> tuple[int, int] | None:
-        """Return what distinguishes the table from one recreated at the same path, taken from its first entry."""
+        """Return what distinguishes the table from a table recreated at the same path, based on its first log entry."""
         if is_link(self.path):
             return None
         try:
@@ -137,7 +137,7 @@ class DeltaHandle:
 
     @property
     def table(self) -> DeltaTable:
-        """The table itself, for commits."""
+        """The open table, for commits."""
         return self._table
 
     def schema(self) -> pa.Schema:
@@ -145,15 +145,15 @@ class DeltaHandle:
         return plain_schema(pa.schema(self._table.schema().to_arrow()))
 
     def transaction(self, application: str) -> int | None:
-        """Return the greatest transaction that an application has committed, as of the version last read."""
+        """Return the highest transaction that an application committed, as of the version last read."""
         version = self._table.transaction_version(application)
         return None if version is None else int(version)
 
     def greatest_key(self, column: str) -> int:
-        """Return the greatest surrogate key ever given, as of the version last read; 0 if there is none.
+        """Return the highest surrogate key ever assigned, as of the version last read; 0 if there is none.
 
-        That is the greatest one that the table holds, that its property `headrace.greatestKey` remembers, or that a
-        commit of members noted: a number whose member was deleted, or taken away by `RESTORE`, is not given again.
+        This is the maximum of the keys in the table, the table property `headrace.greatestKey`, and the keys noted by
+        member commits. A key whose member was deleted, or removed by `RESTORE`, is therefore never assigned again.
 
         Raises
         ------
@@ -163,7 +163,7 @@ class DeltaHandle:
         return max(self.remembered_key(), self._stored_key(column), self._noted_key())
 
     def remembered_key(self) -> int:
-        """Return the greatest key that the table's property remembers; 0 if there is none.
+        """Return the highest key that the table property remembers; 0 if there is none.
 
         Raises
         ------
@@ -180,7 +180,7 @@ class DeltaHandle:
         return int(text)
 
     def _noted_key(self) -> int:
-        """Return the greatest key that commits of members noted, as far as the log reaches; `RESTORE` keeps it."""
+        """Return the highest key that member commits noted, within the retained log; `RESTORE` does not change it."""
         version = self._table.version()
         if version > self._noted_up_to:
             limit = None if self._noted_up_to < 0 else version - self._noted_up_to
@@ -190,7 +190,7 @@ class DeltaHandle:
         return self._noted
 
     def _stored_key(self, column: str) -> int:
-        """Return the greatest key in the table: by the statistics of its files if each has them, else by its rows."""
+        """Return the highest key in the table: from the file statistics if they are complete, else from the rows."""
         actions = pa.table(self._table.get_add_actions(flatten=True))
         name = f"max.{physical_name(self._table, column)}"
         if name in actions.column_names:
@@ -200,9 +200,10 @@ class DeltaHandle:
         return max((greatest_key(batch.column(0)) for batch in scan_table(self._table, [column])), default=0)
 
     def commits(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
-        """Yield what the latest commits say of themselves, and their `version`, the newest first.
+        """Yield the commit information of the latest commits, with `version`, newest first.
 
-        `DeltaTable.history` lists nothing where the table's path holds ``?`` or ``#``, so a local log is read here.
+        `DeltaTable.history` returns nothing if the table path contains ``?`` or ``#``, so this method reads a local log
+        itself.
         """
         if is_link(self.path):
             yield from self._table.history(limit)
@@ -212,14 +213,14 @@ class DeltaHandle:
             try:
                 lines = (log / f"{version:020d}.json").read_text(encoding="utf-8").splitlines()
             except FileNotFoundError:
-                return  # older ones have been cleaned up too
+                return  # older entries were cleaned up, too
             actions = (json.loads(line) for line in lines if "commitInfo" in line)
             yield from ({**action["commitInfo"], "version": version} for action in actions if "commitInfo" in action)
 
     def commit_notes(self, application: str, transaction: int) -> list[dict[str, Any]]:
-        """Return what the commits of a transaction noted, the oldest first, each with Spark's count of rows.
+        """Return the notes of a transaction's commits, oldest first, each with the row count that Spark reported.
 
-        Empty when there is no such commit, or the log no longer has it.
+        The list is empty if there is no such commit, or if the log no longer has it.
         """
         for limit in (_COMMITS_SEARCHED, None):
             notes = [
@@ -233,15 +234,14 @@ class DeltaHandle:
 
 
 def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
-    """Return which streams a fact table received: for each pipeline's name its `stream` and `source`.
+    """Return the streams that a fact table received: for each pipeline name, its `stream` and `source`.
 
-    The table's property `headrace.streams` holds them as JSON. The first facts of a stream are committed together with
-    its entry.
+    The table property `headrace.streams` holds them as JSON. One commit adds the first facts of a stream and its entry.
 
     Raises
     ------
     DeltaTableError
-        If the property is not such JSON.
+        If the property does not hold such JSON.
     """
     text = handle.table.metadata().configuration.get(STREAMS, "{}")
     try:
@@ -254,18 +254,18 @@ def stream_registry(handle: DeltaHandle) -> dict[str, dict[str, str]]:
 
 
 def registered_streams(handle: DeltaHandle, pipeline: str, stream: str, source: str) -> dict[str, str]:
-    """Return the table property that registers a stream, in place of the pipeline's former one; none if it is there.
+    """Return the table property that registers a stream for its pipeline; an empty dict if it is registered already.
 
     Parameters
     ----------
     handle
-        The fact table, as of the version last read.
+        Fact table, as of the version last read.
     pipeline
-        The pipeline's name.
+        Name of the pipeline.
     stream
-        The stream's identity.
+        Identity of the stream.
     source
-        The source's name in the fact table (`headrace.pipelines.source.identity.source_of`).
+        Name of the source in the fact table (`headrace.pipelines.source.identity.source_of`).
     """
     registry = stream_registry(handle)
     entry = {"stream": stream, "source": source}
@@ -280,7 +280,7 @@ def open_table(path: str, version: int | None = None) -> DeltaTable:
     Raises
     ------
     DeltaTableError
-        If there is no table at the path, the version is not there, or the table uses a feature that `deltalake` lacks.
+        If the path has no table, the version does not exist, or `deltalake` does not support a feature of the table.
     """
     from deltalake import DeltaTable  # noqa: PLC0415 - heavy, and workers may not need it
     from deltalake.exceptions import DeltaError, DeltaProtocolError, TableNotFoundError  # noqa: PLC0415 - as above
@@ -300,7 +300,7 @@ def open_table(path: str, version: int | None = None) -> DeltaTable:
 
 
 def read_rows(path: str, version: int, columns: Sequence[str]) -> pa.RecordBatchReader:
-    """Return columns of all rows at a version, as a stream of batches in no particular order."""
+    """Return the given columns of all rows at a version, as a stream of batches in no particular order."""
     table = open_table(path, version)
     names = [field.name for field in table.schema().fields]
     missing = [name for name in columns if name not in names]
@@ -312,22 +312,22 @@ def read_rows(path: str, version: int, columns: Sequence[str]) -> pa.RecordBatch
 
 
 def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa.Table | None:
-    """Return the changes of versions `first` to `last`, both included.
+    """Return the changes of versions `first` to `last`, inclusive.
 
     Parameters
     ----------
     path
-        The table.
+        Path of the table.
     first, last
-        Versions; `last` must exist.
+        First and last version. `last` must exist.
     columns
         Columns to return in addition to `_change_type` and `_commit_version`.
 
     Returns
     -------
     Table or None
-        The changes in no particular order; None when the feed no longer has them (files were vacuumed, the log was
-        cleaned).
+        Changes in no particular order; None if the feed no longer has them (files were vacuumed, or the log was cleaned
+        up).
     """
     from deltalake.exceptions import DeltaError  # noqa: PLC0415 - heavy, and workers may not need it
 
@@ -343,12 +343,12 @@ def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa
 
 
 def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (), rows: pa.Table | None = None) -> None:
-    """Create a Delta table with the change feed on and deletion vectors off.
+    """Create a Delta table with the change feed enabled and deletion vectors disabled.
 
     Raises
     ------
     DeltaTableError
-        If the table exists already or cannot be written.
+        If the table already exists or cannot be written.
     """
     from deltalake import write_deltalake  # noqa: PLC0415 - heavy
     from deltalake.exceptions import DeltaError  # noqa: PLC0415 - as above
@@ -367,26 +367,26 @@ def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (),
 
 
 def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = None) -> int:
-    """Create a dimension's Delta table with its unknown member, and number the given members.
+    """Create a dimension's Delta table with its unknown member, and assign surrogate keys to the given members.
 
     Parameters
     ----------
     path
         Folder of the new table.
     dimension
-        The dimension.
+        Dimension to create.
     rows
-        Natural keys and attributes of its members, in any order; none for an empty dimension.
+        Natural keys and attributes of the members, in any order; None for an empty dimension.
 
     Returns
     -------
     int
-        The number of members, without the unknown one.
+        Number of members, without the unknown member.
 
     Raises
     ------
     DeltaTableError
-        If the table exists already or cannot be written.
+        If the table already exists or cannot be written.
     DimensionError
         If a natural key is null or occurs twice.
     """
@@ -397,7 +397,7 @@ def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = No
 
 
 def remember_greatest_key(path: str, key: int) -> None:
-    """Set the property that remembers the greatest surrogate key ever given, in a separate commit.
+    """Set the property that remembers the highest surrogate key ever assigned, in a separate commit.
 
     Raises
     ------
@@ -413,7 +413,7 @@ def remember_greatest_key(path: str, key: int) -> None:
 
 
 def has_table(path: str) -> bool:
-    """Return whether there is a Delta table at a path."""
+    """Return whether a Delta table exists at a path."""
     from deltalake import DeltaTable  # noqa: PLC0415 - heavy
 
     return bool(DeltaTable.is_deltatable(table_location(path)))
