@@ -1,6 +1,6 @@
-"""Replicas: the clustered tables on the local disk that follow the Delta tables of dimensions and loaded keys.
+"""Replicas: clustered tables on the local disk that follow the Delta tables of dimensions and loaded keys.
 
-In: a Delta version and a shard. Out: joiners over a clustered table that has exactly the rows of that version.
+In: a Delta version and a shard. Out: join operators over a clustered table with exactly the rows of that version.
 """
 
 from __future__ import annotations

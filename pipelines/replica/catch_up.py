@@ -1,19 +1,19 @@
-"""Replicas: clustered tables on this host's disk that follow a Delta table, one for each shard.
+"""Replicas: clustered tables on this host's disk that follow a Delta table, one per shard.
 
-There is one operation, the catch-up: bring a shard to version V. First build, new members, a crash, a new host, a lost
-or damaged file, another number of shards, a recreated table: all of them are this catch-up. The replica's superblock
-holds the Delta version it has reached, so data and version move in one commit.
+The only operation is the catch-up: bring a shard to version V. It covers the first build, new members, a crash, a new
+host, a lost or damaged file, a changed number of shards, and a recreated table. The replica's superblock holds the
+Delta version that the replica has reached, so data and version change in one commit.
 
 | the replica is                               | what happens                                                     |
 |----------------------------------------------|------------------------------------------------------------------|
 | at V                                         | nothing                                                          |
-| behind V, and the change feed reaches back   | the changes are applied in one commit                            |
-| behind V, and files of the feed were removed | it is built from the Delta table at V                            |
-| ahead of V by members above the base only    | it is joined as it is, and later members are left out by the base|
-| of pages too small for a new row             | it is built from the Delta table at V, with larger pages         |
-| ahead of V otherwise, missing or damaged     | it is built from the Delta table at V                            |
+| behind V, and the feed covers the gap        | the changes are applied in one commit                            |
+| behind V, and feed files were removed        | it is rebuilt from the Delta table at V                          |
+| ahead of V only by members above the base    | it is joined as is, and the base hides the later members         |
+| limited to pages too small for a new row     | it is rebuilt from the Delta table at V, with larger pages       |
+| ahead of V otherwise, missing or damaged     | it is rebuilt from the Delta table at V                          |
 
-A lock file lets one process of the host do this at a time; it dies with its holder.
+A lock file admits one process of the host at a time. The lock is released when its holder ends.
 """
 
 from __future__ import annotations
@@ -65,20 +65,20 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class ReplicaSpec:
-    """Which replicas a join needs.
+    """Description of the replicas that a join needs.
 
     Parameters
     ----------
     rows
         Rows that the replicas hold.
     path, table_id
-        The Delta table that they follow, and its identity.
+        Path of the Delta table that the replicas follow, and its identity.
     shards
-        Into how many parts the keys are divided.
+        Number of shards.
     folder
-        Folder of replicas on the host; None for the default, see `replica_folder`.
+        Replica folder on the host; None for the default, see `replica_folder`.
     memory
-        Bytes that sorting may take while a replica is built.
+        Memory in bytes for sorting while a replica is built.
     """
 
     rows: ReplicaRows
@@ -89,7 +89,7 @@ class ReplicaSpec:
     memory: int
 
     def place(self, shard: int) -> Path:
-        """Return the folder of one shard's replica: a new one whenever anything that shapes its content differs."""
+        """Return the folder of a shard's replica. Any change to what determines its content yields a new folder."""
         shape = f"{_FORMAT}|{self.path}|{self.table_id}|{self.rows.schema}|{self.rows.key}|{self.rows!r}"
         name = f"{self.rows.label}-{hashlib.sha256(shape.encode()).hexdigest()[:16]}"
         return replica_folder(self.folder) / name / f"{shard}-of-{self.shards}"
@@ -103,11 +103,11 @@ class Reached:
     ----------
     file
         The clustered table.
-    exact
+    Whether the replica is exactly at V. If not, members above the base must be hidden.
         Whether it is at V; otherwise members above the base must be left out.
-    action
+    Action of the catch-up: `kept`, `advanced`, or `built` with the reason.
         `kept`, `advanced`, `built`, and for a build why.
-    rows
+    Number of rows that the catch-up changed or built.
         Rows changed or built.
     seconds
         Duration of the catch-up in seconds, including the wait for the lock.
@@ -121,36 +121,36 @@ class Reached:
 
 
 def replica_folder(chosen: str | None = None) -> Path:
-    """Return the folder of replicas on this host: the given folder, HEADRACE_REPLICAS, or the user's cache."""
+    """Return the replica folder on this host: the given folder, else HEADRACE_REPLICAS, else the user's cache."""
     named = chosen or os.environ.get("HEADRACE_REPLICAS")
     return home_expanded(named) if named else cache_folder() / "replicas"
 
 
 def catch_up(spec: ReplicaSpec, shard: int, version: int, base: int, use: Callable[[Reached], _T]) -> _T:
-    """Bring a shard's replica to a version of its Delta table, and open it before anyone else can move it on.
+    """Bring a shard's replica to a version of its Delta table, and open it before another process can advance it.
 
     Parameters
     ----------
     spec
-        The replica.
+        Description of the replica.
     shard
         Number of the shard.
     version
         The Delta version V.
     base
-        The greatest surrogate key at V.
+        Highest surrogate key at V.
     use
-        Called with what was reached while the replica is locked, to take a snapshot of it.
+        Function that is called with the result while the replica is locked, to take a snapshot of it.
 
     Returns
     -------
     object
-        What `use` returns.
+        Return value of `use`.
 
     Raises
     ------
     DeltaTableError
-        If the Delta table cannot be read at V, or has a natural key twice.
+        If the Delta table cannot be read at V, or contains a natural key twice.
     """
     began = time.monotonic()
     place = spec.place(shard)
@@ -161,7 +161,7 @@ def catch_up(spec: ReplicaSpec, shard: int, version: int, base: int, use: Callab
 
 
 def discard(spec: ReplicaSpec, shard: int, inode: int) -> None:
-    """Remove a damaged replica, unless another process has replaced it already."""
+    """Remove a damaged replica, unless another process has already replaced it."""
     place = spec.place(shard)
     with _locked(place):
         file = place / _TABLE
@@ -186,7 +186,7 @@ def _locked(place: Path) -> Iterator[None]:
 
 
 class _UnusableError(Exception):
-    """Why a sound replica cannot be brought to V by the change feed."""
+    """An intact replica cannot reach V through the change feed; the message says why."""
 
 
 class _CatchUp:
@@ -201,7 +201,7 @@ class _CatchUp:
         self._longest = 0
 
     def run(self) -> tuple[bool, str, int]:
-        """Return whether the replica is exactly at V, what was done, and how many rows changed."""
+        """Return whether the replica is exactly at V, the action taken, and the number of rows changed."""
         from headrace.storage import Table  # noqa: PLC0415 - numba comes in only when a replica is needed
 
         try:
@@ -247,9 +247,9 @@ class _CatchUp:
         return int(upserts.num_rows + deletes.num_rows)
 
     def _require_hidden(self, reached: int) -> None:
-        """Refuse to serve an older version, unless all that came later are members above the base.
+        """Refuse to serve an older version, unless all later changes are members above the base.
 
-        That is so when a batch is done again after its members were added.
+        That is the case when a batch runs again after its members were added.
         """
         if reached <= open_table(self._spec.path).version():
             feed = read_changes(self._spec.path, self._version + 1, reached, self._spec.rows.columns)
@@ -258,13 +258,13 @@ class _CatchUp:
         raise _UnusableError("ahead")
 
     def _require_room(self, table: Table, upserts: pa.Table) -> None:
-        """Raise unless the replica's pages hold the longest new row."""
+        """Raise an error unless the longest new row fits in the replica's pages."""
         sizes = RowSizes(self._spec.rows.schema, self._spec.rows.key)
         if sizes.needs(upserts, DEFAULT_PAGE_SIZE) > max(table.stats.page_size, DEFAULT_PAGE_SIZE):
             raise _UnusableError("longer rows")
 
     def _build(self) -> int:
-        """Build the replica with pages that its longest row fits in: read again if that is not the usual size."""
+        """Build the replica with pages that hold its longest row; start over if the default page size is too small."""
         self._clear()
         self._longest = 0
         page_size = DEFAULT_PAGE_SIZE
@@ -299,7 +299,7 @@ class _CatchUp:
             raise DeltaTableError(f"dimension {spec.rows.label!r} has a natural key more than once: {error}") from error
 
     def _shard_rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield the shard's rows, and note the longest; one that fits no page is named."""
+        """Yield the shard's rows, and record the longest one; raise an error for a row that fits in no page."""
         reader = read_rows(self._spec.path, self._version, self._spec.rows.columns)
         sizes = RowSizes(self._spec.rows.schema, self._spec.rows.key)
         for piece in reader:
@@ -319,7 +319,7 @@ class _CatchUp:
         return of_shard(rows.cast(self._spec.rows.schema), self._spec.rows.key, self._spec.shards, self._shard)
 
     def _clear(self) -> None:
-        """Remove what a killed build left behind, and replicas nearby that nothing has used for long."""
+        """Remove the leftovers of a killed build, and sibling replicas that were not used for a long time."""
         for item in self._file.parent.iterdir():
             if item.name not in {_TABLE, _LOCK}:
                 shutil.rmtree(item) if item.is_dir() else item.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
-"""Compiles the kernels that a worker needs before the first batch does, once for all workers of a machine.
+"""Compiles the kernels that a worker needs before the first batch, once for all workers of a machine.
 
-Compiled code is kept beside the packages (or in the user's cache), so a worker loads in milliseconds what would take
-each of them half a minute.
+The compiled code is cached next to the packages (or in the user's cache), so a worker loads it in milliseconds instead
+of compiling for half a minute.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _INDEX = pa.array(range(_ROWS))
 
 
 def compiling() -> Thread:
-    """Start to compile in the background and return the thread, to be joined before the first batch."""
+    """Start the compilation in the background; return the thread, which the caller joins before the first batch."""
     thread = Thread(target=compile_kernels, name="headrace-compile", daemon=True)
     thread.start()
     return thread
@@ -28,7 +28,7 @@ def compiling() -> Thread:
 
 @cache
 def compile_kernels() -> None:
-    """Exercise tables and joins with each kind of key and of column."""
+    """Run tables and joins with every type of key and of column."""
     with tempfile.TemporaryDirectory(prefix="headrace-compile-") as folder:
         for key in (_INDEX, _INDEX.cast(pa.string())):
             _exercise(Path(folder) / f"{key.type}.headrace", key)
@@ -36,7 +36,7 @@ def compile_kernels() -> None:
 
 
 def _exercise_files(folder: Path) -> None:
-    """Read a value of each kind of type from CSV and JSON lines."""
+    """Read a value of every column type from CSV and JSON lines."""
     from headrace.storage.records import Piece, RecordFormat, kind_of, read_records  # noqa: PLC0415 - numba comes in here
 
     types = [

@@ -1,7 +1,7 @@
 """The join operators that a Python worker keeps between batches, each over a snapshot of one replica.
 
-They live as long as the worker and save time only: a new worker opens the replicas again. All of them share the
-pipeline's memory in fixed parts, since any task may need any replica.
+Operators live as long as the worker, and only save time: a new worker opens the replicas again. Each operator has a
+fixed share of the pipeline's memory, because any task may need any replica.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Joiner:
-    """How one lookup, or the search for duplicates, joins with its replicas.
+    """Join of one lookup, or of the duplicate search, with its replicas.
 
     Parameters
     ----------
     role
-        Names the join, unique in a pipeline.
+        Name of the join, unique in a pipeline.
     replica
         Replica to join with.
     version, base
-        The Delta version V to join at, and the greatest surrogate key at V.
+        Delta version V to join at, and the highest surrogate key at V.
     on, columns
-        The operator's arguments.
+        Arguments `on` and `columns` of the operator.
     memory
-        Bytes for this operator.
+        Memory of the operator in bytes.
     deadline
-        Seconds that a tuple may wait in the operator, or None.
+        Maximum seconds that a tuple waits in the operator; None for no limit.
     """
 
     role: str
@@ -53,7 +53,7 @@ class Joiner:
 
 @dataclass
 class _Kept:
-    """An operator that outlives a batch, its table, and the version its snapshot serves exactly, if any."""
+    """An operator that outlives a batch, with its table and the version that its snapshot matches exactly, if any."""
 
     operator: SSIJ
     table: Table
@@ -68,16 +68,16 @@ class _Kept:
 
 @dataclass(frozen=True)
 class Serving:
-    """An operator ready for a batch.
+    """An operator that is ready for a batch.
 
     Parameters
     ----------
     operator
-        A left join over the replica.
+        Left join operator over the replica.
     visible_to
-        The greatest surrogate key that the batch may see; None when the replica is exactly at V.
+        Highest surrogate key that the batch may see; None if the replica is exactly at V.
     reached
-        Result of the catch-up; None if the operator was ready.
+        Result of the catch-up; None if the operator was already open.
     """
 
     operator: SSIJ
@@ -95,13 +95,13 @@ def serve(joiner: Joiner, shard: int, owner: str, fingerprint: str) -> Serving:
     Parameters
     ----------
     joiner
-        The join.
+        Join to serve.
     shard
         Number of the shard.
     owner
-        The run; operators of another one are closed first, so that one budget holds.
+        Id of the run. Operators of other runs are closed first, so that a single memory budget applies.
     fingerprint
-        The stream's schema, which an operator is bound to.
+        Fingerprint of the stream's schema, which the operator depends on.
     """
     _make_room(owner)
     key = (joiner.role, joiner.replica.place(shard), joiner.on, joiner.columns, joiner.memory, fingerprint)
@@ -114,7 +114,7 @@ def serve(joiner: Joiner, shard: int, owner: str, fingerprint: str) -> Serving:
 
 
 def close(joiner: Joiner, shard: int, *, damaged: bool = False) -> None:
-    """Close every operator over a replica, since one was left in the middle of a batch; discard a damaged replica."""
+    """Close all operators over a replica after one stopped in the middle of a batch; discard a damaged replica."""
     place = joiner.replica.place(shard)
     for key in [key for key in _KEPT if key[1] == place]:
         kept = _KEPT.pop(key)
@@ -124,7 +124,7 @@ def close(joiner: Joiner, shard: int, *, damaged: bool = False) -> None:
 
 
 def _open(joiner: Joiner, key: tuple[Any, ...], kept: _Kept | None, reached: Reached) -> Serving:
-    """Take a snapshot of a replica that has been caught up and is locked."""
+    """Take a snapshot of a locked replica that has been caught up."""
     inode = reached.file.stat().st_ino
     if kept is not None and kept.inode == inode:
         kept.operator.refresh().drain()

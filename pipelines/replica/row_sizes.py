@@ -1,7 +1,7 @@
-"""How long the rows of a replica are, and which page size holds them.
+"""Lengths of replica rows, and the page size that holds them.
 
-A row lies in one page with the page's header and directory, and a key of text takes at most a quarter of a page
-(`storage/FORMAT.md`). Replicas take pages of 8 KiB unless a row needs larger ones, which go up to 64 KiB.
+A row occupies one page, together with the page's header and directory, and a text key takes at most a quarter of a page
+(`storage/FORMAT.md`). Replicas use pages of 8 KiB, or larger ones up to 64 KiB if a row needs them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LONGEST_KEY: Final = key_limit(LONGEST_ROW)
 
 @dataclass(frozen=True)
 class RowSizes:
-    """Measures rows of a clustered table.
+    """Measures the rows of a clustered table.
 
     Parameters
     ----------
@@ -53,18 +53,18 @@ class RowSizes:
     key: pa.Schema
 
     def page_size(self, rows: pa.Table, least: int = DEFAULT_PAGE_SIZE) -> int | None:
-        """Return the smallest page size, `least` or above, that holds all rows; None when no page holds one of them."""
+        """Return the smallest page size of at least `least` that holds every row; None if a row fits in no page."""
         needs = self.needs(rows, least)
         return next((size for size in PAGE_SIZES if size >= max(least, needs)), None)
 
     def needs(self, rows: pa.Table, least: int = 0) -> int:
-        """Return how many bytes of a page the longest row asks for, or 0 when it is surely not more than `least`."""
+        """Return the page bytes that the longest row needs, or 0 if it certainly needs no more than `least`."""
         if not rows.num_rows or self._bound(rows) <= least:
             return 0
         return int(self.of_each(rows).max())
 
     def of_each(self, rows: pa.Table) -> NDArray[np.int64]:
-        """Return how many bytes of a page each row asks for: int64[rows]."""
+        """Return the page bytes that each row needs: int64[rows]."""
         keys = self._key_bytes(rows)
         size = np.full(rows.num_rows, self._overhead, dtype=np.int64) + keys
         for stored in self._layout.columns:
@@ -81,11 +81,11 @@ class RowSizes:
 
     @property
     def _overhead(self) -> int:
-        """Bytes of a page that no row gets: its header and directory."""
+        """Page bytes that are not available to rows: the header and the directory."""
         return self._layout.heap_start
 
     def _bound(self, rows: pa.Table) -> int:
-        """Return an upper bound of `needs` that looks at no row alone."""
+        """Return an upper bound of `needs` without measuring each row."""
         texts = {field.name: _longest(rows.column(field.name)) for field in self.schema if is_bytes(field.type)}
         key = sum(2 * texts[name] + 2 if name in texts else 16 for name in self.key.names)
         own = sum(length for name, length in texts.items() if name not in self.key.names)

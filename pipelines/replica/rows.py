@@ -1,7 +1,7 @@
-"""What a replica holds, and how changes of its Delta table become changes of it. Pure functions over Arrow tables.
+"""The contents of a replica, and the conversion of Delta changes to replica changes. Pure functions over Arrow tables.
 
-Two kinds of replica: the members of a dimension, and the keys that a fact table has loaded. Files, locks and versions
-are in `headrace.pipelines.replica.catch_up`.
+There are two kinds of replica: the members of a dimension, and the keys that a fact table has loaded.
+`headrace.pipelines.replica.catch_up` handles files, locks and versions.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Changes:
     Parameters
     ----------
     upserts
-        Rows of the clustered table.
+        Rows to insert or replace in the clustered table.
     deletes
-        Key columns of rows that go.
+        Key columns of the rows to delete.
     fresh
-        Keys that began with an insert, so that the replica must not hold them yet.
+        Keys whose first change is an insert, so the replica must not hold them yet.
     """
 
     upserts: pa.Table
@@ -47,11 +47,11 @@ class Changes:
 
 
 class ReplicaRows(Protocol):
-    """How rows of a Delta table are kept in a clustered table."""
+    """Mapping of the rows of a Delta table to the rows of a clustered table."""
 
     @property
     def label(self) -> str:
-        """Names the replica's folder."""
+        """Prefix of the replica's folder name."""
 
     @property
     def columns(self) -> list[str]:
@@ -59,28 +59,28 @@ class ReplicaRows(Protocol):
 
     @property
     def schema(self) -> pa.Schema:
-        """The clustered table's schema."""
+        """Schema of the clustered table."""
 
     @property
     def key(self) -> pa.Schema:
-        """The clustered table's key."""
+        """Key of the clustered table."""
 
     @property
     def unique(self) -> bool:
-        """Whether a key occurs once."""
+        """Whether each key is unique."""
 
     @property
     def filter_bits(self) -> float | None:
-        """Bits a key of the clustered table's negative filter; None for no filter."""
+        """Bits per key in the clustered table's negative filter; None for no filter."""
 
     def rows(self, table: pa.Table, version: int) -> pa.Table:
-        """Return rows of the Delta table, read at a version, as rows of the clustered table, normalised."""
+        """Return rows of the Delta table at a version as normalized rows of the clustered table."""
 
     def changes(self, table: pa.Table) -> Changes | None:
-        """Return the net effect of the change feed's rows; None when only a new build gets it right."""
+        """Return the net effect of the feed rows; None if only a new build gives the correct result."""
 
     def hides_later(self, table: pa.Table, base: int) -> bool:
-        """Return whether all changes are members above `base`, so that a join can leave them out."""
+        """Return whether all changes are members above `base`, which a join can hide."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class MemberRows:
     Parameters
     ----------
     dimension
-        The dimension with no more attributes than are carried, and without its flag of inferred members.
+        Dimension with only the carried attributes, and without its flag for inferred members.
     """
 
     dimension: Dimension
@@ -141,7 +141,7 @@ class MemberRows:
         return bool(pc.all(pc.and_(inserted, above), min_count=0).as_py())
 
     def _members(self, table: pa.Table) -> pa.Table:
-        """Return the changes of members that a row can name, those of `member_rows`."""
+        """Return the changes of members that a row can refer to, as `member_rows` defines them."""
         known = pc.not_equal(table.column(self.dimension.surrogate_key), UNKNOWN_KEY)
         return without_blank_keys(self.dimension, table.filter(pc.fill_null(known, fill_value=True)))
 
@@ -153,7 +153,7 @@ class LoadedKeyRows:
     Parameters
     ----------
     duplicates
-        The declared key.
+        Declared key of the duplicates.
     """
 
     duplicates: Duplicates
@@ -180,7 +180,7 @@ class LoadedKeyRows:
 
     @property
     def filter_bits(self) -> float:  # noqa: D102 - as in the protocol
-        return _FILTER_BITS  # most records are new: their keys are not there
+        return _FILTER_BITS  # most records are new, so the replica does not hold their keys
 
     def rows(self, table: pa.Table, version: int) -> pa.Table:  # noqa: D102 - as in the protocol
         return self.duplicates.loaded_keys(table, version)
@@ -198,7 +198,7 @@ class LoadedKeyRows:
 
 @dataclass(frozen=True)
 class _FeedOrder:
-    """Positions in a feed: first and last change of each key, keys inserted twice by one version; and what inserts."""
+    """Positions in a feed: first and last change of each key, keys that one version inserts twice, and the inserts."""
 
     first: NDArray[np.int64]
     last: NDArray[np.int64]
@@ -207,7 +207,7 @@ class _FeedOrder:
 
 
 def _feed_order(feed: pa.Table, keys: pa.Table) -> _FeedOrder:
-    """Order the changes of each key by version, and in a version what goes before what comes."""
+    """Order the changes of each key by version, and deletes before inserts within a version."""
     inserts = np.asarray(pc.is_in(feed.column(CHANGE_TYPE), value_set=_INSERTS))
     version = np.asarray(feed.column(COMMIT_VERSION), dtype=np.int64)
     ranks, _ = rank_rows(keys.columns)
@@ -220,7 +220,7 @@ def _feed_order(feed: pa.Table, keys: pa.Table) -> _FeedOrder:
 
 
 def of_shard(rows: pa.Table, key: pa.Schema, shards: int, shard: int) -> pa.Table:
-    """Return the rows, whose keys are normalised already, that belong to a shard."""
+    """Return the rows that belong to a shard. Their keys must be normalized."""
     if shards == 1 or not rows.num_rows:
         return rows
     return rows.filter(pa.array(shard_of([rows.column(name) for name in key.names], key, shards) == shard))
