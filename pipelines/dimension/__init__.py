@@ -1,4 +1,4 @@
-"""Dimension tables as a whole: creation, description, checks against facts, and the unknown member."""
+"""Operations on whole dimension tables: creation, description, checks against facts, and the unknown member."""
 
 from __future__ import annotations
 

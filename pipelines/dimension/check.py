@@ -1,8 +1,8 @@
-"""What is wrong with a dimension and with the facts that carry its keys, and what would repair it. Changes nothing.
+"""Checks of a dimension and of the facts that carry its keys, with repair plans. This module changes nothing.
 
 Members and facts are read once, in batches, into a DuckDB file in a temporary folder, so that memory stays bounded.
-Natural keys are compared after the declared normalisation, as lookups compare them. Facts of the pipeline at hand are
-checked; those of other pipelines are checked with their own pipeline files.
+Natural keys are compared after the declared normalization, as lookups compare them. Only facts of the given pipeline
+are checked; use the pipeline files of other pipelines to check their facts.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ _PROPERTY_RULE: Final = f"the property {GREATEST_KEY} is not less than the great
 
 @dataclass(frozen=True)
 class Finding:
-    """A rule that a dimension breaks.
+    """A violation of a rule by a dimension.
 
     Parameters
     ----------
     rule
         Name of the rule.
     rows
-        Number of rows that break it.
+        Number of rows that violate it.
     examples
-        Some of them, as text.
+        Examples of these rows, as text.
     """
 
     rule: str
@@ -60,18 +60,18 @@ class Finding:
 
 @dataclass(frozen=True)
 class Repair:
-    """What would repair a finding.
+    """Repair of a finding.
 
     Parameters
     ----------
     rule
-        The rule of the finding.
+        Name of the finding's rule.
     action
         Description of the repair.
     rows
-        Number of rows that would change.
+        Number of rows to change.
     examples
-        Some of the changes, as text.
+        Examples of the changes, as text.
     """
 
     rule: str
@@ -82,7 +82,7 @@ class Repair:
 
 @dataclass(frozen=True)
 class _Rule:
-    """A rule, the SQL of the rows that break it, and what would repair them."""
+    """A rule, the SQL that selects the rows that violate it, and their repair."""
 
     rule: str
     broken: str
@@ -90,7 +90,7 @@ class _Rule:
     action: str
     changes: str = ""
     change: str = ""
-    of_facts: bool = False  # rows are facts, and change with the repair of other rules
+    of_facts: bool = False  # the rows are facts, which repairs of other rules also change
 
 
 class Audit:
@@ -99,13 +99,13 @@ class Audit:
     Parameters
     ----------
     config
-        The pipeline.
+        Configuration of the pipeline.
     dimension
-        The dimension, with its columns as the table has them.
+        Dimension with its columns as in the table.
     path
         Path of the Delta table.
     replicated
-        The dimension as replicas hold it.
+        Dimension with the columns that replicas hold.
     """
 
     def __init__(self, config: PipelineConfig, dimension: Dimension, path: str, replicated: Dimension) -> None:
@@ -133,7 +133,7 @@ class Audit:
         self._stack.close()
 
     def findings(self) -> list[Finding]:
-        """Return the rules that are broken; none for a sound dimension."""
+        """Return the violated rules; an empty list for a consistent dimension."""
         found = [
             Finding(
                 rule.rule,
@@ -145,7 +145,7 @@ class Audit:
         return [each for each in found if each.rows] + [finding for finding, _ in self._property_findings()]
 
     def repairs(self) -> list[Repair]:
-        """Return what would repair each finding, in the order in which it would be done."""
+        """Return the repair of each finding, in execution order."""
         plans = []
         for rule in self._rules():
             changes, change = rule.changes or rule.broken, rule.change or rule.example
@@ -161,7 +161,7 @@ class Audit:
     # Rows
 
     def _load_members(self) -> None:
-        """Read the members: position, surrogate key, normalised natural key, and the page that a replica needs."""
+        """Read each member's position, surrogate key, normalized natural key, and the page size that it needs."""
         dimension, replicated = self._dimension, self._replicated
         sizes = RowSizes(replicated.table_schema, replicated.key_schema)
         kinds = [dimension.schema.field(name).type for name in dimension.natural_key]
@@ -225,10 +225,11 @@ class Audit:
     # Plan
 
     def _plan(self) -> None:
-        """Decide which member keeps which number, so that each natural key has one member and each member one number.
+        """Assign surrogate keys so that each natural key has one member and each member a unique surrogate key.
 
-        Of several members with one natural key, the one with the lowest number stays. Of several members with one
-        number, the one that most facts mean keeps it; the others get numbers above the greatest ever given.
+        Of several members with the same natural key, the one with the lowest surrogate key stays. Of several members
+        with the same surrogate key, the one that most facts refer to keeps it; the others get keys above the highest
+        ever assigned.
         """
         complete = " AND ".join(f"{name} IS NOT NULL" for name in self._names)
         valid = "coalesce(key >= 1, false)"
@@ -266,7 +267,7 @@ class Audit:
         return " AND ".join(f"{one}.{name} = {other}.{name}" for name in self._names)
 
     def _greatest(self) -> int:
-        """Return the greatest surrogate key ever given."""
+        """Return the highest surrogate key ever assigned."""
         stored = self._run("SELECT coalesce(max(key), 0) FROM members")[0][0]
         remembered = self._remembered()
         return max(0, stored, int(remembered) if remembered.isdecimal() else 0)
@@ -367,13 +368,13 @@ class Audit:
         return found
 
     def _property_repair(self) -> Repair:
-        """Return the statement that remembers the greatest key, those that the repair gives included."""
+        """Return the statement that remembers the highest key, including the keys that the repair assigns."""
         given = self._run("SELECT coalesce(max(number), 0) FROM targets")[0][0]
         value = max(self._greatest(), int(given))
         action = f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('{GREATEST_KEY}' = '{value}')"
         return Repair(_PROPERTY_RULE, action, 0)
 
-    # Answers
+    # Queries
 
     def _run(self, sql: str) -> list[tuple[Any, ...]]:
         return self._db.execute(sql).fetchall()
@@ -392,7 +393,7 @@ class Audit:
 
 
 def _needs(sizes: RowSizes, rows: pa.Table, keys: Sequence[pa.Array], names: Sequence[str]) -> pa.Array:
-    """Return the bytes of a page that each member with a whole natural key needs; 0 for others."""
+    """Return the page bytes that each member with a complete natural key needs; 0 for other members."""
     needs = np.zeros(rows.num_rows, dtype=np.int64)
     usable = np.logical_and.reduce([np.asarray(key.is_valid()) for key in keys])
     for name, key in zip(names, keys, strict=True):

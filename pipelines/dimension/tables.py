@@ -1,4 +1,4 @@
-"""Dimensions as Delta tables, without Spark: made from source rows, described, checked, looked up by natural key."""
+"""Dimensions as Delta tables, without Spark: creation from source rows, description, checks, and key lookups."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ _POSITION: Final = "position of a wanted key"
 
 @dataclass(frozen=True)
 class DimensionSummary:
-    """What a dimension is.
+    """Description of a dimension.
 
     Attributes
     ----------
     name, path, natural_key, surrogate_key
-        As declared in the pipeline file.
+        Name, path and keys as declared in the pipeline file.
     exists
-        Whether the Delta table is there; if not, the rest is empty.
+        Whether the Delta table exists. If it does not, the remaining fields are empty.
     version, members, inferred, greatest_key
-        Version of the Delta table, members without the unknown one, how many of them were inferred, and the greatest
-        surrogate key given so far.
+        Version of the Delta table, number of members without the unknown member, number of inferred members, and the
+        highest surrogate key assigned so far.
     columns
         Name and type of each column.
     """
@@ -79,14 +79,14 @@ def declared_dimension(config: PipelineConfig, name: str, schema: pa.Schema | No
     Parameters
     ----------
     config, name
-        The pipeline and the dimension's name in it.
+        Configuration of the pipeline, and name of the dimension in it.
     schema
-        Columns and types, unless the pipeline file declares them.
+        Schema with the column types; None to use the types that the pipeline file declares.
 
     Raises
     ------
     DeltaTableError
-        If the pipeline declares no such dimension, or its types are known neither from columns nor from a table.
+        If the pipeline declares no such dimension, or neither declared columns nor a table give its types.
     """
     declared = _declared(config, name)
     if declared.columns is not None:
@@ -98,17 +98,17 @@ def declared_dimension(config: PipelineConfig, name: str, schema: pa.Schema | No
 
 
 def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> DimensionSummary:
-    """Make the Delta table of a dimension: members 1, 2, ... in key order, and the unknown member.
+    """Create the Delta table of a dimension: members 1, 2, ... in key order, and the unknown member.
 
     Parameters
     ----------
     rows
-        Natural key and attributes, one row a member, in any order.
+        Natural keys and attributes, one row per member, in any order.
 
     Raises
     ------
     DeltaTableError
-        If the table is already there.
+        If the table already exists.
     DimensionError
         If a natural key is null or occurs twice.
     """
@@ -129,7 +129,7 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
 
 
 def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
-    """Return what a dimension is; it need not be there yet."""
+    """Return the description of a dimension, which need not exist yet."""
     declared = _declared(config, name)
     identity = (name, declared.path, tuple(declared.natural_key), config.surrogate_key(name))
     if not has_table(declared.path):
@@ -156,13 +156,13 @@ def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
 
 
 def check_dimension(config: PipelineConfig, name: str) -> list[Finding]:
-    """Return the rules that a dimension, or facts of the pipeline with its keys, break; none if all is sound."""
+    """Return the rules that a dimension, or the pipeline's facts with its keys, violate; an empty list if none."""
     with _audit(config, name) as audit:
         return audit.findings()
 
 
 def plan_repair(config: PipelineConfig, name: str) -> list[Repair]:
-    """Return what would repair the findings of `check_dimension`. Nothing is changed."""
+    """Return the repairs of the findings of `check_dimension`. Nothing is changed."""
     with _audit(config, name) as audit:
         return audit.repairs()
 
@@ -190,9 +190,9 @@ class FoundMembers(NamedTuple):
     Attributes
     ----------
     members
-        The members that were found, all columns.
+        Members that were found, with all columns.
     missing
-        Positions of the keys that no member has, ascending.
+        Ascending positions of the keys that match no member.
     """
 
     members: pa.Table
@@ -200,12 +200,12 @@ class FoundMembers(NamedTuple):
 
 
 def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]]) -> FoundMembers:
-    """Return the members with the given natural keys, compared as the pipeline compares them.
+    """Return the members with the given natural keys, compared as in the pipeline.
 
     Parameters
     ----------
     keys
-        Natural keys as text, a value for each column.
+        Natural keys as text, with one value per key column.
     """
     table = _open(name, _declared(config, name))
     dimension = declared_dimension(config, name)
@@ -222,17 +222,17 @@ def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]
 
 
 def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
-    """Return a dimension with what a replica holds of it: its keys, and the attributes that some fact carries."""
+    """Return a dimension with the columns that a replica holds: its keys, and the attributes that the facts carry."""
     carried = {name for item in config.lookups if item.dimension == dimension.name for name in item.carry}
     kept = [field for field in dimension.schema if field.name in carried or field.name in dimension.natural_key]
     return replace(dimension, schema=pa.schema(kept), inferred_flag=None)
 
 
 def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:
-    """Raise if a source row makes a member that fits in no page of a replica."""
+    """Raise an error if a source row yields a member that fits in no page of a replica."""
     kept = replicated(config, dimension)
     if not rows.num_rows or any(name not in rows.column_names for name in kept.natural_key):
-        return  # the numbering of members names what is missing
+        return  # the assignment of surrogate keys reports the missing column
     keys = [key.values for key in kept.conform_key([rows.column(name) for name in kept.natural_key])]
     given = dict(zip(kept.natural_key, keys, strict=True))
     given |= {
@@ -290,7 +290,7 @@ def _query(table: DeltaTable, columns: list[str], sql: str) -> list[tuple[Any, .
 
 
 def _duckdb() -> duckdb.DuckDBPyConnection:
-    """Return a connection that draws no progress on standard output, which is for results."""
+    """Return a connection without a progress bar, because standard output is reserved for results."""
     import duckdb  # noqa: PLC0415 - heavy, and not needed to read a pipeline file
 
     connection = duckdb.connect()

@@ -1,4 +1,4 @@
-"""The unknown member (surrogate key -1) of a dimension that another job made without one."""
+"""The unknown member (surrogate key -1) of a dimension that another job created without one."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ _ATTEMPTS: Final = 20
 
 
 def add_unknown_member(dimension: Dimension, described: Described) -> str | None:
-    """Give a dimension the member -1, unless it has one.
+    """Add the member -1 to a dimension, unless the dimension already has it.
 
-    The commit succeeds only at the version after the one that was searched, so that two runs add one member.
+    The commit succeeds only at the version after the one that was searched, so two concurrent runs add only one member.
 
     Parameters
     ----------
     dimension
-        The dimension.
+        Dimension that needs the member.
     described
         Description of the dimension's table.
 
     Returns
     -------
     str or None
-        What was done, for the run's summary; None when nothing was.
+        Description of the change, for the summary of the run; None if nothing changed.
 
     Raises
     ------
     DeltaTableError
-        If the member cannot be added; the message has the SQL that adds it.
+        If the member cannot be added. The message has the SQL that adds it.
     """
     path = described.path
     for _ in range(_ATTEMPTS):
@@ -68,7 +68,7 @@ def add_unknown_member(dimension: Dimension, described: Described) -> str | None
 
 
 def has_unknown_member(table: DeltaTable, surrogate_key: str) -> bool:
-    """Return whether a dimension's table has the member -1: by its files' statistics, or else by its rows."""
+    """Return whether a dimension's table has the member -1, based on file statistics or else on the rows."""
     actions = pa.table(table.get_add_actions(flatten=True))
     name = f"min.{physical_name(table, surrogate_key)}"
     exact = "deletionVectors" not in (table.protocol().reader_features or ())
@@ -83,7 +83,7 @@ def has_unknown_member(table: DeltaTable, surrogate_key: str) -> bool:
 
 
 def _added(dimension: Dimension, table: DeltaTable, described: Described) -> bool:
-    """Add the member at the next version; return False if another writer was first."""
+    """Add the member at the next version; return False if another writer committed first."""
     values = {dimension.surrogate_key: UNKNOWN_KEY}
     if dimension.inferred_flag is not None:
         values[dimension.inferred_flag] = False
@@ -121,7 +121,7 @@ def _added_by_files(table: DeltaTable, described: Described, values: dict[str, i
 
 
 def _statement(path: str, values: dict[str, int]) -> str:
-    """Return the SQL that adds the member unless it is there."""
+    """Return the SQL that adds the member if it does not exist."""
     key = next(iter(values))
     names = ", ".join(f"`{name}`" for name in values)
     given = ", ".join(str(value).lower() for value in values.values())
