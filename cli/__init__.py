@@ -1,1 +1,1 @@
-"""The command line: click commands, rendering, progress and exit codes, and nothing a library user would miss."""
+"""The command line: click commands, rendering, progress, and exit codes. Library users do not need it."""

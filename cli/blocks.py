@@ -1,6 +1,6 @@
-"""What a command shows, as data, and the pure functions that turn it into lines of text or into JSON.
+"""Command output as data, and the pure functions that render it as lines of text or as JSON.
 
-Holds no terminal: `headrace.cli.console` prints the lines.
+Does not write to the terminal: `headrace.cli.console` prints the lines.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ SMALL = 10
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-    """A paragraph as it is."""
+    """A paragraph, printed unchanged."""
 
     text: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """Names and values, one a line, aligned."""
+    """Names and values, one pair per line, aligned."""
 
     title: str
     pairs: Mapping[str, Any]
@@ -36,7 +36,7 @@ class Pairs:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """A table: numbers stand right, text left."""
+    """A table: numbers are right-aligned, text is left-aligned."""
 
     title: str
     columns: Sequence[str]
@@ -47,7 +47,7 @@ Block = Text | Pairs | Grid
 
 
 def as_text(value: Any, decimals: int = 2) -> str:
-    """Return one value as people read it, a fraction with so many decimals.
+    """Format one value for people; a fraction gets `decimals` decimals.
 
     Examples
     --------
@@ -75,7 +75,7 @@ def as_text(value: Any, decimals: int = 2) -> str:
 
 
 def as_json(value: Any) -> Any:
-    """Return a value that `json.dumps` takes: what JSON lacks becomes text, bytes hexadecimal, NaN null."""
+    """Return a value that `json.dumps` accepts: bytes become hexadecimal, NaN null, other non-JSON types text."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     plain: Any
@@ -126,7 +126,7 @@ def _grid_lines(block: Grid) -> list[str]:
 
 
 def _decimals(values: Iterable[Any]) -> int:
-    """Return how many decimals a column needs: none for whole numbers, two where all are small, else one."""
+    """Return the number of decimals for a column: 0 for whole numbers, 2 if all values are small, else 1."""
     fractions = [value for value in values if isinstance(value, float) and math.isfinite(value)]
     if all(value.is_integer() for value in fractions):
         return 0
@@ -139,14 +139,14 @@ def _is_numeric(values: Iterable[Any]) -> bool:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a count with its noun, in the plural unless the count is 1.
+    """Return a count with its noun, pluralized unless the count is 1.
 
     Parameters
     ----------
     count
-        The number of things.
+        Number of items.
     noun
-        The singular, such as ``read``; its plural ends in ``s`` or, after ``ch``, in ``es``.
+        Singular noun, such as ``read``. The plural adds ``s``, or ``es`` after ``ch``.
 
     Examples
     --------

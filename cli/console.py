@@ -1,8 +1,8 @@
 """The one object between the commands and the terminal: results, progress, steps and failures.
 
-Results go to standard output, everything else to standard error. With JSON asked for, standard output carries exactly
-one document (or one a line, for commands that stream rows). Nothing depends on colour; `NO_COLOR` and a redirected
-stream switch off even the bold titles.
+Results go to standard output, everything else to standard error. With `--json`, standard output carries exactly
+one document (or one per line, for commands that stream rows). Output does not rely on color; `NO_COLOR` and a
+redirected stream disable the bold titles as well.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ LINE_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Step:
-    """A part of the work whose failure leaves something behind.
+    """A step of the work, with the state that its failure leaves.
 
     Parameters
     ----------
     doing
-        Current action, as in ``joining stream.csv with flights.tbl``.
+        Description of the current action, such as ``joining stream.csv with flights.tbl``.
     left
         State after a failure of this step.
     repair
-        The remedy when damage was found; empty if there is none.
+        Remedy if damage was found; empty if there is no remedy.
     pipeline
-        The pipeline file that the step works on; it replaces the placeholder in the commands that an error names.
+        Pipeline file that the step works on. It replaces the placeholder in the commands that an error recommends.
     """
 
     doing: str
@@ -55,7 +55,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Failure:
-    """What is said of a failure: the step, its cause, the state left, and the command to go on."""
+    """A failure report: the step, its cause, the resulting state, and the command to continue with."""
 
     kind: str
     exit_code: int
@@ -66,9 +66,9 @@ class Failure:
 
 
 class Progress:
-    """Counts what has been done and shows it on standard error.
+    """Counts completed work and shows the count on standard error.
 
-    On a terminal one line is rewritten; elsewhere a line appears every half minute, so that logs stay short.
+    On a terminal, one line is rewritten. Elsewhere, a line is printed every half minute, which keeps logs short.
     """
 
     def __init__(self, console: Console, label: str, unit: str, total: int | None) -> None:
@@ -80,7 +80,7 @@ class Progress:
         self.done = 0
 
     def advance(self, amount: int) -> None:
-        """Count `amount` more and show it when it is time."""
+        """Add `amount` to the count and show the count if an update is due."""
         self.done += amount
         now = self._console.clock()
         if now - self._shown >= (REFRESH_SECONDS if self._console.interactive else LINE_SECONDS):
@@ -94,14 +94,14 @@ class Progress:
 
 
 class Console:
-    """Prints for one run of the command.
+    """Prints the output of one run of the command.
 
     Parameters
     ----------
     clock
-        Returns seconds, for rates and for how often progress is shown.
+        Function that returns seconds, for rates and for the progress interval.
     now
-        Returns the time of day, which notes and lines of progress carry.
+        Function that returns the time of day, for notes and progress lines.
     """
 
     def __init__(
@@ -116,11 +116,11 @@ class Console:
 
     @property
     def interactive(self) -> bool:
-        """Whether a person watches standard error."""
+        """Whether standard error is interactive."""
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
     def result(self, document: Any, *blocks: Block) -> None:
-        """Print the result of the command: `document` as JSON when asked for, else the blocks."""
+        """Print the result of the command: `document` as JSON with `--json`, else the blocks."""
         self._close_line()
         with self.streaming():
             if self.json_mode:
@@ -139,22 +139,22 @@ class Console:
                 click.echo(line)
 
     def rows(self, documents: Iterable[Mapping[str, Any]]) -> None:
-        """Print one JSON document a line."""
+        """Print one JSON document per line."""
         self._close_line()
         for document in documents:
             click.echo(json.dumps(as_json(document), ensure_ascii=False))
 
     def note(self, text: str) -> None:
-        """Tell something in passing, on standard error, unless `--quiet`."""
+        """Print a note on standard error, unless `--quiet` is set."""
         if not self.quiet:
             self._close_line()
             click.echo(f"{self._time()} {text}", err=True)
 
     @contextmanager
     def step(self, doing: str, *, left: str, repair: str = "", pipeline: Path | str | None = None) -> Iterator[None]:
-        """Name the work inside the block, so that a failure can say where it happened and what it left.
+        """Name the work inside the block, so that a failure report can name the step and the resulting state.
 
-        The innermost step that fails is the one reported.
+        The innermost failing step is reported.
         """
         try:
             yield
@@ -165,7 +165,7 @@ class Console:
 
     @contextmanager
     def progress(self, label: str, *, unit: str = "rows", total: int | None = None) -> Iterator[Progress]:
-        """Show how far the work inside the block has come."""
+        """Show the progress of the work inside the block."""
         progress = Progress(self, label, unit, total)
         try:
             yield progress
@@ -174,7 +174,7 @@ class Console:
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
-        """Let the reader of standard output leave when it has had enough, as `head` does: that is no failure."""
+        """Allow the reader of standard output to close the pipe early, as `head` does, without a failure."""
         if sys.stdout is None:
             raise OutputFileError("standard output is closed; send it to a file, or to /dev/null to discard it")
         try:
@@ -183,7 +183,7 @@ class Console:
             _forget_output()
 
     def show_progress(self, line: str) -> None:
-        """Write a line of progress over the one before, or below it if standard error is not a terminal."""
+        """Overwrite the previous progress line, or print a new line if standard error is not a terminal."""
         if self.quiet:
             return
         if self.interactive:
@@ -193,19 +193,19 @@ class Console:
             click.echo(f"{self._time()} {line}", err=True)
 
     def failure(self, failure: Failure) -> None:
-        """Say what failed, why, what is left, and how to go on."""
+        """Report the failed step, its cause, the resulting state, and how to continue."""
         self._close_line()
         if self.json_mode:
             try:
                 click.echo(json.dumps({"error": as_json(failure)}, ensure_ascii=False))
-            except OSError:  # perhaps what failed; standard error tells the same
+            except OSError:  # this may be the failed stream; standard error reports the failure too
                 _forget_output()
         click.echo(f"headrace: {failure.kind} while {failure.step}", err=True)
         for name, text in (("cause", failure.cause), ("left", failure.left), ("go on", failure.again)):
             click.echo(f"  {name:<6} {text}", err=True)
 
     def _time(self) -> str:
-        """Return the local time of day; with the date where the line may be read another day."""
+        """Return the local time of day, with the date if the line may be read on another day."""
         return self._now().strftime("%H:%M:%S" if self.interactive else "%Y-%m-%d %H:%M:%S")
 
     def _bold(self, text: str) -> str:
@@ -218,6 +218,6 @@ class Console:
 
 
 def _forget_output() -> None:
-    """Send to nowhere what is still buffered: it would fail once more at exit."""
+    """Discard buffered output, which would fail again at exit."""
     with suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`headrace demo`: a year of flights becomes a warehouse, and the warehouse is asked."""
+"""`headrace demo`: load a year of flights into a warehouse and query it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["demo"]
 
 @dataclass(frozen=True)
 class Demo:
-    """Result of a demo: its folder, its run, the dimensions after it, the answers, and the facts found again."""
+    """Result of a demo: the folder, the run, the dimensions after it, the answers, and the verified facts."""
 
     folder: Path
     result: RunResult
@@ -35,12 +35,12 @@ class Demo:
 
 
 @click.command("demo", cls=ReportingCommand, short_help="Load a year of real flights and query the warehouse.")
-@click.option("--dir", "folder", type=FOLDER, default=Path("demo"), show_default=True, help="Where the warehouse goes.")
+@click.option("--dir", "folder", type=FOLDER, default=Path("demo"), show_default=True, help="Folder of the warehouse.")
 @pass_console
 def demo(console: Console, /, folder: Path) -> None:
     """Load the flights of New York in 2013 into Delta tables and ask three questions.
 
-    An earlier demo in the folder is replaced.
+    Replaces an earlier demo in the folder.
     """
     from headrace.samples.demo import make_dimensions, prepare
 
@@ -99,7 +99,7 @@ def _blocks(demo: Demo) -> list[Block]:
 
 
 def _lookups(result: RunResult) -> tuple[list[str], list[list[Any]]]:
-    """Return a table of how often each lookup ended how."""
+    """Return a table with the number of rows per lookup and outcome."""
     tallies: dict[str, dict[str, int]] = {}
     for batch in result.batches:
         for role, counts in batch.detail.get("outcomes", {}).get("lookups", {}).items():

@@ -1,4 +1,4 @@
-"""`headrace device`: what a read costs on a disk."""
+"""`headrace device`: measure the cost of reads on a disk."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["device"]
 DEFAULT_PAGE_SIZE = 8192
 
 
-@click.command("device", cls=ReportingCommand, short_help="Measure what reads cost on a disk.")
+@click.command("device", cls=ReportingCommand, short_help="Measure the cost of reads on a disk.")
 @click.argument("path", type=PATH)
-@click.option("--page-size", type=SIZE, help="Bytes in a page; by default the table's, or 8KiB.")
+@click.option("--page-size", type=SIZE, help="Page size; by default that of the table, or 8KiB.")
 @click.option("--queue-depth", type=click.IntRange(1, 256), default=16, show_default=True, help="Reads in flight.")
-@click.option("--save/--no-save", default=True, show_default=True, help="Keep the costs beside the table at PATH.")
+@click.option("--save/--no-save", default=True, show_default=True, help="Save the costs next to the table at PATH.")
 @pass_console
 def device(console: Console, /, path: Path, page_size: int | None, queue_depth: int, *, save: bool) -> None:
-    """Measure what a seek and a page cost on the disk that holds PATH, a table or a folder.
+    """Measure the cost of a seek and of a page read on the disk that holds PATH, a table or a folder.
 
-    Joins plan their reads by these costs, and by those of a common NVMe disk for a table that was never measured.
+    Joins use these costs to plan their reads. Without a measurement, they assume a typical NVMe disk.
     """
     from headrace.storage.format import check_page_size
     from headrace.storage.read import device_path, measure, save_device

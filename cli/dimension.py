@@ -1,4 +1,4 @@
-"""`headrace dimension`: make, look at and check the dimensions that a pipeline file declares."""
+"""`headrace dimension`: create, inspect, and check the dimensions that a pipeline file declares."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def pipeline_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return option(function)
 
 
-@click.group("dimension", short_help="Make, inspect and check dimensions.")
+@click.group("dimension", short_help="Create, inspect, and check dimensions.")
 def dimension() -> None:
-    """Make, inspect and check the dimensions that a pipeline file declares."""
+    """Create, inspect, and check the dimensions that a pipeline file declares."""
 
 
 @dimension.command("create", cls=ReportingCommand)
@@ -52,7 +52,7 @@ def dimension() -> None:
 @csv_options
 @pass_console
 def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv: CsvFormat) -> None:
-    """Make the Delta table of dimension NAME from SOURCE: CSV, JSON lines or Parquet, a file or a folder.
+    """Create the Delta table of dimension NAME from SOURCE: CSV, JSON lines, or Parquet; a file or a folder.
 
     Members are numbered from 1 in the order of their natural keys; the unknown member is -1.
     """
@@ -92,7 +92,7 @@ def list_(console: Console, /, pipeline: Path) -> None:
 @pipeline_option
 @pass_console
 def info(console: Console, /, name: str, pipeline: Path) -> None:
-    """Show columns, keys and size of dimension NAME."""
+    """Show the columns, keys, and size of dimension NAME."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import describe_dimension
 
@@ -107,9 +107,9 @@ def info(console: Console, /, name: str, pipeline: Path) -> None:
 @pass_console
 @click.pass_context
 def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
-    """Verify the keys of dimension NAME and of the facts that carry them.
+    """Verify the keys of dimension NAME and of the facts that reference them.
 
-    Exit code 0 when all is sound, 3 when a rule is broken.
+    Exit code 0 if every check passes, 3 if a rule is violated.
     """
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import check_dimension
@@ -132,9 +132,9 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
 @pass_console
 @click.pass_context
 def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
-    """Show what would repair dimension NAME and the facts that carry its keys. Nothing is changed.
+    """Show how to repair dimension NAME and the facts that reference its keys. Nothing is changed.
 
-    Exit code 0 when there is nothing to repair, 3 otherwise.
+    Exit code 0 if there is nothing to repair, 3 otherwise.
     """
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import plan_repair
@@ -157,7 +157,7 @@ def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -
 @pipeline_option
 @pass_console
 def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path) -> None:
-    """Show the members of dimension NAME with these natural keys; a key of several columns is written VALUE,VALUE."""
+    """Show the members of dimension NAME with these natural keys. Write a composite key as VALUE,VALUE."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import find_members
 
@@ -172,7 +172,7 @@ def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path
 
 
 def _examples(title: str, found: list[Finding] | list[Repair]) -> list[Grid]:
-    """Return a grid of examples for each rule that has some."""
+    """Return a grid for each rule that has examples."""
     return [Grid(each.rule, (title,), [(text,) for text in each.examples]) for each in found if each.examples]
 
 
@@ -185,7 +185,7 @@ def _parts(key: str, config: PipelineConfig, name: str) -> list[str]:
 
 
 def _typed(form: CsvFormat, config: PipelineConfig, name: str) -> CsvFormat:
-    """Give columns the types that the pipeline file declares, and times the zone of its source."""
+    """Return the format with the column types and the source time zone that the pipeline file declares."""
     from headrace.pipelines.config import arrow_schema
 
     declared = config.dimensions[name].columns if name in config.dimensions else None

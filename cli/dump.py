@@ -1,4 +1,4 @@
-"""What `headrace table dump` does: shows the pages of a table as they lie in the file, sound or not."""
+"""Implementation of `headrace table dump`: shows the pages of a table in file order, even if they are damaged."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ENTRY = struct.Struct("<qHHHBB")
 
 @dataclass(frozen=True)
 class PageHead:
-    """The header of one page and whether its checksum is right."""
+    """The header of one page and whether its checksum is valid."""
 
     page: int
     type: str
@@ -55,7 +55,7 @@ class PageHead:
 
 
 def run_dump(path: Path, page: int | None, console: Console) -> None:
-    """Print superblock and page headers, or one page in full."""
+    """Print the superblock and the page headers, or one page in full."""
     with console.step(f"dumping {path}", left="the table as it was"):
         backend = FileBackend(path, "r")
         try:
@@ -88,7 +88,7 @@ def _blocks(path: Path, superblock: Superblock, damaged: list[tuple[int, int]], 
 
 
 def _relocations(superblock: Superblock) -> list[tuple[int, int, int, str]]:
-    """Return number, rows, page and checksum of leaves that are not where the inner nodes say."""
+    """Return the number, rows, page, and checksum of leaves that were relocated."""
     entries = zip(*(column.tolist() for column in relocation_columns(superblock.relocations)), strict=True)
     return sorted((leaf, rows, page, f"{checksum:016x}") for leaf, rows, page, checksum in entries)
 
@@ -102,7 +102,7 @@ def _readable(superblock: Superblock) -> dict[str, Any]:
 
 
 def _chunks(path: Path, page_size: int) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
-    """Yield page numbers and their bytes, superblocks left out; the last page may be cut and is then padded."""
+    """Yield page numbers and their bytes without the superblocks. A truncated last page is padded."""
     with path.open("rb") as file:
         file.seek(2 * page_size)
         first = 2
@@ -141,7 +141,7 @@ def _show_page(path: Path, superblock: Superblock, page: int, console: Console) 
 
 
 def _directory(content: bytes, head: PageHead) -> list[tuple[Any, ...]]:
-    """Return the directory of a leaf: it ends where the first block of data begins."""
+    """Return the directory of a leaf, which ends where the first data block begins."""
     if head.type != "leaf" or not head.sound:
         return []
     entries: list[tuple[Any, ...]] = []

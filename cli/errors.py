@@ -1,4 +1,4 @@
-"""Errors that the command line raises itself; `headrace.cli.exits` maps every family to its exit code."""
+"""Errors that the command line raises. `headrace.cli.exits` maps every error family to its exit code."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ __all__ = ["CliError", "InputFileError", "OutputFileError"]
 
 
 class CliError(HeadraceError):
-    """Root of what the command line raises on purpose."""
+    """Base class of the errors of the command line."""
 
 
 class InputFileError(CliError, InputError):
-    """A file or folder given as input is missing, empty, of an unknown kind, or cannot be read as what it is."""
+    """An input file or folder is missing, empty, of an unknown kind, or not readable in its format."""
 
 
 class OutputFileError(CliError, InputError):
-    """The place for the result is taken or does not exist."""
+    """The output path is in use, or its folder does not exist."""

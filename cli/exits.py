@@ -1,4 +1,4 @@
-"""Exit codes, and the one place where an error becomes one."""
+"""Exit codes, and the mapping from errors to exit codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UNNAMED_STEP = Step("reading the arguments", "nothing was changed")
 
 
 class ExitCode(enum.IntEnum):
-    """What the process returns."""
+    """Exit code of the process."""
 
     OK = 0
     FAILURE = 1
@@ -41,10 +41,10 @@ KINDS = {
 
 
 def exit_code_of(error: BaseException) -> ExitCode:
-    """Return the exit code of an error, by its family.
+    """Return the exit code of an error, based on its family.
 
-    Damaged data and data of bad quality are 3; every other `HeadraceError` and whatever the operating system refuses
-    is 1; an unexpected error is a bug.
+    Damaged data and bad data quality give 3. Every other `HeadraceError` and every operating system error gives 1.
+    An unexpected error is a bug.
     """
     from headrace.pipelines.errors import QualityError
     from headrace.storage.errors import CorruptionError, HeadraceError
@@ -60,23 +60,23 @@ def exit_code_of(error: BaseException) -> ExitCode:
 
 
 def _was_interrupted(error: BaseException | None) -> bool:
-    """Whether an interrupt led to an error: an import that it ends may fail by an error of its own."""
+    """Whether an interrupt caused an error: an interrupted import may raise a different error."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def guarded(work: Callable[[], Any], console: Console, command: list[str]) -> int:
-    """Run `work` and return the exit code; whatever went wrong has been said on standard error.
+    """Run `work` and return the exit code. Failures are reported on standard error.
 
     Parameters
     ----------
     work
-        Returns an exit code, or something else for success.
+        Function that returns an exit code; any other value means success.
     console
-        Console that reports failures; it knows the step that failed.
+        Console that reports failures and tracks the failed step.
     command
-        The command line, as in ``["headrace", "join", ...]``.
+        Command line, such as ``["headrace", "join", ...]``.
     """
     try:
         outcome = work()
@@ -123,9 +123,9 @@ def _cause(error: BaseException) -> str:
 
 
 def _with_pipeline(cause: str, pipeline: Path | str | None) -> str:
-    """Return the cause with the pipeline file's name in the commands that it recommends.
+    """Insert the name of the pipeline file into the commands that a cause recommends.
 
-    The pipelines layer writes a placeholder there, since it does not know what file its caller named.
+    The pipelines layer writes a placeholder, because it does not know the file name that the caller used.
     """
     if pipeline is None:
         return cause

@@ -1,4 +1,4 @@
-"""`headrace init`: a folder with a pipeline that runs."""
+"""`headrace init`: create a folder with a working pipeline."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ FILES = {"pipeline.yml": PIPELINE, "customers.csv": CUSTOMERS, "incoming/orders-
 @click.argument("folder", type=FOLDER, default=".")
 @pass_console
 def init(console: Console, /, folder: Path) -> None:
-    """Write a commented pipeline file and a few example rows into FOLDER, to be changed into your own.
+    """Write a commented pipeline file and a few example rows into FOLDER, as a starting point for your own pipeline.
 
-    Nothing that is already there is touched.
+    Existing files are not changed.
     """
     with console.step(f"writing a project into {folder}", left="nothing was written over"):
         taken = [name for name in FILES if name != ".gitignore" and (folder / name).exists()]

@@ -1,4 +1,4 @@
-"""`headrace join`: a file or folder as a stream, joined with a table, written as Parquet."""
+"""`headrace join`: join a file or folder, read as a stream, with a table and write Parquet."""
 
 from __future__ import annotations
 
@@ -62,17 +62,17 @@ class JoinReport:
     Attributes
     ----------
     rows_in, rows_out
-        Stream rows read, result rows written.
+        Number of stream rows read and of result rows written.
     seconds, rows_per_second
-        Elapsed from the first row read to the last written, and stream rows over that.
+        Time from the first row read to the last row written, and stream rows per second of that time.
     hit_ratio
         Share of stream rows that needed no read from the table.
     pages_wanted, pages_read, seeks
-        Table pages asked for, pages that came from the disk (bridged gaps included), and reads.
+        Number of table pages requested, of pages read from disk (including bridged gaps), and of reads.
     longest_wait_seconds, deadline_misses
-        Longest time from a row's arrival to its result, and rows that waited longer than the deadline.
+        Longest time from a row's arrival to its result, and number of rows that waited longer than the deadline.
     memory, memory_peak
-        Bytes granted to the operator and the most it held.
+        Memory budget and peak memory of the operator, in bytes.
     """
 
     algorithm: str
@@ -105,32 +105,34 @@ class JoinReport:
     type=click.Choice(["inner", "left"]),
     default="inner",
     show_default=True,
-    help="left keeps stream rows without a match.",
+    help="left keeps unmatched stream rows.",
 )
 @click.option(
     "--algorithm",
     type=click.Choice(["ssij", "meshjoin", "inlj"]),
     default="ssij",
     show_default=True,
-    help="The join operator.",
+    help="Join operator.",
 )
-@click.option("--memory", type=SIZE, default="32MiB", show_default=True, help="Most that the operator may hold.")
-@click.option("--deadline", type=DURATION, help="Longest a stream row may wait, as in 500ms (ssij only).")
+@click.option("--memory", type=SIZE, default="32MiB", show_default=True, help="Memory budget of the operator.")
+@click.option("--deadline", type=DURATION, help="Maximum wait of a stream row, such as 500ms (ssij only).")
 @click.option(
     "--deadline-column",
     metavar="COLUMN",
-    help="Stream column with the seconds, or duration, that each row may wait; null means --deadline (ssij only).",
+    help="Stream column with each row's maximum wait, seconds or duration; null means --deadline (ssij only).",
 )
-@click.option("-o", "--out", type=NEW_FILE, required=True, help="The Parquet file to write.")
+@click.option("-o", "--out", type=NEW_FILE, required=True, help="Parquet file to write.")
 @csv_options
 @pass_console
 def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: Any) -> None:
     """Join the rows of STREAM with TABLE.
 
-    STREAM is CSV, JSON lines or Parquet, a file or a folder. The result has the stream's columns, then the table's
-    without its key; a name that occurs on both sides gets the suffix _right. OUT appears when all of it is written.
+    STREAM is CSV, JSON lines, or Parquet; a file or a folder. The result has the stream's columns, then the table's
+    columns without the key; a table column whose name is also in the stream gets the suffix _right. OUT appears only
+    after it is complete.
 
-    With --as-of or --band the columns of --on are the first ones of the table's key, and the compared one is the next.
+    With --as-of or --band, the columns of --on are the leading columns of the table's key, and the compared column is
+    the next one.
     """
     from headrace.cli.sink import check_place
     from headrace.cli.streams import open_stream
@@ -166,7 +168,7 @@ def _refuse_name_of_csv(out: Path) -> None:
 
 
 def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
-    """Give the join columns of a CSV the types of their keys, so that 007 meets the text '007'."""
+    """Give the join columns of a CSV the types of their key columns, so that 007 matches the text '007'."""
     unknown = [key for _, key in request.match.pairs if key not in table.names]
     if unknown:
         raise InputError(f"the table has no column {unknown[0]!r}; its columns are {', '.join(table.names)}")
@@ -197,7 +199,7 @@ def _pump(operator: Operator, stream: FileStream, out: Path, console: Console) -
             _drain(operator.push(batch), sink)
             _drain(operator.tick(), sink)
             while operator.due is not None and operator.due <= time.monotonic():
-                _drain(operator.tick(), sink)  # a join phase goes on step by step
+                _drain(operator.tick(), sink)  # a join phase advances in steps
             progress.advance(batch.num_rows)
         _drain(operator.finish(), sink)
     return sink.rows

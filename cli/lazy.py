@@ -1,4 +1,4 @@
-"""Groups that import the module of a command when the command is needed, and turn errors into exit codes."""
+"""Command groups that import the module of a command on demand and turn errors into exit codes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ __all__ = ["LazyGroup", "RootGroup", "handle_termination", "time_log_lines"]
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are named by place and imported one by one.
+    """A group that declares its commands by import path and imports each on demand.
 
     Parameters
     ----------
     places
-        ``module:attribute`` of each command, by its name. The modules import click and nothing heavy, so that help for
-        all of them stays quick; what a command needs is imported when it runs.
+        Import path ``module:attribute`` of each command, by name. The modules import only click and other light
+        modules, so that help stays fast; a command imports its dependencies when it runs.
     """
 
     def __init__(self, *args: Any, places: dict[str, str], **kwargs: Any) -> None:
@@ -34,11 +34,11 @@ class LazyGroup(click.Group):
         self._places = places
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of their declaration."""
+        """Return the names in declaration order."""
         return [*self._places, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command of that name, importing its module."""
+        """Import the module of a command and return the command."""
         if cmd_name not in self._places:
             return super().get_command(ctx, cmd_name)
         module, attribute = self._places[cmd_name].split(":")
@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command; an unknown name lists the valid ones."""
+        """Find the command; for an unknown name, the error lists the valid names."""
         name = args[0]
         if self.get_command(ctx, name) is None and not name.startswith("-"):
             ctx.fail(f"there is no command {name!r}; the commands are {', '.join(self.list_commands(ctx))}")
@@ -56,12 +56,12 @@ class LazyGroup(click.Group):
 
 
 class RootGroup(LazyGroup):
-    """The command itself: one console for the run, and one place where errors become exit codes."""
+    """The root command: creates the console of the run and turns errors into exit codes."""
 
-    def main(  # type: ignore[override] # always standalone: the process ends here, so click's overloads do not apply
+    def main(  # type: ignore[override] # always standalone: the process exits here, so click's overloads do not apply
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
-        """Run the command line and leave the process with its exit code."""
+        """Run the command line and exit the process with its exit code."""
         arguments = list(sys.argv[1:] if args is None else args)
         console = Console()
         extra = {**extra, "standalone_mode": False, "obj": console}
@@ -73,9 +73,9 @@ class RootGroup(LazyGroup):
 
 
 def handle_termination() -> None:
-    """Let SIGTERM and SIGHUP clean up like Ctrl-C, and let only the console report either.
+    """Handle SIGTERM and SIGHUP like Ctrl-C, and let only the console report them.
 
-    py4j logs an interrupt of a call into the JVM with its stack, on the root logger.
+    When an interrupt hits a call into the JVM, py4j logs it with its stack on the root logger.
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it, so that the command continues
@@ -84,7 +84,7 @@ def handle_termination() -> None:
 
 
 def time_log_lines() -> None:
-    """Let warnings that the layers log go to standard error with their time, as notes do."""
+    """Send logged warnings to standard error with a timestamp, like notes."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", datefmt="%Y-%m-%d %H:%M:%S")
 
 

@@ -30,12 +30,12 @@ __all__ = ["entry_point", "headrace"]
 def headrace() -> None:
     """Join fast streams with disk-resident dimension tables, within a memory budget and a deadline.
 
-    Begin with `headrace demo`, then `headrace init` for data of your own.
+    Start with `headrace demo`, then use `headrace init` for your own data.
     """
 
 
 def entry_point() -> None:
-    """Run the command line; what the installed script calls."""
+    """Run the command line. The installed script calls this function."""
     keep_little_freed_memory()
     time_log_lines()
     handle_termination()

@@ -1,4 +1,4 @@
-"""Which rows match, as the options of `headrace join` say it: equal columns, a nearest key, or keys within a band."""
+"""Match options of `headrace join`: equal columns, the nearest key, or keys within a band."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Pairing = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class Match:
-    """What was asked for; see the options of `headrace join`."""
+    """Values of the match options; see the options of `headrace join`."""
 
     on: Pairing
     as_of: Pairing
@@ -34,16 +34,16 @@ class Match:
 
     @property
     def pairs(self) -> Pairing:
-        """Stream columns and the key columns that they are compared with."""
+        """Pairs of stream columns and the key columns that they are compared with."""
         return (*self.on, *self.as_of, *self.band)
 
     def predicate(self) -> On:
-        """Return what the operators take.
+        """Return the join predicate for the operators.
 
         Raises
         ------
         InputError
-            If options are missing, or do not go together.
+            If options are missing or incompatible.
         """
         self._check()
         if self.as_of:
@@ -72,7 +72,7 @@ def _refuse(owner: str, given: Sequence[object], options: dict[str, str | None])
 
 
 def _offset(text: str) -> int | Decimal | str:
-    """Return a whole number, a decimal, or the text of a duration."""
+    """Parse an offset as an integer or a decimal; any other text is a duration."""
     try:
         number = Decimal(text)
     except InvalidOperation:

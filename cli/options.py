@@ -29,7 +29,7 @@ __all__ = [
     "pass_console",
 ]
 
-PATH = click.Path(path_type=Path, readable=False)  # what cannot be read is a failure of its step, not of usage
+PATH = click.Path(path_type=Path, readable=False)  # an unreadable path is a failure of its step, not a usage error
 FOLDER = click.Path(path_type=Path, file_okay=False, readable=False)
 NEW_FILE = click.Path(path_type=Path, dir_okay=False, readable=False)
 
@@ -37,12 +37,12 @@ pass_console = click.make_pass_decorator(Console)
 
 
 class Size(click.ParamType[Any]):
-    """A number of bytes, written as in ``32MiB``."""
+    """A number of bytes, such as ``32MiB``."""
 
     name = "size"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return bytes."""
+        """Return the number of bytes."""
         from headrace.storage.errors import InputError
         from headrace.storage.units import parse_memory
 
@@ -53,12 +53,12 @@ class Size(click.ParamType[Any]):
 
 
 class Duration(click.ParamType[Any]):
-    """A time span, written as in ``500ms``."""
+    """A duration, such as ``500ms``."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return seconds."""
+        """Return the number of seconds."""
         from headrace.storage.errors import InputError
         from headrace.storage.units import parse_duration
 
@@ -69,7 +69,7 @@ class Duration(click.ParamType[Any]):
 
 
 class Delimiter(click.ParamType[Any]):
-    r"""What separates the fields of a CSV; a tab may be written as ``\t``."""
+    r"""Field delimiter of a CSV; a tab may be written as ``\t``."""
 
     name = "delimiter"
 
@@ -82,12 +82,12 @@ class Delimiter(click.ParamType[Any]):
 
 
 class Columns(click.ParamType[Any]):
-    """Names of columns, separated by commas; one that holds a comma is quoted as in CSV."""
+    """Column names, separated by commas; a name that contains a comma is quoted as in CSV."""
 
     name = "columns"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Return the names in the order written."""
+        """Return the names in the given order."""
         if isinstance(value, tuple):
             return value
         names, at = [], -1
@@ -100,14 +100,14 @@ class Columns(click.ParamType[Any]):
 
 
 class Pairing(click.ParamType[Any]):
-    """Pairs of a stream's and a table's columns, written as in ``dest=faa,day=day``; names may be quoted as in CSV."""
+    """Pairs of stream and table columns, such as ``dest=faa,day=day``; names may be quoted as in CSV."""
 
     name = "pairs"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[tuple[str, str], ...]:
-        """Return (stream column, key column) pairs; a name alone stands for both."""
+        """Return (stream column, key column) pairs; a single name stands for both columns."""
         if isinstance(value, tuple):
             return value
         pairs, at = [], -1
@@ -122,7 +122,7 @@ class Pairing(click.ParamType[Any]):
 
 
 def _take_name(text: str, at: int, marks: str) -> tuple[str, int]:
-    """Return the name that begins at a position of a list, and where the mark after it or the end is."""
+    """Return the name that begins at a position, and the position of the next mark or of the end."""
     match = re.compile(rf'\s*(?:"((?:[^"]|"")*)"\s*(?=[{marks}]|\Z)|([^{marks}]*))').match(text, at)
     assert match is not None  # a plain name may be empty
     return match[2].strip() if match[1] is None else match[1].replace('""', '"'), match.end()
@@ -136,7 +136,7 @@ PAIRING = Pairing()
 
 
 def csv_options(function: Function) -> Function:
-    """Add the options that say how a CSV is read; the function receives them as one `csv`."""
+    """Add the CSV options; the function receives them as one argument `csv`."""
 
     @functools.wraps(function)
     def gather(*args: Any, delimiter: str | None, nulls: tuple[str, ...], text: tuple[str, ...], **kwargs: Any) -> Any:
@@ -145,16 +145,16 @@ def csv_options(function: Function) -> Function:
         return function(*args, csv=CsvFormat(delimiter, nulls, text_columns(text)), **kwargs)
 
     for option in (
-        click.option("--text", type=COLUMNS, default=(), help="Columns of a CSV to keep as text."),
-        click.option("--null", "nulls", multiple=True, help="How a CSV spells a missing value, beside an empty field."),
-        click.option("--delimiter", type=DELIMITER, help="Between fields of a CSV; by default, as in its heading."),
+        click.option("--text", type=COLUMNS, default=(), help="CSV columns to keep as text."),
+        click.option("--null", "nulls", multiple=True, help="CSV spelling of a missing value, besides an empty field."),
+        click.option("--delimiter", type=DELIMITER, help="CSV field delimiter; detected from the header by default."),
     ):
         gather = option(gather)
     return cast("Function", gather)
 
 
 def match_options(function: Function) -> Function:
-    """Add the options that say which rows match; the function receives them as one `match`."""
+    """Add the match options; the function receives them as one argument `match`."""
     names = ("on", "as_of", "band", "direction", "tolerance", "below", "above")
 
     @functools.wraps(function)
@@ -164,24 +164,26 @@ def match_options(function: Function) -> Function:
         return function(*args, match=Match(**{name: kwargs.pop(name) for name in names}), **kwargs)
 
     for option in (
-        click.option("--above", help="Of a band: how far above, as 10, 2.5 or 5s; 0 by default."),
-        click.option("--below", help="Of a band: how far below the value a key may lie; 0 by default."),
-        click.option("--tolerance", help="How far the nearest key may lie, as 10, 2.5 or 5s; any distance by default."),
+        click.option("--above", help="Width of the band above the value, such as 10, 2.5, or 5s; 0 by default."),
+        click.option("--below", help="Width of the band below the value; 0 by default."),
+        click.option(
+            "--tolerance", help="Maximum distance of the nearest key, such as 2.5 or 5s; unlimited by default."
+        ),
         click.option(
             "--direction",
             type=click.Choice(["backward", "forward"]),
-            help="The nearest key not above, or not below; backward by default.",
+            help="Nearest key at or below the value (backward, the default), or at or above it (forward).",
         ),
-        click.option("--band", type=PAIRING, default=(), help="STREAM_COL=KEY_COL: a key near this value."),
-        click.option("--as-of", type=PAIRING, default=(), help="STREAM_COL=KEY_COL: the one row with the nearest key."),
-        click.option("--on", type=PAIRING, default=(), help="STREAM_COL=KEY_COL[,...]: what is to be equal."),
+        click.option("--band", type=PAIRING, default=(), help="STREAM_COL=KEY_COL: match keys in a band."),
+        click.option("--as-of", type=PAIRING, default=(), help="STREAM_COL=KEY_COL: match the nearest key."),
+        click.option("--on", type=PAIRING, default=(), help="STREAM_COL=KEY_COL[,...]: columns to match by equality."),
     ):
         gather = option(gather)
     return cast("Function", gather)
 
 
 class ReportingCommand(click.Command):
-    """A command that knows `--json` and `--quiet`, and tells the console."""
+    """A command with the options `--json` and `--quiet`, which configure the console."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -192,7 +194,7 @@ class ReportingCommand(click.Command):
 
 
 def _console_flag(names: list[str], text: str) -> click.Option:
-    """Return a flag that sets the attribute of its name on the console before other values are looked at."""
+    """Return a flag that sets the console attribute of the same name before other options are processed."""
 
     def choose(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value:

@@ -1,4 +1,4 @@
-"""Rows and keys of a table as text: keys as they are typed, rows as CSV or as JSON objects."""
+"""Rows and keys of a table as text: keys as typed on the command line, rows as CSV or as JSON objects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["limited", "objects", "parse_key", "print_csv"]
 
 
 def parse_key(text: str | None, key: list[pa.Field]) -> tuple[Any, ...] | None:
-    """Return one key as values of the key's types."""
+    """Parse one key into values of the key's types."""
     if text is None:
         return None
     parts = _fields(text) if len(key) > 1 or text.startswith('"') else [text]
@@ -56,7 +56,7 @@ def _parsed(text: str, field: pa.Field) -> Any:
 
 
 def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
-    """Yield the first `limit` rows, or all of them without a limit."""
+    """Yield the first `limit` rows, or all rows without a limit."""
     left = limit
     for batch in batches:
         if left is None:
@@ -69,9 +69,9 @@ def limited(batches: Iterator[pa.RecordBatch], limit: int | None) -> Iterator[pa
 
 
 def print_csv(batches: Iterator[pa.RecordBatch], names: list[str]) -> None:
-    """Print a header and rows; text is quoted, a missing value is an empty field, bytes are hexadecimal.
+    """Print a header and the rows. Text is quoted, a missing value is an empty field, and bytes are hexadecimal.
 
-    What fails at once, such as an unknown column, has printed nothing.
+    An immediate failure, such as an unknown column, prints nothing.
     """
     first = next(batches, None)
     heading = io.StringIO()
@@ -84,7 +84,7 @@ def print_csv(batches: Iterator[pa.RecordBatch], names: list[str]) -> None:
 
 
 def objects(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as Python holds them; a value beyond its calendar is text."""
+    """Return rows as Python objects; a value outside the range of Python's calendar is text."""
     batch = _in_known_zones(batch)
     try:
         columns = [column.to_pylist() for column in batch.columns]
@@ -101,7 +101,7 @@ def _object(value: pa.Scalar) -> Any:
 
 
 def _in_known_zones(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Return the batch with instants in UTC where their time zone is not in this system's database."""
+    """Convert instants to UTC if their time zone is not in the system's database."""
     columns = [
         column if _zone_is_known(column.type) else column.cast(pa.timestamp(column.type.unit, "UTC"))
         for column in batch.columns

@@ -1,4 +1,4 @@
-"""`headrace run`: load a stream, once or following it."""
+"""`headrace run`: load a stream once, or follow it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = ["load", "outcome_pairs", "run"]
 LEFT = "batches already loaded; the next run completes the one that failed"
 
 
-@click.command("run", cls=ReportingCommand, short_help="Load a stream, once or following it.")
+@click.command("run", cls=ReportingCommand, short_help="Load a stream once, or follow it.")
 @click.argument("pipeline", type=PATH)
-@click.option("--once", is_flag=True, help="Load what is there, then end.")
-@click.option("--follow", is_flag=True, help="Go on with what arrives until interrupted.")
+@click.option("--once", is_flag=True, help="Load the available data, then exit.")
+@click.option("--follow", is_flag=True, help="Keep loading new data until interrupted.")
 @pass_console
 @click.pass_context
 def run(ctx: click.Context, console: Console, /, pipeline: Path, once: bool, follow: bool) -> None:
     """Run the pipeline file PIPELINE, with --once or --follow.
 
-    Every record is loaded exactly once, whatever happens in between: after a failure or a crash run the same command
-    again. Ctrl-C ends the run after the batch that is being done.
+    Every record is loaded exactly once, even across failures: after a failure or a crash, run the same command again.
+    Ctrl-C ends the run after the current batch.
     """
     if once == follow:
         both = "--once and --follow exclude each other; " if once else ""
@@ -45,7 +45,7 @@ def run(ctx: click.Context, console: Console, /, pipeline: Path, once: bool, fol
 
 
 def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
-    """Run a pipeline, telling of each batch."""
+    """Run a pipeline and report each batch."""
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.runner import run
     from headrace.pipelines.spark import jars_are_cached
@@ -61,7 +61,7 @@ def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
 
 
 def outcome_pairs(result: RunResult) -> dict[str, Any]:
-    """Return what became of the rows, as names and numbers to show."""
+    """Return the row counts of a run by name, for display."""
     document = result.as_dict()
     counts = ("pages_wanted", "pages_read", "seeks")
     wanted, read, seeks = (sum(getattr(batch, name) for batch in result.batches) for name in counts)
@@ -88,7 +88,7 @@ def _blocks(result: RunResult) -> list[Block]:
 
 
 def _hit_ratio(result: RunResult) -> str:
-    """Return the batches' hit ratios, weighted by their rows."""
+    """Return the hit ratio of all batches, weighted by rows."""
     rows = result.total("rows_in")
     if not rows:
         return "nothing was looked up"

@@ -1,4 +1,4 @@
-"""`headrace runs`: what the run catalog knows."""
+"""`headrace runs`: show the run catalog."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ Spark's log of each run is in the folder `logs` of HEADRACE_CACHE (by default ~/
 that ran it, named after the time and the process id; --run ID shows where it is."""
 
 
-@click.command("runs", cls=ReportingCommand, short_help="Show what ran, and its batches.", epilog=STATES)
+@click.command("runs", cls=ReportingCommand, short_help="Show runs and their batches.", epilog=STATES)
 @click.argument("pipeline", type=PATH, default="pipeline.yml")
-@click.option("--run", "wanted", metavar="ID", help="Show the batches of this run; the first letters of its id do.")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Show the latest so many.")
+@click.option("--run", "wanted", metavar="ID", help="Show the batches of this run; a prefix of its id is enough.")
+@click.option(
+    "--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Number of latest runs to show."
+)
 @pass_console
 def runs(console: Console, /, pipeline: Path, wanted: str | None, limit: int) -> None:
     """Show the latest runs of the pipeline file PIPELINE, or the batches of one run."""

@@ -1,4 +1,4 @@
-"""A Parquet file that appears whole or not at all."""
+"""A Parquet file that is written atomically."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ GROUP_BYTES = 4 << 20
 
 
 class ParquetSink:
-    """Collects batches into row groups and writes them next to `path`; renames the file at the end.
+    """Collects batches into row groups, writes them to a file next to `path`, and renames that file at the end.
 
-    What a process that was killed left beside `path` is removed.
+    Temporary files that a killed process left next to `path` are removed.
 
     Parameters
     ----------
     path
-        Path of the file, which appears when the block ends without an error. An older file is replaced in one step.
+        Path of the file, which appears when the block ends without an error. An existing file is replaced atomically.
     schema
         Schema of each batch.
     group_bytes
-        Size in memory of a row group, which is also the most that is held.
+        Size of a row group in memory, which is also the maximum amount of buffered data.
 
     Raises
     ------
@@ -63,7 +63,7 @@ class ParquetSink:
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Take the rows of a batch."""
+        """Add the rows of a batch."""
         self.rows += batch.num_rows
         self._pending.append(batch)
         self._pending_bytes += batch.nbytes
@@ -95,7 +95,7 @@ class ParquetSink:
 
 
 def check_place(path: Path, reads: Iterable[Path] = ()) -> None:
-    """Raise before any work when no file can appear at `path`, or when it would take the place of one of `reads`."""
+    """Raise before any work if no file can be created at `path`, or if it would overwrite one of `reads`."""
     if path.is_dir():
         raise OutputFileError(f"{path} is a folder; name a file in it")
     if path.exists() and not path.is_file():
@@ -107,7 +107,7 @@ def check_place(path: Path, reads: Iterable[Path] = ()) -> None:
 
 
 def _texts(schema: pa.Schema) -> list[str]:
-    """Return the columns worth a dictionary; for numbers it takes ten times the memory of the rows and saves little."""
+    """Return the columns worth a dictionary: text. For numbers, it takes ten times the memory of the rows."""
     return [column.name for column in schema if pa.types.is_string(column.type) or pa.types.is_binary(column.type)]
 
 

@@ -1,4 +1,4 @@
-"""`headrace source`: the files of a pipeline's source, by what became of them."""
+"""`headrace source`: the files of a pipeline's source, by state."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ UNCHANGED = "the ledger of loaded files as it was"
 NAMED = 20
 
 
-@click.group("source", short_help="List, skip and adopt the files of a source.")
+@click.group("source", short_help="List, skip, and adopt the files of a source.")
 def source() -> None:
-    """List the files of a pipeline's source by state, skip some of them, or adopt all of them."""
+    """List the files of a pipeline's source by state, skip individual files, or adopt all files."""
 
 
 @source.command("list", cls=ReportingCommand)
 @click.argument("pipeline", type=PATH, default=DEFAULT)
-@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Show so many files.")
+@click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Number of files to show.")
 @pass_console
 def list_(console: Console, /, pipeline: Path, limit: int) -> None:
-    """Show the files in the source of PIPELINE (pipeline.yml by default), the one modified last first.
+    """Show the files in the source of PIPELINE (pipeline.yml by default), most recently modified first.
 
-    With --json, all of them are shown.
+    With --json, all files are shown.
     """
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.source import list_files
@@ -66,10 +66,10 @@ def list_(console: Console, /, pipeline: Path, limit: int) -> None:
 @click.argument("files", nargs=-1, required=True, metavar="[PIPELINE] FILE...")
 @pass_console
 def skip(console: Console, /, files: tuple[str, ...]) -> None:
-    """Record that each FILE, named relative to the source folder, is not to be loaded as it is now.
+    """Skip the current content of each FILE, named relative to the source folder.
 
-    PIPELINE is the pipeline file: the first of several names, if it ends in .yml or .yaml; else pipeline.yml. A file
-    whose content changes afterwards is loaded. A change of a loaded file is accepted without being loaded.
+    PIPELINE is the first of several names if it ends in .yml or .yaml; otherwise it is pipeline.yml. A skipped file is
+    loaded if its content changes later. A change to a loaded file is accepted without loading the file again.
     """
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.source import skip_files
@@ -85,9 +85,9 @@ def skip(console: Console, /, files: tuple[str, ...]) -> None:
 @click.argument("pipeline", type=PATH, default=DEFAULT)
 @pass_console
 def adopt(console: Console, /, pipeline: Path) -> None:
-    """Take every file in the source of PIPELINE (pipeline.yml by default) as loaded, and begin a new stream.
+    """Mark every file in the source of PIPELINE (pipeline.yml by default) as loaded, and start a new stream.
 
-    For a pipeline whose checkpoint is gone, was copied, or does not belong to its fact table. Nothing is loaded.
+    Use this if the checkpoint is missing, was copied, or does not belong to the fact table. Nothing is loaded.
     """
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.source import adopt_files, printable
@@ -104,7 +104,7 @@ def adopt(console: Console, /, pipeline: Path) -> None:
 
 
 def left_out_block(left_out: Sequence[LeftOut]) -> list[Block]:
-    """Return what a listing left out, to be shown; nothing if that is nothing."""
+    """Return a block that shows the files that a listing left out; empty if it is complete."""
     if not left_out:
         return []
     from headrace.pipelines.source import printable

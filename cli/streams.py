@@ -1,6 +1,6 @@
-"""Files as streams of record batches: CSV, JSON lines or Parquet, one file or a folder, batch by batch.
+"""Files as streams of record batches: CSV, JSON lines, or Parquet, from one file or a folder.
 
-The columns are those of the first file; the others must fit them by name and type, and nothing is dropped silently.
+The first file defines the columns. The other files must match them by name and type; nothing is dropped silently.
 Types of text are inferred as `headrace.storage.records.infer_columns` says, unless the caller knows better: key columns
 take the type of the key that they are compared with.
 """
@@ -42,20 +42,20 @@ PARQUET_MAGIC = b"PAR1"
 
 @dataclass(frozen=True)
 class CsvFormat:
-    """How a CSV is read.
+    """Format of a CSV.
 
     Parameters
     ----------
     delimiter
-        Delimiter of fields; None for the one that divides the heading into most names.
+        Field delimiter; None for the delimiter that splits the header into the most names.
     nulls
-        Spellings of a missing value, in addition to an empty field. A quoted one is text.
+        Spellings of a missing value, in addition to an empty field. A quoted spelling is text.
     types
-        Types of columns of text that are known before the first row is seen.
+        Types of text columns that are known before the first row is read.
     declared
-        Types that columns have in files of any kind, where they are there.
+        Types of columns in files of any kind, if the columns are present.
     time_zone, ambiguous_time
-        Zone of times that name none, and what happens to one that occurs twice in it; see `RecordFormat`.
+        Zone of times without a zone, and treatment of a time that occurs twice in that zone; see `RecordFormat`.
     """
 
     delimiter: str | None = None
@@ -78,13 +78,13 @@ class FileStream:
     Parameters
     ----------
     files
-        Files in the order in which they are read.
+        Files in read order.
     kind
         ``"csv"``, ``"json"`` or ``"parquet"``.
     schema
-        Columns of every batch.
+        Schema of every batch.
     rows
-        Number of rows if it is known without reading the files, else None.
+        Number of rows if known without reading the files, else None.
     """
 
     files: tuple[Path, ...]
@@ -94,12 +94,12 @@ class FileStream:
     _open: Callable[[Path], Iterator[pa.RecordBatch]]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield all rows, file by file, in batches that fit in memory; a thread reads ahead.
+        """Yield all rows, file by file, in batches that fit in memory. A thread reads ahead.
 
         Raises
         ------
         InputFileError
-            If a file cannot be read or does not fit the first one; names the file, and the record where there is one.
+            If a file cannot be read or does not match the first file. Names the file and, if known, the record.
         """
         with closing(read_ahead([self._read], lambda batch: int(batch.nbytes))) as batches:
             yield from batches
@@ -111,12 +111,12 @@ class FileStream:
 
 
 def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None = None) -> FileStream:
-    """Look at the files and find out their columns; do not read their rows yet.
+    """Inspect the files and determine their columns, without reading all rows.
 
     Parameters
     ----------
     path
-        A file, or a folder whose files (not those beginning with ``.`` or ``_``) are all CSV, JSON lines or Parquet.
+        A file, or a folder of only CSV, JSON lines, or Parquet files (names with a leading ``.`` or ``_`` are ignored).
     batch_rows
         Maximum number of rows in a batch of a Parquet file.
     csv
@@ -125,7 +125,7 @@ def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None 
     Raises
     ------
     InputFileError
-        If there is nothing to read or it is of no known kind.
+        If there are no files to read, or the kind of a file is unknown.
     """
     files = _files_at(path)
     kind = _kind_of(files)
@@ -139,7 +139,7 @@ def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None 
 
 
 def _known(file: Path, kind: Kind, form: CsvFormat) -> RecordFormat:
-    """Return how files are read, with the columns of the first one."""
+    """Return the format of the files, with the columns of the first file."""
     known = RecordFormat(
         kind,
         delimiter=form.delimiter or ",",
@@ -170,7 +170,7 @@ def _files_at(path: Path) -> tuple[Path, ...]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield all files below a folder; one that cannot be listed is an error, not an empty folder."""
+    """Yield all files below a folder. A folder that cannot be listed is an error, not an empty folder."""
 
     def refuse(error: OSError) -> None:
         raise InputFileError(f"cannot list the folder {error.filename}: {error.strerror}") from error
@@ -216,7 +216,7 @@ def _sliced(file: Path, form: RecordFormat, batch_rows: int) -> Iterator[pa.Reco
 
 
 def _explained(file: Path, form: RecordFormat) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a text; say what can be done about a value that does not fit."""
+    """Yield the rows of a text file; an error for an invalid value explains the remedy."""
     try:
         yield from sound_batches(file, form)
     except RecordFileError as error:
@@ -230,7 +230,7 @@ def _explained(file: Path, form: RecordFormat) -> Iterator[pa.RecordBatch]:
 
 @contextmanager
 def _reading(file: Path) -> Iterator[None]:
-    """Add the name of the file to an error of Arrow."""
+    """Add the file name to an Arrow error."""
     try:
         yield
     except RecordFileError as error:

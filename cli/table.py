@@ -1,4 +1,4 @@
-"""`headrace table`: build, look at, check and read a clustered table."""
+"""`headrace table`: build, inspect, check, and read a clustered table."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ __all__ = ["table"]
 FILTER_BITS = click.FloatRange(4, 16)
 
 
-@click.group("table", short_help="Build, inspect, check and read a table.")
+@click.group("table", short_help="Build, inspect, check, and read a table.")
 def table() -> None:
-    """Build, inspect, check and read a clustered table."""
+    """Build, inspect, check, and read a clustered table."""
 
 
 @table.command(
@@ -39,22 +39,22 @@ def table() -> None:
     epilog="Example: headrace table build planes.csv --key tailnum --unique -o planes.tbl",
 )
 @click.argument("source", type=PATH)
-@click.option("--key", type=COLUMNS, required=True, help="The column or columns to cluster by, COL[,COL].")
-@click.option("--unique", is_flag=True, help="Refuse two rows with one key.")
-@click.option("--page-size", type=SIZE, default="8KiB", show_default=True, help="From 4KiB to 64KiB.")
+@click.option("--key", type=COLUMNS, required=True, help="Columns to cluster by, COL[,COL].")
+@click.option("--unique", is_flag=True, help="Reject rows with duplicate keys.")
+@click.option("--page-size", type=SIZE, default="8KiB", show_default=True, help="Page size, from 4KiB to 64KiB.")
 @click.option(
-    "--fill", type=click.FloatRange(0.1, 1.0), default=0.8, show_default=True, help="How full pages are made."
+    "--fill", type=click.FloatRange(0.1, 1.0), default=0.8, show_default=True, help="Fill factor of the pages."
 )
-@click.option("--memory", type=SIZE, default="1GiB", show_default=True, help="Most that sorting may hold.")
-@click.option("--overwrite", is_flag=True, help="Replace a table that is already there.")
-@click.option("--filter-bits", type=FILTER_BITS, help="Give it a filter of so many bits a key; see `table filter`.")
-@click.option("-o", "--out", type=NEW_FILE, required=True, help="The table to make.")
+@click.option("--memory", type=SIZE, default="1GiB", show_default=True, help="Memory limit of the sort.")
+@click.option("--overwrite", is_flag=True, help="Replace an existing table.")
+@click.option("--filter-bits", type=FILTER_BITS, help="Add a filter with this many bits per key; see `table filter`.")
+@click.option("-o", "--out", type=NEW_FILE, required=True, help="Table to create.")
 @csv_options
 @pass_console
 def build(console: Console, /, source: Path, out: Path, key: tuple[str, ...], csv: CsvFormat, **options: Any) -> None:
-    """Build a clustered table from SOURCE: CSV, JSON lines or Parquet, a file or a folder.
+    """Build a clustered table from SOURCE: CSV, JSON lines, or Parquet; a file or a folder.
 
-    The rows may be in any order and more than fit in memory. The table appears when all of it is on disk.
+    The rows may be in any order and may exceed memory. The table appears only after it is completely on disk.
     """
     import pyarrow as pa
 
@@ -83,7 +83,7 @@ def build(console: Console, /, source: Path, out: Path, key: tuple[str, ...], cs
 @click.argument("path", metavar="TABLE", type=PATH)
 @pass_console
 def info(console: Console, /, path: Path) -> None:
-    """Show schema, key and size of TABLE."""
+    """Show the schema, key, and size of TABLE."""
     with (
         console.step(f"opening {path}", left="the table as it was", repair=_after_damage(path)),
         storage.Table.open(path) as table,
@@ -97,7 +97,7 @@ def info(console: Console, /, path: Path) -> None:
 @pass_console
 @click.pass_context
 def check(ctx: click.Context, console: Console, /, path: Path) -> None:
-    """Verify every page of TABLE; exit code 0 when it is sound, 3 when it is damaged."""
+    """Verify every page of TABLE. Exit code 0 if it is intact, 3 if it is damaged."""
     from headrace.storage.check import check_file
 
     with console.step(
@@ -123,10 +123,10 @@ def check(ctx: click.Context, console: Console, /, path: Path) -> None:
 
 @table.command("scan", cls=ReportingCommand)
 @click.argument("path", metavar="TABLE", type=PATH)
-@click.option("--low", help="First key, VALUE[,VALUE]; itself included.")
-@click.option("--high", help="Last key, VALUE[,VALUE]; itself included.")
+@click.option("--low", help="First key, VALUE[,VALUE], inclusive.")
+@click.option("--high", help="Last key, VALUE[,VALUE], inclusive.")
 @click.option("--columns", type=COLUMNS, help="Show only these columns.")
-@click.option("--limit", type=click.IntRange(min=0), help="Stop after so many rows.")
+@click.option("--limit", type=click.IntRange(min=0), help="Maximum number of rows to print.")
 @pass_console
 def scan(
     console: Console,
@@ -137,7 +137,7 @@ def scan(
     columns: tuple[str, ...] | None,
     limit: int | None,
 ) -> None:
-    """Print rows of TABLE in key order: as CSV, or with --json as one JSON object a line."""
+    """Print rows of TABLE in key order: as CSV, or with --json as one JSON object per line."""
     from headrace.cli.rows import limited, objects, parse_key, print_csv
 
     with (
@@ -157,10 +157,10 @@ def scan(
 
 @table.command("dump", cls=ReportingCommand)
 @click.argument("path", metavar="TABLE", type=PATH)
-@click.option("--page", type=click.IntRange(min=0), help="Show this page alone, byte by byte where it matters.")
+@click.option("--page", type=click.IntRange(min=0), help="Show only this page, with its bytes where relevant.")
 @pass_console
 def dump(console: Console, /, path: Path, page: int | None) -> None:
-    """Show what TABLE is made of, page by page, even when it is damaged."""
+    """Show the structure of TABLE page by page, even if it is damaged."""
     from headrace.cli.dump import run_dump
 
     run_dump(path, page, console)
@@ -170,7 +170,7 @@ def dump(console: Console, /, path: Path, page: int | None) -> None:
 @click.argument("path", metavar="TABLE", type=PATH)
 @pass_console
 def compact(console: Console, /, path: Path) -> None:
-    """Bring TABLE back into key order on disk and give space back, while readers go on."""
+    """Restore the key order of TABLE on disk and free unused space, while readers continue."""
     with (
         console.step(f"compacting {path}", left="the table with all its rows", repair=_after_damage(path)),
         storage.Table.open(path, mode="w") as table,
@@ -185,11 +185,11 @@ def compact(console: Console, /, path: Path) -> None:
 
 @table.command("filter", cls=ReportingCommand, epilog="Example: headrace table filter planes.tbl --bits 8")
 @click.argument("path", metavar="TABLE", type=PATH)
-@click.option("--bits", type=FILTER_BITS, default=8, show_default=True, help="For each key.")
-@click.option("--drop", is_flag=True, help="Remove it instead.")
+@click.option("--bits", type=FILTER_BITS, default=8, show_default=True, help="Number of filter bits per key.")
+@click.option("--drop", is_flag=True, help="Remove the filter instead.")
 @pass_console
 def make_filter(console: Console, /, path: Path, bits: float, *, drop: bool) -> None:
-    """Make a filter beside TABLE, by which joins know most absent keys without reading a page."""
+    """Create a filter next to TABLE. Joins use it to detect most absent keys without reading a page."""
     with (
         console.step(f"making a filter for {path}", left="the table as it was", repair=_after_damage(path)),
         storage.Table.open(path) as table,

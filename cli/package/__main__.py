@@ -1,4 +1,4 @@
-"""Lets `python -m headrace` be the command, where the installed script is not on the path."""
+"""Entry point of `python -m headrace`, for systems where the installed script is not on the path."""
 
 from headrace.cli.main import entry_point
 
