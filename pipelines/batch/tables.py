@@ -324,7 +324,7 @@ def _append_staged(folder: str, table: DeltaHandle, commit: Commit) -> None:
     if not _exists(spark, folder):
         if waits:
             raise DeltaTableError(
-                f"{folder} was written for {table.path} but is gone, so its rows are lost to it; restore the folder "
+                f"{folder} was written for {table.path} but has been removed, so its rows are lost; restore the folder "
                 "from a backup, and run again"
             )
         return

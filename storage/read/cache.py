@@ -1,8 +1,8 @@
 """Frames for leaf pages in one preallocated buffer, and the policies that choose which pages stay.
 
 A frame is free, held (a page is being read into it or joined from it) or resident (found by `frame_of`). Pages are
-named by their leaf ordinal, so that one array maps them. `reader` reads the pages, and `settle`, a pure
-function, decides which pages a join phase keeps.
+named by their leaf ordinal, so that one array maps them. `reader` reads the pages; the join phase of SSIJ decides which
+of them stay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headrace.storage.read.frame_memory import SLACK_BYTES, FrameMemory
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LRU", "AgeingCounter", "CachePolicy", "PageCache", "UtilityCounter", "page_buffer", "settle"]
+__all__ = ["LRU", "AgeingCounter", "CachePolicy", "PageCache", "UtilityCounter", "page_buffer"]
 
 
 class CachePolicy(Protocol):
@@ -80,41 +80,6 @@ class LRU:
 
     def phase_done(self, score: NDArray[np.int64]) -> None:
         """Do nothing: times of use stay valid across phases."""
-
-
-def settle(
-    resident: NDArray[np.int64], candidates: NDArray[np.int64], capacity: int
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Decide before the first read which pages stay: the paper's ToKeep and ToRemove (section IV-C).
-
-    Parameters
-    ----------
-    resident, candidates
-        Scores of the pages in the cache and of the pages that will be read.
-    capacity
-        Frames that the cache may hold at the end of the phase.
-
-    Returns
-    -------
-    keep, remove
-        Candidates to cache, and resident pages to evict. With equal scores a resident page stays.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> keep, remove = settle(np.array([5, 0, 2]), np.array([3, 1]), capacity=3)
-    >>> keep.tolist(), remove.tolist()
-    ([True, False], [False, True, False])
-    """
-    keep = np.ones(len(candidates), dtype=np.bool_)
-    remove = np.zeros(len(resident), dtype=np.bool_)
-    excess = len(resident) + len(candidates) - max(capacity, 0)
-    if excess > 0:
-        scores = np.concatenate([candidates, resident])
-        leaving = np.argsort(scores, kind="stable")[:excess]
-        keep[leaving[leaving < len(candidates)]] = False
-        remove[leaving[leaving >= len(candidates)] - len(candidates)] = True
-    return keep, remove
 
 
 def page_buffer(frames: int, page_size: int) -> NDArray[np.uint8]:

@@ -18,7 +18,6 @@ from headrace.joins.ssij.phases import _join_kernels
 from headrace.joins.ssij.phases.base import sorted_positions
 from headrace.storage.format import Keys
 from headrace.storage.read import plan_cost, plan_reads
-from headrace.storage.read.cache import settle
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -172,6 +171,16 @@ def test_leaves_join_a_plan_where_a_read_goes_over_them(seed, head, widest):
     assert out[:size].tolist() == [
         leaf for leaf in ahead if leaf in planned or any(low < leaf < high for low, high in gaps)
     ]
+
+
+def settle(resident, candidates, capacity):
+    """Return the paper's ToKeep and ToRemove (section IV-C); with equal scores a resident page stays."""
+    keep, remove = np.ones(len(candidates), dtype=np.bool_), np.zeros(len(resident), dtype=np.bool_)
+    excess = max(len(resident) + len(candidates) - capacity, 0)
+    leaving = np.argsort(np.concatenate([candidates, resident]), kind="stable")[:excess]
+    keep[leaving[leaving < len(candidates)]] = False
+    remove[leaving[leaving >= len(candidates)] - len(candidates)] = True
+    return keep, remove
 
 
 @given(

@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from headrace.storage.errors import MemoryBudgetError
-from headrace.storage.read.cache import LRU, PageCache, UtilityCounter, page_buffer, settle
+from headrace.storage.read.cache import LRU, PageCache, UtilityCounter, page_buffer
 
 PAGE = 4096
 
@@ -122,22 +122,6 @@ def test_buffers_are_page_aligned_with_slack():
     buffer = page_buffer(3, PAGE)
     assert buffer.ctypes.data % 4096 == 0
     assert len(buffer) == 3 * PAGE + 8
-
-
-@given(
-    resident=st.lists(st.integers(0, 5), max_size=12),
-    candidates=st.lists(st.integers(0, 5), max_size=12),
-    capacity=st.integers(0, 30),
-)
-def test_the_highest_scores_stay(resident, candidates, capacity):
-    keep, remove = settle(np.array(resident, np.int64), np.array(candidates, np.int64), capacity)
-    stay = [s for s, gone in zip(resident, remove, strict=True) if not gone]
-    enter = [s for s, kept in zip(candidates, keep, strict=True) if kept]
-    leave = [s for s, gone in zip(resident, remove, strict=True) if gone]
-    refused = [s for s, kept in zip(candidates, keep, strict=True) if not kept]
-    assert len(stay) + len(enter) == min(capacity, len(resident) + len(candidates))
-    assert min(stay + enter, default=9) >= max(leave + refused, default=-1)
-    assert min(enter, default=9) > max(leave, default=-1)
 
 
 class CacheMachine(RuleBasedStateMachine):
