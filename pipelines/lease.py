@@ -46,7 +46,7 @@ class Leases:
     seconds
         Duration of a lease in seconds. It is renewed three times in that period.
     clock
-        Function that returns seconds since 1970, within a few seconds on all machines that share the catalog.
+        Function that returns seconds since 1970. Machines that share the catalog must agree within a few seconds.
 
     Raises
     ------
