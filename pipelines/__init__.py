@@ -1,6 +1,6 @@
-"""Spark and Delta around the joins: pipeline files, sessions, replicas, the commit protocol, the run catalog.
+"""Integration of the joins with Spark and Delta: pipeline files, sessions, replicas, commit protocol, run catalog.
 
-Names are loaded when they are first used, so that importing the package costs nothing.
+Names are imported on first use, so importing the package is cheap.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The entry point for Spark's own launchers: ``spark-submit .../pipelines/__main__.py PIPELINE.yml --once``.
 
-Also ``python -m headrace.pipelines``. Prints the run as JSON on stdout; the command `headrace` has a richer output.
+``python -m headrace.pipelines`` also works. It prints the run as JSON on stdout; the `headrace` command has richer
+output.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# A script's own folder comes first in the path of modules, where this package's modules would hide others of that name.
+# A script's own folder comes first in the module path, where this package's modules would hide others of the same name.
 sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != Path(__file__).resolve().parent]
 
 import argparse  # noqa: E402 - after the path has been fixed

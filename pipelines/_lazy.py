@@ -1,4 +1,4 @@
-"""Names that a package exports and imports only when they are first used, so that importing the package stays cheap."""
+"""Exported names of a package that are imported on first use, so that importing the package stays cheap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def lazy_exports(package: str, exports: Mapping[str, Sequence[str]]) -> Callable
     package
         Full name of the package.
     exports
-        Exported names of each module, by the module's name in the package.
+        Exported names, by the name of their module in the package.
     """
     homes = {name: module for module, names in exports.items() for name in names}
 

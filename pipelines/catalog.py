@@ -1,19 +1,19 @@
 """The run catalog: runs, and their micro-batches with metrics.
 
-Any database that SQLAlchemy reaches; a SQLite file by default. Leases, which live in the same database, are in
-`pipelines.lease`. What the warehouse holds never depends on the catalog: Delta's transactions decide what is loaded.
+It supports any SQLAlchemy database; the default is a SQLite file. `headrace.pipelines.lease` manages the leases, which
+are in the same database. The warehouse never depends on the catalog: Delta's transactions decide what is loaded.
 
 A run is in one of these states:
 
 | state     | meaning                                                                                     |
 |-----------|---------------------------------------------------------------------------------------------|
 | `running` | its process holds its lease                                                                 |
-| `done`    | everything that was there is loaded                                                         |
-| `stopped` | a signal ended it after a whole batch                                                       |
-| `failed`  | `error` says why                                                                            |
-| `lost`    | its process ended without a word (killed, power cut), or another run took over its lease    |
+| `done`    | all waiting files are loaded                                                                |
+| `stopped` | a signal ended it after a complete batch                                                    |
+| `failed`  | an error ended it; `error` gives the reason                                                 |
+| `lost`    | its process ended without a report (killed, power cut), or another run took over its lease  |
 
-A run that was taken for lost and comes back, as after the sleep of a laptop, is `running` again.
+A run that was marked as lost and resumes, for example after a laptop wakes up, is `running` again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = ["BatchRecord", "Catalog", "RunRecord"]
 
 _BUSY_SECONDS = 30
 _VERSION = 2
-_ATTEMPTS = 3  # several processes may create the tables of a new catalog at the same moment
+_ATTEMPTS = 3  # several processes may create the tables of a new catalog at the same time
 METADATA = MetaData()
 
 _META = Table("headrace_meta", METADATA, Column("version", Integer, primary_key=True))
@@ -128,19 +128,20 @@ class RunRecord:
     Parameters
     ----------
     id, pipeline, mode
-        The run, its pipeline's name, and `once` or `follow`.
+        Id of the run, name of its pipeline, and `once` or `follow`.
     state
-        `running`, `done`, `stopped`, `failed` or `lost`; see the module.
+        State of the run: `running`, `done`, `stopped`, `failed` or `lost`; see the module.
     started, ended
-        Seconds since 1970; `ended` is None while it runs, and when it was last alive for a lost run.
+        Start and end times in seconds since 1970. `ended` is None for an active run, and the last heartbeat of a lost
+        run.
     host, pid
         Host and process id of the driver.
     error
-        Why it failed, or what is known of a lost run.
+        Reason for the failure, or what is known about a lost run.
     alive
-        Last sign of life of the run, in seconds since 1970.
+        Last heartbeat of the run, in seconds since 1970.
     batches, rows_in, loaded, dropped, routed, rejected, new_members
-        Sums over the run's batches.
+        Sums over the batches of the run.
     """
 
     id: str
@@ -164,7 +165,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """One micro-batch of a run, with what it counted; `detail` holds outcomes, phases, replicas and joins."""
+    """One micro-batch of a run, with its counts; `detail` holds outcomes, phases, replicas and joins."""
 
     run: str
     stream: str
@@ -195,9 +196,9 @@ class Catalog:
     Parameters
     ----------
     url
-        SQLAlchemy's URL of the database. The tables are created when they are not there.
+        SQLAlchemy URL of the database. Missing tables are created.
     clock
-        Seconds since 1970.
+        Function that returns seconds since 1970.
 
     Raises
     ------
@@ -260,14 +261,14 @@ class Catalog:
             ) from error
 
     def start_run(self, pipeline: str, mode: str, lease: str | None = None) -> str:
-        """Record that a run begins, and return its id.
+        """Record the start of a run, and return its id.
 
         Parameters
         ----------
         pipeline, mode
-            The pipeline's name, and `once` or `follow`.
+            Name of the pipeline, and `once` or `follow`.
         lease
-            Token of the leases that the run holds. The run counts as lost as soon as they are released or expired.
+            Token of the leases that the run holds. Once they are released or expire, the run counts as lost.
         """
         run, now, own = str(uuid.uuid4()), self._clock(), ProcessIdentity.own()
         values = {"host": socket.gethostname(), "started": now, "alive": now, "state": "running", "lease": lease}
@@ -277,21 +278,21 @@ class Catalog:
         return run
 
     def finish_run(self, run: str, state: str, error: str | None = None) -> None:
-        """Record how a run ended: `done`, `stopped` or `failed`."""
+        """Record the final state of a run: `done`, `stopped` or `failed`."""
         with self.transaction() as connection:
             now = self._clock()
             change = update(_RUNS).where(_RUNS.c.id == run)
             connection.execute(change.values(state=state, ended=now, alive=now, error=error))
 
     def note_alive(self, connection: Connection, lease: str) -> None:
-        """Record a sign of life of the run with a lease; a run that was taken for lost is running again."""
+        """Record a heartbeat of the run with a lease; a run that was marked as lost becomes `running` again."""
         mine = _RUNS.c.lease == lease
         connection.execute(update(_RUNS).where(mine, _RUNS.c.state == "running").values(alive=self._clock()))
         back = {"state": "running", "alive": self._clock(), "ended": None, "error": None}
         connection.execute(update(_RUNS).where(mine, _RUNS.c.state == "lost").values(**back))
 
     def record_batch(self, record: BatchRecord) -> None:
-        """Keep what a batch counted; a batch that is done again replaces its record."""
+        """Store the counts of a batch; a repeated batch replaces its record."""
         values = {name: getattr(record, name) for name in record.__dataclass_fields__}
         with self.transaction() as connection:
             same = (_BATCHES.c.stream == record.stream, _BATCHES.c.batch == record.batch)
@@ -300,7 +301,7 @@ class Catalog:
             connection.execute(update(_RUNS).where(_RUNS.c.id == record.run).values(alive=self._clock()))
 
     def runs(self, pipeline: str | None = None, limit: int = 20) -> list[RunRecord]:
-        """Return the latest runs, the newest first; those whose process has ended are marked as lost before."""
+        """Return the latest runs, newest first, after marking the runs whose process has ended as lost."""
         wanted = select(*(_RUNS.c[name] for name in _RUN_FIELDS)).order_by(_RUNS.c.started.desc()).limit(limit)
         if pipeline is not None:
             wanted = wanted.where(_RUNS.c.pipeline == pipeline)
@@ -323,7 +324,7 @@ class Catalog:
         return found is not None
 
     def _note_lost(self, connection: Connection) -> None:
-        """Mark runs whose process has ended, or whose lease another run has taken over."""
+        """Mark as lost the runs whose process has ended or whose lease another run has taken over."""
         running = connection.execute(select(_RUNS).where(_RUNS.c.state == "running")).mappings().all()
         tokens = [run["lease"] for run in running if run["lease"] is not None]
         held = connection.execute(select(LEASES).where(LEASES.c.token.in_(tokens))).mappings().all() if tokens else []
@@ -335,7 +336,7 @@ class Catalog:
                 connection.execute(change.values(state="lost", ended=alive, alive=alive, error=_epitaph(run, alive)))
 
     def _ensure_tables(self) -> None:
-        """Create the tables that are missing, and bring those of an older release up to date."""
+        """Create the missing tables, and upgrade those of an older release."""
         with self.transaction() as connection:
             METADATA.create_all(connection)
             found = connection.execute(select(_META.c.version)).scalars().all()
@@ -352,7 +353,7 @@ class Catalog:
 
 
 def _sums(connection: Connection, run: str) -> dict[str, Any]:
-    """Return the number of a run's batches, and the sums of what they counted."""
+    """Return the number of batches of a run, and the sums of their counts."""
     sums = [func.coalesce(func.sum(_BATCHES.c[name]), 0).label(name) for name in _SUMS]
     found = connection.execute(select(func.count().label("batches"), *sums).where(_BATCHES.c.run == run))
     return {name: int(value) for name, value in found.mappings().one().items()}
@@ -386,7 +387,7 @@ def _epitaph(run: RowMapping, alive: float) -> str:
 
 
 def _add_columns(connection: Connection, table: Table) -> None:
-    """Add the columns that a table of an older release lacks."""
+    """Add the columns that are missing from a table of an older release."""
     there = {column["name"] for column in inspect(connection).get_columns(table.name)}
     quote = connection.dialect.identifier_preparer.quote
     for column in table.columns:
@@ -396,7 +397,7 @@ def _add_columns(connection: Connection, table: Table) -> None:
 
 
 def _remedy(url: URL, error: ImportError) -> str:
-    """Return what to do about a driver that is not installed."""
+    """Return the remedy for a driver that is not installed."""
     missing = f"there is no module {error.name!r}"
     if url.get_backend_name() == "postgresql":
         here = "" if url.get_driver_name() == "psycopg" else " and write the URL as postgresql+psycopg://..."
@@ -405,7 +406,7 @@ def _remedy(url: URL, error: ImportError) -> str:
 
 
 def _options(backend: str, database: str | None) -> dict[str, Any]:
-    """Return how to connect; for a SQLite file its folder is made."""
+    """Return the connection options; create the folder of a SQLite file."""
     if backend != "sqlite":
         return {"pool_pre_ping": True}
     if database and database != ":memory:":

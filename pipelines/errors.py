@@ -1,6 +1,6 @@
-"""Every error of the pipelines layer: starting Spark, reading a pipeline file, the run catalog, a batch.
+"""Errors of the pipelines layer: starting Spark, reading a pipeline file, the run catalog, a batch.
 
-An error that the user can correct also derives from `InputError`; one that says the loaded data broke a promise
+An error that the user can correct also derives from `InputError`. An error about loaded data that violates a guarantee
 derives from `QualityError`.
 """
 
@@ -29,23 +29,23 @@ __all__ = [
 
 
 class PipelineError(HeadraceError):
-    """Root of the errors of the pipelines layer."""
+    """Base class of the errors of the pipelines layer."""
 
 
 class PipelineFileError(PipelineError, InputError):
-    """The pipeline file cannot be used. The message names each place, the valid names and the nearest one."""
+    """The pipeline file cannot be used. The message gives each position, the valid names and the nearest one."""
 
 
 class SparkStartError(PipelineError):
-    """Spark did not start; the message names its log and the remedy."""
+    """Spark did not start. The message names its log and the remedy."""
 
 
 class JavaNotFoundError(SparkStartError):
-    """There is no Java, or one that is too old for Spark."""
+    """Java is not installed, or is too old for Spark."""
 
 
 class JarsUnavailableError(SparkStartError):
-    """Delta's jars are not in the cache and could not be fetched."""
+    """Delta's jars are not in the cache and could not be downloaded."""
 
 
 class CatalogError(PipelineError):
@@ -57,36 +57,36 @@ class LeaseHeldError(PipelineError):
 
 
 class LedgerError(PipelineError):
-    """The ledger of loaded files cannot be read or written, or is not one that this release can continue."""
+    """The ledger of loaded files cannot be read or written, or this release cannot continue it."""
 
 
 class DeltaTableError(PipelineError, InputError):
-    """A Delta table is missing, or not of the form that the pipeline needs."""
+    """A Delta table does not exist, or does not have the form that the pipeline needs."""
 
 
 class TableMovedError(PipelineError):
-    """Another writer changed a Delta table after the version that a commit was planned at. The batch plans again."""
+    """Another writer changed a Delta table after the version that a commit was planned at. The batch is replanned."""
 
 
 class BatchError(PipelineError):
-    """A micro-batch failed in Spark. Nothing of it is lost: the next run does it again."""
+    """A micro-batch failed in Spark. No data is lost: the next run repeats the batch."""
 
 
 class ReplicaDamagedError(PipelineError):
-    """A replica turned out to be damaged in the middle of a join. It has been discarded; the task runs again."""
+    """A replica was found to be damaged in the middle of a join. It was discarded, and the task runs again."""
 
 
 class SourceFileError(PipelineError, InputError):
-    """A file of the source does not have the declared columns. Nothing of its batch has been written."""
+    """A file of the source does not have the declared columns. Nothing of its batch was written."""
 
 
 class QualityError(PipelineError):
-    """The data broke a promise. The run stops before the batch is committed."""
+    """The data violated a guarantee. The run stops before the batch is committed."""
 
 
 class ConservationError(QualityError):
-    """Rows in are not facts + dropped or routed duplicates + rejected rows. Raised before the batch is committed."""
+    """Input rows do not equal facts + dropped or routed duplicates + rejected rows. Raised before the batch commits."""
 
 
 class PolicyViolationError(QualityError):
-    """A key is absent and the lookup's policy is `fail`. Nothing of the batch has been written."""
+    """A key is absent and the lookup's policy is `fail`. Nothing of the batch was written."""

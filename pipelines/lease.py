@@ -1,8 +1,8 @@
-"""Leases in the run catalog: one live run at a time loads a pipeline, or compares the keys of a fact table.
+"""Leases in the run catalog: only one live run at a time loads a pipeline, or compares the keys of a fact table.
 
-A lease is renewed by a thread while its holder lives. It can be taken over when its time is up, or at once when the
-holder was a process of this machine that has ended. A holder that lost its lease (it was suspended for long) is told so
-by `check`, which is called before each write.
+A thread renews a lease while its holder is alive. Another run can take a lease over when it expires, or immediately if
+the holder was a process of this machine that has ended. `check`, which is called before each write, reports a lost
+lease to its former holder (a process that was suspended for a long time).
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _ATTEMPTS = 10
 
 
 class Leases:
-    """The leases that one run holds, all or none; a context manager.
+    """The leases of one run, which holds all or none of them; a context manager.
 
     Parameters
     ----------
     catalog
-        The run catalog.
+        Run catalog that stores the leases.
     names
-        Names of the resources to hold, such as ``pipeline:/shop/.headrace/orders/checkpoint`` or
+        Names of the resources to lease, such as ``pipeline:/shop/.headrace/orders/checkpoint`` or
         ``facts:/shop/warehouse/orders``.
     seconds
-        Duration of a lease in seconds. It is renewed three times in that span.
+        Duration of a lease in seconds. It is renewed three times in that period.
     clock
-        Seconds since 1970, alike on all machines that share the catalog within a few seconds.
+        Function that returns seconds since 1970. Machines that share the catalog must agree within a few seconds.
 
     Raises
     ------
     LeaseHeldError
-        On entering, if a live run holds one of them; the message names it.
+        On entry, if a live run holds one of the leases. The message names it.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Leases:
         Raises
         ------
         LeaseHeldError
-            If one of them was taken over in the meantime. Nothing more may be written.
+            If another run took over one of the leases. This run must not write any more.
         """
         with self._catalog.transaction() as connection:
             self._catalog.note_alive(connection, self.token)
@@ -105,7 +105,7 @@ class Leases:
                     )
 
     def _take(self, name: str) -> None:
-        """Insert the lease, or exchange exactly the dead one that was seen for it."""
+        """Insert the lease, or replace the dead lease if it has not changed since it was read."""
         for _ in range(_ATTEMPTS):
             with self._catalog.transaction() as connection:
                 seen = connection.execute(select(LEASES).where(LEASES.c.name == name)).mappings().one_or_none()

@@ -1,7 +1,7 @@
-"""The loop of a run: plan a batch in the ledger, load it, mark it as loaded, until nothing is new or a signal comes.
+"""The loop of a run: plan a batch in the ledger, load it and mark it as loaded, until no new file or a stop request.
 
-A crash between any two steps loses and doubles nothing: a plan that is pending when the loop begins is one of a batch
-that the facts hold, which is completed, or that they do not hold, which is planned again from the files there are now.
+A crash between any two steps neither loses nor duplicates data. If a plan is pending when the loop starts, the facts
+decide: a batch that they hold is completed; any other batch is planned again from the files that exist now.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NAMED = 5
 
 
 class Loader(Protocol):
-    """What loads batches: `headrace.pipelines.batch.protocol.BatchProtocol`."""
+    """Interface that loads batches, implemented by `headrace.pipelines.batch.protocol.BatchProtocol`."""
 
     def finish(self, number: int, stream: str, attempt: str | None = None) -> BatchRecord | None:
         """Complete a batch that the facts hold, and return its record; None if they do not hold it."""
@@ -42,17 +42,17 @@ class Loader(Protocol):
 
 
 class StopRequest:
-    """Whether the loop is to end, and by which signal.
+    """Request to end the loop, with the signal that caused it.
 
-    A signal's handler may set it at any moment: unlike `threading.Event`, a `SimpleQueue` can be put to while the same
-    thread waits for it or is about to.
+    A signal handler may set it at any time. Unlike `threading.Event`, a `SimpleQueue` accepts an item even while the
+    same thread waits for it or is about to wait.
 
     Attributes
     ----------
     asked
-        Whether the loop is to end.
+        Whether the loop must end.
     signal
-        The signal that asked for it, or None.
+        Signal that requested the end, or None.
     """
 
     def __init__(self) -> None:
@@ -61,13 +61,13 @@ class StopRequest:
         self.signal: int | None = None
 
     def by(self, number: int | None = None) -> None:
-        """Ask the loop to end after the batch that is being loaded."""
+        """Request the end of the loop after the current batch."""
         self.signal = number
         self.asked = True
         self._wake.put(None)
 
     def wait(self, seconds: float) -> None:
-        """Wait, at most until the loop is to end."""
+        """Wait for the given time, or until the end of the loop is requested."""
         with suppress(Empty):
             self._wake.get(timeout=max(0.0, seconds))
 
@@ -78,22 +78,22 @@ class BatchLoop:
     Parameters
     ----------
     folder
-        The source folder.
+        Path of the source folder.
     ledger, intake, loader
         Ledger of loaded files, intake of waiting files, and loader of batches.
     frame_of
-        Makes the frame of pieces of a batch's files.
+        Function that creates the frame of file pieces for a batch's files.
     on_batch
-        Called with the record of each batch after it was marked as loaded.
+        Function called with the record of each batch after the batch is marked as loaded.
     hook
-        Called with the name of each step; tests make it fail.
+        Function called with the name of each step. Tests use it to inject failures.
     clock
-        Seconds, for the interval between batches.
+        Function that returns seconds, for the interval between batches.
 
     Attributes
     ----------
     records
-        The records of the batches so far.
+        Records of the batches so far.
     """
 
     def __init__(
@@ -119,15 +119,15 @@ class BatchLoop:
         self.records: list[BatchRecord] = []
 
     def run(self, stop: StopRequest, interval: float | None = None) -> None:
-        """Load what is there.
+        """Load the waiting files.
 
         Parameters
         ----------
         stop
-            Ends the loop between two batches.
+            Request that ends the loop between two batches.
         interval
-            Minimum seconds between the starts of two batches, to keep loading what arrives until a stop is requested;
-            None to end when nothing is new.
+            Minimum seconds between the starts of two batches, to continue with new files until a stop is requested;
+            None to end when there are no new files.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class BatchLoop:
         _LOG.info("stopped between two batches, as asked")
 
     def _resume(self) -> None:
-        """Complete the pending batch if the facts hold it, else forget its plan."""
+        """Complete the pending batch if the facts hold it; otherwise delete its plan."""
         plan = self._ledger.pending()
         if plan is None:
             return
@@ -199,7 +199,7 @@ class BatchLoop:
 
 @contextmanager
 def _fingerprints(folder: str, files: Sequence[FoundFile]) -> Iterator[Callable[[], dict[str, str | None]]]:
-    """Take the fingerprints of files while a batch is being loaded; give up when that fails."""
+    """Compute the fingerprints of files while a batch is loaded; give up if that fails."""
     given_up = threading.Event()
 
     def take() -> dict[str, str | None]:

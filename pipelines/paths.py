@@ -1,9 +1,9 @@
-"""Unambiguous paths: makes every URI and URL that Headrace derives from a path, whatever characters it has.
+"""Unambiguous paths: builds every URI and URL that Headrace derives from a path, for any characters in the path.
 
-A path of a pipeline file is literal: no character of it is a pattern, an escape or the end of anything. Libraries see
-that differently: `deltalake` decodes percent signs, SQLAlchemy ends the name of a database at a question mark. What
-they take literally is passed as it is; what they need encoded is encoded; what they cannot take at all is refused with
-the reason, before anything is written.
+A path in a pipeline file is literal: no character in it is a pattern, an escape or a delimiter. Libraries treat paths
+differently: `deltalake` decodes percent signs, and SQLAlchemy ends a database name at a question mark. A path that a
+library takes literally is passed unchanged. A path that it needs encoded is encoded. A path that it cannot accept is
+refused with the reason, before anything is written.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ __all__ = ["anchored", "home_expanded", "is_link", "local_url", "sqlite_url", "t
 
 _LINK = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _FILE_LINK = re.compile(r"^file:/", re.IGNORECASE)
-# `deltalake` makes a URL of a path, and does not encode these; the last one it decodes.
+# `deltalake` converts a path to a URL without encoding these characters. It decodes the last one.
 _REFUSED_IN_TABLES = re.compile(r"[\x00-\x1f\x7f\[\]^|\\]|%[0-9A-Fa-f]{2}")
 
 
 def is_link(path: str) -> bool:
-    """Return whether a path names something in another file system, such as ``s3a://bucket/facts``."""
+    """Return whether a path refers to another file system, such as ``s3a://bucket/facts``."""
     return _LINK.match(path) is not None
 
 
 def anchored(path: str, folder: Path) -> str:
-    """Return a path of a pipeline file as an absolute one, without symbolic links; links to other file systems as is.
+    """Return the absolute form of a path, without symbolic links; a path in another file system is unchanged.
 
     Parameters
     ----------
     path
-        The path as written: relative to `folder`, absolute, below the home folder (``~/``), or a URI ``file:///...``.
+        Path as written: relative to `folder`, absolute, below the home folder (``~/``), or a URI ``file:///...``.
     folder
-        The folder of the pipeline file.
+        Folder of the pipeline file.
 
     Raises
     ------
     PipelineFileError
-        If there is no home folder, or symbolic links lead in a circle.
+        If there is no home folder, or the symbolic links form a loop.
     """
     if _FILE_LINK.match(path):
         path = unquote(urlsplit(path).path)
@@ -58,7 +58,7 @@ def home_expanded(path: str) -> Path:
     Raises
     ------
     PipelineFileError
-        If there is no home folder: HOME is not set, and the user has no entry in the system's list.
+        If there is no home folder: HOME is not set, and the system's user database has no entry for the user.
     """
     try:
         return Path(path).expanduser()
@@ -69,13 +69,12 @@ def home_expanded(path: str) -> Path:
 
 
 def table_location(path: str) -> str:
-    """Return what names a Delta table to `deltalake`.
+    """Return the location of a Delta table in the form that `deltalake` needs.
 
     Raises
     ------
     DeltaTableError
-        If the path holds characters that `deltalake` would take for something else, so that it would read or write
-        elsewhere.
+        If `deltalake` would misinterpret characters of the path, and read or write elsewhere.
     """
     refused = None if is_link(path) else _REFUSED_IN_TABLES.search(path)
     if refused is not None:
@@ -87,21 +86,21 @@ def table_location(path: str) -> str:
 
 
 def sqlite_url(file: Path) -> str:
-    """Return SQLAlchemy's URL of a SQLite file."""
+    """Return the SQLAlchemy URL of a SQLite file."""
     from sqlalchemy.engine import URL  # noqa: PLC0415 - heavy, and not needed to look at paths
 
     return URL.create("sqlite", database=str(file)).render_as_string(hide_password=False)
 
 
 def local_url(url: str, folder: Path) -> str:
-    """Return the URL of a run catalog; that of a SQLite file with a path that does not depend on the current folder.
+    """Return the URL of a run catalog; a SQLite path is made absolute.
 
     Parameters
     ----------
     url
-        The URL as written in the pipeline file.
+        URL as written in the pipeline file.
     folder
-        The folder of the pipeline file, which relative paths start from.
+        Folder of the pipeline file, which is the base of relative paths.
     """
     from sqlalchemy.engine import make_url  # noqa: PLC0415 - as above
     from sqlalchemy.exc import ArgumentError  # noqa: PLC0415 - as above
@@ -109,7 +108,7 @@ def local_url(url: str, folder: Path) -> str:
     try:
         parsed = make_url(url)
     except ArgumentError:
-        return url  # the catalog refuses it with its own message
+        return url  # the catalog raises its own error for it
     name = parsed.database
     if parsed.get_backend_name() != "sqlite" or not name or name == ":memory:" or name.startswith("file:"):
         return url

@@ -17,12 +17,12 @@ class ProcessIdentity:
     Parameters
     ----------
     machine
-        Host name, boot id and process namespace: equal for two processes if they can see each other's process ids.
+        Host name, boot id and process namespace; equal for two processes that can see each other's process ids.
     pid
-        The process id.
+        Id of the process.
     process
-        Start of the process in the kernel's ticks, which distinguishes a reused id; empty where the system does
-        not say.
+        Start time of the process in kernel ticks, which distinguishes a reused id; empty if the system does not report
+        it.
     """
 
     machine: str
@@ -36,11 +36,11 @@ class ProcessIdentity:
 
     @property
     def host(self) -> str:
-        """The name of its host."""
+        """Name of the host."""
         return self.machine.split(" ", 1)[0]
 
     def has_ended(self) -> bool:
-        """Return whether the process is known to have ended: never for one that this process cannot see."""
+        """Return whether the process is known to have ended; False for a process that this process cannot see."""
         if self.machine != _machine() or not self.process:
             return False
         started = _started(self.pid)
@@ -59,7 +59,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> str | None:
-    """Return when a process started; None if it has ended, or if the system hides it."""
+    """Return the start time of a process; None if it has ended, or if the system hides it."""
     stat = _text(Path(f"/proc/{pid}/stat"))
     if stat is None:
         return None
@@ -68,7 +68,7 @@ def _started(pid: int) -> str | None:
 
 
 def _exists(pid: int) -> bool:
-    """Return whether there is a process of another user that the system hides, as with /proc mounted `hidepid=2`."""
+    """Return whether another user's process exists that the system hides, as with /proc mounted `hidepid=2`."""
     try:
         os.kill(pid, 0)
     except PermissionError:

@@ -1,7 +1,7 @@
 """Runs a pipeline: once over the waiting files, or continuously, until a stop is requested.
 
-Holds what surrounds the batches: Spark, leases, tables that must be there, signals, the run's record. Which files make
-a batch is in `headrace.pipelines.loop`, what a batch does in `headrace.pipelines.batch.protocol`.
+This module handles everything around the batches: Spark, leases, required tables, signals, the record of the run.
+`headrace.pipelines.loop` selects the files of a batch, and `headrace.pipelines.batch.protocol` loads it.
 """
 
 from __future__ import annotations
@@ -48,29 +48,29 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run did.
+    """Result of a run.
 
     Parameters
     ----------
     run
         Id of the run in the run catalog.
     pipeline
-        The pipeline's name.
+        Name of the pipeline.
     state
-        `done`, or `stopped` if a stop was requested.
+        State of the run: `done`, or `stopped` if a stop was requested.
     signal
-        The signal that stopped it, or None.
+        Signal that stopped the run, or None.
     seconds
         Elapsed seconds from the start of the first batch to the end of the run. Starting Spark is not included.
     batches
-        The records of its batches.
+        Records of the run's batches.
     facts, errors, duplicates
         Paths of the tables of facts, rejected rows and routed duplicates.
     left_out
-        Files and folders of the source that were not loaded, and why: subfolders that `source.recursive` leaves out,
+        Files and folders of the source that were not loaded, with reasons: subfolders that `source.recursive` excludes,
         empty files, changes that `source.changed` ignores.
     notices
-        Changes to tables that prepared the pipeline, such as an unknown member that was added.
+        Changes to tables that prepared the pipeline, such as an added unknown member.
     """
 
     run: str
@@ -90,7 +90,7 @@ class RunResult:
         return int(sum(getattr(batch, name) for batch in self.batches))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values, ready for JSON, with totals and outcomes."""
+        """Return the result as plain values for JSON, with totals and outcomes."""
         counts = ("rows_in", "loaded", "dropped", "routed", "rejected", "new_members", "deadline_misses")
         outcomes: dict[str, int] = {}
         for batch in self.batches:
@@ -119,39 +119,39 @@ def run(
     Parameters
     ----------
     pipeline
-        The pipeline file, or what `load_pipeline` made of it.
+        Path of the pipeline file, or the `PipelineConfig` that `load_pipeline` returned.
     follow
-        Go on with what arrives until a signal comes, instead of ending when all that is there is loaded.
+        Whether to continue with new files until a signal arrives, instead of ending when all waiting files are loaded.
     spark
-        Spark settings; by default those of the pipeline file.
+        Spark settings. The default is the settings of the pipeline file.
     on_batch
-        Called with the record of each batch after it was loaded.
+        Function called with the record of each batch after the batch is loaded.
     hook
-        Called with the name of each step of a batch; an error that it raises ends the run, as a crash there would.
+        Function called with the name of each step of a batch. An error that it raises ends the run, as a crash would.
     clock
-        Seconds since 1970.
+        Function that returns seconds since 1970.
 
     Returns
     -------
     RunResult
-        What was done. SIGINT and SIGTERM end the run after the batch that is being done.
+        Result of the run. SIGINT and SIGTERM end the run after the current batch.
 
     Raises
     ------
     PipelineFileError, DeltaTableError
-        If the pipeline cannot work as it stands. Nothing has been written.
+        If the pipeline cannot run in its present form. Nothing was written.
     LedgerError
         If the ledger of loaded files cannot be used, or does not belong to the fact table.
     SourceFileError
         If a file changed after it was loaded, or a file of an unfinished batch was removed.
     LeaseHeldError
-        If another run is at it.
+        If another run of the pipeline is active.
     SparkStartError
         If Spark does not start.
     BatchError
-        If a batch failed. Run again to go on.
+        If a batch failed. Run the pipeline again to continue.
     QualityError
-        If the data broke a promise.
+        If the data violated a guarantee.
     """
     config = pipeline if isinstance(pipeline, PipelineConfig) else load_pipeline(pipeline)
     assert config.catalog is not None
@@ -191,7 +191,7 @@ class _Run:
         self._stop = StopRequest()
 
     def to_the_end(self, *, follow: bool) -> RunResult:
-        """Run until there is nothing left or a signal comes; record how it ended."""
+        """Run until no file is waiting or a signal arrives; record the final state."""
         began = time.monotonic()
         interval = parse_duration(self._config.trigger.interval) if follow else None
         try:
@@ -218,7 +218,7 @@ class _Run:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Let SIGINT and SIGTERM stop the run; a second one does what it did before."""
+        """Stop the run on SIGINT or SIGTERM; a second signal has its original effect."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -238,12 +238,12 @@ class _Run:
 
 
 def _no_hook(_step: str) -> None:
-    """Take note of nothing."""
+    """Do nothing."""
 
 
 @contextmanager
 def _wrapped() -> Iterator[None]:
-    """Turn an error that is not Headrace's into one that says what it means for the data."""
+    """Convert an error from outside Headrace to one that says what it means for the data."""
     try:
         yield
     except HeadraceError:
@@ -260,7 +260,7 @@ def _spark_settings(config: PipelineConfig) -> SparkSettings:
 
 
 def _finish_replaced(protocol: BatchProtocol, stream: str | None) -> None:
-    """Complete the last batch of the stream that this run's stream replaces; its ledger no longer exists."""
+    """Complete the last batch of the stream that this run's stream replaces, whose ledger no longer exists."""
     if stream is None:
         return
     last = protocol.loaded(stream)

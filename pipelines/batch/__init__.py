@@ -1,8 +1,8 @@
-"""The batch protocol: a micro-batch from pieces of files to committed facts, exactly once.
+"""The batch protocol: takes a micro-batch from file pieces to committed facts, exactly once.
 
-In: a plan of files. Out: one commit of the facts, new members before it, rejected rows and duplicates after it.
-`preparation` checks everything before the first row, `stages` plans the work, `worker` does it in Spark's tasks, and
-`protocol` commits it.
+In: a plan of files. Out: one commit of the facts, preceded by new members and followed by rejected rows and duplicates.
+`preparation` checks everything before the first row is read, `stages` plans the work, `worker` runs it in Spark's
+tasks, and `protocol` commits it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of the error table: why each record was rejected, and the record as it came."""
+"""Rows of the error table: the reasons for each rejection, and the original record."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ ERROR_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Origin:
-    """The batch that rows come from.
+    """The batch that rows originate from.
 
     Parameters
     ----------
     pipeline, stream, batch
-        Names the batch.
+        Pipeline name, stream identity and batch number.
     loaded_at
-        Start of the batch.
+        Start time of the batch.
     folder, form
-        The source's folder, and how its files are read.
+        Source folder, and record format of its files.
     """
 
     pipeline: str
@@ -65,10 +65,10 @@ def error_rows(rejected: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
     Parameters
     ----------
     rejected
-        Rows with `_file`, `_record_number`, and `_malformed` (of records that do not fit the schema) or `_causes` (of
-        records that a lookup rejected).
+        Rejected rows with `_file`, `_record_number`, and `_malformed` (for records that do not fit the schema) or
+        `_causes` (for records that a lookup rejected).
     origin
-        Batch of the rows.
+        Batch that the rows originate from.
     """
     rows = rejected.num_rows
     causes = _causes(rejected)
@@ -86,7 +86,7 @@ def error_rows(rejected: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
 
 
 def _causes(rejected: pa.RecordBatch) -> pa.Array:
-    """Return the causes of each row: those of its record, else those of its lookups."""
+    """Return the causes of each row: those of its record if it has any, else those of its lookups."""
     names = rejected.schema.names
     parts = []
     if CAUSES_COLUMN in names:
@@ -101,7 +101,7 @@ def _causes(rejected: pa.RecordBatch) -> pa.Array:
 
 
 def _without_role(malformed: pa.ListArray) -> pa.ListArray:
-    """Return causes of records as causes of lookups, without a role."""
+    """Return record causes in the form of lookup causes, without a role."""
     found = malformed.flatten()
     fields = [pa.nulls(len(found), pa.string()), *(found.field(name) for name in ("column", "value", "reason"))]
     whole = pa.StructArray.from_arrays(fields, fields=list(CAUSES_TYPE.value_type))
@@ -111,7 +111,7 @@ def _without_role(malformed: pa.ListArray) -> pa.ListArray:
 
 
 def _reasons(causes: pa.ListArray) -> pa.Array:
-    """Return causes as text: ``role: column = value: reason``, one after the other."""
+    """Return causes as text, concatenated in the form ``role: column = value: reason``."""
     found = causes.flatten()
     role, column, value, reason = (found.field(name) for name in ("role", "column", "value", "reason"))
     named = pc.if_else(role.is_valid(), pc.binary_join_element_wise(role, ": ", "", null_handling="skip"), "")
@@ -123,7 +123,7 @@ def _reasons(causes: pa.ListArray) -> pa.Array:
 
 
 def _records(rejected: pa.RecordBatch, origin: Origin) -> pa.Array:
-    """Return the records as they came, read again from their files."""
+    """Return the original records, read again from their files."""
     files = rejected.column(FILE).dictionary_encode()
     numbers = np.asarray(rejected.column(RECORD_NUMBER))
     texts: list[str | None] = [None] * rejected.num_rows

@@ -1,4 +1,4 @@
-"""What a batch counted: the notes of its tasks added up, their reconciliation, and the record for the run catalog."""
+"""Counts of a batch: the sums of its task notes, their reconciliation, and the record for the run catalog."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ _JOIN_SUMS = (
 
 @dataclass(frozen=True)
 class BatchCounts:
-    """The sums over a batch's tasks.
+    """Sums over the tasks of a batch.
 
     Parameters
     ----------
     rows_in
-        Rows that came to the first stage, counted there.
+        Number of rows that entered the first stage.
     outcomes
-        Rows by outcome, counted at the last stage. Rejected rows include records that do not fit the schema.
+        Number of rows by outcome, counted at the last stage. Rejected rows include records that do not fit the schema.
     joins
-        Sums of the operators' counters, and the catch-ups of the replicas, for each role.
+        Sums of the operator counters, and the replica catch-ups, by role.
     slowest
-        Longest and mean duration of a task in seconds, and largest and mean number of rows, for each stage.
+        Longest and mean task duration in seconds, and highest and mean number of rows, by stage.
     workers
-        Host and process of each Python worker that took part.
+        Host and process id of each Python worker that ran a task.
     """
 
     rows_in: int
@@ -55,17 +55,17 @@ class BatchCounts:
     workers: Sequence[str] = ()
 
     def total(self, name: str) -> int:
-        """Return a sum over all joins."""
+        """Return the sum of a counter over all joins."""
         return int(sum(join.get(name, 0) for join in self.joins.values()))
 
 
 def first_failure(notes: Iterable[Mapping[str, Any]]) -> None:
-    """Raise if a task noted that its lookup must not go on.
+    """Raise the first error that a task noted about a lookup that must not continue.
 
     Raises
     ------
     PolicyViolationError
-        With the message of the first such task, by stage and shard.
+        If a task noted such an error. The message is that of the first one by stage and shard.
     """
     failed = sorted((note["stage"], note["shard"], note["failure"]) for note in notes if "failure" in note)
     if failed:
@@ -73,7 +73,7 @@ def first_failure(notes: Iterable[Mapping[str, Any]]) -> None:
 
 
 def summarise(notes: Sequence[Mapping[str, Any]]) -> BatchCounts:
-    """Return the sums of the notes of all tasks of a batch."""
+    """Return the sums of the notes of all tasks in a batch."""
     outcomes = OutcomeCounts()
     malformed = 0
     joins: dict[str, dict[str, Any]] = {}
@@ -96,19 +96,19 @@ def summarise(notes: Sequence[Mapping[str, Any]]) -> BatchCounts:
 
 
 def reconcile(counts: BatchCounts, written: Mapping[str, int | None]) -> None:
-    """Compare what came in with what the tasks counted, and with what Spark wrote.
+    """Compare the input row count with the counts of the tasks and with the rows that Spark wrote.
 
     Parameters
     ----------
     counts
-        The sums of the tasks.
+        Sums over the tasks.
     written
-        Rows that Delta's commits say were written, by `facts`, `errors` and `duplicates`; None where it is not known.
+        Rows written according to Delta's commits, for `facts`, `errors` and `duplicates`; None where unknown.
 
     Raises
     ------
     ConservationError
-        If they differ.
+        If the counts differ.
     """
     outcomes = counts.outcomes
     out = outcomes.loaded + outcomes.dropped + outcomes.routed + outcomes.rejected
@@ -129,7 +129,7 @@ def reconcile(counts: BatchCounts, written: Mapping[str, int | None]) -> None:
 def record_of(
     counts: BatchCounts, *, run: str, stream: str, batch: int, started: float, seconds: float, late: bool, detail: Any
 ) -> BatchRecord:
-    """Return the catalog's record of a batch; all its facts are deadline misses when it took too long as a whole."""
+    """Return the catalog record of a batch. If the batch missed its deadline, all its facts count as misses."""
     done = counts.total("rows_done")
     return BatchRecord(
         run=run,
@@ -173,7 +173,7 @@ def _add(total: dict[str, Any], join: Mapping[str, Any]) -> None:
 
 
 def _slowest(notes: Sequence[Mapping[str, Any]]) -> list[dict[str, float]]:
-    """Return how uneven each stage's tasks were."""
+    """Return the task imbalance of each stage."""
     uneven = []
     for stage in sorted({note["stage"] for note in notes}):
         tasks = [note for note in notes if note["stage"] == stage]

@@ -1,7 +1,7 @@
-"""A pipeline made ready to run: all of it is checked against the Delta tables before the first row and any change.
+"""Preparation of a pipeline: checks all of it against the Delta tables before the first row is read or any change made.
 
-Then dimensions that do not exist yet are created, and unknown members that are missing are added. What is supported of
-a table is listed in `headrace.pipelines.delta.support`.
+It then creates missing dimensions and adds missing unknown members. `headrace.pipelines.delta.support` lists the
+supported table features.
 """
 
 from __future__ import annotations
@@ -45,26 +45,26 @@ _NEVER_NULL_ERRORS = frozenset({"pipeline", "stream", "batch", FILE, "_record_nu
 
 
 def prepare(config: PipelineConfig, parallelism: int) -> Prepared:
-    """Check a pipeline as `check_pipeline` does, and create what it lacks."""
+    """Check a pipeline as `check_pipeline` does, and create the missing tables and members."""
     return check_pipeline(config, parallelism).create()
 
 
 def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
-    """Check a pipeline against its Delta tables. Nothing is written.
+    """Check a pipeline against its Delta tables. This function writes nothing.
 
     Parameters
     ----------
     config
-        The pipeline file.
+        Configuration of the pipeline.
     parallelism
-        The number of shards where the file names none.
+        Default number of shards.
 
     Raises
     ------
     DeltaTableError
-        If a table is missing or cannot be used.
+        If a table does not exist or cannot be used.
     DeclarationError, KeyInputError, PipelineFileError
-        If a lookup or the duplicates cannot work on these columns.
+        If a lookup or the duplicates cannot use these columns.
     """
     stream = arrow_schema(config.source.columns)
     found = {name: _dimension(config, name) for name in config.dimensions}
@@ -91,13 +91,13 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
 
 @dataclass(frozen=True)
 class CheckedPipeline:
-    """A pipeline that was checked, and its dimensions as they are."""
+    """A checked pipeline, and the current state of its dimensions."""
 
     prepared: Prepared
     _found: Mapping[str, _Found]
 
     def create(self) -> Prepared:
-        """Create the tables that are missing, add missing unknown members, and return the pipeline ready to run."""
+        """Create missing tables, add missing unknown members, and return the prepared pipeline."""
         prepared, config = self.prepared, self.prepared.config
         notices = []
         for name, each in self._found.items():
@@ -114,7 +114,7 @@ class CheckedPipeline:
 
 @dataclass(frozen=True)
 class _Found:
-    """A dimension, and its table as it is; None when it is still to be created."""
+    """A dimension and the description of its table, which is None if the table does not exist yet."""
 
     dimension: Dimension
     table: Described | None
@@ -126,7 +126,7 @@ def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = 
 
 
 def described_table(path: str) -> Described | None:
-    """Return what the Delta table at a path is; None when there is none."""
+    """Return the description of the Delta table at a path; None if there is no table."""
     return describe(open_table(path), path) if has_table(path) else None
 
 
@@ -134,7 +134,7 @@ def described_table(path: str) -> Described | None:
 
 
 def _dimension(config: PipelineConfig, name: str) -> _Found:
-    """Return a dimension as its Delta table has it, or as it is declared when the table is still to be created."""
+    """Return a dimension as in its Delta table, or as declared if the table does not exist yet."""
     declared = config.dimensions[name]
     surrogate = config.surrogate_key(name)
     rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
@@ -159,7 +159,7 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
 
 
 def _is_attribute(field: pa.Field, table: Described, kept: set[str], apart: set[str]) -> bool:
-    """Return whether a column is one of the dimension's; others are left to the writer to fill, or to be null."""
+    """Return whether a column is an attribute of the dimension. The writer fills other columns or sets them to null."""
     if field.name in apart:
         return False
     if field.name in kept:
@@ -185,7 +185,7 @@ def _declared_dimension(
 
 
 def _checked_tables(prepared: Prepared, found: Mapping[str, _Found]) -> dict[str, Described]:
-    """Return the tables that exist, by path, after a check of each against what the pipeline will do with it."""
+    """Return the existing tables by path, each checked against its use by the pipeline."""
     tables: dict[str, Described] = {}
     for name, each in found.items():
         if each.table is not None:
@@ -221,7 +221,7 @@ def _use_of_dimension(prepared: Prepared, name: str, found: _Found) -> Use:
 
 
 def _sinks(prepared: Prepared) -> list[tuple[Use, pa.Schema]]:
-    """Return what the pipeline writes beside dimensions, and the columns that it writes there."""
+    """Return the tables other than dimensions that the pipeline writes, and the columns that it writes to each."""
     config, facts, rejected = prepared.config, prepared.fact_schema, ERROR_SCHEMA
     keys = () if prepared.duplicates is None else tuple(prepared.duplicates.key.names)
     certain = frozenset(name for name in facts.names if name not in _nullable_facts(prepared))
@@ -260,7 +260,7 @@ def _nullable_facts(prepared: Prepared) -> set[str]:
 
 
 def _require_column(table: Described, label: str, column: str, kind: pa.DataType | None) -> None:
-    """Raise unless a table has a column, by exactly this name and, if it is given, of this type."""
+    """Raise an error unless a table has a column with exactly this name and, if given, this type."""
     place = f"{label}: the Delta table {table.path}"
     if column not in table.schema.names:
         twin = next((name for name in table.schema.names if name.lower() == column.lower()), None)
@@ -309,7 +309,7 @@ def _duplicates(config: PipelineConfig, stream: pa.Schema) -> Duplicates | None:
 
 
 def _check_names(prepared: Prepared) -> None:
-    """Refuse two columns of one name in a table that is written, and partition columns that facts do not have."""
+    """Refuse two columns with the same name in an output table, and partition columns that the facts do not have."""
     names = prepared.fact_schema.names
     refuse_twins(names, "the facts")
     for name in prepared.config.sink.partition_by:
@@ -323,7 +323,7 @@ def _check_names(prepared: Prepared) -> None:
 
 
 def _with_rules(prepared: Prepared, tables: Mapping[str, Described], found: Mapping[str, _Found]) -> Prepared:
-    """Return the pipeline with the rules by which rows that a table cannot hold are rejected."""
+    """Return the pipeline with the rules that reject rows that a table cannot hold."""
     stream = set(prepared.stream.names)
     rules: list[StorableRule] = [*_key_limits(prepared, found)]
     for use, schema in _sinks(prepared):
@@ -340,7 +340,7 @@ def _with_rules(prepared: Prepared, tables: Mapping[str, Described], found: Mapp
 def _table_rules(
     use: Use, schema: pa.Schema, table: Described | None, planned: tuple[str, ...]
 ) -> Iterator[StorableRule]:
-    """Yield what a table asks of its rows; `planned` are the partition columns of one that is still to be created."""
+    """Yield the rules of a table for its rows; `planned` has the partition columns of a table to be created."""
     partitions = planned if table is None else table.partition_columns
     limits = {} if table is None else table.text_limits()
     for field in schema:
@@ -360,7 +360,7 @@ def _table_rules(
 
 
 def _key_limits(prepared: Prepared, found: Mapping[str, _Found]) -> Iterator[KeyLimit]:
-    """Yield what the tables of keys ask: of new members, and of the keys that are loaded."""
+    """Yield the limits of the key tables, for new members and for loaded keys."""
     longest = key_limit(max(PAGE_SIZES))
     for role, lookup in prepared.lookups.items():
         if not prepared.infers(role):

@@ -1,14 +1,15 @@
-"""The protocol of a micro-batch: what is done in which order, so that a crash anywhere, replayed, changes nothing.
+"""The protocol of a micro-batch: an order of steps in which a replay after a crash at any point changes nothing.
 
-1. The versions to join at are the newest ones. Nothing of an earlier attempt is kept but the members that it added,
-   which this attempt finds in the dimension; so its facts get the same keys, even if the rows of the batch differ now.
-2. The frame of each round is computed: its tasks write new members, facts and rejected rows into files, which no commit
-   names yet, and their notes come back. New members are committed exactly at the version that they were numbered at.
-   If another writer was first, the batch is planned again.
-3. The facts are committed; this decides that the batch is loaded. Then follow rejected rows and routed duplicates, from
-   the note of the facts (`headrace.pipelines.batch.tables`). A run that ends in between is completed by `finish`.
+1. The batch joins at the newest table versions. The only results of an earlier attempt that remain are the members that
+   it added. This attempt finds them in the dimension, so its facts get the same keys even if the batch's rows differ.
+2. The frame of each round is computed: its tasks write new members, facts and rejected rows into files that no commit
+   names yet, and return their notes. New members are committed at exactly the version that their keys were assigned
+   at. If another writer committed first, the batch is planned again.
+3. The facts are committed, which marks the batch as loaded. Rejected rows and routed duplicates follow, from the note
+   of the facts (`headrace.pipelines.batch.tables`). If the run ends before that, `finish` completes the batch.
 
-The counts of the tasks are reconciled before the facts are committed; where Spark writes them, after it as well.
+The task counts are reconciled before the facts are committed. If Spark writes the facts, they are checked again
+afterward.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _LONGEST_PAUSE: Final = 2.0
 
 
 def _no_hook(step: str) -> None:
-    """Take note of nothing."""
+    """Do nothing."""
 
 
 class BatchProtocol:
@@ -59,15 +60,15 @@ class BatchProtocol:
     Parameters
     ----------
     prepared
-        The pipeline.
+        Prepared pipeline.
     catalog, run
-        Run catalog that receives the records, and the id of this run.
+        Run catalog that receives the batch records, and the id of this run.
     holds
         Function called before each write. It raises an error if this run may no longer write.
     hook
-        Called with the name of each step before and after it; tests make it fail.
+        Function called with the name of each step before and after the step. Tests use it to inject failures.
     clock
-        Seconds since 1970.
+        Function that returns seconds since 1970.
     """
 
     def __init__(
@@ -89,31 +90,31 @@ class BatchProtocol:
         self._tables = BatchTables(prepared, holds, hook)
 
     def loaded(self, stream: str) -> int | None:
-        """Return the last batch of a stream that the facts hold, or None."""
+        """Return the last batch of a stream in the facts, or None."""
         self._tables.facts.latest()
         return self._tables.facts.transaction(application(stream, "facts"))
 
     def finish(self, number: int, stream: str, attempt: str | None = None) -> BatchRecord | None:
-        """Complete a batch whose facts are loaded, for a run that ended before it could.
+        """Complete a batch whose facts are loaded, if its run ended early.
 
         Parameters
         ----------
         number, stream
-            The batch.
+            Number of the batch, and identity of the stream.
         attempt
-            The attempt that must have loaded it; None for any.
+            Id of the attempt that must have loaded it; None for any attempt.
 
         Returns
         -------
         BatchRecord or None
-            What was loaded; None if the facts do not hold the batch, which may then be run.
+            Record of the loaded batch; None if the facts do not hold the batch, which can then be run.
 
         Raises
         ------
         BatchError
             If another attempt loaded the batch.
         DeltaTableError
-            If the log of the facts no longer says which commits must follow.
+            If the log of the facts no longer has the commits that must follow.
         """
         loaded = self.loaded(stream)
         if loaded is None or loaded < number:
@@ -139,7 +140,7 @@ class BatchProtocol:
         return record
 
     def run_batch(self, pieces: DataFrame, number: int, stream: str, attempt: str = "") -> BatchRecord:
-        """Load a batch that the facts do not hold.
+        """Load a batch that is not in the facts yet.
 
         Parameters
         ----------
@@ -148,16 +149,16 @@ class BatchProtocol:
         number
             Number of the batch in the stream.
         stream
-            The stream's identity, which Delta's transactions carry.
+            Identity of the stream, which Delta's transactions carry.
         attempt
-            The attempt, kept in the note of the facts.
+            Id of the attempt, stored in the note of the facts.
 
         Raises
         ------
         BatchError
-            If Spark failed, or other writers were first again and again; the batch can be run again.
+            If Spark failed, or other writers committed first on every attempt. The batch can be run again.
         QualityError
-            If the data broke a promise; no fact was committed.
+            If the data violated a guarantee. No fact was committed.
         """
         batch = self._batch(number, stream, attempt)
         batch.own = {role: self._tables.keys_given(role, batch) for role in self._inferring()}
@@ -235,7 +236,7 @@ class BatchProtocol:
     # Join
 
     def _joined(self, frame: DataFrame, stages: Sequence[Stage], groups: Sequence[Group], batch: Batch) -> DataFrame:
-        """Return the persisted frame of a round; it is computed when its notes are read."""
+        """Return the persisted frame of a round, which is computed when its notes are read."""
         from pyspark import StorageLevel  # noqa: PLC0415 - pyspark is heavy
 
         for number, (stage, group) in enumerate(zip(stages, groups, strict=True)):
@@ -249,7 +250,7 @@ class BatchProtocol:
         return frame
 
     def _notes(self, frame: DataFrame, batch: Batch) -> list[dict[str, Any]]:
-        """Compute the frame, and return what its tasks noted."""
+        """Compute the frame, and return the notes of its tasks."""
         self._hook("before join")
         with batch.phase("join"), explained("the join of a batch"):
             rows = frame.where(frame[STATE] == int(State.NOTE)).select(NOTE).collect()
@@ -281,6 +282,6 @@ class BatchProtocol:
 
 
 def _rows_of_the_stream(frame: DataFrame) -> DataFrame:
-    """Return a round's frame for the next one: without its notes and members."""
+    """Return a round's frame without its notes and members, for the next round."""
     rows = frame.where(frame[STATE] < int(State.MEMBER))
     return rows.drop(*(name for name in frame.columns if name.startswith(member_column(""))))

@@ -1,7 +1,7 @@
-"""The step that reads files: pieces come in, rows of the declared columns go out, in the worker that joins them.
+"""The step that reads files: it converts file pieces to rows of the declared columns, in the worker that joins them.
 
-Every record arrives. One that does not fit the schema says why in `_malformed` and is rejected later. A file that
-changed since it was planned, or that cannot be read at all, ends the batch with an error that names it.
+No record is lost. A record that does not fit the schema has its causes in `_malformed` and is rejected later. A file
+that changed after it was planned, or that cannot be read, ends the batch with an error that names it.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ReadStep:
     Parameters
     ----------
     form
-        Format of the files.
+        Record format of the files.
     columns
-        The declared columns, in the order in which they leave.
+        Declared columns, in output order.
     """
 
     form: RecordFormat
@@ -58,15 +58,15 @@ class ReadStep:
         Parameters
         ----------
         batches
-            Pieces, with the columns of `headrace.pipelines.spark.frame.PIECES`. One that stops at the size of its file,
-            or has no stop, goes to the file's end.
+            Batches of pieces, with the columns of `headrace.pipelines.spark.frame.PIECES`. A piece without a stop, or
+            with a stop at the file size, extends to the end of the file.
         task
-            The task that reads them.
+            Task that reads the pieces.
 
         Raises
         ------
         SourceFileError
-            If a file cannot be read at all, or changed since it was planned; the message names it.
+            If a file cannot be read, or changed after it was planned. The message names the file.
         """
         del task
         for batch in batches:
@@ -82,7 +82,7 @@ class ReadStep:
             for records in read_records(piece, self.form):
                 yield _framed(records, row["file"], schema)
         except RecordFileError as error:
-            _refuse_changed(row)  # which is the likelier cause
+            _refuse_changed(row)  # a changed file is the more likely cause
             raise SourceFileError(
                 f"{printable(str(error))}. Repair the file, or leave it out with: {skip_command(row['file'])}"
             ) from error
@@ -90,7 +90,7 @@ class ReadStep:
 
 
 def _framed(records: Records, file: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Return records as rows of a frame."""
+    """Return records as frame rows."""
     rows = records.rows.num_rows
     rejected = np.zeros(rows, dtype=np.bool_)
     rejected[np.asarray(records.rejects.column("row"))] = True
@@ -107,7 +107,7 @@ def _framed(records: Records, file: str, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _causes(records: Records) -> pa.Array:
-    """Return what is wrong with each row as a list, null for good rows; the causes are in the order of the rows."""
+    """Return the causes of each malformed row as a list, and null for valid rows; causes are in row order."""
     found = records.rejects.combine_chunks()
     row = np.asarray(found.column("row"))
     counts = np.bincount(row, minlength=records.rows.num_rows)
@@ -118,7 +118,7 @@ def _causes(records: Records) -> pa.Array:
 
 
 def _refuse_changed(row: dict[str, Any]) -> None:
-    """Refuse a file that is not what was planned.
+    """Refuse a file that differs from the plan.
 
     Raises
     ------

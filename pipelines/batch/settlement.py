@@ -1,6 +1,7 @@
-"""Where the last stage puts the rows of a batch: facts, rejected rows and routed duplicates.
+"""Destinations of a batch's rows in the last stage: facts, rejected rows and routed duplicates.
 
-Each goes into files of its table, which the driver commits, or travels on with the notes for Spark to write.
+Each kind of row goes into files of its table, which the driver commits, or travels on with the notes for Spark to
+write.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ AUDIT_SCHEMA: Final = pa.schema([(FILE, pa.string()), (_BATCH, pa.int64()), (_LO
 
 @dataclass(frozen=True)
 class Settlement:
-    """How the last stage of a batch decides where each row goes.
+    """Rules by which the last stage of a batch assigns each row to its destination.
 
     Parameters
     ----------
     lookups, duplicates
-        All lookups, and the declared key or None.
+        All lookups, and the declared key of the duplicates or None.
     duplicate_schema
-        Columns of routed duplicates.
+        Schema of routed duplicates.
     facts, rejected, routed
-        Files that receive the rows; None when Spark is to write them.
+        File specifications for the three kinds of row; None if Spark writes them.
     origin
-        The batch.
+        Batch that the rows originate from.
     """
 
     lookups: tuple[Lookup, ...]
@@ -56,9 +57,9 @@ class Settlement:
 
 
 class Settling:
-    """The rows of one task on their way to where they belong; a context manager.
+    """Writes the rows of one task to their destinations; a context manager.
 
-    Leaving it with an error removes the files that were begun.
+    An error in the block removes the unfinished files.
     """
 
     def __init__(self, settlement: Settlement) -> None:
@@ -79,7 +80,7 @@ class Settling:
         self._stack.__exit__(kind, error, trace)
 
     def take(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Settle rows of the stream; yield what Spark is to write, and the notes and members of earlier stages."""
+        """Settle stream rows; yield the rows that Spark writes, and the notes and members of earlier stages."""
         state = np.asarray(batch.column(STATE))
         passing, malformed = state >= State.MEMBER, state == State.MALFORMED
         if passing.any():
@@ -98,7 +99,7 @@ class Settling:
                 )
 
     def note(self) -> dict[str, Any]:
-        """Complete the files, and return what the task notes of them and of its counts."""
+        """Complete the files, and return the task's note of the files and the counts."""
         writers = {"facts": self._facts, "errors": self._rejected, "duplicates": self._routed}
         files = {
             part: [asdict(file) for file in writer.close()] for part, writer in writers.items() if writer is not None
@@ -119,7 +120,7 @@ class Settling:
     def _put(
         writer: FileWriter | None, rows: pa.RecordBatch, channel: str | None, state: State
     ) -> Iterator[pa.RecordBatch]:
-        """Write rows into files, or yield them: as they are, or as the values of one column."""
+        """Write rows into files, or yield them, either unchanged or packed as structs into one column."""
         if not rows.num_rows:
             return
         if writer is not None:
@@ -132,7 +133,7 @@ class Settling:
 
 @dataclass
 class _Counts:
-    """What a task counted."""
+    """Counts of a task."""
 
     outcomes: OutcomeCounts = field(default_factory=OutcomeCounts)
     malformed: int = 0

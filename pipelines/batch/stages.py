@@ -1,10 +1,10 @@
-"""The stages of a batch, planned for a pipeline whose dimensions and lookups were checked (`pipelines.preparation`).
+"""The stages of a batch, planned for a prepared pipeline (`headrace.pipelines.batch.preparation`).
 
-The first stage reads the files. Then come lookups that cannot infer members (over whole replicas, no shuffle), the
-search for duplicates, and each lookup that infers, on rows shuffled by its key. Rejected rows, and duplicates that are
-left out, pass the later stages by, so that they add no members. Keys that lie in one shard need no shuffle: one task
-does them together with the stage before. Lookups that infer members of different dimensions share a round, which is
-computed once; a second role of one dimension waits for the members of the first.
+The first stage reads the files. Lookups that cannot infer members follow (over whole replicas, without a shuffle), then
+the duplicate search, then each inferring lookup, on rows shuffled by its key. Rejected rows, and duplicates that are
+not loaded, bypass the later stages, so they add no members. Keys in a single shard need no shuffle: one task handles
+them together with the preceding stage. Inferring lookups of different dimensions share a round, which is computed once.
+A second role of the same dimension waits for the members of the first.
 """
 
 from __future__ import annotations
@@ -59,18 +59,19 @@ DUPLICATES_ROLE = "(duplicates)"
 
 @dataclass(frozen=True)
 class Target:
-    """The Delta version that a join is planned at.
+    """The planned Delta version of a join.
 
     Parameters
     ----------
     version, base
-        The version V and the greatest surrogate key at V.
+        Delta version V, and the highest surrogate key at V.
     shards
-        Into how many parts the keys are divided.
+        Number of shards.
     table_id
-        The table's identity.
+        Identity of the table.
     own
-        Ranges (above, up to) of surrogate keys that earlier attempts at the batch gave to new members for this role.
+        Ranges (above, up to) of surrogate keys that earlier attempts at the batch assigned to new members for this
+        role.
     """
 
     version: int
@@ -82,16 +83,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Group:
-    """Lookups that one stage does.
+    """Lookups of one stage.
 
     Parameters
     ----------
     roles
         Roles in the order of the pipeline file.
     shuffled
-        Whether rows must be shuffled to it, by the key of its one role.
+        Whether the rows must be shuffled by the key of the group's only role.
     alone
-        Whether one task must have all rows, since keys are in one part.
+        Whether one task must receive all rows, because the keys are in a single shard.
     """
 
     roles: tuple[str, ...]
@@ -101,19 +102,19 @@ class Group:
 
 @dataclass(frozen=True)
 class StageRun:
-    """What all stages of a batch share.
+    """Context that all stages of a batch share.
 
     Parameters
     ----------
     owner
-        The run, for the operators that workers keep.
+        Id of the run, which owns the operators that workers keep.
     shards
-        Number of shards by role, for the roles of rounds that need a shuffle.
+        Number of shards by role, for roles that need a shuffle.
     files
-        Tables into which tasks write files themselves, with the columns that each is partitioned by. What others
-        receive travels with the rows, for Spark to write.
+        Partition columns of each table whose files the tasks write, by table path. Rows of other tables travel with the
+        frame, and Spark writes them.
     origin
-        The batch, for the rows that name it.
+        Origin of the rows, for tables that name the batch.
     """
 
     owner: str
@@ -124,25 +125,24 @@ class StageRun:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A pipeline checked against its Delta tables.
+    """A pipeline that was checked against its Delta tables.
 
     Parameters
     ----------
     config
-        The pipeline file.
+        Configuration of the pipeline.
     stream
-        The stream's columns.
+        Schema of the stream.
     lookups
         Lookups by role, in the order of the pipeline file.
     duplicates
-        The declared key, or None.
+        Declared key of the duplicates, or None.
     shards
         Number of shards by role, for roles that need a shuffle.
     early_rules, late_rules
-        Rules of the tables for columns of the stream, and for columns that lookups add. Rows that break one are
-        rejected.
+        Table rules for stream columns, and for columns that lookups add. A row that violates a rule is rejected.
     notices
-        Changes that were made to prepare the pipeline.
+        Changes that the preparation made.
     """
 
     config: PipelineConfig
@@ -156,7 +156,7 @@ class Prepared:
 
     @property
     def fact_schema(self) -> pa.Schema:
-        """The fact table: stream, surrogate keys, carried attributes, outcome, on request the origin."""
+        """Schema of the fact table: stream, surrogate keys, carried attributes, outcome, and optionally the origin."""
         own = {name for look in self.lookups.values() for name in (look.outcome_column, look.reason_column)}
         added = [field for look in self.lookups.values() for field in look.added_schema() if field.name not in own]
         audit = AUDIT_SCHEMA if self.config.sink.audit else ()
@@ -164,11 +164,11 @@ class Prepared:
 
     @property
     def duplicate_schema(self) -> pa.Schema:
-        """The table of routed duplicates."""
+        """Schema of the table of routed duplicates."""
         return pa.schema([*self.stream, pa.field(DUPLICATE_COLUMN, pa.string()), pa.field(FILE, pa.string())])
 
     def rounds(self, shards: Mapping[str, int] | None = None) -> list[list[Group]]:
-        """Return the stages of a batch, in rounds that are each computed once; `shards` if a batch has its own."""
+        """Return the stages in rounds, each computed once; `shards` overrides the pipeline's shard counts."""
         non_inferring = tuple(role for role, look in self.lookups.items() if look.policy is not Policy.INFER)
         current = [Group(non_inferring, shuffled=False)]
         if self.duplicates is not None:
@@ -190,13 +190,13 @@ class Prepared:
         return role != DUPLICATES_ROLE and self.lookups[role].policy is Policy.INFER
 
     def path(self, role: str) -> str:
-        """Return the Delta table that a role joins with."""
+        """Return the path of the Delta table that a role joins with."""
         if role == DUPLICATES_ROLE:
             return self.config.sink.path
         return self.config.dimensions[self.lookups[role].dimension.name].path
 
     def shard_rule(self, role: str, shards: int) -> ShardRule:
-        """Return how rows are divided for a role."""
+        """Return the rule that assigns rows to shards for a role."""
         if role == DUPLICATES_ROLE:
             assert self.duplicates is not None
             key = self.duplicates.key
@@ -217,11 +217,11 @@ class Prepared:
         Parameters
         ----------
         rounds
-            All rounds.
+            Groups of all rounds.
         number
-            Number of the stage.
+            Index of the round.
         targets
-            The planned version of each of its roles.
+            Planned version of each role in the round.
         run
             Context that all stages of the batch share.
         """
@@ -237,7 +237,7 @@ class Prepared:
         targets: Mapping[str, Target],
         run: StageRun,
     ) -> Stage:
-        """Return a stage; `first` is the stage that its round begins with."""
+        """Return a stage; `first` is the first stage of its round."""
         last = number == len(groups) - 1
         members = self._member_fields(groups[first : number + 1])
         following = None if last else groups[number + 1]
@@ -269,7 +269,7 @@ class Prepared:
         )
 
     def _fields(self, groups: list[Group]) -> list[pa.Field]:
-        """Return the columns with which rows go to the last of some stages."""
+        """Return the input columns of the last of the given stages."""
         roles = [role for group in groups[:-1] for role in group.roles]
         fields = list(source_schema(self.stream))
         for role in roles:
@@ -280,7 +280,7 @@ class Prepared:
         return [*fields, pa.field(SHARD, pa.int32())] if groups[-1].shuffled else fields
 
     def _settled_fields(self, run: StageRun) -> list[pa.Field]:
-        """Return the columns that leave the last stage: what Spark is to write, and notes."""
+        """Return the output columns of the last stage: the rows that Spark writes, and notes."""
         facts = [] if self.config.sink.path in run.files else list(self.fact_schema)
         channels = (
             (REJECTED, self.config.errors_path, ERROR_SCHEMA),
@@ -306,7 +306,7 @@ class Prepared:
         return LookupStep(lookup, joiner, files, target.own)
 
     def _narrow(self, dimension: Dimension) -> Dimension:
-        """Return the dimension with the attributes that some fact carries, which is all that a replica holds."""
+        """Return the dimension with only the attributes that some fact carries, as replicas hold it."""
         carried = {
             name for look in self.lookups.values() if look.dimension.name == dimension.name for name in look.carry
         }
@@ -348,12 +348,12 @@ def _storable(rules: tuple[StorableRule, ...]) -> tuple[StorableStep, ...]:
 
 
 def _file_spec(path: str, schema: pa.Schema, run: StageRun) -> FileSpec | None:
-    """Return where tasks write the rows of a table; None when Spark is to write them."""
+    """Return the file specification of a table whose files the tasks write; None if Spark writes the table."""
     return FileSpec(path, schema, run.files[path]) if path in run.files else None
 
 
 def _joined(groups: list[Group], shards: Mapping[str, int]) -> list[Group]:
-    """Let one task do in one go what needs all rows in one task anyway, and what comes directly before it."""
+    """Merge groups that need all rows in one task with each other and with an unshuffled group directly before them."""
     joined: list[Group] = []
     for group in groups:
         if group.shuffled and shards[group.roles[0]] == 1:

@@ -1,4 +1,4 @@
-"""State of a micro-batch: its identity, the surrogate keys its attempts assigned, and the duration of its phases."""
+"""State of a micro-batch: its identity, the surrogate keys that its attempts assigned, and its phase durations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Batch"]
 
 @dataclass
 class Batch:
-    """One batch on its way through the protocol.
+    """One batch in the protocol.
 
     Parameters
     ----------
@@ -30,20 +30,20 @@ class Batch:
     attempt
         Id of the attempt, as in the ledger.
     files
-        Tables that take files from tasks, with the columns that each is partitioned by.
+        Partition columns of each table whose files the tasks write, by table path.
     clock
-        Seconds since 1970.
+        Function that returns seconds since 1970.
 
     Attributes
     ----------
     began
-        Start of the batch, by the clock.
+        Start time of the batch, by the clock.
     own
         Ranges (above, up to) of surrogate keys that attempts at this batch assigned to new members, by role.
     versions
         Delta version that each role joined at.
     phases
-        Seconds of each phase so far.
+        Duration of each phase so far, in seconds.
     persisted
         Frames to unpersist.
     """
@@ -64,7 +64,7 @@ class Batch:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Add the time within to a phase."""
+        """Add the duration of the block to a phase."""
         began = self.clock()
         try:
             yield
@@ -72,5 +72,5 @@ class Batch:
             self.phases[name] = self.phases.get(name, 0.0) + self.clock() - began
 
     def application(self, part: str) -> str:
-        """Return the application of Delta's transactions for a table's part of the stream."""
+        """Return the application id of Delta's transactions for a stream and its part in a table."""
         return application(self.stream, part)

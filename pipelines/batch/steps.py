@@ -1,6 +1,6 @@
-"""The steps of a stage: lookups and the search for duplicates, over the replicas of a task's shard.
+"""The steps of a stage: lookups and the duplicate search, over the replicas of a task's shard.
 
-A step takes the rows of a task and yields them with its columns. Rows that are not open pass it by.
+A step takes the rows of a task and yields them with additional columns. Rows that are not open bypass it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _HELD_BYTES = 64 << 20
 
 @dataclass
 class Task:
-    """One task of a stage: its shard, whose operators it uses, and what it counted."""
+    """One task of a stage: its shard, the owner of its operators, and its counts."""
 
     owner: str
     shard: int
@@ -70,19 +70,19 @@ class Task:
 
 @dataclass(frozen=True)
 class LookupStep:
-    """One lookup, and the replicas it joins with: one shard for a lookup that infers, else the whole dimension.
+    """One lookup and its replicas: one shard for an inferring lookup, else the whole dimension.
 
-    The join sees keys and row numbers only, so that its memory is spent on the dimension; what it found is put beside
-    the rows in their order.
+    The join receives only keys and row numbers, so that its memory is available for the dimension. Its results are then
+    added to the rows in row order.
 
     Parameters
     ----------
     lookup, joiner
         Lookup, and the joiner that serves it.
     files
-        Files for new members; None if they travel with the rows.
+        File specification for new members; None if they travel with the rows.
     own
-        Ranges of surrogate keys that earlier attempts at the batch gave, see `headrace.etl.resolve`.
+        Ranges of surrogate keys that earlier attempts at the batch assigned, see `headrace.etl.resolve`.
     """
 
     lookup: Lookup
@@ -91,7 +91,7 @@ class LookupStep:
     own: tuple[tuple[int, int], ...] = ()
 
     def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
-        """Yield all rows with the lookup's columns; rows that are not open pass by."""
+        """Yield all rows with the lookup's columns; rows that are not open bypass the lookup."""
         infers = self.lookup.policy is Policy.INFER
         shard = task.shard if infers else 0
         shards = self.joiner.replica.shards
@@ -109,7 +109,7 @@ class LookupStep:
     def _resolved(
         self, held: list[pa.RecordBatch], join: _Join, allocator: KeyAllocator | None, task: Task
     ) -> Iterator[pa.RecordBatch]:
-        """Yield rows with the lookup's columns and their new state; keep the members that were inferred."""
+        """Yield rows with the lookup's columns and their new state; keep the inferred members."""
         starts = np.cumsum([0, *(batch.num_rows for batch in held)])
         names = self.lookup.stream_columns
         keyed = (_keyed(batch, names, start) for batch, start in zip(held, starts[:-1], strict=True))
@@ -134,7 +134,7 @@ class LookupStep:
             yield with_state(whole, rejected, State.REJECTED)
 
     def _keep_members(self, members: pa.Table, join: _Join, task: Task) -> None:
-        """Write new members into a file, or let them travel with the rows."""
+        """Write new members into a file, or keep them to travel with the rows."""
         join.note["new_members"] = members.num_rows
         join.note["greatest_key"] = pc.max(members.column(self.lookup.dimension.surrogate_key)).as_py()
         (batch,) = members.combine_chunks().to_batches()
@@ -147,7 +147,7 @@ class LookupStep:
             join.note["files"] = [asdict(file) for file in writer.close()]
 
     def _passed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows that pass by with this lookup's columns: no key, and the outcome that closed them."""
+        """Return bypassing rows with this lookup's columns: no key, and the outcome that closed them."""
         state = np.asarray(batch.column(STATE))
         outcome = np.where(state == State.DUPLICATE, str(Outcome.DUPLICATE), str(Outcome.REJECTED))
         for added in self.lookup.added_schema():
@@ -160,13 +160,13 @@ class LookupStep:
 
 @dataclass(frozen=True)
 class DuplicateStep:
-    """The search for duplicates, over one shard of the keys."""
+    """The duplicate search, over one shard of the keys."""
 
     duplicates: Duplicates
     joiner: Joiner
 
     def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
-        """Yield all rows with `_duplicate`; rows that are not open pass by."""
+        """Yield all rows with `_duplicate`; rows that are not open bypass the search."""
         passing = _Passing(batches)
         first = next(passing, None)
         if first is not None:
@@ -182,7 +182,7 @@ class DuplicateStep:
 
 
 class _Passing:
-    """Iterates over the open rows of batches and keeps the others, which pass a step by."""
+    """Iterates over the open rows of batches, and keeps the other rows, which bypass a step."""
 
     def __init__(self, batches: Iterable[pa.RecordBatch]) -> None:
         self._batches = iter(batches)
@@ -204,12 +204,12 @@ class _Passing:
         raise StopIteration
 
     def closed(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows that were not open, once the input has been read."""
+        """Yield the rows that were not open, once the input is exhausted."""
         yield from self._closed
 
 
 class _Join:
-    """One join of a task: brings up the operator, notes what it did, and discards a replica that proves damaged."""
+    """One join of a task: opens the operator, notes its counters, and discards a damaged replica."""
 
     def __init__(self, joiner: Joiner, shard: int, task: Task, schema: pa.Schema) -> None:
         self._joiner = joiner
@@ -253,7 +253,7 @@ def _keyed(batch: pa.RecordBatch, names: tuple[str, ...], start: int) -> pa.Reco
 
 
 def _held(batches: Iterable[pa.RecordBatch], *, everything: bool) -> Iterator[list[pa.RecordBatch]]:
-    """Yield batches in lists that are joined together: all in one, or as many as may wait for their keys at once."""
+    """Yield lists of batches to join together: all batches in one list, or lists of limited size."""
     held: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:

@@ -1,7 +1,7 @@
-"""Rows that a table of the pipeline cannot hold: found in the tasks, and sent to the error table with their reasons.
+"""Rows that a table of the pipeline cannot hold: tasks find them and send them to the error table with their reasons.
 
-A NOT NULL column, the length of char(n) and varchar(n), a CHECK constraint, an empty text in a partition column (Delta
-stores it as null) and a key longer than a replica holds would each stop a batch, or change a value in silence.
+A NOT NULL column, the length of char(n) and varchar(n), a CHECK constraint, an empty text in a partition column (which
+Delta stores as null) or a key too long for a replica would otherwise stop a batch, or silently change a value.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ _GROWTH: Final = 18  # case folding and composition lengthen UTF-8 at most three
 
 @dataclass(frozen=True)
 class ColumnRule:
-    """What a table asks of one column.
+    """Rules of a table for one column.
 
     Parameters
     ----------
     table, column
-        Names of the table and the column in reasons.
+        Names of the table and the column in messages.
     required
-        Whether it is NOT NULL.
+        Whether the column is NOT NULL.
     partition
-        Whether the table is partitioned by this text, so that it cannot be empty.
+        Whether the table is partitioned by this text column, so that it cannot be empty.
     characters
-        The most that it holds; None for no limit.
+        Maximum number of characters; None for no limit.
     """
 
     table: str
@@ -59,7 +59,7 @@ class ColumnRule:
         return (self.column,)
 
     def broken_by(self, batch: pa.RecordBatch) -> Iterator[tuple[NDArray[np.bool_], str]]:
-        """Yield which rows break the rule, and why."""
+        """Yield a mask of the rows that violate the rule, and the reason."""
         values = batch.column(self.column)
         if self.required and values.null_count:
             yield np.asarray(values.is_null()), f"is null, but the column is NOT NULL in {self.table}"
@@ -77,7 +77,7 @@ class ColumnRule:
 
 @dataclass(frozen=True)
 class ConstraintRule:
-    """A CHECK constraint of a table over some columns."""
+    """A CHECK constraint of a table on some columns."""
 
     table: str
     name: str
@@ -85,31 +85,31 @@ class ConstraintRule:
     columns: tuple[str, ...]
 
     def broken_by(self, batch: pa.RecordBatch) -> Iterator[tuple[NDArray[np.bool_], str]]:
-        """Yield which rows break the constraint, and why."""
+        """Yield a mask of the rows that violate the constraint, and the reason."""
         rows = pa.Table.from_batches([batch.select(list(self.columns))])
         yield broken(self.expression, rows), f"breaks CHECK {self.name} ({self.expression}) of {self.table}"
 
 
 @dataclass(frozen=True)
 class KeyLimit:
-    """What the table of a key asks of it, once it is normalised.
+    """Limits of a key table for the normalized key.
 
     Parameters
     ----------
     table
-        Name of the table in reasons.
+        Name of the table in messages.
     columns
-        Columns of the stream, in the order of the key.
+        Columns of the stream, in key order.
     key
-        The key's columns and types.
+        Names and types of the key columns.
     rules
-        Normalisation by key column.
+        Normalization by key column.
     partitions
-        Key columns of text by which the table is partitioned.
+        Text key columns that the table is partitioned by.
     characters
-        The most characters of a key column, where the table limits them.
+        Maximum number of characters of each key column that the table limits.
     limit
-        The most bytes of a key.
+        Maximum size of a key in bytes.
     """
 
     table: str
@@ -121,7 +121,7 @@ class KeyLimit:
     limit: int = 16384
 
     def broken_by(self, batch: pa.RecordBatch) -> Iterator[tuple[NDArray[np.bool_], str]]:
-        """Yield which rows have a key that the table cannot hold, and why."""
+        """Yield a mask of the rows whose key the table cannot hold, and the reason."""
         if not self.partitions and not self.characters and self._surely_short(batch):
             return
         values = [
@@ -143,12 +143,12 @@ class KeyLimit:
             yield long, f"is a key of more than {self.limit} bytes, which no replica of {self.table} holds"
 
     def _surely_short(self, batch: pa.RecordBatch) -> bool:
-        """Return whether no key is too long, however much longer normalization makes it."""
+        """Return whether every key is certainly short enough, even with maximum growth by normalization."""
         most = sum(_most_bytes(batch.column(name)) for name in self.columns)
         return _GROWTH * most <= self.limit
 
     def _too_long(self, values: Sequence[pa.Array]) -> NDArray[np.bool_] | None:
-        """Return which keys are too long; None when a look at the longest values shows that none is."""
+        """Return a mask of the keys that are too long; None if the longest values show that no key is too long."""
         most = sum(_most_bytes(column) for column in values)
         if most <= self.limit:
             return None
@@ -166,12 +166,12 @@ StorableRule: TypeAlias = ColumnRule | ConstraintRule | KeyLimit
 
 
 def unstorable(batch: pa.RecordBatch, rules: Iterable[StorableRule]) -> tuple[NDArray[np.bool_], pa.Array]:
-    """Return which rows no table can take, and for each row its causes.
+    """Return a mask of the rows that no table can hold, and the causes of each row.
 
     Parameters
     ----------
     batch
-        Rows with the columns of the rules.
+        Rows with the columns that the rules need.
     rules
         Rules of the tables.
 
@@ -179,7 +179,7 @@ def unstorable(batch: pa.RecordBatch, rules: Iterable[StorableRule]) -> tuple[ND
     -------
     mask : bool[n]
     causes : list<CAUSE_TYPE>[n]
-        Column, value and reason of each broken rule, in the order of the rules.
+        Column, value and reason of each violated rule, in rule order.
     """
     rows: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
     parts: list[pa.Array] = [pa.array([], CAUSE_TYPE)]
@@ -198,12 +198,12 @@ def unstorable(batch: pa.RecordBatch, rules: Iterable[StorableRule]) -> tuple[ND
 
 @dataclass(frozen=True)
 class StorableStep:
-    """A step of a stage that sends rows which no table can take to the error table. Rows that are not open pass by."""
+    """A step that sends rows that no table can hold to the error table. Rows that are not open bypass it."""
 
     rules: tuple[StorableRule, ...]
 
     def run(self, batches: Iterable[pa.RecordBatch], task: Any) -> Iterator[pa.RecordBatch]:  # noqa: ARG002 - as all steps
-        """Yield all rows, those that cannot be stored as malformed ones with their causes."""
+        """Yield all rows; rows that cannot be stored are marked as malformed, with their causes."""
         for batch in batches:
             mask, causes = unstorable(batch, self.rules)
             mask &= np.asarray(pc.equal(batch.column(STATE), int(State.OPEN)))

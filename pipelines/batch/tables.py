@@ -1,13 +1,13 @@
-"""The Delta tables that a batch goes to, and in which order.
+"""The Delta tables that a batch writes, and the order of the commits.
 
-1. New members: exactly at the version that their keys were planned at, else the batch is planned again.
-2. Facts: the one commit that decides that the batch is loaded. Its note names the files of rejected rows and routed
-   duplicates, which tasks have written but which are not yet part of their tables.
-3. Rejected rows and routed duplicates, from the note. A run that ended before this step is completed by the next one.
+1. New members: at exactly the version at which their keys were planned; otherwise the batch is planned again.
+2. Facts: the commit that marks the batch as loaded. Its note names the files of rejected rows and routed duplicates,
+   which tasks have written but which are not part of their tables yet.
+3. Rejected rows and routed duplicates, from the note. If a run ends before this step, the next run completes it.
 
-Every commit carries a transaction of Delta: the application is the stream and the table's part, the version the batch.
-Tables that ask for more than plain files are written by Spark, from the same frame; what is to follow the facts is then
-staged as Parquet in the folder of its table.
+Every commit carries a Delta transaction: the application is the stream and the table's part, the version is the batch
+number. Spark writes the tables that need more than plain files, from the same frame. Rows to be committed after the
+facts are then staged as Parquet in the folder of their table.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ _CHANNELS: Final = {"errors": (State.REJECTED, REJECTED), "duplicates": (State.D
 
 
 class BatchTables:
-    """The tables of a pipeline, and what batches append to them.
+    """The tables of a pipeline, and the appends of its batches.
 
     Parameters
     ----------
     prepared
-        The pipeline.
+        Prepared pipeline.
     holds
         Function called before each write. It raises an error if this run may no longer write.
     hook
-        Called with the name of each step before and after it.
+        Function called with the name of each step before and after the step.
     """
 
     def __init__(self, prepared: Prepared, holds: Callable[[], None], hook: Callable[[str], None]) -> None:
@@ -71,7 +71,7 @@ class BatchTables:
 
     @property
     def facts(self) -> DeltaHandle:
-        """The fact table."""
+        """Handle of the fact table."""
         return self._handles[self._config.sink.path]
 
     def joined_by(self, role: str) -> DeltaHandle:
@@ -79,7 +79,7 @@ class BatchTables:
         return self._handles[self._prepared.path(role)]
 
     def that_take_files(self) -> dict[str, tuple[str, ...]]:
-        """Return the tables that take files from tasks, with the columns that each is partitioned by."""
+        """Return the partition columns of each table whose files the tasks write, by table path."""
         return {
             path: tuple(handle.table.metadata().partition_columns)
             for path, handle in self._handles.items()
@@ -89,7 +89,7 @@ class BatchTables:
     # Members
 
     def keys_given(self, role: str, batch: Batch) -> list[tuple[int, int]]:
-        """Return the ranges of keys that earlier attempts at a batch gave to new members, as the table's log says."""
+        """Return the key ranges that earlier attempts at a batch assigned to new members, from the table's log."""
         handle = self.joined_by(role)
         application = batch.application(_members(role))
         done = handle.transaction(application)
@@ -99,14 +99,14 @@ class BatchTables:
         return [(note["base"], note["greatest_key"]) for note in notes]
 
     def remember_keys(self, role: str, batch: Batch) -> None:
-        """Let the dimension remember its greatest key if another job gave it, before facts can carry it.
+        """Store the dimension's highest key in its property if another job assigned it, before facts carry the key.
 
-        Else the number could be given again once the member is deleted.
+        Otherwise the key could be assigned again after the member is deleted.
 
         Raises
         ------
         TableMovedError
-            If another writer changed the dimension meanwhile.
+            If another writer changed the dimension in the meantime.
         """
         dimension = self._prepared.lookups[role].dimension
         handle, path = self.joined_by(role), self._prepared.path(role)
@@ -124,12 +124,12 @@ class BatchTables:
     def add_members(
         self, frame: DataFrame, role: str, notes: Sequence[Mapping[str, Any]], target: Target, batch: Batch
     ) -> None:
-        """Add the new members of a role's dimension, if there are any, to the version that they were numbered at.
+        """Add any new members of a role's dimension, at exactly the version at which their keys were assigned.
 
         Raises
         ------
         TableMovedError
-            If another writer changed the dimension since.
+            If another writer changed the dimension after that version.
         """
         joins = [join for note in notes for join in note["joins"] if join["role"] == role]
         greatest = max((join["greatest_key"] for join in joins if join.get("new_members")), default=None)
@@ -153,7 +153,7 @@ class BatchTables:
         batch.own.setdefault(role, []).append((target.base, greatest))
         self._hook(f"after {part}")
 
-    # Facts, and what follows them
+    # Facts and subsequent commits
 
     def commit_facts(
         self,
@@ -163,12 +163,12 @@ class BatchTables:
         record: BatchRecord,
         batch: Batch,
     ) -> dict[str, Any]:
-        """Commit the facts, and return their note: the batch's record, and what is to follow.
+        """Commit the facts, and return their note: the batch's record, and the commits that must follow.
 
         Raises
         ------
         TableMovedError
-            If duplicates were looked for, and another writer changed the facts since.
+            If the batch searched for duplicates, and another writer changed the facts after the planned version.
         """
         pending = self._pending(frame, notes, counts, batch)
         plain = {name: value for name, value in asdict(record).items() if name != "detail"}
@@ -187,7 +187,7 @@ class BatchTables:
         return note
 
     def follow_up(self, note: Mapping[str, Any], batch: Batch) -> None:
-        """Commit the rejected rows and routed duplicates that the note of the facts names, if that is still to do."""
+        """Commit the rejected rows and routed duplicates that the facts' note names, unless this was already done."""
         for part, pending in note["pending"].items():
             path = self._paths[part]
             commit = Commit(batch.application(part), batch.number)
@@ -204,7 +204,7 @@ class BatchTables:
     def _pending(
         self, frame: DataFrame, notes: Sequence[Mapping[str, Any]], counts: BatchCounts, batch: Batch
     ) -> dict[str, Any]:
-        """Return what is to be committed after the facts: files that tasks wrote, or rows that Spark stages here."""
+        """Return what must be committed after the facts: files that tasks wrote, or rows that Spark stages here."""
         pending: dict[str, Any] = {}
         for part, rows in (("errors", counts.outcomes.rejected), ("duplicates", counts.outcomes.routed)):
             if not rows:
@@ -229,9 +229,9 @@ class BatchTables:
     def _write_facts(
         self, frame: DataFrame, files: Sequence[DataFile] | None, version: int | None, commit: Commit, stream: str
     ) -> None:
-        """Commit facts at a version if one is given, and register their stream if the table does not know it.
+        """Commit facts, at a version if one is given, and register their stream if the table does not have it yet.
 
-        A registration changes the table's metadata as it was read, so that commit too is bound to a version.
+        A registration changes the table metadata that was read, so that commit must also match a version.
         """
         while True:
             newest = self.facts.latest().version
@@ -267,13 +267,13 @@ class BatchTables:
             append_exactly(rows, path, version, commit)
 
     def _refuse_loaded(self, commit: Commit) -> None:
-        """Raise if the facts hold the batch: another run loads the same stream at the same time."""
+        """Raise an error if the facts already hold the batch: another run loads the same stream concurrently."""
         done = self.facts.transaction(commit.application)
         if done is not None and done >= commit.transaction:
             raise self._loaded_elsewhere(commit)
 
     def _require_own(self, commit: Commit) -> None:
-        """Raise if Spark skipped an append, since another run's commit has its transaction."""
+        """Raise an error if Spark skipped an append because another run's commit has the same transaction."""
         written = self._last_note(commit)
         if written is not None and written.get("attempt") != commit.note["attempt"]:
             raise self._loaded_elsewhere(commit)
@@ -289,7 +289,7 @@ class BatchTables:
         return None if written is None else written.get("rows_written")
 
     def _last_note(self, commit: Commit) -> dict[str, Any] | None:
-        """Return the note of the commit of a batch to the facts, of whichever run."""
+        """Return the note of the facts commit of a batch, from any run."""
         self.facts.latest()
         notes = self.facts.commit_notes(commit.application, commit.transaction)
         return notes[-1] if notes else None
@@ -310,12 +310,12 @@ def _members(role: str) -> str:
 
 
 def _noted_files(notes: Sequence[Mapping[str, Any]], part: str) -> list[DataFile]:
-    """Return the files of a table that tasks noted."""
+    """Return the files of a table in the task notes."""
     return [DataFile(**file) for note in notes for file in note.get("files", {}).get(part, ())]
 
 
 def _append_staged(folder: str, table: DeltaHandle, commit: Commit) -> None:
-    """Append staged rows to their table by Spark, once, and remove them."""
+    """Append staged rows to their table once with Spark, and remove the staged rows."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - pyspark is heavy
 
     spark = SparkSession.active()
@@ -345,6 +345,6 @@ def _exists(spark: SparkSession, folder: str) -> bool:
 
 
 def _hadoop_path(spark: SparkSession, folder: str) -> tuple[Any, Any]:
-    """Return a folder as Hadoop names it, and the file system that has it."""
+    """Return the Hadoop path of a folder, and its file system."""
     place = spark._jvm.org.apache.hadoop.fs.Path(folder)  # noqa: SLF001 - Hadoop has no Python API
     return place, place.getFileSystem(spark._jsc.hadoopConfiguration())  # noqa: SLF001 - as above

@@ -1,8 +1,8 @@
-"""What runs in Spark's Python workers: the stages of a batch, each a function over Arrow batches for `mapInArrow`.
+"""The stages of a batch as they run in Spark's Python workers: functions over Arrow batches for `mapInArrow`.
 
-A stage takes the rows of one shard (or of any part, when it needs no shard), brings the replicas it joins with up to
-the planned version, and yields its rows, the members it inferred and one note of what it counted. The same input gives
-the same rows, whatever was cached and however often the task is tried. `headrace.pipelines.batch.stages` plans them.
+A stage takes the rows of one shard (or any partition, if it needs no shuffle), brings its replicas up to the planned
+version, and yields its rows, the inferred members and one note with its counts. The same input always yields the same
+rows, regardless of caches and retries. `headrace.pipelines.batch.stages` plans the stages.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ __all__ = ["Stage"]
 
 @dataclass(frozen=True)
 class Stage:
-    """What one `mapInArrow` does. Picklable; called with the batches of a partition.
+    """The work of one `mapInArrow` call. Picklable; called with the batches of a partition.
 
     Parameters
     ----------
     number
         Position of the stage in the batch.
     owner
-        The run, see `headrace.pipelines.replica.operators.serve`.
+        Id of the run, see `headrace.pipelines.replica.operators.serve`.
     reader
-        Reads the pieces of files that the first stage is given; None for later stages.
+        Reader of the file pieces that the first stage receives; None for later stages.
     steps
-        Lookups and the search for duplicates, in order.
+        Lookups and the duplicate search, in order.
     next_shard
         Shard rule of the next stage; None for the last stage of a round.
     settles
-        Settlement, for the last stage of the batch; None for the others.
+        Settlement for the last stage of the batch; None for other stages.
     schema
-        The columns that come out.
+        Schema of the output.
     """
 
     number: int
@@ -64,7 +64,7 @@ class Stage:
     schema: pa.Schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Run the stage over one partition, to the end of its input."""
+        """Run the stage over one partition, until its input is exhausted."""
         began = time.monotonic()
         source = iter(batches)
         first = next(source, None)
@@ -88,7 +88,7 @@ class Stage:
         yield self._leaving(channel_row(self.schema, State.NOTE, {NOTE: text}))
 
     def _counted(self, batches: Iterable[pa.RecordBatch], task: Task, note: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches without `_shard`, counting rows of the stream and refusing rows of another shard."""
+        """Yield the batches without `_shard`; count stream rows and refuse rows of another shard."""
         for batch in batches:
             if SHARD in batch.schema.names:
                 shards = pc.min_max(batch.column(SHARD)).as_py()
@@ -99,7 +99,7 @@ class Stage:
             yield rows
 
     def _settled(self, batches: Iterator[pa.RecordBatch], note: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        """Put the rows where they belong, and yield what Spark is to write; yield all before the last stage."""
+        """Settle the rows and yield those that Spark writes; before the last stage, yield all rows."""
         if self.settles is None:
             yield from batches
             return

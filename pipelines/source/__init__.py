@@ -1,6 +1,6 @@
-"""The source folder: which files there are, which of them were loaded, and which ones make up the next batch.
+"""The source folder: its files, the record of loaded files, and the files of the next batch.
 
-In: a folder and the ledger. Out: plans of batches and the pieces of files that a batch reads.
+In: a folder and the ledger. Out: batch plans, and the file pieces that a batch reads.
 """
 
 from __future__ import annotations

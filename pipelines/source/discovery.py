@@ -1,7 +1,7 @@
-"""The files of a source folder: which are there now, how large they are and when they were written.
+"""Discovery of the files in a source folder, with their sizes and modification times.
 
-Names are literal. A name that holds ``*``, ``[``, ``%``, a colon or a newline means the file of that name and no other;
-only `source.files` is a pattern. What was loaded before is the business of `headrace.pipelines.source.ledger`.
+File names are literal. A name with ``*``, ``[``, ``%``, a colon or a newline refers to exactly that file; only
+`source.files` is a pattern. `headrace.pipelines.source.ledger` records the files that were loaded before.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class FoundFile(NamedTuple):
     Parameters
     ----------
     name
-        Path relative to the source folder, its parts separated by ``/``.
+        Path relative to the source folder, with ``/`` as the separator.
     size
-        Bytes.
+        Size in bytes.
     mtime_ns
-        Modification time in nanoseconds since 1970; dates after the year 2262 count as that year.
+        Modification time in nanoseconds since 1970. Dates after the year 2262 are stored as that year.
     """
 
     name: str
@@ -62,7 +62,7 @@ class FoundFile(NamedTuple):
 
 
 class LeftOut(NamedTuple):
-    """A file or folder that was not read, and why."""
+    """A file or folder that was not read, and the reason."""
 
     name: str
     reason: str
@@ -70,17 +70,17 @@ class LeftOut(NamedTuple):
 
 @dataclass(frozen=True)
 class Found:
-    """The files of a source folder, in columns, so that a million of them stays small.
+    """The files of a source folder, stored as columns so that a million files need little memory.
 
     Parameters
     ----------
     names
         Relative paths, in no particular order.
     sizes, mtimes
-        Bytes and nanoseconds since 1970 of each file.
+        Size in bytes, and modification time in nanoseconds since 1970, of each file.
     left_out
-        Entries that were left out and may be unexpected: subfolders, dangling links, pipes. Hidden names and names that
-        the pattern does not match are left out without mention.
+        Skipped entries that the user may not expect: subfolders, dangling links, pipes. Hidden names, and names that
+        the pattern does not match, are skipped without a report.
     """
 
     names: list[str]
@@ -89,13 +89,13 @@ class Found:
     left_out: tuple[LeftOut, ...] = ()
 
     def file(self, index: int) -> FoundFile:
-        """Return one file."""
+        """Return the file at an index."""
         return FoundFile(self.names[index], int(self.sizes[index]), int(self.mtimes[index]))
 
 
 @dataclass
 class _Listing:
-    """What a walk through the folders has found so far."""
+    """Results of a folder traversal so far."""
 
     names: list[str] = field(default_factory=list)
     sizes: array[int] = field(default_factory=lambda: array("q"))
@@ -110,22 +110,23 @@ def discover(folder: str, pattern: str | None = None, *, recursive: bool = False
     Parameters
     ----------
     folder
-        The folder, taken literally.
+        Path of the folder, taken literally.
     pattern
-        Pattern for the names of files, see `name_matcher`; None for all. Folders need not match it.
+        Pattern for file names, see `name_matcher`; None for all files. Folder names need not match it.
     recursive
-        Whether files of subfolders belong to the source.
+        Whether the source includes the files of subfolders.
 
     Returns
     -------
     Found
-        Names that begin with ``.`` or ``_`` are left out, and so is what such folders hold. A link to a file counts
-        as a file, a link to a folder is never followed. A file that vanishes during the listing is skipped.
+        Files of the folder. Names that begin with ``.`` or ``_`` are skipped, including the contents of such folders. A
+        link to a file counts as a file; a link to a folder is never followed. A file that vanishes during the listing
+        is skipped.
 
     Raises
     ------
     SourceFileError
-        If a folder cannot be listed, or the name of a file or folder is not UTF-8.
+        If a folder cannot be listed, or a file or folder name is not UTF-8.
     """
     matches = name_matcher(pattern)
     found = _Listing(folders=[""])
@@ -140,7 +141,7 @@ def discover(folder: str, pattern: str | None = None, *, recursive: bool = False
 
 
 def examine(folder: str, name: str) -> FoundFile | None:
-    """Return a file of a source in its current state; None if it does not exist or is not a regular file."""
+    """Return a source file in its current state; None if it does not exist or is not a regular file."""
     try:
         status = os.stat(os.path.join(folder, name))  # noqa: PTH116, PTH118 - `Path` would normalize the name
     except (FileNotFoundError, NotADirectoryError):
@@ -151,12 +152,12 @@ def examine(folder: str, name: str) -> FoundFile | None:
 
 
 def fingerprint(folder: str, file: FoundFile) -> str | None:
-    """Return a hash of the whole content of a file.
+    """Return a hash of the entire content of a file.
 
     Returns
     -------
     str or None
-        32 hexadecimal digits of SHA-256; None if the file cannot be read, or is no longer the given file.
+        32 hexadecimal digits of SHA-256; None if the file cannot be read, or differs from the given file.
     """
     digest = hashlib.sha256()
     try:
@@ -171,13 +172,14 @@ def fingerprint(folder: str, file: FoundFile) -> str | None:
 
 
 def name_matcher(pattern: str | None) -> Callable[[str], object]:
-    """Return a function that says whether a file's name matches a pattern.
+    """Return a function that tests whether a file name matches a pattern.
 
     Parameters
     ----------
     pattern
-        ``*`` any text, ``?`` one character, ``[a-c]`` one of these, ``[!a-c]`` none of these, ``{csv,csv.gz}`` one of
-        several; the whole name must match, and case counts. None matches every name.
+        Pattern with ``*`` for any text, ``?`` for one character, ``[a-c]`` for one of these, ``[!a-c]`` for none of
+        these, and ``{csv,csv.gz}`` for one of several. The whole name must match, case-sensitively. None matches every
+        name.
 
     Examples
     --------
@@ -191,7 +193,7 @@ def name_matcher(pattern: str | None) -> Callable[[str], object]:
 
 
 def printable(name: str) -> str:
-    r"""Return a name with its control characters escaped, so that it takes one line.
+    r"""Return a name with its control characters escaped, so that it fits on one line.
 
     Examples
     --------
@@ -202,7 +204,7 @@ def printable(name: str) -> str:
 
 
 def skip_command(name: str) -> str:
-    r"""Return the command that skips a file, on one line and quoted for a shell.
+    r"""Return the command that skips a file, on one line and quoted for the shell.
 
     Examples
     --------
@@ -218,7 +220,7 @@ def skip_command(name: str) -> str:
 
 
 def _ansi_quoted(text: str) -> str:
-    """Return text in the ``$'...'`` quotes of bash, ksh and zsh, which have escapes for control characters."""
+    """Return text in the ``$'...'`` quotes of bash, ksh and zsh, which support escapes for control characters."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
     return "$'" + "".join(each if each.isprintable() else f"\\U{ord(each):08x}" for each in escaped) + "'"
 
@@ -228,7 +230,7 @@ def _printable(character: str) -> str:
 
 
 def _alternatives(pattern: str) -> list[str]:
-    """Return the patterns without braces that one with ``{a,b}`` stands for."""
+    """Return the patterns without braces that a pattern with ``{a,b}`` expands to."""
     match = re.search(r"\{([^{}]*,[^{}]*)\}", pattern)
     if match is None:
         return [pattern]
@@ -239,7 +241,7 @@ def _alternatives(pattern: str) -> list[str]:
 def _list_folder(
     source: str, below: str, found: _Listing, matches: Callable[[str], object], *, recursive: bool
 ) -> None:
-    """Add what one folder holds; subfolders that are to be read are put on the list of folders."""
+    """Add the contents of one folder, and append the subfolders to read to the list of folders."""
     try:
         with os.scandir(os.path.join(source, below)) as entries:  # noqa: PTH118 - as in `examine`
             for entry in entries:
@@ -271,7 +273,7 @@ def _add_entry(
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a loop of links; `_add_file` names it
+    except OSError:  # a loop of links, which `_add_file` reports
         return False
 
 
@@ -293,7 +295,7 @@ def _add_file(entry: os.DirEntry[str], name: str, found: _Listing) -> None:
 
 
 def _require_text(entry: os.DirEntry[str]) -> None:
-    """Raise if a name is not UTF-8: it could not be kept as text in the ledger and in the tables."""
+    """Raise an error if a name is not UTF-8: the ledger and the tables could not store it as text."""
     if entry.name.isascii():
         return
     try:
@@ -307,9 +309,9 @@ def _require_text(entry: os.DirEntry[str]) -> None:
 
 
 def date_of(status: os.stat_result) -> int:
-    """Return a modification time in nanoseconds since 1970, of dates that 64 bits cannot hold the latest that they can.
+    """Return a modification time in nanoseconds since 1970, limited to the 64-bit range.
 
-    A file planned by one process is compared with what another one sees, so all of them take dates from here.
+    One process compares the dates that another process recorded, so every process must get dates from this function.
     """
     return min(status.st_mtime_ns, _LATEST)
 

@@ -1,7 +1,8 @@
-"""Whether a pipeline's ledger and its fact table belong together.
+"""Checks that a pipeline's ledger and its fact table belong together.
 
-The facts carry the identity of each stream that they received, and the number of its last batch as Delta's transaction.
-A ledger that does not fit them would load files twice or not at all, so the run is refused with the ways on.
+The fact table carries the identity of each stream that it received, and the number of the stream's last batch as a
+Delta transaction. A ledger that does not match would load files twice or not at all, so the run is refused with the
+remedies.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ _COMMITS_SEARCHED: Final = 50
 
 
 def source_of(config: PipelineConfig) -> str:
-    """Return the name of a pipeline's source in its fact table, the same after the project was moved.
+    """Return the name of a pipeline's source in its fact table, which does not change if the project is moved.
 
-    It is the path of the folder relative to the fact table, and the pattern of its files.
+    The name consists of the folder's path relative to the fact table, and the pattern of its files.
     """
     sink = config.sink.path
     folder = config.source.path if "://" in sink else os.path.relpath(config.source.path, sink)
@@ -36,7 +37,7 @@ def source_of(config: PipelineConfig) -> str:
 
 
 def replaced_stream(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle | None) -> str | None:
-    """Return the stream whose place the ledger's one is about to take in the facts, or None."""
+    """Return the stream in the facts that the ledger's stream is about to replace, or None."""
     if facts is None:
         return None
     entry = stream_registry(facts).get(config.name)
@@ -49,24 +50,24 @@ def check_identity(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle | 
     Parameters
     ----------
     config
-        The pipeline.
+        Configuration of the pipeline.
     ledger
         Ledger of the pipeline.
     facts
         Fact table at its newest version; None if it does not exist yet.
     ran_before
-        Whether the run catalog has batches of the pipeline: those of releases that did not register their streams.
+        Whether the run catalog has batches of the pipeline. Older releases did not register their streams.
 
     Raises
     ------
     LedgerError
-        If a run would load records twice, or leave some out. The message names the ways on.
+        If a run would load records twice, or omit some. The message gives the remedies.
     """
     if facts is None:
         _check_last_batch(config, ledger, None)
         return
     loaded = facts.transaction(application(ledger.stream, "facts"))
-    if config.duplicates is None:  # else records that come once more are found, whichever stream they come in
+    if config.duplicates is None:  # else repeated records are found, whichever stream they are in
         _check_registry(config, ledger, facts, ran_before=ran_before)
     _check_last_batch(config, ledger, loaded)
     if loaded is not None:
@@ -93,7 +94,7 @@ def _check_registry(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle, 
 
 
 def _check_last_batch(config: PipelineConfig, ledger: Ledger, loaded: int | None) -> None:
-    """Compare the last batch of the stream in the facts with the last one that the ledger knows."""
+    """Compare the stream's last batch in the facts with the last batch in the ledger."""
     last, pending = ledger.last_loaded(), ledger.pending()
     planned = last if pending is None else pending.number
     if last is not None and (loaded is None or loaded < last):
@@ -116,7 +117,7 @@ def _check_last_batch(config: PipelineConfig, ledger: Ledger, loaded: int | None
 
 
 def _check_not_restored(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle) -> None:
-    """Refuse facts that were taken back to a version before the last batch; its transaction stays when rows do not."""
+    """Refuse facts restored to a version before the last batch: RESTORE keeps its transaction but not its rows."""
     restore, last = _restore_and_last_batch(facts, application(ledger.stream, "facts"), _COMMITS_SEARCHED)
     if restore is not None and last is None:
         restore, last = _restore_and_last_batch(facts, application(ledger.stream, "facts"), None)
@@ -131,7 +132,7 @@ def _check_not_restored(config: PipelineConfig, ledger: Ledger, facts: DeltaHand
 def _restore_and_last_batch(
     facts: DeltaHandle, name: str, limit: int | None
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """Return the last RESTORE after the last commit of an application, and that commit, as far as they were found."""
+    """Return the last RESTORE after an application's last commit, and that commit; None for each that was not found."""
     restore = None
     for commit in facts.commits(limit):
         if name in str(commit.get("userMetadata", "")):
@@ -142,7 +143,7 @@ def _restore_and_last_batch(
 
 
 def _restored_version(commit: Mapping[str, Any]) -> int:
-    """Return the version that a RESTORE went back to; -1 if it was named by its time."""
+    """Return the version that a RESTORE restored; -1 if it was given as a timestamp."""
     parameters = commit.get("operationParameters")
     version = parameters.get("version") if isinstance(parameters, dict) else None
     return int(version) if version is not None and str(version).isdigit() else -1
@@ -183,5 +184,5 @@ def _renamed(config: PipelineConfig, other: str) -> str:
 
 
 def application(stream: str, part: str) -> str:
-    """Return the application of Delta's transactions for a stream and a table's part of it."""
+    """Return the application id of Delta's transactions for a stream and its part in a table."""
     return f"headrace:{stream}:{part}"

@@ -1,4 +1,4 @@
-"""What is loaded next: the files of the source that the ledger does not have, in batches."""
+"""Selection of the next batch: the source files that are not in the ledger."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _IGNORED: Final = LeftOut("", "changed after it was loaded; source.changed says 
 class Intake:
     """The files that wait to be loaded.
 
-    The folder is listed again when no file of the last listing is waiting, so that a backlog of a million files is not
-    listed for each of its batches. What a file is now is looked at once more when it is taken.
+    The folder is listed again only when no file of the last listing is waiting, so a backlog of a million files is not
+    listed again for each batch. Each file's current state is checked again when the file is taken.
 
     Parameters
     ----------
     source, trigger
-        The source, and how much goes into a batch.
+        Source configuration, and the limits of a batch.
     ledger
         Ledger of loaded files.
     clock
-        Seconds, for the duration of a listing.
+        Function that returns seconds, for the duration of a listing.
 
     Attributes
     ----------
     left_out
-        Entries that the last listing left out, with reasons.
+        Entries that the last listing skipped, with reasons.
     listing_seconds
         Duration of the last listing in seconds.
     """
@@ -64,7 +64,7 @@ class Intake:
         self.listing_seconds = 0.0
 
     def take(self) -> list[FoundFile]:
-        """Return the files of the next batch as they are now; none when nothing is new.
+        """Return the files of the next batch in their current state; an empty list if there are no new files.
 
         Raises
         ------
@@ -105,14 +105,14 @@ class Intake:
 
 
 def _left_out(change: Change, policy: str) -> LeftOut | None:
-    """Return why a file that changed is not loaded again, or None if it is."""
+    """Return the reason why a changed file is not loaded again; None if it is loaded again."""
     if policy == "ignore":
         return _IGNORED._replace(name=change.file.name)
     return _EMPTIED._replace(name=change.file.name) if change.file.size == 0 else None
 
 
 def _in_order(compared: Comparison, *, reload: bool) -> list[str]:
-    """Return names of files to load, the oldest first; files of one date in the order of their names."""
+    """Return the names of the files to load, oldest first; files with the same date are sorted by name."""
     again = [change.file for change in compared.changed if change.file.size > 0] if reload else []
     if not again:
         return [compared.found.names[index] for index in compared.new]
@@ -121,7 +121,7 @@ def _in_order(compared: Comparison, *, reload: bool) -> list[str]:
 
 
 def _told(changed: tuple[Change, ...], folder: str) -> str:
-    """Return which files changed how, and what can be done."""
+    """Return which files changed and how, with the remedy."""
     named = "; ".join(map(_difference, changed[:_NAMED]))
     more = f"; and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
     return (

@@ -1,10 +1,10 @@
-"""The ledger of a pipeline: which files of its source were loaded, by which batch, and the identity of its stream.
+"""The ledger of a pipeline: the source files that were loaded, the batch that loaded each, and the stream's identity.
 
-A SQLite file in the pipeline's checkpoint folder. Paths are relative to the source folder, so a project that is moved
-goes on. A batch is planned here before anything is written, and marked as loaded after its facts are in; whether a
-planned batch was loaded is decided by the facts alone (`headrace.pipelines.batch.protocol`).
+The ledger is a SQLite file in the pipeline's checkpoint folder. Paths are relative to the source folder, so a moved
+project continues to work. A batch is planned here before anything is written, and marked as loaded after its facts are
+committed. Only the facts decide whether a planned batch was loaded (`headrace.pipelines.batch.protocol`).
 
-One process writes: the run that holds the pipeline's lease. Every change is one transaction, on disk when it returns.
+Only one process writes: the run that holds the pipeline's lease. Every change is one transaction, on disk on return.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ _BUSY_SECONDS: Final = 30
 _ROWS: Final = 50_000
 _NAMES_IN_A_QUERY: Final = 500
 
-# These two run for each of a million files, where SQLAlchemy's expressions cost more than SQLite does.
+# These two statements run once per file, for up to a million files; SQLAlchemy's expressions would cost more than
+# SQLite.
 _READ_INDEX: Final = "SELECT name, size, mtime_ns FROM files"
 _RECORD_FILE: Final = (
     "INSERT OR REPLACE INTO files (name, size, mtime_ns, fingerprint, state, batch, recorded) "
@@ -113,18 +114,18 @@ _PLANNED = Table(
 
 @dataclass(frozen=True)
 class Plan:
-    """A batch that was planned and is not known to be loaded.
+    """A planned batch that is not known to be loaded.
 
     Parameters
     ----------
     number
-        The batch's number in the stream.
+        Number of the batch in the stream.
     attempt
-        Identity of this plan, which the facts' commit carries too.
+        Identity of this plan, which the facts' commit also carries.
     files
         Files of the batch as they were when it was planned.
     skipped
-        Names of those that were skipped since.
+        Names of the files that were skipped after the batch was planned.
     """
 
     number: int
@@ -135,7 +136,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class LedgerFile:
-    """What the ledger knows of a file: its size and date as recorded, its state, batch, and when this was recorded."""
+    """Ledger entry of a file: recorded size and date, state, batch, and time of the record."""
 
     name: str
     size: int
@@ -148,7 +149,7 @@ class LedgerFile:
 
 @dataclass(frozen=True)
 class Change:
-    """A loaded file whose content is not the one that was loaded."""
+    """A loaded file whose content has changed."""
 
     file: FoundFile
     loaded: LedgerFile
@@ -161,13 +162,13 @@ class Comparison:
     Parameters
     ----------
     found
-        The listing.
+        Listing of the source folder.
     new
-        Positions in the listing of files to load, the oldest first; files of one date in the order of their names.
+        Positions in the listing of files to load, oldest first; files with the same date are sorted by name.
     empty
-        Names of files that would be new if they held a byte.
+        Names of empty files that would otherwise be new.
     changed
-        Files that were loaded and changed since.
+        Files that changed after they were loaded.
     """
 
     found: Found
@@ -177,28 +178,28 @@ class Comparison:
 
 
 class Ledger:
-    """The ledger of one pipeline; a context manager that closes it.
+    """The ledger of one pipeline, as a context manager that closes it.
 
     Parameters
     ----------
     checkpoint
-        The pipeline's checkpoint folder. The folder and the ledger are made when they are not there.
+        Checkpoint folder of the pipeline. The folder and the ledger are created if they do not exist.
     clock
-        Seconds since 1970.
+        Function that returns seconds since 1970.
 
     Attributes
     ----------
     stream
-        Identity of the stream, made once with the ledger. Delta's transactions carry it.
+        Identity of the stream, created once with the ledger. Delta's transactions carry it.
     replaces
-        Stream in the fact table whose place this one took when it was adopted, or None.
+        Stream in the fact table that this stream replaced when it was adopted, or None.
     adopted
-        Whether the ledger was made by `adopt`.
+        Whether `adopt` created the ledger.
 
     Raises
     ------
     LedgerError
-        If the folder holds a checkpoint of Spark, or the ledger cannot be read or written.
+        If the folder holds a Spark checkpoint, or the ledger cannot be read or written.
     """
 
     def __init__(self, checkpoint: str | Path, clock: Callable[[], float] = time.time) -> None:
@@ -233,28 +234,28 @@ class Ledger:
         replaces: str | None = None,
         clock: Callable[[], float] = time.time,
     ) -> Self:
-        """Begin a new stream that takes every file there is now as loaded.
+        """Start a new stream in which every existing file counts as loaded.
 
-        The new ledger takes the place of one that is there, even of one that cannot be read. Empty files are not
-        recorded, since they are loaded when they are filled. Fingerprints are not taken: that would read every file.
+        The new ledger replaces an existing one, even an unreadable one. Empty files are not recorded, because they are
+        loaded once they have content. Fingerprints are not computed, because that would read every file.
 
         Parameters
         ----------
         checkpoint
-            The pipeline's checkpoint folder.
+            Checkpoint folder of the pipeline.
         found
-            The files there are.
+            Files that exist now.
         replaces
-            Stream that the fact table has for this pipeline; None if it has none.
+            Stream of this pipeline in the fact table; None if there is none.
         clock
-            Seconds since 1970.
+            Function that returns seconds since 1970.
         """
         folder = _local(checkpoint)
         draft = folder / f"{FILE_NAME}.{uuid.uuid4()}"
         _make_file(draft)
         try:
             _fill_adopted(draft, found, replaces, clock())
-            (folder / f"{FILE_NAME}-journal").unlink(missing_ok=True)  # it would be rolled back into the new ledger
+            (folder / f"{FILE_NAME}-journal").unlink(missing_ok=True)  # SQLite would roll it back into the new ledger
             draft.replace(folder / FILE_NAME)
             _sync_folder(folder)
         except OSError as error:
@@ -277,7 +278,7 @@ class Ledger:
 
     @property
     def is_new(self) -> bool:
-        """Whether no batch was ever planned here, and no file skipped or adopted."""
+        """Whether no batch was ever planned here, and no file was skipped or adopted."""
         with self._transaction() as connection:
             batches = connection.execute(select(func.count()).select_from(_BATCHES)).scalar_one()
         return not self.adopted and not batches and not len(self._index)
@@ -285,7 +286,7 @@ class Ledger:
     # Batches
 
     def pending(self) -> Plan | None:
-        """Return the batch that was planned and is not known to be loaded, or None."""
+        """Return the planned batch that is not known to be loaded, or None."""
         with self._transaction() as connection:
             wanted = select(_BATCHES.c.number, _BATCHES.c.attempt).where(_BATCHES.c.state == PLANNED)
             row = connection.execute(wanted).one_or_none()
@@ -300,24 +301,24 @@ class Ledger:
         )
 
     def last_loaded(self) -> int | None:
-        """Return the number of the last batch that was marked as loaded, or None."""
+        """Return the number of the last batch marked as loaded, or None."""
         with self._transaction() as connection:
             wanted = select(func.max(_BATCHES.c.number)).where(_BATCHES.c.state == LOADED)
             number: int | None = connection.execute(wanted).scalar_one()
             return number
 
     def next_number(self) -> int:
-        """Return the number of the batch that comes after all that were loaded."""
+        """Return the number of the batch after the last loaded one."""
         last = self.last_loaded()
         return 0 if last is None else last + 1
 
     def plan(self, number: int, attempt: str, files: Sequence[FoundFile]) -> None:
-        """Record a batch before anything of it is written.
+        """Record a batch before any part of it is written.
 
         Raises
         ------
         LedgerError
-            If another batch is pending, or the number was used by a batch that was loaded.
+            If another batch is pending, or a loaded batch has used the number.
         """
         rows = [{"name": file.name, "batch": number, "size": file.size, "mtime_ns": file.mtime_ns} for file in files]
         with self._transaction() as connection:
@@ -335,9 +336,9 @@ class Ledger:
         Parameters
         ----------
         number
-            The batch.
+            Number of the batch.
         fingerprints
-            Hash of the content of each file that has one.
+            Content hash of each file that has one.
         """
         known = fingerprints or {}
         with self._transaction() as connection:
@@ -349,7 +350,7 @@ class Ledger:
         self._index.put(files)
 
     def forget(self, number: int) -> None:
-        """Forget the plan of a batch that the facts do not hold. Its files are as they were before it was planned."""
+        """Delete the plan of a batch that the facts do not hold. Its files return to their previous state."""
         with self._transaction() as connection:
             connection.execute(delete(_PLANNED).where(_PLANNED.c.batch == number))
             connection.execute(delete(_BATCHES).where(_BATCHES.c.number == number, _BATCHES.c.state == PLANNED))
@@ -357,19 +358,19 @@ class Ledger:
     # Files
 
     def file(self, name: str) -> LedgerFile | None:
-        """Return what is known of a file, or None."""
+        """Return the ledger entry of a file, or None."""
         with self._transaction() as connection:
             return next(iter(_read_files(connection, [name])), None)
 
     def files(self) -> Iterator[LedgerFile]:
-        """Yield all loaded and skipped files, the one recorded last first."""
+        """Yield all loaded and skipped files, the most recently recorded first."""
         with self._transaction() as connection:
             wanted = select(_FILES).order_by(_FILES.c.recorded.desc(), _FILES.c.name)
             for row in connection.execute(wanted).yield_per(_ROWS):
                 yield LedgerFile(*row)
 
     def skip(self, file: FoundFile, fingerprint: str | None = None) -> None:
-        """Record that a file is not to be loaded as it is now; a loaded one stays loaded, with its new content."""
+        """Record that a file is not to be loaded in its current state. A loaded file stays loaded, with new content."""
         with self._transaction() as connection:
             known = next(iter(_read_files(connection, [file.name])), None)
             state, batch = (SKIPPED, None) if known is None else (known.state, known.batch)
@@ -378,17 +379,17 @@ class Ledger:
         self._index.put([file])
 
     def compare(self, found: Found, hash_of: Callable[[FoundFile], str | None]) -> Comparison:
-        """Compare a listing with what was loaded.
+        """Compare a listing with the loaded files.
 
-        A file is unchanged if its size and date are. If the date alone differs, the content decides: where it is the
-        same, the new date is recorded.
+        A file is unchanged if its size and date are. If only the date differs, the content decides: if it is the same,
+        the new date is recorded.
 
         Parameters
         ----------
         found
-            The listing.
+            Listing of the source folder.
         hash_of
-            Returns the fingerprint of a file.
+            Function that returns the fingerprint of a file.
         """
         at = self._index.positions(found.names)
         known = at >= 0
@@ -407,7 +408,7 @@ class Ledger:
     def _changed(
         self, found: Found, differing: NDArray[np.int64], hash_of: Callable[[FoundFile], str | None]
     ) -> list[tuple[int, LedgerFile]]:
-        """Return those files of other size or date whose content differs; record the new date of the others."""
+        """Return files whose size or date differs and whose content changed; record the new date of the others."""
         changed: list[tuple[int, LedgerFile]] = []
         for first in range(0, len(differing), _ROWS):
             part = differing[first : first + _ROWS].tolist()
@@ -424,7 +425,7 @@ class Ledger:
         return changed
 
     def _touch(self, touched: Sequence[FoundFile]) -> None:
-        """Record new dates of files whose content is the same."""
+        """Record the new dates of files whose content did not change."""
         if not touched:
             return
         with self._transaction() as connection:
@@ -461,9 +462,9 @@ class Ledger:
 
 
 class _Index:
-    """Names, sizes and dates of all files in the ledger, in columns: some 100 bytes a file.
+    """Names, sizes and dates of all files in the ledger, stored as columns: about 100 bytes per file.
 
-    What was recorded last waits in a small dict, until it is worth adding to the columns.
+    Recent records are kept in a small dict until there are enough of them to add to the columns.
     """
 
     def __init__(self, names: pa.Array, sizes: NDArray[np.int64], mtimes: NDArray[np.int64]) -> None:
@@ -478,22 +479,22 @@ class _Index:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Size by position, and one more place that position -1 stands for."""
+        """Size by position, with an extra element for position -1."""
         return np.append(self._sizes, -1)
 
     @property
     def mtimes(self) -> NDArray[np.int64]:
-        """Date by position, and one more place that position -1 stands for."""
+        """Date by position, with an extra element for position -1."""
         return np.append(self._mtimes, -1)
 
     def put(self, files: Iterable[FoundFile]) -> None:
-        """Note files as they were recorded."""
+        """Add files in their recorded state."""
         self._recent.update((file.name, file) for file in files)
         if len(self._recent) >= _ROWS:
             self._settle()
 
     def positions(self, names: Sequence[str]) -> NDArray[np.int64]:
-        """Return where each name is, -1 where it is not."""
+        """Return the position of each name, or -1 if it is not in the index."""
         self._settle()
         return self._positions(names)
 
@@ -502,7 +503,7 @@ class _Index:
         return np.asarray(found.fill_null(-1), dtype=np.int64)
 
     def _settle(self) -> None:
-        """Add what was recorded last to the columns."""
+        """Add the recent records to the columns."""
         if not self._recent:
             return
         names = list(self._recent)
@@ -544,7 +545,7 @@ def _upsert(
     fingerprints: Mapping[str, str | None],
     now: float,
 ) -> None:
-    """Record files, in place of what was known of them."""
+    """Record files, and replace their existing entries."""
     if not files:
         return
     rows = [(*file, fingerprints.get(file.name), state, batch, now) for file in files]
@@ -577,7 +578,7 @@ def _fill_adopted(path: Path, found: Found, replaces: str | None, now: float) ->
 
 
 def _engine(path: Path) -> Engine:
-    """Return an engine whose every transaction is on disk when it ends, the folder's entry included."""
+    """Return an engine whose transactions, including the folder's entry, are on disk when they end."""
     url = URL.create("sqlite", database=str(path))
     engine = create_engine(url, poolclass=NullPool, connect_args={"timeout": _BUSY_SECONDS})
 
@@ -605,7 +606,7 @@ def _refuse_spark_checkpoint(folder: Path, ledger: Path) -> None:
 
 
 def _make_file(path: Path) -> None:
-    """Make the folder and an empty file, which only their owner can read and write, regardless of the umask."""
+    """Create the folder and an empty file with access for the owner only, regardless of the umask."""
     try:
         missing = [folder for folder in (path.parent, *path.parent.parents) if not folder.exists()]
         for folder in reversed(missing):
@@ -639,7 +640,7 @@ _REMEDIES: Final = (
 
 
 def _explained(path: Path, error: BaseException) -> str:
-    """Return a failure of the ledger's file in one line, with its remedy."""
+    """Return a one-line description of a ledger file failure, with its remedy."""
     cause = str(getattr(error, "orig", None) or getattr(error, "strerror", None) or error).splitlines()[0]
     lower = cause.lower()
     remedy = next((text for marks, text in _REMEDIES if any(mark in lower for mark in marks)), "check the disk")

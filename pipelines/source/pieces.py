@@ -1,4 +1,4 @@
-"""The source of a pipeline for Spark: checks the folder, and makes the frame of pieces of a batch's files."""
+"""The source of a pipeline for Spark: the check of the folder, and the frame of a batch's file pieces."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
 __all__ = ["check_source", "option_text", "piece_frame", "spread"]
 
-_LEAST_BYTES: Final = 16 << 20  # dividing a file takes a pass over it, which pays for large files only
+_LEAST_BYTES: Final = 16 << 20  # dividing a file takes a pass over it, so it pays off for large files only
 _PIECES_OF_A_CORE: Final = 2
 
 
 def check_source(source: SourceConfig) -> None:
-    """Refuse a source that cannot be read, before anything else is done.
+    """Refuse a source that cannot be read, before any other work.
 
     Raises
     ------
     PipelineFileError
-        If the folder is not there, cannot be read, or is not on a file system of this host.
+        If the folder does not exist, cannot be read, or is not on a file system of this host.
     """
     if "://" in source.path:
         raise PipelineFileError(
@@ -50,12 +50,12 @@ def check_source(source: SourceConfig) -> None:
 
 
 def piece_frame(spark: SparkSession, source: SourceConfig, files: Sequence[FoundFile]) -> DataFrame:
-    """Return the pieces of files as a frame with the columns `PIECES`, spread over the cores by their size.
+    """Return the pieces of files as a frame with the columns `PIECES`, distributed over the cores by size.
 
     Raises
     ------
     SourceFileError
-        If a file cannot be divided, since it cannot be read.
+        If a file cannot be divided because it cannot be read.
     """
     cores = spark.sparkContext.defaultParallelism
     each = max(_LEAST_BYTES, sum(file.size for file in files) // (cores * _PIECES_OF_A_CORE))
@@ -67,7 +67,7 @@ def piece_frame(spark: SparkSession, source: SourceConfig, files: Sequence[Found
 
 
 def _pieces(folder: str, file: FoundFile, form: RecordFormat, bytes_each: int) -> list[dict[str, Any]]:
-    """Return the pieces of a file as rows of `PIECES`, with the bytes of each."""
+    """Return the pieces of a file as rows of `PIECES`, with the size of each in bytes."""
     path = f"{folder}/{file.name}"
     try:
         pieces = split(path, form, bytes_each)
@@ -86,22 +86,23 @@ def _pieces(folder: str, file: FoundFile, form: RecordFormat, bytes_each: int) -
 
 
 def spread(sizes: Sequence[int], parts: int) -> list[list[int]]:
-    """Return which items go to which part, so that parts are alike in size.
+    """Return the assignment of items to parts of similar total size.
 
-    Spark cuts a local table into partitions of equally many rows, the one at `i` from ``i * n // parts``. So each part
-    has the number of items that its partition has, and the largest item goes to the part that holds least.
+    Spark divides a local table into partitions of nearly equal row counts; partition `i` starts at row ``i * n //
+    parts``. So each part has as many items as its partition, and the largest remaining item goes to the part with the
+    smallest total.
 
     Parameters
     ----------
     sizes
         Size of each item.
     parts
-        The number of parts; with fewer items there are as many parts as items.
+        Number of parts. If there are fewer items, there is one part per item.
 
     Returns
     -------
     list of lists
-        Positions of the items of each part.
+        Positions of the items in each part.
 
     Examples
     --------
@@ -122,5 +123,5 @@ def spread(sizes: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def option_text(value: str | float) -> str:
-    """Return an option as Spark writes it."""
+    """Return an option value as Spark writes it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""What the command line does with the files of a source: list them by state, skip some, adopt all."""
+"""Command-line operations on the files of a source: list them by state, skip some, adopt all."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ class SourceFile:
     Parameters
     ----------
     name
-        Path relative to the source folder.
+        Path of the file, relative to the source folder.
     state
-        ``loaded``, ``skipped``, ``planned`` (for a batch that has not been loaded), ``new``, ``empty`` (loaded when it
-        holds a byte), ``changed`` (after it was loaded) or ``gone`` (although it is planned).
+        State of the file: ``loaded``, ``skipped``, ``planned`` (for a batch that is not loaded yet), ``new``, ``empty``
+        (loaded once it has content), ``changed`` (after it was loaded) or ``gone`` (planned, but removed).
     batch
-        The batch that it was loaded by or is planned for, or None.
+        Number of the batch that loaded the file or is planned to load it, or None.
     size, modified
-        Bytes, and seconds since 1970: as they are now, of a removed file, its last known values.
+        Size in bytes, and modification time in seconds since 1970; the last known values for a removed file.
     """
 
     name: str
@@ -57,20 +57,20 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class SourceListing:
-    """The files of a source by state, the one modified last first, and what the listing left out."""
+    """The files of a source by state, most recently modified first, and the skipped entries of the listing."""
 
     files: tuple[SourceFile, ...]
     left_out: tuple[LeftOut, ...]
 
     @property
     def counts(self) -> dict[str, int]:
-        """The number of files in each state that some file has."""
+        """Number of files by state, for states that at least one file has."""
         return dict(sorted(Counter(file.state for file in self.files).items()))
 
 
 @dataclass(frozen=True)
 class Adopted:
-    """What adopting did: the new stream, the one it replaces, how many files are loaded now, and which never were."""
+    """Result of an adoption: the new stream, the replaced stream, the number of files, and the files never loaded."""
 
     stream: str
     replaces: str | None
@@ -79,7 +79,7 @@ class Adopted:
 
 
 def list_files(config: PipelineConfig) -> SourceListing:
-    """Return the files of a source by state; files that were loaded and removed since are not among them.
+    """Return the files of a source by state; files removed after they were loaded are not included.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def list_files(config: PipelineConfig) -> SourceListing:
 
 
 def _add_states(ledger: Ledger, config: PipelineConfig, states: dict[str, tuple[str, int | None]]) -> list[SourceFile]:
-    """Set the states that the ledger knows, and return planned files that were removed."""
+    """Set the states that the ledger holds, and return the planned files that were removed."""
     for known in ledger.files():
         if known.name in states:
             states[known.name] = (known.state, known.batch)
@@ -131,28 +131,29 @@ def _add_states(ledger: Ledger, config: PipelineConfig, states: dict[str, tuple[
 def skip_files(
     config: PipelineConfig, names: Sequence[str], clock: Callable[[], float] = time.time
 ) -> list[SourceFile]:
-    """Record that files are not to be loaded as they are now.
+    """Record that files are not to be loaded in their current state.
 
     Parameters
     ----------
     config
-        The pipeline.
+        Configuration of the pipeline.
     names
         Paths of the files, relative to the source folder or absolute.
     clock
-        Seconds since 1970.
+        Function that returns seconds since 1970.
 
     Returns
     -------
     list of SourceFile
-        The files with the states that they have now.
+        Files with their new states.
 
     Raises
     ------
     SourceFileError
-        If one is not there and was not planned either, or was loaded as it is. Nothing has been recorded then.
+        If a file does not exist and was not planned, or was already loaded in its current state. Nothing is recorded
+        then.
     LeaseHeldError
-        If a run of the pipeline is at it.
+        If a run of the pipeline is active.
     """
     check_source(config.source)
     folder = config.source.path
@@ -179,7 +180,7 @@ def _relative(name: str, folder: str) -> str:
     Raises
     ------
     SourceFileError
-        If it is outside of the source.
+        If the path is outside the source folder.
     """
     path = os.path.relpath(name, folder) if os.path.isabs(name) else os.path.normpath(name)  # noqa: PTH117 - literal
     if path.partition("/")[0] == "..":
@@ -206,12 +207,12 @@ def _to_skip(name: str, ledger: Ledger, folder: str) -> FoundFile:
 
 
 def adopt_files(config: PipelineConfig, clock: Callable[[], float] = time.time) -> Adopted:
-    """Take every file that is there now as loaded, and begin a new stream.
+    """Mark every existing file as loaded, and start a new stream.
 
     Raises
     ------
     LeaseHeldError
-        If a run of the pipeline is at it.
+        If a run of the pipeline is active.
     PipelineFileError, SourceFileError
         If the source cannot be listed.
     LedgerError
@@ -233,12 +234,12 @@ def adopt_files(config: PipelineConfig, clock: Callable[[], float] = time.time) 
 
 
 def _never_loaded(config: PipelineConfig) -> tuple[str, ...]:
-    """Return the planned files of the ledger that is replaced: their batch was not noted as loaded."""
+    """Return the planned files of the replaced ledger, whose batch was not recorded as loaded."""
     try:
         if not Ledger.exists(str(config.checkpoint)):
             return ()
         with Ledger(str(config.checkpoint)) as ledger:
             plan = ledger.pending()
-    except LedgerError:  # damaged, which is why it is replaced
+    except LedgerError:  # the ledger is damaged, which is why it is replaced
         return ()
     return () if plan is None else tuple(file.name for file in plan.files if file.name not in plan.skipped)

@@ -104,7 +104,7 @@ def delta_coordinates() -> str:
     from pyspark.sql import SparkSession  # noqa: PLC0415 - as above
 
     builder = configure_spark_with_delta_pip(SparkSession.Builder())
-    return str(builder._options["spark.jars.packages"])  # noqa: SLF001 - the only way to read what the helper chose
+    return str(builder._options["spark.jars.packages"])  # noqa: SLF001 - there is no public way to read the helper's choice
 
 
 def delta_jars() -> list[Path]:
