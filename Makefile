@@ -1,4 +1,4 @@
-# Tasks for a checkout. Each target installs what it needs; the first run installs, later ones start at once.
+# Tasks for a checkout. Each target installs its dependencies on the first run; later runs start immediately.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -51,10 +51,10 @@ bench-spark: java $(INSTALLED_BENCH) ## Measure a Spark micro-batch against Spar
 bench-storage: $(INSTALLED_BENCH) ## Measure loads, changes and commits against DuckDB, SQLite and LMDB
 	@$(BIN)/python -m benchmarks storage
 
-bench-peers: java $(INSTALLED_BENCH) ## Measure SSIJ beside its peers, each in the same memory; CASES="large-zipf ..." for some
+bench-peers: java $(INSTALLED_BENCH) ## Compare SSIJ with its peers in equal memory; CASES="large-zipf ..." selects cases
 	@$(BIN)/python -m benchmarks peers $(or $(CASES),all)
 
-clean: ## Remove what demo, tests and benchmarks wrote; the environment stays
+clean: ## Remove the output of demo, tests and benchmarks; keep the environment
 	@rm -rf demo artifacts build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
