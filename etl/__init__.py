@@ -1,4 +1,4 @@
-"""Warehouse meaning: dimensions, surrogate keys, key equality, duplicates and outcomes. Knows nothing of Spark."""
+"""Warehouse semantics: dimensions, surrogate keys, key equality, duplicates, and outcomes. Independent of Spark."""
 
 from headrace.etl.dimension import (
     UNKNOWN_KEY,

@@ -1,4 +1,4 @@
-"""Compiled hashing of normalised keys. Arrays in, arrays out."""
+"""Compiled hashing of normalized keys. Inputs and outputs are arrays."""
 
 from __future__ import annotations
 

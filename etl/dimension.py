@@ -1,8 +1,8 @@
-"""A dimension: which columns name a member, which column is its surrogate key, and how its rows are checked and stored.
+"""A dimension: its natural key, its surrogate key, and the validation and storage of its rows.
 
-Holds the description, the numbering of members, and the building of the clustered table. Lookups are in `surrogate`.
+Contains the declaration, the numbering of members, and the build of the clustered table. Lookups are in `surrogate`.
 
-The unknown member (surrogate key -1) belongs to the dimension that people query, so that an inner join with the facts
+The unknown member (surrogate key -1) belongs to the dimension that users query, so that an inner join with the facts
 loses none. It has no natural key, so it is never a row of the clustered table.
 """
 
@@ -46,24 +46,24 @@ class Dimension:
     Parameters
     ----------
     name
-        The dimension's name, for messages.
+        Name of the dimension, for messages.
     natural_key
-        The columns that name a member in the source.
+        Columns that identify a member in the source.
     surrogate_key
-        The int64 column with the warehouse's own key; assigned keys are positive.
+        Name of the int64 column with the warehouse's own key. Assigned keys are positive.
     schema
         Types of the natural key columns and of the attributes, in the order of the table. The surrogate key and the
-        `inferred_flag` need not be in it.
+        `inferred_flag` are optional in it.
     rules
-        Normalisation of natural key columns by name; none for those not named.
+        Normalization rules of natural key columns, by name. Other columns are not normalized.
     inferred_flag
-        A boolean column that is true for members that facts announced before their attributes were known; None for no
-        such column.
+        Name of the boolean column that is true for members that facts introduced before their attributes were known;
+        None for no such column.
 
     Raises
     ------
     DeclarationError
-        If a column is named that the schema does not have, one is named for two purposes, or a natural key column is a
+        If a column is not in the schema, a column is used for two purposes, or a natural key column is a
         floating-point number.
 
     Examples
@@ -109,36 +109,36 @@ class Dimension:
 
     @property
     def key_schema(self) -> pa.Schema:
-        """The natural key columns and their types."""
+        """Schema of the natural key columns."""
         return pa.schema([pa.field(name, self.schema.field(name).type, nullable=False) for name in self.natural_key])
 
     @property
     def attributes(self) -> pa.Schema:
-        """The columns that are neither natural key, surrogate key nor the flag of inferred members."""
+        """Schema of the attributes: all columns except the natural key, the surrogate key, and the inferred flag."""
         apart = {*self.natural_key, self.surrogate_key, self.inferred_flag}
         return pa.schema([column.with_nullable(nullable=True) for column in self.schema if column.name not in apart])
 
     @property
     def table_schema(self) -> pa.Schema:
-        """The dimension's table: surrogate key, natural key, attributes, flag of inferred members."""
+        """Schema of the dimension's table: surrogate key, natural key, attributes, inferred flag."""
         columns = [pa.field(self.surrogate_key, pa.int64()), *self._nullable_key(), *self.attributes]
         if self.inferred_flag is not None:
             columns.append(pa.field(self.inferred_flag, pa.bool_()))
         return pa.schema(columns)
 
     def rule(self, column: str) -> KeyRule:
-        """Return the normalisation of a natural key column."""
+        """Return the normalization rule of a natural key column."""
         return self.rules.get(column, KeyRule())
 
     def conform_key(self, columns: Sequence[pa.Array]) -> list[Conformed]:
-        """Return columns, in the order of the natural key, in the key's types and normalised."""
+        """Convert columns, given in natural key order, to the key's types and normalize them."""
         return [
             conform(array, self.schema.field(name).type, self.rule(name), name)
             for name, array in zip(self.natural_key, columns, strict=True)
         ]
 
     def check_stream(self, columns: Mapping[str, pa.DataType]) -> None:
-        """Raise `KeyInputError` unless each stream column can equal its natural key column, in the key's order."""
+        """Raise `KeyInputError` unless each stream column, in key order, can equal its natural key column."""
         for name, (column, kind) in zip(self.natural_key, columns.items(), strict=True):
             check_comparable(kind, self.schema.field(name).type, column, self.rule(name))
 
@@ -149,7 +149,7 @@ class Dimension:
         )
 
     def members(self, natural_keys: pa.Table, surrogate_keys: Any, *, inferred: bool = False) -> pa.Table:
-        """Return rows of `table_schema` for natural keys and their surrogate keys, attributes null."""
+        """Return rows of `table_schema` for natural keys and their surrogate keys; attributes are null."""
         rows = natural_keys.num_rows
         given = {
             self.surrogate_key: pa.array(surrogate_keys, pa.int64()),
@@ -176,14 +176,14 @@ def number_members(dimension: Dimension, rows: pa.Table, base: int = 0) -> pa.Ta
     dimension
         The dimension.
     rows
-        Natural key and attributes, in any order; attributes that are missing become null.
+        Rows with natural key and attributes, in any order. Missing attributes become null.
     base
-        The greatest surrogate key already assigned.
+        Greatest surrogate key already assigned.
 
     Raises
     ------
     DimensionError
-        If a natural key is null, does not fit its type, or occurs twice after normalisation.
+        If a natural key is null, does not fit its type, or occurs twice after normalization.
     """
     keys = _conformed_keys(dimension, rows)
     ranks, distinct = rank_rows(keys.columns)
@@ -200,7 +200,7 @@ def number_members(dimension: Dimension, rows: pa.Table, base: int = 0) -> pa.Ta
 
 
 def member_rows(dimension: Dimension, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Return the dimension's rows as the clustered table stores them: normalised, without the unknown member.
+    """Return the dimension's rows as the clustered table stores them: normalized and without the unknown member.
 
     Parameters
     ----------
@@ -212,7 +212,7 @@ def member_rows(dimension: Dimension, rows: pa.Table | pa.RecordBatch) -> pa.Tab
     Raises
     ------
     DimensionError
-        If a natural key or surrogate key of another member than the unknown one is null.
+        If the natural key or surrogate key of a member other than the unknown member is null.
     """
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     missing = [name for name in dimension.table_schema.names if name not in table.column_names]
@@ -243,9 +243,9 @@ def build_table(dimension: Dimension, path: str, rows: Iterable[pa.RecordBatch],
     path
         Path of the new table.
     rows
-        Batches of members, consumed once; more than memory holds is welcome.
+        Batches of members, consumed once. They may exceed memory.
     options
-        Passed to `headrace.storage.Table.build`.
+        Options of `headrace.storage.Table.build`.
     """
     from headrace.storage import Table  # noqa: PLC0415 - numba comes in only when a table is built
 
@@ -255,12 +255,12 @@ def build_table(dimension: Dimension, path: str, rows: Iterable[pa.RecordBatch],
 
 
 def greatest_key(surrogate_keys: pa.Array | pa.ChunkedArray) -> int:
-    """Return the greatest surrogate key of a column, 0 when no member has been assigned one."""
+    """Return the greatest surrogate key of a column, or 0 if no key is assigned."""
     return max(0, pc.max(surrogate_keys).as_py() or 0)
 
 
 def without_blank_keys(dimension: Dimension, rows: pa.Table) -> pa.Table:
-    """Leave out members whose trimmed key is blank: such a key identifies no member."""
+    """Remove members whose trimmed key is blank: a blank key identifies no member."""
     named = np.ones(rows.num_rows, dtype=np.bool_)
     for name in dimension.natural_key:
         if "trim" in dimension.rule(name).normalise:

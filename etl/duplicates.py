@@ -1,11 +1,11 @@
-"""Duplicate records: rows with the same declared key within one input, or loaded by an earlier one.
+"""Duplicate records: rows whose declared key repeats within one input or was loaded by an earlier input.
 
-Of rows with one key in the input, one is kept: the first by the `order_by` columns, then by all other columns in the
-order of their names. Rows that tie in all of this are equal, so the choice depends neither on the order of arrival nor
-on how the input is cut into batches. A row with a null in its key is a duplicate of nothing.
+One row per key of the input is kept: the first by the `order_by` columns, then by all other columns in the order of
+their names. Rows that tie on all columns are equal, so the choice depends neither on the arrival order nor on the
+batch boundaries. A row with a null in its key is never a duplicate.
 
-The input is held in memory, since its last row may repeat its first. Shard the stream by the key, so that rows with
-one key are in the same place (`Duplicates.shard_of`).
+The input is held in memory, because its last row may repeat its first. Shard the stream by the key, so that rows with
+equal keys are in the same shard (`Duplicates.shard_of`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ROWS_OUT: Final = 65_536
 
 
 class DuplicateAction(StrEnum):
-    """What becomes of a duplicate: nothing, a fact with the outcome `duplicate`, or a row of the duplicates' table."""
+    """Treatment of a duplicate: drop it, load it with the outcome `duplicate`, or route it to the duplicates table."""
 
     DROP = "drop"
     FLAG = "flag"
@@ -49,23 +49,23 @@ class DuplicateAction(StrEnum):
 
 @dataclass(frozen=True)
 class Duplicates:
-    """The declared key of a stream's records and what to do with a record that repeats one.
+    """The declared key of a stream's records and the treatment of records that repeat a key.
 
     Parameters
     ----------
     key
-        Names and types of the key columns, as the stream has them.
+        Names and types of the key columns in the stream.
     action
         ``"drop"``, ``"flag"`` or ``"route"``.
     order_by
-        Columns that decide which of several rows with one key is kept: the first in ascending order, nulls last.
+        Columns that decide which row of a key is kept: the first in ascending order, nulls last.
     rules
-        Normalisation of key columns by name.
+        Normalization rules of key columns, by name.
 
     Raises
     ------
     DeclarationError
-        If there is no key, the action is none of three, or a rule does not fit.
+        If there is no key, the action is not valid, or a rule does not fit its column.
 
     Examples
     --------
@@ -98,21 +98,21 @@ class Duplicates:
 
     @property
     def table_schema(self) -> pa.Schema:
-        """The clustered table of loaded keys: the key and the number of the batch that loaded it."""
+        """Schema of the table of loaded keys: the key and the number of the batch that loaded it."""
         return pa.schema([*(c.with_nullable(nullable=False) for c in self.key), pa.field(LOADED_BY, pa.int64())])
 
     @property
     def operator_on(self) -> list[tuple[str, str]]:
-        """The `on` argument of the join operator over the table of loaded keys."""
+        """Argument `on` of the join operator over the table of loaded keys."""
         return [(f"_key_{name}", name) for name in self.key.names]
 
     @property
     def operator_columns(self) -> list[str]:
-        """The `columns` argument of that operator."""
+        """Argument `columns` of that operator."""
         return [LOADED_BY]
 
     def check(self, stream: pa.Schema) -> None:
-        """Raise `DeclarationError` unless the stream has the columns, `KeyInputError` if a type can never be equal."""
+        """Raise `DeclarationError` unless the stream has the columns, `KeyInputError` if a type cannot match."""
         for name in (*self.key.names, *self.order_by):
             if name not in stream.names:
                 raise DeclarationError(
@@ -123,15 +123,15 @@ class Duplicates:
         self.conform_key(stream.empty_table())
 
     def conform_key(self, rows: pa.Table | pa.RecordBatch) -> list[Conformed]:
-        """Return the key columns in their types and normalised."""
+        """Return the key columns, converted to the declared types and normalized."""
         return [conform(rows.column(c.name), c.type, self.rules.get(c.name), c.name) for c in self.key]
 
     def shard_of(self, rows: pa.Table | pa.RecordBatch, shards: int) -> NDArray[np.int32]:
-        """Return the shard of each row by its key."""
+        """Return the shard of each row, based on its key."""
         return shard_of([rows.column(name) for name in self.key.names], self.key, shards, self.rules)
 
     def loaded_keys(self, rows: pa.Table | pa.RecordBatch, batch: int) -> pa.Table:
-        """Return the rows of the table of loaded keys for facts that a batch loads; distinct, without null keys."""
+        """Return the distinct non-null keys of a batch's facts as rows of the table of loaded keys."""
         keys = pa.table({c.name: key.values for c, key in zip(self.key, self.conform_key(rows), strict=True)})
         distinct = keys.drop_null().group_by(self.key.names).aggregate([])
         return distinct.append_column(LOADED_BY, pa.array(np.full(distinct.num_rows, batch))).cast(self.table_schema)
@@ -144,26 +144,26 @@ def mark_duplicates(
     *,
     visible_before: int | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Say of each row whether it repeats another.
+    """Mark each row that repeats another.
 
     Parameters
     ----------
     duplicates
-        The declared key.
+        Declaration of the key.
     batches
-        The whole input, or the whole of one shard of it.
+        Batches of the complete input, or of one complete shard.
     operator
-        A left join over the table of loaded keys, made with ``on=duplicates.operator_on`` and
+        Left join over the table of loaded keys, created with ``on=duplicates.operator_on`` and
         ``columns=duplicates.operator_columns``; None compares within the input only.
     visible_before
-        Keys loaded by this batch or a later one count as not loaded, so that a batch that is replayed does not meet
-        itself.
+        Batch number. Keys loaded by this batch or a later one count as not loaded, so that a replayed batch does not
+        match itself.
 
     Yields
     ------
     RecordBatch
-        The stream's columns and `_duplicate`: null for a row that is kept, ``"loaded"`` where the key was loaded
-        before, ``"batch"`` where another row of the input is kept in its stead.
+        The stream's columns and `_duplicate`: null for a kept row, ``"loaded"`` if the key was loaded before,
+        ``"batch"`` if another row of the input is kept instead.
 
     Raises
     ------
@@ -194,7 +194,7 @@ def mark_duplicates(
 def _first_of_each(
     rows: pa.Table, usable: NDArray[np.int64], ranks: NDArray[np.int64], duplicates: Duplicates
 ) -> NDArray[np.int64]:
-    """Return the position of the row that is kept of each key."""
+    """Return the position of the kept row of each key."""
     repeated = np.bincount(ranks)[ranks] > 1
     candidates = usable[repeated]
     if not len(candidates):
@@ -208,7 +208,7 @@ def _first_of_each(
 
 
 def _sortable(column: pa.ChunkedArray) -> list[pa.Array]:
-    """Return columns that sort as this one; a nested one as its text, since only rows that repeat a key come here."""
+    """Return columns with the same sort order. A nested column becomes text: only repeated keys get here."""
     array = column.combine_chunks()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -226,7 +226,7 @@ def _loaded(
     operator: JoinOperator,
     visible_before: int | None,
 ) -> NDArray[np.bool_]:
-    """Return, for each distinct key by rank, whether it was loaded before."""
+    """Return whether each distinct key, by rank, was loaded before."""
     first = np.unique(ranks, return_index=True)[1]
     names = [*(name for name, _ in duplicates.operator_on), _RANK]
     asked = [*(column.take(pa.array(first)) for column in columns), pa.array(np.arange(len(first)))]

@@ -1,17 +1,17 @@
-"""When two keys are equal: normalisation of text, comparable types, and conversion to the key's type.
+"""Key equality: normalization of text, comparable types, and conversion to the key's type.
 
-Declared once per key column and applied to the dimension's rows, to the stream and to shard numbers alike.
+Rules are declared once per key column and apply to the dimension's rows, the stream, and shard numbers.
 
-- Null never matches, and text that is blank is null to a key that is trimmed or declared so (``"blank"``).
-- Text compares by bytes after the declared normalisation; none by default.
-- Integers and decimals compare by value, whatever their width, precision and scale. A float equals an integer when it
-  is that integer exactly (so -0.0 equals 0); NaN counts as null; a float never equals a decimal.
-- Instants compare in UTC, whatever the zone they are shown in and whatever the unit. A timestamp without a zone is not
-  an instant and is only compared with another timestamp without a zone.
-- Types that cannot match are an error before the first row, unless the rule asks for conversion (`KeyRule.convert`).
+- Null never matches. Blank text is null for a key with the rule ``"trim"`` or ``"blank"``.
+- Text compares by bytes after the declared normalization. By default, text is not normalized.
+- Integers and decimals compare by value, regardless of width, precision, and scale. A float equals an integer if it
+  has exactly that value (so -0.0 equals 0); NaN counts as null; a float never equals a decimal.
+- Instants compare in UTC, regardless of display zone and unit. A timestamp without a zone is not an instant and
+  compares only with other timestamps without a zone.
+- Types that cannot match raise an error before the first row, unless the rule requests conversion (`KeyRule.convert`).
 
-A value that the key's type cannot hold (3,000,000,000 against an int32 key) equals no key; `Conformed.unfit` says so.
-The conversion itself is `headrace.storage.format.coercion`, so that etl and the joins agree on every value.
+A value that the key's type cannot hold (3,000,000,000 for an int32 key) equals no key; `Conformed.unfit` marks it.
+`headrace.storage.format.coercion` does the conversion, so that etl and the joins agree on every value.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ NORMALISATIONS: Final = ("trim", "casefold", "nfc", "nfkc", "blank")
 
 @dataclass(frozen=True)
 class KeyRule:
-    """How the text of one key column is normalised before it is compared.
+    """Normalization of one key column before comparison.
 
     Parameters
     ----------
     normalise
-        Any of ``"trim"`` (Unicode white space at both ends; text that is nothing else is null), ``"casefold"`` (full
+        Any of ``"trim"`` (removes Unicode white space at both ends; blank text is null), ``"casefold"`` (full
         Unicode case folding, ``ß`` equals ``SS``), ``"nfc"`` (canonical composition), ``"nfkc"`` (compatibility
-        composition, ``ﬁ`` equals ``fi``) and ``"blank"`` (text of nothing but white space is null, other text keeps
-        its spaces). The order they are named in does not matter.
+        composition, ``ﬁ`` equals ``fi``), and ``"blank"`` (blank text is null, other text keeps its spaces). The order
+        does not matter.
     convert
-        Whether text meets integers, decimals and dates by the value that it spells (``"007"`` equals 7,
-        ``"2024-02-29"`` is a day), and integers and dates meet text keys by their usual spelling. Blank text is then
-        null, and text that spells no such value equals no key.
+        Whether text is parsed to match integer, decimal, and date keys (``"007"`` equals 7, ``"2024-02-29"`` is a
+        date), and integers and dates are formatted to match text keys. With conversion, blank text is null, and text
+        that cannot be parsed equals no key.
 
     Raises
     ------
     DeclarationError
-        If a name is not a valid normalisation.
+        If a name is not a valid normalization.
 
     Examples
     --------
@@ -78,11 +78,11 @@ class KeyRule:
 
     @property
     def changes_spelling(self) -> bool:
-        """Whether keys that are spelled differently may be equal."""
+        """Whether keys with different spellings may be equal."""
         return bool({*self.normalise} - {"blank"}) or self.convert
 
     def apply(self, text: pa.Array) -> pa.Array:
-        """Return the text normalised; case and form together are Unicode's caseless matching (3.13, D145 and D146)."""
+        """Return normalized text. Case and form together are Unicode's caseless matching (3.13, D145 and D146)."""
         trimmed = pc.utf8_trim_whitespace(text)
         if "trim" in self.normalise:
             text = trimmed
@@ -91,23 +91,23 @@ class KeyRule:
         form = "KC" if "nfkc" in self.normalise else "C" if "nfc" in self.normalise else None
         if "casefold" in self.normalise:
             text = _casefold(text if form is None else pc.utf8_normalize(text, form="NF" + form.replace("C", "D")))
-            if form == "KC":  # compatibility mappings of folded text may fold once more
+            if form == "KC":  # the compatibility mapping of folded text may need another fold
                 text = _casefold(pc.utf8_normalize(text, form="NFKD"))
         return text if form is None else pc.utf8_normalize(text, form="NF" + form)
 
 
 @dataclass(frozen=True)
 class Conformed:
-    """A column in its key's type.
+    """A column converted to its key's type.
 
     Parameters
     ----------
     values
-        Null where the row is `null` or `unfit`.
+        Converted values; null where the row is `null` or `unfit`.
     null
-        True where the column is null, NaN or, for a trimmed key, blank: it identifies no member.
+        True where the column is null, NaN, or, for a trimmed key, blank: the row identifies no member.
     unfit
-        True where the value is one that the key's type cannot hold: no member can have that key.
+        True where the key's type cannot represent the value: no member can have that key.
     """
 
     values: pa.Array
@@ -116,18 +116,18 @@ class Conformed:
 
 
 def check_comparable(stream: pa.DataType, key: pa.DataType, column: str, rule: KeyRule | None = None) -> None:
-    """Raise unless a column of the stream can equal a key column.
+    """Raise unless a stream column can equal a key column.
 
     Raises
     ------
     KeyInputError
-        If no value of the one type can equal a value of the other; the message names the column and both types.
+        If no value of one type can equal a value of the other. The message names the column and both types.
     """
     conform(pa.nulls(0, stream), key, rule, column)
 
 
 def check_rule(rule: KeyRule, key: pa.DataType, column: str) -> None:
-    """Raise `DeclarationError` if a normalisation of text is declared for a key that is not text."""
+    """Raise `DeclarationError` if a text normalization is declared for a key that is not text."""
     if rule.normalise and stored_type(key) != pa.string():
         raise DeclarationError(f"key {column!r} has type {key}; {', '.join(rule.normalise)} applies to text only")
     kinds = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date32)
@@ -138,16 +138,16 @@ def check_rule(rule: KeyRule, key: pa.DataType, column: str) -> None:
 def conform(
     column: pa.Array | pa.ChunkedArray, key: pa.DataType, rule: KeyRule | None = None, name: str = "key"
 ) -> Conformed:
-    """Return a column as values of its key's type, normalised.
+    """Convert a column to its key's type and normalize it.
 
     Parameters
     ----------
     column
-        Values as they come.
+        Input values.
     key
-        The type of the key column.
+        Type of the key column.
     rule
-        Normalisation of text; none when omitted.
+        Normalization rule; by default, text is not normalized.
     name
         Name of the column, for messages.
 
@@ -186,7 +186,7 @@ def _converts(stream: pa.DataType, key: pa.DataType) -> bool:
 
 
 def _converted(array: pa.Array, key: pa.DataType, rule: KeyRule, name: str) -> Conformed:
-    """Return the values that text spells, or the text that values are spelled as."""
+    """Parse text into values, or format values as text."""
     without_conversion = KeyRule(rule.normalise)
     if stored_type(key) == pa.string():
         return conform(array.cast(pa.string()), key, without_conversion, name)
@@ -201,7 +201,7 @@ def _converted(array: pa.Array, key: pa.DataType, rule: KeyRule, name: str) -> C
 
 
 def _numbers(text: pa.Array, scale: int) -> tuple[NDArray[np.bool_], pa.Array]:
-    """Return where text spells a number that a decimal of this scale holds, and those numbers."""
+    """Return a mask of text that is a number representable at this scale, and those numbers."""
     spelled = pc.fill_null(pc.match_substring_regex(text, _NUMBER), fill_value=False)
     digits = pc.if_else(spelled, pc.replace_substring(text, "+", ""), pa.scalar(None, pa.string()))
     exact = pc.replace_substring_regex(digits, "^(-?)0+([0-9])", "\\1\\2").cast(pa.decimal256(76, 38))
@@ -214,7 +214,7 @@ def _numbers(text: pa.Array, scale: int) -> tuple[NDArray[np.bool_], pa.Array]:
 
 
 def _days(text: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
-    """Return where text spells a day as in ISO 8601, and those days."""
+    """Return a mask of text that is an ISO 8601 date, and those dates."""
     shaped = pc.fill_null(pc.match_substring_regex(text, "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), fill_value=False)
     days = pc.strptime(
         pc.if_else(shaped, text, pa.scalar(None, pa.string())), format="%Y-%m-%d", unit="s", error_is_null=True
@@ -224,13 +224,13 @@ def _days(text: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
 
 
 def _plain(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """One array without dictionary encoding."""
+    """Return one array without dictionary encoding."""
     array = as_array(column)
     return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def _whole_numbers(array: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """Return floats as exact decimals, NaN as null, and which are no whole number that an integer type could hold."""
+    """Return floats as exact decimals (NaN as null), and a mask of values that no integer type can represent."""
     given = np.asarray(array.cast(pa.float64()).fill_null(np.nan))
     fractional = ~np.isnan(given) & ((np.trunc(given) != given) | (np.abs(given) >= 2.0**64))
     usable = ~(np.isnan(given) | fractional)
@@ -239,7 +239,7 @@ def _whole_numbers(array: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
 
 
 def _casefold(text: pa.Array) -> pa.Array:
-    """Fold a whole column as one string: folding has no context, so the fold of a join is the join of the folds."""
+    """Fold a column as one string: folding is context-free, so folding the joined string folds every value."""
     if pc.all(pc.string_is_ascii(text)).as_py() is not False:
         return pc.utf8_lower(text)
     joined, mark = _join(pc.fill_null(text.cast(pa.large_string()), ""))
@@ -248,7 +248,7 @@ def _casefold(text: pa.Array) -> pa.Array:
 
 
 def _join(text: pa.Array) -> tuple[str, str]:
-    """Join a column by a private-use character that it does not contain; the three private planes hold 137,468."""
+    """Join a column with a private-use character that it does not contain. Unicode has 137,468 such characters."""
     whole = pa.LargeListArray.from_arrays(pa.array([0, len(text)], pa.int64()), text)
     for mark in map(chr, chain(range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))):
         joined: str = pc.binary_join(whole, pa.scalar(mark, pa.large_string()))[0].as_py()

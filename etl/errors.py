@@ -1,4 +1,4 @@
-"""Every error of the etl layer: bad declarations, keys that are missing, row counts that do not reconcile."""
+"""Errors of the etl layer: invalid declarations, missing keys, and row counts that do not reconcile."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = [
 
 
 class EtlError(HeadraceError):
-    """Root of the errors of the etl layer."""
+    """Base class of the errors of the etl layer."""
 
 
 class DeclarationError(EtlError, InputError):
-    """A dimension, lookup or duplicate rule names a column or option that is not there. Raised before the first row."""
+    """A dimension, lookup, or duplicate rule names an unknown column or option. Raised before the first row."""
 
 
 class DimensionError(EtlError, InputError):
-    """The rows of a dimension break its rules: a natural key that is null or occurs twice, a wrong surrogate key."""
+    """Rows violate the rules of their dimension: a null or duplicate natural key, or an invalid surrogate key."""
 
 
 class MissingMembersError(EtlError, InputError):
-    """A lookup with the policy `fail` met keys that are not in its dimension. Raised when the input has been read."""
+    """A lookup with the policy `fail` found missing keys. Raised after the input has been read."""
 
 
 class ConservationError(EtlError):
-    """Rows that came in are not the rows loaded, dropped, routed and rejected. A defect, never the input's fault."""
+    """Input rows do not equal the rows loaded, dropped, routed, and rejected. A bug, never caused by the input."""

@@ -1,6 +1,6 @@
-"""The declaration of a lookup: one role of a dimension in a stream, and what to do with keys that are not there.
+"""The declaration of a lookup: one role of a dimension in a stream, and the policy for missing keys.
 
-Declares and checks; `surrogate` does the work.
+Contains the declaration and its checks. `surrogate` executes lookups.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["Lookup", "Policy"]
 
 
 class Policy(StrEnum):
-    """What to do with a natural key that is not in the dimension."""
+    """Policy for natural keys that are not in the dimension."""
 
     INFER = "infer"
     UNKNOWN = "unknown"
@@ -36,26 +36,26 @@ class Lookup:
     Parameters
     ----------
     dimension
-        The dimension.
+        Dimension to look up.
     role
-        The role's name, unique in a stream (``"origin"``, ``"destination"``); names the column ``<role>_key``.
+        Name of the role, unique in a stream (``"origin"``, ``"destination"``). The key column is ``<role>_key``.
     on
-        The natural key column for each stream column: ``{"tail": "tailnum"}``.
+        Natural key column for each stream column: ``{"tail": "tailnum"}``.
     policy
         Policy for keys that are not in the dimension.
     carry
-        Attributes of the member that the fact takes along, as ``<role>_<attribute>``.
+        Attributes of the member to add to the fact, as ``<role>_<attribute>``.
     null_key
         Target of facts whose key is null: ``"unknown"``, ``"not_applicable"``, ``"invalid"`` or ``"reject"``.
     unfit_key
-        Target of facts whose value cannot be a key (out of the range of the key's type), as `null_key`; None for the
-        policy of keys that are not in the dimension.
+        Target of facts whose value is out of range for the key's type, with the values of `null_key`; None to apply
+        `policy`.
 
     Raises
     ------
     DeclarationError
-        If `on` does not name every natural key column once, `carry` names no attribute, or a policy or target is not
-        valid.
+        If `on` does not name every natural key column once, `carry` names a column that is not an attribute, or a
+        policy or target is not valid.
 
     Examples
     --------
@@ -98,37 +98,37 @@ class Lookup:
 
     @property
     def stream_columns(self) -> tuple[str, ...]:
-        """The stream's columns in the order of the natural key."""
+        """Stream columns in natural key order."""
         by_key = {key: column for column, key in self.on.items()}
         return tuple(by_key[name] for name in self.dimension.natural_key)
 
     @property
     def key_column(self) -> str:
-        """The column that the surrogate key goes to."""
+        """Name of the column with the surrogate key."""
         return f"{self.role}_key"
 
     @property
     def outcome_column(self) -> str:
-        """The column with this lookup's outcome for each row."""
+        """Name of the column with this lookup's outcome for each row."""
         return f"_{self.role}_outcome"
 
     @property
     def reason_column(self) -> str:
-        """The column that says why this lookup rejected a row; null when it did not."""
+        """Name of the column with the reason for a rejection by this lookup, null otherwise."""
         return f"_{self.role}_reason"
 
     @property
     def operator_on(self) -> list[tuple[str, str]]:
-        """The `on` argument of the operator that `resolve` is given: normalised key columns, which it adds."""
+        """Argument `on` of the operator for `resolve`: the normalized key columns that `resolve` adds."""
         return [(f"_{self.role}_{name}", name) for name in self.dimension.natural_key]
 
     @property
     def operator_columns(self) -> list[str]:
-        """The `columns` argument of that operator: what `resolve` needs of the table."""
+        """Argument `columns` of that operator: the table columns that `resolve` needs."""
         return [self.dimension.surrogate_key, *self.carry]
 
     def added_schema(self) -> pa.Schema:
-        """Return the columns that `resolve` appends to the stream's."""
+        """Return the columns that `resolve` appends to the stream."""
         carried = [pa.field(f"{self.role}_{name}", self.dimension.attributes.field(name).type) for name in self.carry]
         names = [pa.field(name, pa.string()) for name in (self.outcome_column, self.reason_column)]
         return pa.schema([pa.field(self.key_column, pa.int64()), *carried, *names])
@@ -139,7 +139,7 @@ class Lookup:
         Raises
         ------
         DeclarationError
-            If a column is missing, or a column to be added is there already.
+            If a column is missing, or a column to be added already exists.
         KeyInputError
             If a column can never equal its key.
         """

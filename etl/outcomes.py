@@ -1,7 +1,7 @@
-"""The outcome of every row, and the row counts that show that none disappeared.
+"""The outcome of every row, and row counts that prove that no row was lost.
 
 Each lookup gives a row an outcome (column `_<role>_outcome`); the row's outcome is the most severe of them.
-Knows nothing of how a lookup is done.
+Independent of the implementation of lookups.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["OUTCOMES", "Outcome", "OutcomeCounts", "most_severe", "outcome_text"
 
 
 class Outcome(StrEnum):
-    """What became of a row, or of one lookup of a row; in order of severity, the mildest first."""
+    """Outcome of a row or of one of its lookups, in ascending order of severity."""
 
     MATCHED = "matched"
     INFERRED = "inferred"
@@ -36,7 +36,7 @@ class Outcome(StrEnum):
 
     @property
     def severity(self) -> int:
-        """Position in the order in which outcomes take precedence: rejected over duplicate over late and so on."""
+        """Rank of the outcome. The higher rank takes precedence: rejected over duplicate over late, and so on."""
         return OUTCOMES.index(self)
 
 
@@ -45,7 +45,7 @@ _NAMES: Final = pa.array([str(outcome) for outcome in OUTCOMES])
 
 
 def outcome_text(severity: NDArray[np.integer]) -> pa.StringArray:
-    """Return the names of outcomes given by severity."""
+    """Convert severities to outcome names."""
     return _NAMES.take(pa.array(severity))
 
 
@@ -55,9 +55,9 @@ def most_severe(columns: Sequence[pa.Array], rows: int) -> NDArray[np.int8]:
     Parameters
     ----------
     columns
-        Outcome names, a column for each lookup; none gives `matched` for every row.
+        Outcome names, one column per lookup. Without columns, every row is `matched`.
     rows
-        The number of rows.
+        Number of rows.
     """
     severity = np.zeros(rows, dtype=np.int8)
     for column in columns:
@@ -70,18 +70,19 @@ def most_severe(columns: Sequence[pa.Array], rows: int) -> NDArray[np.int8]:
 
 @dataclass(frozen=True)
 class OutcomeCounts:
-    """Row counts of one input: where its rows went, by row and by lookup.
+    """Row counts of one input by destination, by row outcome, and by lookup outcome.
 
     Parameters
     ----------
     rows_in
-        Rows that arrived.
+        Number of input rows.
     loaded, dropped, routed, rejected
-        Rows that went to the facts, to nothing (duplicates), to the table of duplicates and to the error table.
+        Number of rows loaded as facts, dropped as duplicates, routed to the duplicates table, and sent to the error
+        table.
     rows
-        Rows by the row's outcome. A duplicate that is only flagged counts as duplicate and as loaded.
+        Number of rows by row outcome. A flagged duplicate counts as duplicate and as loaded.
     lookups
-        Number of rows by outcome of the lookup, for each role.
+        Number of rows by lookup outcome, for each role.
 
     Examples
     --------
@@ -104,7 +105,7 @@ class OutcomeCounts:
         Raises
         ------
         ConservationError
-            If rows in are not rows loaded, dropped, routed and rejected, or a tally by outcome misses rows.
+            If the input rows do not equal the rows loaded, dropped, routed, and rejected, or a tally does not add up.
         """
         out = self.loaded + self.dropped + self.routed + self.rejected
         if self.rows_in != out:
@@ -131,7 +132,7 @@ class OutcomeCounts:
         )
 
     def as_dict(self) -> dict[str, object]:
-        """Return plain numbers, ready for JSON."""
+        """Return the counts as plain numbers, ready for JSON."""
         return {
             "rows_in": self.rows_in,
             "loaded": self.loaded,
@@ -146,7 +147,7 @@ class OutcomeCounts:
 
 
 def tally(column: pa.Array | pa.ChunkedArray) -> dict[Outcome, int]:
-    """Return how often each outcome occurs in a column of outcome names; absent ones are left out."""
+    """Count each outcome in a column of outcome names; outcomes that do not occur are omitted."""
     counted = {Outcome(item["values"]): item["counts"] for item in pc.value_counts(column).to_pylist()}
     return {outcome: counted[outcome] for outcome in OUTCOMES if outcome in counted}
 
@@ -157,5 +158,5 @@ def _add(left: Mapping[Outcome, int], right: Mapping[Outcome, int]) -> dict[Outc
 
 
 def add_all(counts: Iterable[OutcomeCounts]) -> OutcomeCounts:
-    """Return the sum of several counts; all zero if there are none."""
+    """Return the sum of several counts; zero for an empty input."""
     return sum(counts, start=OutcomeCounts())

@@ -1,4 +1,4 @@
-"""Positions of rows in the order of their key columns, column by column, and keys as text."""
+"""Ranks and sort order of rows by their key columns, and keys as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def rank_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[NDArray[np
     Parameters
     ----------
     columns
-        Key columns without nulls, the most significant first.
+        Key columns without nulls, most significant first.
 
     Examples
     --------
@@ -41,14 +41,14 @@ def rank_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[NDArray[np
 
 
 def sort_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> NDArray[np.int64]:
-    """Return the positions that put rows in the order of the columns, the most significant first, nulls last."""
+    """Return the positions that sort rows by the columns, most significant first, nulls last."""
     names = [str(position) for position in range(len(columns))]
     table = pa.table(dict(zip(names, columns, strict=True)))
     return np.asarray(pc.sort_indices(table, sort_keys=[(name, "ascending") for name in names])).astype(np.int64)
 
 
 def starts_of_runs(columns: Sequence[pa.Array | pa.ChunkedArray]) -> NDArray[np.bool_]:
-    """Return true where a row differs from the row before it in any column; the first row always does."""
+    """Return true where a row differs from the previous row in any column, and for the first row."""
     rows = len(columns[0])
     starts = np.zeros(rows, dtype=bool)
     starts[:1] = True
@@ -59,7 +59,7 @@ def starts_of_runs(columns: Sequence[pa.Array | pa.ChunkedArray]) -> NDArray[np.
 
 
 def key_text(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
-    """Return keys as people read them: the value's text, or `a | b` for a composite key; null as `null`."""
+    """Format keys for people: the value as text, `a | b` for a composite key, `null` for null."""
     text = [pc.fill_null(_text(column), "null") for column in columns]
     if len(text) == 1:
         return text[0]
@@ -77,7 +77,7 @@ def _text(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def _hexadecimal(column: pa.Array) -> pa.Array:
-    """Spell bytes as hexadecimal digits: the heap is spelled as a whole and every offset doubles."""
+    """Format bytes as hexadecimal digits: the heap is converted at once and every offset doubles."""
     plain = pa.concat_arrays([column, pa.array([b""])])[:-1] if column.offset else column
     _, offsets, heap = plain.buffers()
     ends = np.frombuffer(offsets, dtype=np.int32, count=len(plain) + 1)

@@ -1,7 +1,7 @@
-"""Where every row goes once its lookups and the search for duplicates are done, and how many rows went there.
+"""Destination of every row after lookups and duplicate detection, and the row counts.
 
-The most severe outcome of a row decides: rejected to the error table with all its causes, duplicate by the
-declared action, everything else to the facts.
+The most severe outcome of a row decides: a rejected row goes to the error table with all its causes, a duplicate
+follows the declared action, and every other row goes to the facts.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ CAUSES_TYPE: Final = pa.list_(
 
 @dataclass(frozen=True)
 class Settled:
-    """The rows of a batch by where they go.
+    """The rows of a batch by destination.
 
     Parameters
     ----------
     loaded
-        Facts: the stream's columns, those that lookups added, and `_outcome`.
+        Facts: the stream's columns, the columns that lookups added, and `_outcome`.
     routed
-        Duplicates for their own table: the stream's columns and `_duplicate`. Empty unless the action is `route`.
+        Rows for the duplicates table: the stream's columns and `_duplicate`. Empty unless the action is `route`.
     rejected
-        Rows for the error table: the stream's columns and `_causes`, a list of role, column, value as text and reason.
+        Rows for the error table: the stream's columns and `_causes`, a list of role, column, value as text, and reason.
     counts
-        The row counts, reconciled.
+        Reconciled row counts.
     """
 
     loaded: pa.RecordBatch
@@ -55,7 +55,7 @@ class Settled:
 
 
 def row_severity(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> NDArray[np.int8]:
-    """Return the severity of each row's outcome, from its lookups and from `_duplicate` where there is one."""
+    """Return the severity of each row's outcome, from its lookups and from `_duplicate` if present."""
     severity = most_severe([batch.column(lookup.outcome_column) for lookup in lookups], batch.num_rows)
     if DUPLICATE_COLUMN in batch.schema.names:
         repeats = np.asarray(batch.column(DUPLICATE_COLUMN).is_valid())
@@ -64,7 +64,7 @@ def row_severity(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> NDArray[np
 
 
 def causes(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> pa.Array:
-    """Return why each row was rejected: one cause for each lookup that rejected it, in the order of the lookups."""
+    """Return the causes of rejection of each row: one for each lookup that rejected it, in lookup order."""
     rows: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
     parts: list[pa.Array] = [pa.array([], CAUSES_TYPE.value_type)]
     for lookup in lookups:
@@ -85,21 +85,21 @@ def causes(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> pa.Array:
 
 
 def settle(batch: pa.RecordBatch, lookups: Sequence[Lookup], duplicates: Duplicates | None = None) -> Settled:
-    """Divide a batch whose lookups are resolved and whose duplicates are marked.
+    """Split a batch, with resolved lookups and marked duplicates, by destination.
 
     Parameters
     ----------
     batch
-        Output of `resolve` for every lookup, and of `mark_duplicates` where duplicates are declared.
+        Output of `resolve` for every lookup, and of `mark_duplicates` if duplicates are declared.
     lookups
         All lookups of the stream.
     duplicates
-        The declaration; None when duplicates are not looked for.
+        Declaration of duplicates; None to skip duplicate detection.
 
     Raises
     ------
     ConservationError
-        If rows have been lost or made on the way.
+        If rows were lost or added.
     """
     severity = row_severity(batch, lookups)
     action = duplicates.action if duplicates is not None else DuplicateAction.FLAG
@@ -137,7 +137,7 @@ def _routed(batch: pa.RecordBatch, stream: pa.RecordBatch, routed: NDArray[np.bo
 
 
 def _those(batch: pa.RecordBatch, wanted: NDArray[np.bool_]) -> pa.RecordBatch:
-    """Return the wanted rows, without copying all or none of them."""
+    """Return the selected rows, without a copy if all or no rows are selected."""
     if wanted.all():
         return batch
     return batch.filter(pa.array(wanted)) if wanted.any() else batch.slice(0, 0)

@@ -1,8 +1,7 @@
-"""Which shard a key belongs to: the same on the driver, in a worker and where a replica is built.
+"""Assignment of keys to shards: identical on the driver, in a worker, and in the build of a replica.
 
-The shard is XXH64 (seed 0) of the normalised key's bytes, modulo the number of shards. The bytes are those of
-`storage.KeyCodec` over the key's declared types, most significant first, so neither the stream's own types nor the
-machine matter.
+The shard is XXH64 (seed 0) of the normalized key's bytes, modulo the number of shards. `storage.KeyCodec` encodes the
+bytes from the key's declared types, most significant first, so neither the stream's own types nor the machine matter.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ def shard_of(
     Parameters
     ----------
     columns
-        Columns of the stream or of the table, in the order of the key.
+        Columns of the stream or of the table, in key order.
     key
         Names and types of the key columns, as the dimension declares them (`Dimension.key_schema`).
     shards
-        The number of shards.
+        Number of shards.
     rules
-        Normalisation by key column, as the dimension declares it.
+        Normalization rules by key column, as the dimension declares them.
 
     Returns
     -------
     int32[n]
-        From 0 to ``shards - 1``. A row without a usable key (null, or no value of the key's type) matches no member and
+        Shard from 0 to ``shards - 1``. A row without a usable key (null or unfit) matches no member and
         belongs to shard 0.
 
     Raises
@@ -86,7 +85,7 @@ def shard_of(
 
 
 def _bytes_of(keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-    """Return where each key begins and ends, and the bytes: eight, big-endian, for a key that is a number."""
+    """Return the offsets of the keys and their bytes; a numeric key has eight bytes, big-endian."""
     if keys.offsets is not None and keys.data is not None:
         return keys.offsets, keys.data
     offsets = np.arange(len(keys) + 1, dtype=np.int64) * _WORD

@@ -1,4 +1,4 @@
-"""Special members: unknown, not applicable, invalid. They have fixed surrogate keys and no natural key."""
+"""Special members: unknown, not applicable, and invalid. They have fixed surrogate keys and no natural key."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ class Special(IntEnum):
 
     @property
     def text(self) -> str:
-        """Name in declarations."""
+        """Name of the member in declarations."""
         return self.name.lower()
 
 
 @dataclass(frozen=True)
 class SpecialMembers:
-    """The special members of a dimension and the values of their attributes; those not given are null.
+    """The special members of a dimension and the values of their attributes. Omitted attributes are null.
 
     Parameters
     ----------
     unknown
-        Attributes of the member -1, which every dimension has.
+        Attributes of member -1, which every dimension has.
     not_applicable, invalid
-        Attributes of the members -2 and -3; None if the dimension does not have them.
+        Attributes of members -2 and -3; None if the dimension does not have them.
 
     Examples
     --------
@@ -63,7 +63,7 @@ class SpecialMembers:
         return given
 
     def check(self, attributes: pa.Schema, where: str) -> None:
-        """Raise `DeclarationError` if a value is given for what is not an attribute, or does not fit its type."""
+        """Raise `DeclarationError` if a value is given for an unknown attribute, or does not fit its type."""
         import pyarrow as pa  # noqa: PLC0415 - declarations are imported without it
 
         for member in self.present:

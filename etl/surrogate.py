@@ -1,22 +1,22 @@
-"""Surrogate key replacement: looks up a stream column in a dimension and adds the member's surrogate key.
+"""Surrogate key replacement: looks up stream columns in a dimension and adds the member's surrogate key.
 
 `resolve` runs a `Lookup` through any join operator over the dimension's
 clustered table, `new_members` reads from its result the members that were inferred.
 
-What happens to a row, in this order:
+Each row passes these rules in order:
 
-1. A natural key with a null (or NaN) goes to the unknown member, -1, whatever the policy: it identifies no member. A
-   lookup may name another special member, or have such rows rejected (`Lookup.null_key`).
+1. A natural key with a null (or NaN) goes to the unknown member, -1, under any policy: it identifies no member. A
+   lookup may name another special member, or reject such rows (`Lookup.null_key`).
 2. A key that is in the dimension is matched.
-3. The lookup's policy decides about a key that is not in the dimension.
-   - ``infer``: it becomes a new member. A value that cannot be a key (out of the key type's range, or longer than
+3. The lookup's policy applies to a key that is not in the dimension.
+   - ``infer``: the key becomes a new member. A value that cannot be a key (out of the key type's range, or longer than
      `MAX_KEY_BYTES`) is rejected instead.
-   - ``unknown``: the unknown member.
+   - ``unknown``: the row goes to the unknown member.
    - ``reject``: the row is rejected and keeps the cause.
-   - ``fail``: the run fails once the input is read, naming the first missing keys.
+   - ``fail``: the run fails after the input is read, with an error that names the first missing keys.
 
-New surrogate keys depend on the set of new keys and on nothing else: distinct keys of the whole input, in key order,
-get ``base + 1 + rank * shards + shard``. The same input in any order, cut into any batches, gives the same keys. Rows
+New surrogate keys depend only on the set of new keys: the distinct new keys of the input, in key order,
+get ``base + 1 + rank * shards + shard``. The same input, in any order and any batches, gives the same keys. Rows
 that wait for their key are held in memory until the input ends.
 """
 
@@ -51,27 +51,27 @@ _GREATEST: Final = 2**63 - 1
 
 
 class JoinOperator(Protocol):
-    """What this layer asks of a join operator: a left join, fed in batches; `flush` brings out all that was pushed."""
+    """Interface of a join operator: a left join, fed in batches. `flush` returns all pending results."""
 
     def push(self, batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
-        """Take a batch of the stream and return the results that are ready."""
+        """Push a batch of the stream and return the results that are ready."""
 
     def flush(self) -> Iterable[pa.RecordBatch]:
-        """Return the results of everything pushed so far."""
+        """Return the results of all rows pushed so far."""
 
 
 @dataclass(frozen=True)
 class KeyAllocator:
-    """Hands out surrogate keys to the new members of one shard; shards never give the same key.
+    """Allocates surrogate keys to the new members of one shard. Different shards never allocate the same key.
 
     Parameters
     ----------
     base
-        The greatest surrogate key at the dimension's version that the input was joined with.
+        Greatest surrogate key in the dimension version that the input was joined with.
     shards
-        Number of shards that infer members at the same time.
+        Number of shards that infer members concurrently.
     shard
-        This shard, from 0.
+        Number of this shard, from 0.
 
     Examples
     --------
@@ -93,7 +93,7 @@ class KeyAllocator:
         Raises
         ------
         DimensionError
-            If there are not so many 64-bit integers above the base.
+            If the keys exceed the range of 64-bit integers.
         """
         if self.base + count * self.shards > _GREATEST:
             raise DimensionError(
@@ -111,39 +111,39 @@ def resolve(
     visible_to: int | None = None,
     own: Sequence[tuple[int, int]] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Replace natural keys by surrogate keys.
+    """Replace natural keys with surrogate keys.
 
     Parameters
     ----------
     lookup
-        The role, its columns and its policy.
+        Declaration of the role, its columns, and its policy.
     operator
-        A left join over the dimension's clustered table, made with ``on=lookup.operator_on``,
-        ``columns=lookup.operator_columns``. It is flushed, not finished, so it can serve the next input.
+        Left join over the dimension's clustered table, created with ``on=lookup.operator_on`` and
+        ``columns=lookup.operator_columns``. It is flushed but not finished, so the next input can use it.
     batches
-        The stream. For a lookup that infers: every row of the allocator's shard, and no other.
+        Batches of the stream. For an inferring lookup: exactly the rows of the allocator's shard.
     allocator
-        Needed by the policy ``infer`` only.
+        Allocator of surrogate keys, required only for the policy ``infer``.
     visible_to
-        The greatest surrogate key that counts as being in the dimension. Given when the table may be ahead of the
-        version the input is joined at; later members are then as if absent.
+        Greatest surrogate key that counts as present in the dimension. Needed if the table may be ahead of the version
+        that the input is joined with; members with greater keys are treated as absent.
     own
         Ranges (above, up to) of surrogate keys that an earlier attempt at this input gave to its new members. A row
-        that meets one of these members is inferred, as it was then, not matched.
+        that finds one of these members is inferred, as in that attempt, not matched.
 
     Yields
     ------
     RecordBatch
-        The stream's columns and `Lookup.added_schema`, in no particular order of rows; every row exactly once.
+        The stream's columns and `Lookup.added_schema`, in no particular row order; every row exactly once.
 
     Raises
     ------
     DeclarationError
-        If a column is missing or taken, or an inferring lookup has no allocator.
+        If a column is missing or already exists, or an inferring lookup has no allocator.
     KeyInputError
         If a column can never equal its key.
     MissingMembersError
-        For the policy ``fail``, when the input has been read.
+        For the policy ``fail``, after the input has been read.
     """
     if lookup.policy is Policy.INFER and allocator is None:
         raise DeclarationError(f"lookup {lookup.role!r} infers members, so it needs a KeyAllocator")
@@ -151,7 +151,7 @@ def resolve(
 
 
 class _Resolution:
-    """One input on its way through one lookup."""
+    """State of one input in one lookup."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class _Resolution:
             yield output
 
     def _push(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Send the rows that have a key through the join; those that cannot have one are done."""
+        """Push the rows with a usable key through the join; yield the other rows."""
         lookup = self._lookup
         columns = [batch.column(name) for name in lookup.stream_columns]
         conformed = lookup.dimension.conform_key(columns)
@@ -214,7 +214,7 @@ class _Resolution:
             yield from self._joined(self._operator.push(_rows(keyed, usable)))
 
     def _joined(self, outputs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Sort the join's output into members found and members absent."""
+        """Split the join's output into rows with a member and rows without one."""
         for output in outputs:
             width = output.num_columns - self._keys - len(self._lookup.operator_columns)
             surrogate = output.column(width + self._keys)
@@ -227,7 +227,7 @@ class _Resolution:
                 yield from self._absent(_rows(output, absent).select(list(range(width + self._keys))), width)
 
     def _found(self, output: pa.RecordBatch, width: int) -> Iterator[pa.RecordBatch]:
-        """Yield rows that met a member; those that met one of the input's own are inferred."""
+        """Yield rows with a member; a row with a member that this input added is inferred."""
         surrogate = np.asarray(output.column(width + self._keys))
         inferred = np.zeros(len(surrogate), dtype=bool)
         for above, up_to in self._own:
@@ -238,7 +238,7 @@ class _Resolution:
                 yield self._added(rows.select(list(range(width))), outcome, rows.columns[width + self._keys :])
 
     def _absent(self, keyed: pa.RecordBatch, width: int) -> Iterator[pa.RecordBatch]:
-        """Treat rows whose key no member has; their key columns follow the `width` columns of the stream."""
+        """Process rows whose key has no member; the key columns follow the `width` columns of the stream."""
         if self._lookup.policy is not Policy.INFER:
             stream = keyed.select(list(range(width)))
             yield from self._without_member(stream, keyed.columns[width:], fit=True)
@@ -252,7 +252,7 @@ class _Resolution:
             self._waiting.append(_rows(keyed, ~too_long))
 
     def _without_member(self, stream: pa.RecordBatch, keys: list[pa.Array], *, fit: bool) -> Iterator[pa.RecordBatch]:
-        """Apply the policy to rows that no member can be found or made for."""
+        """Apply the policy to rows whose member can be neither found nor inferred."""
         if self._lookup.policy is Policy.UNKNOWN:
             yield self._unknown(stream)
         elif self._lookup.policy is Policy.FAIL:
@@ -261,7 +261,7 @@ class _Resolution:
             yield self._rejected(stream, "not in the dimension" if fit else "no value of the key's type")
 
     def _inferred(self) -> Iterator[pa.RecordBatch]:
-        """Give the new members their numbers, once all are known, and let the waiting rows go."""
+        """Assign keys to the new members once all are known, and yield the waiting rows."""
         if not self._waiting:
             return
         assert self._allocator is not None
@@ -292,7 +292,7 @@ class _Resolution:
     def _added(
         self, stream: pa.RecordBatch, outcome: Outcome, columns: list[pa.Array], reason: str | None = None
     ) -> pa.RecordBatch:
-        """Append surrogate key, carried attributes (null where there is no member), outcome and reason."""
+        """Append surrogate key, carried attributes (null without a member), outcome, and reason."""
         added = self._lookup.added_schema()
         rows = stream.num_rows
         carried = columns[1:] or [pa.nulls(rows, added.field(1 + i).type) for i in range(len(self._lookup.carry))]
@@ -302,7 +302,7 @@ class _Resolution:
 
 
 class _MissingKeys:
-    """The first keys that a lookup with the policy `fail` did not find: in key order, those of no fitting type last."""
+    """The first missing keys of a lookup with the policy `fail`, in key order; unfit keys come last."""
 
     def __init__(self, lookup: Lookup) -> None:
         self._lookup = lookup
@@ -310,7 +310,7 @@ class _MissingKeys:
         self._first: dict[bool, pa.Table] = {}
 
     def note(self, keys: list[pa.Array], *, fit: bool) -> None:
-        """Remember the smallest of the keys so far."""
+        """Keep the smallest keys so far."""
         self._rows += len(keys[0])
         named = pa.table(dict(zip(self._lookup.stream_columns, keys if fit else [key_text(keys)], strict=fit)))
         known = pa.concat_tables([self._first[fit], named]) if fit in self._first else named
@@ -318,7 +318,7 @@ class _MissingKeys:
         self._first[fit] = distinct.take(pa.array(sort_rows(distinct.columns)[:_NAMED]))
 
     def refuse(self) -> None:
-        """Raise if any key was missing."""
+        """Raise if any key is missing."""
         if not self._rows:
             return
         lookup = self._lookup
@@ -333,16 +333,16 @@ class _MissingKeys:
 
 
 def new_members(lookup: Lookup, batches: Iterable[pa.RecordBatch], base: int = 0) -> pa.Table:
-    """Return the members that `resolve` numbered, as rows of the dimension's table in the order of their keys.
+    """Return the members that `resolve` numbered, as rows of the dimension's table in key order.
 
     Parameters
     ----------
     lookup
-        The lookup that was resolved.
+        Lookup that was resolved.
     batches
-        All or some of its output. Other columns may have been dropped or added since.
+        All or part of the output of `resolve`. Other columns may have been dropped or added since.
     base
-        The allocator's base: members with keys up to it are in the dimension already.
+        Base of the allocator. Members with keys up to the base are already in the dimension.
     """
     natural = lookup.dimension.natural_key
     columns = [lookup.key_column, *lookup.stream_columns]
@@ -362,7 +362,7 @@ def new_members(lookup: Lookup, batches: Iterable[pa.RecordBatch], base: int = 0
 
 
 def _rows(batch: pa.RecordBatch, wanted: NDArray[np.bool_]) -> pa.RecordBatch:
-    """Return the wanted rows; the batch itself when that is all of them."""
+    """Return the selected rows, or the batch itself if all rows are selected."""
     return batch if wanted.all() else batch.filter(pa.array(wanted))
 
 
@@ -375,7 +375,7 @@ def _repeat(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
 
 
 def key_bytes(columns: list[pa.Array]) -> NDArray[np.int64]:
-    """Return the bytes of text and binary in each key."""
+    """Return the number of text and binary bytes in each key."""
     total = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         if is_bytes(column.type):

@@ -1,22 +1,22 @@
-"""Dimensions with history: versions of members that do not depend on the order in which changes arrive.
+"""Dimensions with history: versions of members that do not depend on the arrival order of changes.
 
-In: changes of members, in any order, cut into any batches. Out: versions whose intervals cover the time from a member's
-first change on, without gap or overlap; for facts, the surrogate key of the version that was valid at their time.
+Input: changes of members, in any order and any batches. Output: versions whose intervals cover the time from a member's
+first change on, without gaps or overlaps; for facts, the surrogate key of the version that was valid at their time.
 
 What is stored
 --------------
-A change names a member, says from when it is valid (its *time*), has a *sequence*, and is a full row or a delete. Of
-the changes of a member with the same time, one wins: the one with the greatest sequence, or the first by the tie rule
+A change names a member, has a start of validity (its *time*) and a *sequence*, and is a full row or a delete. Of
+the changes of a member with the same time, one wins: the greatest sequence, or the first by the tie rule
 of `merging`. That is a total order over changes, so the winners of a set are maxima, one for each member and time, and
-merging two sets of winners is commutative, associative and idempotent. Order of arrival, batches and replays cannot
-matter.
+merging two sets of winners is commutative, associative, and idempotent. Arrival order, batches, and replays have no
+effect.
 
-Each winner is stored as an *entry*, **even if it changes nothing**. This is needed. Take x from day 1 on, x again from
+Each winner is stored as an *entry*, **even if it changes nothing**. Example: take x from day 1 on, x again from
 day 5 on, and then a late y from day 3 on: the member is x, y, x. Without the entry of day 5 it would be x, y. For the
-same reason an entry keeps what its change said beside what its version shows, for attributes of type 0 and 1: the last
-change may be replaced by a delete of the same time, and then the one before it decides.
+same reason, an entry stores the values of its own change in addition to the values of its version, for attributes of
+type 0 and 1: a delete of the same time may replace the last change, and then the previous change decides.
 
-A change that lost is not stored. Nothing that arrives later can make it win.
+A losing change is not stored. No later arrival can make it win.
 
 What is shown
 -------------
@@ -24,26 +24,26 @@ The entries of a member, by time, fall into runs of equal state: deleted or not,
 (null equals null, NaN equals NaN). A run is a *version*. It is valid from its first entry to the first of the next run.
 
 ========= ==========================================================================
-attribute its value in a version is that of
+attribute source of its value in a version
 ========= ==========================================================================
-type 0    the member's first entry that is no delete
-type 1    the member's last entry that is no delete
+type 0    the member's first entry that is not a delete
+type 1    the member's last entry that is not a delete
 1 current the version's last entry
 type 2    any of the version's entries; they are equal
 audit     the version's first entry
 ========= ==========================================================================
 
-A deleted version shows the attributes of types 1 current and 2 of the version before it, null if there is none.
+A deleted version shows the attributes of types 1 current and 2 of the previous version, or null without one.
 
 Surrogate keys
 --------------
-A version that contains the first entry of a stored version keeps the surrogate key of that one (the first of them if
-there are several); other versions get new keys. So a correction of a version, or a version that begins earlier, keeps
-its key, and so does the first part of a version that is split. An inferred member is an entry without change; the first
-changes of the member take its place and its key. A version may also disappear, if a correction makes it equal to its
-predecessor. Its key is *retired*: never given out again.
+A version that contains the first entry of a stored version keeps the surrogate key of that version (the first of them
+if there are several); other versions get new keys. So a corrected version, or a version that begins earlier, keeps its
+key, and so does the first part of a split version. An inferred member is an entry without a change; the member's first
+changes replace it and keep its key. A version disappears if a correction makes it equal to its predecessor. Its key is
+*retired*: it is never allocated again.
 
-Nothing here loops over rows.
+The implementation is vectorized; it does not loop over rows.
 """
 
 from __future__ import annotations
@@ -82,6 +82,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "HistoryDimension":  # numba comes in with the tables
+    if name == "HistoryDimension":  # the tables import numba
         return import_module("headrace.etl.history.store").HistoryDimension
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""`apply_changes`: stored entries and changes in; what to store, what became of each change, and which facts moved out.
+"""`apply_changes`: computes the entries to store, the outcome of each change, and the ranges of moved facts.
 
-Everything here is arrays in, arrays out; `store` keeps the result in clustered tables.
+Inputs and outputs are arrays. `store` keeps the result in clustered tables.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Applied", "ChangeOutcome", "apply_changes"]
 
 
 class ChangeOutcome(StrEnum):
-    """What became of a change."""
+    """Outcome of a change."""
 
     ADDED = "added"
     COMPLETED = "completed"
@@ -54,29 +54,29 @@ _CODE: Final = {outcome: code for code, outcome in enumerate(_OUTCOMES)}
 
 @dataclass(frozen=True)
 class Applied:
-    """Result of applying changes to the entries of the members that they touch.
+    """Result of applying changes to the entries of the affected members.
 
     Parameters
     ----------
     upserts
-        Entries to store (`History.entry_schema`): new ones, and those that show something else than before.
+        Entries to store (`History.entry_schema`): new entries and entries whose values changed.
     deletes
-        Keys of entries to remove: those of inferred members that were completed.
+        Keys of entries to remove: the entries of inferred members that were completed.
     inserted
         New versions (`History.version_schema`).
     updated
-        Versions that are stored under the same surrogate key and show something else than before.
+        Versions that keep their surrogate key and whose values changed.
     retired
-        Versions as they were stored that no longer exist: a correction made them equal to the version before. Their
-        surrogate keys are never given out again.
+        Stored versions that no longer exist, because a correction made them equal to the previous version. Their
+        surrogate keys are never allocated again.
     outcomes
-        A row for each change: `outcome`, `cause` (null unless routed, rejected or superseded) and `late`, whether the
-        member had a change of a later time in the table.
+        One row per change: `outcome`, `cause` (null unless routed, rejected, or superseded), and `late`, whether the
+        table had a change of the member with a later time.
     moved
-        Ranges of facts that belong to another version than before: natural key, `moved_from`, `moved_to` (half-open,
-        null for no bound), and `cause`. Facts of new members are not among them.
+        Ranges of facts whose version changed: natural key, `moved_from`, `moved_to` (half-open, null for no bound), and
+        `cause`. Facts of new members are not included.
     new_keys
-        Number of surrogate keys that were given out.
+        Number of surrogate keys that were allocated.
     """
 
     upserts: pa.Table
@@ -102,19 +102,19 @@ class Applied:
 def apply_changes(
     history: History, entries: pa.Table, changes: pa.Table | pa.RecordBatch, allocator: KeyAllocator
 ) -> Applied:
-    """Apply changes to the members that they touch.
+    """Apply changes to the members that they name.
 
     Parameters
     ----------
     history
-        The declaration.
+        Declaration of the dimension with history.
     entries
         All stored entries of the members that the changes name, in any order (`History.entry_schema`). Entries of
-        other members may be among them; they stay as they are.
+        other members are allowed and stay unchanged.
     changes
         Changes in any order, with the natural key, all attributes, and the columns that the declaration names.
     allocator
-        Gives surrogate keys to new versions.
+        Allocator of surrogate keys for new versions.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def apply_changes(
 
 
 class _Stored:
-    """What is stored at each row of the merged changes."""
+    """The stored entry at each row of the merged changes."""
 
     def __init__(self, history: History, entries: pa.Table, merged: Merged) -> None:
         self.entries = entries
@@ -153,7 +153,7 @@ class _Stored:
 
 
 def _differences(history: History, merged: Merged, versions: Versions, stored: _Stored) -> dict[str, pa.Table]:
-    """Return what differs from the stored entries and versions."""
+    """Return the differences from the stored entries and versions."""
     entries, shown = versions.entries, history.version_schema.names
     there = np.flatnonzero(merged.old >= 0)
     changed = merged.old < 0
@@ -176,13 +176,13 @@ def _differences(history: History, merged: Merged, versions: Versions, stored: _
 def _differs(
     entries: pa.Table, rows: NDArray[np.int64], stored: _Stored, positions: NDArray[np.int64], names: Sequence[str]
 ) -> NDArray[np.bool_]:
-    """Return where entries differ in some columns from the stored ones at positions."""
+    """Return where entries differ in some columns from the stored entries at positions."""
     now = [single(entries.column(name)).take(pa.array(rows)) for name in names]
     return rows_differ(now, stored.rows(names, positions), len(rows))
 
 
 def _taken(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
-    """Return rows of a table, column by column, since a table's own `take` is slower."""
+    """Return rows of a table, column by column, because `Table.take` is slower."""
     columns = [single(column).take(pa.array(rows)) for column in table.columns]
     return pa.Table.from_arrays(columns, schema=table.schema)
 
@@ -190,7 +190,7 @@ def _taken(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
 def _outcomes(
     history: History, merged: Merged, versions: Versions, stored: _Stored
 ) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
-    """Return outcome and lateness of the change that won at each row; of no meaning where a stored entry did."""
+    """Return outcome and lateness of the winning change at each row; undefined where a stored entry won."""
     known, newest = _members_before(merged, stored)
     late = merged.at < newest
     deleted = np.asarray(merged.columns[history.is_deleted], dtype=np.bool_)
@@ -229,18 +229,18 @@ def _members_before(merged: Merged, stored: _Stored) -> tuple[NDArray[np.bool_],
     known[member[stored.position >= 0]] = True
     newest = np.full(len(known), np.iinfo(np.int64).min)
     entries = merged.old >= 0
-    newest[member[entries]] = merged.at[entries]  # ascending within a member, so the last one stays
+    newest[member[entries]] = merged.at[entries]  # ascending within a member, so the last assignment remains
     return known[member], newest[member]
 
 
 def _was_head(history: History, merged: Merged, stored: _Stored) -> NDArray[np.bool_]:
-    """Return where a version began before, at the same time."""
+    """Return where a stored version began at the same time."""
     at, begun = stored.rows([AT, history.valid_from], merged.old)
     return np.asarray(pc.fill_null(pc.equal(at, begun), fill_value=False), dtype=np.bool_)
 
 
 def _corrected(history: History, merged: Merged, versions: Versions, stored: _Stored) -> NDArray[np.bool_]:
-    """Return where a change says something else than the stored entry of its time, and its version shows it."""
+    """Return where a change differs from the stored entry of its time, and its version shows the difference."""
     names = [*history.dimension.attributes.names, history.is_deleted]
     own = [history.recorded.get(name, name) for name in names]
     rows = np.flatnonzero((merged.old >= 0) & (merged.change >= 0))
@@ -251,7 +251,7 @@ def _corrected(history: History, merged: Merged, versions: Versions, stored: _St
 
 
 def _overwrites(history: History, merged: Merged, versions: Versions) -> NDArray[np.bool_]:
-    """Return where a row changes an attribute of type 1 against the row before it, and no later row hides it."""
+    """Return where a row changes an attribute of type 1 from the previous row, and no later row hides the change."""
     rows = len(merged.at)
     position = np.arange(rows)
     before = np.where(merged.starts, -1, position - 1)
@@ -264,7 +264,7 @@ def _overwrites(history: History, merged: Merged, versions: Versions) -> NDArray
 
 
 def _deviates(history: History, merged: Merged, versions: Versions) -> NDArray[np.bool_]:
-    """Return where a change has another value of a type 0 attribute than its member."""
+    """Return where a change's value of a type 0 attribute differs from the member's value."""
     shown = [single(versions.entries.column(name)) for name in history.type_0]
     came = [merged.columns[name] for name in history.type_0]
     deleted = np.asarray(merged.columns[history.is_deleted], dtype=np.bool_)
@@ -272,7 +272,7 @@ def _deviates(history: History, merged: Merged, versions: Versions) -> NDArray[n
 
 
 def _routed_causes(history: History, merged: Merged, versions: Versions) -> tuple[NDArray[np.int64], pa.Array]:
-    """Return the rows that deviate, and which attributes keep which values."""
+    """Return the deviating rows, and the attributes with the values that they keep."""
     rows = np.flatnonzero(_deviates(history, merged, versions))
     texts = []
     for name in history.type_0:
@@ -294,7 +294,7 @@ def _reported(
     late: NDArray[np.bool_],
     routed: tuple[NDArray[np.int64], pa.Array],
 ) -> pa.Table:
-    """Return outcome, cause and lateness of the changes as they came."""
+    """Return outcome, cause, and lateness of the changes in input order."""
     code = np.full(len(causes), _CODE[ChangeOutcome.REJECTED], dtype=np.int8)
     status = np.full(len(merged.status), _CODE[ChangeOutcome.SUPERSEDED], dtype=np.int8)
     status[merged.status == REPLAYED] = _CODE[ChangeOutcome.REPLAYED]

@@ -1,15 +1,15 @@
-"""As-of look-ups: a fact meets the version that was valid at its event time.
+"""As-of lookups: a fact gets the version that was valid at its event time.
 
-Most facts are newer than the current version of their member. So a fact first meets a replica of the current versions,
-by equality of a unique key, whose rows have `valid_from`. Only a fact that is older goes on to the table of entries, by
-`AsOf` on (natural key, time). A current version that is the first one says that there is no need to.
+Most facts are newer than the current version of their member. So a fact is first joined by unique key with a replica of
+the current versions, whose rows have `valid_from`. Only an older fact is joined with the table of entries, by `AsOf` on
+(natural key, time). This second join is skipped if the current version is the first version.
 
-What happens to a row, in this order:
+Each row passes these rules in order:
 
-1. A null event time goes by `null_time`.
-2. The natural key goes through `headrace.etl.surrogate.resolve`: null, unfit and missing keys by its rules.
+1. A null event time uses `null_time`.
+2. `headrace.etl.surrogate.resolve` resolves the natural key; its rules apply to null, unfit, and missing keys.
 3. The version that is valid at the event time is found: the current one (outcome `matched`) or an older one (`late`).
-4. An event time before the member's first version goes by `before_first`. An inferred member covers all times.
+4. An event time before the member's first version is handled by `before_first`. An inferred member covers all times.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CURRENT: Final = "current"
 
 
 def current_dimension(history: History) -> Dimension:
-    """Return the dimension of current versions: one row for each member, all other columns as attributes."""
+    """Return the dimension of current versions: one row per member, with all other columns as attributes."""
     dimension = history.dimension
     apart = {dimension.surrogate_key, dimension.inferred_flag}
     columns = [column for column in history.version_schema if column.name not in apart]
@@ -67,18 +67,19 @@ class AsOfLookup:
     Parameters
     ----------
     history
-        The dimension.
+        Dimension with history.
     role, on, policy, null_key, unfit_key
-        As for `headrace.etl.Lookup`.
+        Parameters of `headrace.etl.Lookup`.
     event_time
-        Column of the stream with the time of the fact; None to meet the current version.
+        Stream column with the time of the fact; None to look up the current version.
     carry
-        Columns of the version that the fact takes along, as ``<role>_<column>``; attributes, `valid_from` and so on.
+        Columns of the version to add to the fact, as ``<role>_<column>``: attributes, `valid_from`, and so on.
     before_first
-        Where facts go that are older than the first version of their member: ``"first"`` (to that version),
+        Target of facts that are older than the first version of their member: ``"first"`` (that version),
         ``"unknown"``, ``"not_applicable"``, ``"invalid"`` or ``"reject"``.
     null_time
-        Where facts without event time go: ``"current"`` (to the current version), or as `before_first`.
+        Target of facts without event time: ``"current"`` (the current version), or a special member or ``"reject"`` as
+        for `before_first`.
 
     Raises
     ------
@@ -125,7 +126,7 @@ class AsOfLookup:
 
     @property
     def current(self) -> Lookup:
-        """The lookup of the current version, which carries what tells whether the fact is older."""
+        """Lookup of the current version. It carries the columns that show whether the fact is older."""
         return Lookup(
             current_dimension(self.history),
             self.role,
@@ -138,27 +139,27 @@ class AsOfLookup:
 
     @property
     def key_column(self) -> str:
-        """The column that the surrogate key goes to."""
+        """Name of the column with the surrogate key."""
         return self.current.key_column
 
     @property
     def time_column(self) -> str:
-        """A column that is added on the way: the event time as an instant of the history."""
+        """Name of a temporary column: the event time as an instant of the history."""
         return f"_{self.role}_time"
 
     @property
     def entry_columns(self) -> list[str]:
-        """The `columns` argument of operators over the table of entries."""
+        """Argument `columns` of operators over the table of entries."""
         return [self.history.dimension.surrogate_key, *self.carry]
 
     def entry_on(self, *, backward: bool = True) -> AsOf:
-        """Return the `on` argument of operators over the table of entries, which are left joins."""
+        """Return the argument `on` of operators over the table of entries, which are left joins."""
         from headrace.joins import AsOf  # noqa: PLC0415 - numba comes in with the first join
 
         return AsOf(self.time_column, AT, self.current.operator_on, "backward" if backward else "forward")
 
     def added_schema(self) -> pa.Schema:
-        """Return the columns that `resolve_as_of` appends to the stream's."""
+        """Return the columns that `resolve_as_of` appends to the stream."""
         added = self.current.added_schema()
         kept = [self.key_column, *(f"{self.role}_{name}" for name in self.carry), *added.names[-2:]]
         return pa.schema([added.field(name) for name in kept])
@@ -179,17 +180,17 @@ class AsOfLookup:
 
 @dataclass(frozen=True)
 class Operators:
-    """The join operators of a lookup, all of them left joins.
+    """The join operators of a lookup. All are left joins.
 
     Parameters
     ----------
     current
-        Over the replica of current versions, with ``on=lookup.current.operator_on`` and
+        Operator over the replica of current versions, with ``on=lookup.current.operator_on`` and
         ``columns=lookup.current.operator_columns``.
     backward
-        Over the table of entries, with ``on=lookup.entry_on()`` and ``columns=lookup.entry_columns``.
+        Operator over the table of entries, with ``on=lookup.entry_on()`` and ``columns=lookup.entry_columns``.
     forward
-        The same with ``on=lookup.entry_on(backward=False)``. Needed by the policy ``before_first="first"`` only.
+        Same as `backward`, with ``on=lookup.entry_on(backward=False)``. Required only for ``before_first="first"``.
     """
 
     current: JoinOperator
@@ -205,25 +206,25 @@ def resolve_as_of(
     *,
     own: Sequence[tuple[int, int]] = (),
 ) -> Iterator[pa.RecordBatch]:
-    """Replace natural keys by the surrogate keys of the versions that were valid at the facts' times.
+    """Replace natural keys with the surrogate keys of the versions that were valid at the facts' times.
 
     Parameters
     ----------
     lookup
-        The role, its columns and its policies.
+        Declaration of the role, its columns, and its policies.
     operators
-        Joins over the tables of the dimension, both at one and the same version.
+        Joins over the tables of the dimension, which must be at the same version.
     batches
-        The stream. For a lookup that infers: every row of the allocator's shard, and no other.
+        Batches of the stream. For an inferring lookup: exactly the rows of the allocator's shard.
     allocator
-        Needed by the policy ``infer`` only.
+        Allocator of surrogate keys, required only for the policy ``infer``.
     own
-        See `headrace.etl.surrogate.resolve`.
+        Ranges of surrogate keys from an earlier attempt; see `headrace.etl.surrogate.resolve`.
 
     Yields
     ------
     RecordBatch
-        The stream's columns and `AsOfLookup.added_schema`, in no particular order of rows; every row exactly once.
+        The stream's columns and `AsOfLookup.added_schema`, in no particular row order; every row exactly once.
 
     Raises
     ------
@@ -234,7 +235,7 @@ def resolve_as_of(
 
 
 class _AsOf:
-    """One input on its way through one lookup."""
+    """State of one input in one lookup."""
 
     def __init__(
         self,
@@ -273,7 +274,7 @@ class _AsOf:
             yield output
 
     def _timed(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Append the event time as an instant; rows without one go where the policy says."""
+        """Append the event time as an instant, and apply the policy to rows without an event time."""
         lookup, schema = self._lookup, None
         for batch in batches:
             if batch.schema != schema:
@@ -297,7 +298,7 @@ class _AsOf:
         return to_instants(batch.column(lookup.event_time), lookup.history.instant_type, lookup.event_time)
 
     def _by_time(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield rows that are done, and send the older ones to the table of entries."""
+        """Yield completed rows, and join older rows with the table of entries."""
         lookup, history = self._lookup, self._lookup.history
         begun = batch.column(f"{lookup.role}_{history.valid_from}")
         matched = pc.equal(batch.column(lookup.current.outcome_column), str(Outcome.MATCHED))
@@ -314,7 +315,7 @@ class _AsOf:
             yield from self._ask_entries(_rows(batch, older))
 
     def _before_first(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Yield rows whose current version is the first one and begins after them."""
+        """Yield rows whose current version is the first version and begins after their event time."""
         if self._lookup.before_first == FIRST:
             yield self._plain(_with_outcome(batch, self._lookup.current.outcome_column, Outcome.LATE))
         else:
@@ -330,7 +331,7 @@ class _AsOf:
         yield from self._older(backward.push(self._keyed(batch)))
 
     def _keyed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Return stream columns, time and normalised key."""
+        """Return stream columns, time, and normalized key."""
         lookup = self._lookup.current
         keys = lookup.dimension.conform_key([batch.column(name) for name in lookup.stream_columns])
         stream = batch.select(list(range(self._stream + 1)))
@@ -338,7 +339,7 @@ class _AsOf:
         return pa.RecordBatch.from_arrays([*stream.columns, *(key.values for key in keys)], names=names)
 
     def _older(self, outputs: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Sort what the table of entries found into older versions and rows before the first one."""
+        """Split the result of the entry join into rows with an older version and rows before the first version."""
         for output in outputs:
             width = self._width(output)
             absent = np.asarray(output.column(width).is_null())
@@ -378,14 +379,14 @@ class _AsOf:
         self._settled.append(self._added(batch, [key], outcome, reason if member is None else None))
 
     def _plain(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Leave out what was added on the way."""
+        """Drop the temporary columns."""
         stream = batch.schema.names[: self._stream]
         return batch.select([*stream, *self._lookup.added_schema().names])
 
     def _added(
         self, batch: pa.RecordBatch, columns: Sequence[pa.Array], outcome: Outcome, reason: str | None = None
     ) -> pa.RecordBatch:
-        """Return the stream's columns with surrogate key, carried columns (null if not given), outcome and reason."""
+        """Return the stream's columns with surrogate key, carried columns (null if not given), outcome, and reason."""
         added, rows = self._lookup.added_schema(), batch.num_rows
         carried = list(columns[1:]) or [pa.nulls(rows, field.type) for field in list(added)[1:-2]]
         noted = [pa.repeat(pa.scalar(text, pa.string()), rows) for text in (str(outcome), reason)]

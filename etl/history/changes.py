@@ -1,7 +1,7 @@
-"""Changes as they come, turned into rows of one layout; what cannot be a change is rejected with its cause.
+"""Conversion of incoming changes to one layout. Invalid changes are rejected with a cause.
 
-The layout (`change_schema`): natural key, time, sequence, mark of deletes, attributes, spelling of the key. A delete
-has no attributes but those of audit.
+Layout (`change_schema`): natural key, time, sequence, delete flag, attributes, original spelling of the key. A delete
+has only audit attributes.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ class Intake:
     rows
         Accepted changes in the layout of `change_schema`.
     position
-        Position of each among the changes that came.
+        Position of each accepted change in the input.
     causes
-        For each change that came: why it was rejected; null if it was not.
+        Cause of rejection for each input change; null for accepted changes.
     """
 
     rows: pa.Table
@@ -72,7 +72,7 @@ def take_in(history: History, changes: pa.Table | pa.RecordBatch) -> Intake:
     Raises
     ------
     DeclarationError
-        If a column is missing, or has a type from which no value of its target can be made.
+        If a column is missing, or its type cannot be converted to the target type.
     KeyInputError
         If a column can never equal its key.
     """
@@ -100,7 +100,7 @@ def _check_names(history: History, given: pa.Schema) -> None:
 
 
 class _Reader:
-    """Columns of changes in the layout; collects causes of rejection, the first one of each row."""
+    """Converts columns of changes to the layout and collects the first cause of rejection of each row."""
 
     def __init__(self, history: History, changes: pa.Table | pa.RecordBatch) -> None:
         self._history = history
@@ -117,7 +117,7 @@ class _Reader:
             self.causes = pc.coalesce(self.causes, pc.if_else(pa.array(which), cause, pa.scalar(None, pa.string())))
 
     def key(self) -> list[pa.Array]:
-        """Return the natural key, conformed; rejected rows have nulls."""
+        """Return the conformed natural key; rejected rows have nulls."""
         dimension = self._history.dimension
         keys = []
         for name in dimension.natural_key:
@@ -130,7 +130,7 @@ class _Reader:
         return keys
 
     def at(self) -> pa.Array:
-        """Return the time from which each change is valid."""
+        """Return the start of validity of each change."""
         history = self._history
         at = to_instants(self._column(history.effective), history.instant_type, history.effective)
         self._reject(np.asarray(at.is_null()), f"{history.effective!r} is null")
@@ -174,7 +174,7 @@ class _Reader:
         return deleted
 
     def attributes(self, deleted: NDArray[np.bool_]) -> list[pa.Array]:
-        """Return the attributes in their types; null for deletes, which have only those of audit."""
+        """Return the attributes in their types; null for deletes, except audit attributes."""
         columns = []
         for field in self._history.dimension.attributes:
             values, fits = self._fitted(field.name, field.type)
@@ -186,11 +186,11 @@ class _Reader:
         return columns
 
     def spelled(self) -> list[pa.Array]:
-        """Return the spelling of each normalised key column."""
+        """Return the original spelling of each normalized key column."""
         return [self._column(name).cast(pa.string()) for name in self._history.spelled]
 
     def _fitted(self, name: str, kind: pa.DataType) -> tuple[pa.Array, NDArray[np.bool_]]:
-        """Return a column as a type, and which values are null or fit it."""
+        """Return a column converted to a type, and a mask of values that are null or fit the type."""
         column = self._column(name)
         if column.type == kind:
             return column, np.ones(self._rows, dtype=np.bool_)

@@ -1,4 +1,4 @@
-"""Verification of a dimension with history: what is stored must be what its changes say."""
+"""Verification of a dimension with history: the stored versions must follow from the recorded changes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NAMED = 5
 
 
 def violations(history: History, entries: pa.Table, current: pa.Table, greatest_key: int) -> tuple[str, ...]:
-    """Return what is wrong with stored entries and with the replica of current versions; nothing if they are sound.
+    """Return the violations in stored entries and in the replica of current versions; empty if both are valid.
 
-    Bounds, numbers, flags and attributes of all versions are computed again from the changes that the entries record.
+    Bounds, numbers, flags, and attributes of all versions are recomputed from the changes that the entries record.
     """
     found = []
     key = history.dimension.surrogate_key

@@ -1,6 +1,6 @@
-"""`History`: which attributes of a dimension have a history, how changes are read, and what the versions look like.
+"""`History`: declares the attributes with history, the columns of changes, and the layout of versions.
 
-Declares and checks. The docstring of the package says what it all means.
+Contains the declaration and its checks. The docstring of the package explains the concepts.
 """
 
 from __future__ import annotations
@@ -33,45 +33,45 @@ AttributeType = Literal["0", "1", "1 current", "2", "audit"]
 
 @dataclass(frozen=True)
 class History:
-    """A dimension with history: one row for each version of a member.
+    """A dimension with history: one row per version of a member.
 
     Parameters
     ----------
     dimension
-        The dimension; its schema contains the natural key and the attributes. Must have an `inferred_flag`.
+        Base dimension, whose schema contains the natural key and the attributes. It must have an `inferred_flag`.
     effective
-        Column of the changes with the time from which a change is valid.
+        Column of the changes with the start of validity.
     effective_type
-        Type of that column: `date32`, or a timestamp in microseconds, with or without a zone.
+        Type of the column `effective`: `date32`, or a timestamp in microseconds, with or without a zone.
     by_day
-        Whether versions begin on days although the changes have timestamps. Of several changes of a member on one day
-        (UTC), the last one makes the version of the day.
+        Whether versions begin on whole days although the changes have timestamps. The last change of a member on a day
+        (UTC) defines the version of that day.
     sequence
-        Column of the changes whose order decides between changes of a member that are effective at the same time: the
-        greatest wins. By default the effective time itself, which matters with `by_day`.
+        Column of the changes that decides between changes of a member with the same effective time: the greatest value
+        wins. The default is the effective time itself, which matters with `by_day`.
     sequence_type
-        Type of that column: integer, decimal, date or timestamp.
+        Type of the column `sequence`: integer, decimal, date, or timestamp.
     operation
-        Column of the changes that says which are deletes; None if there are no deletes.
+        Column of the changes that marks deletes; None if there are no deletes.
     upserts, deletes
-        Values of that column.
+        Values of the column `operation` for upserts and for deletes.
     type_0
         Attributes that keep their first value.
     type_1
-        Attributes whose newest value is in all versions.
+        Attributes whose newest value applies to all versions.
     type_1_current
-        Attributes whose changes go to the current version only; closed versions keep what they had.
+        Attributes whose changes apply only to the current version; closed versions keep their values.
     type_2
-        Attributes whose changes open a version; None for all that are not named otherwise.
+        Attributes whose changes open a new version; None for all attributes without another type.
     audit
-        Attributes that describe the change that opened a version, such as the number of the load. They are never
+        Attributes that describe the change that opened a version, such as a load number. They are never
         compared.
     valid_from, valid_to, is_current, version, is_deleted
-        Names of the columns that versions have besides.
+        Names of the additional columns of versions.
     end
-        `valid_to` of the current version: None for null, or a date such as 9999-12-31.
+        Value of `valid_to` in the current version: None for null, or a date such as 9999-12-31.
     special
-        The special members.
+        Special members of the dimension.
 
     Raises
     ------
@@ -138,7 +138,7 @@ class History:
         return self.type_2 or ()
 
     def type_of(self, attribute: str) -> AttributeType:
-        """Return how changes of an attribute are treated."""
+        """Return the type of an attribute, which defines the treatment of its changes."""
         kinds: dict[AttributeType, tuple[str, ...]] = {
             "0": self.type_0,
             "1": self.type_1,
@@ -154,24 +154,24 @@ class History:
 
     @property
     def stored_sequence(self) -> pa.DataType:
-        """Type of the sequence as it is stored."""
+        """Type of the stored sequence."""
         return self.effective_type if self.sequence is None else self.sequence_type
 
     @property
     def spelled(self) -> dict[str, str]:
-        """Column that keeps the spelling, for each normalised column of the natural key."""
+        """Column with the original spelling, for each normalized column of the natural key."""
         keys = self.dimension.natural_key
         return {name: name + _SPELLED for name in keys if self.dimension.rule(name).changes_spelling}
 
     @property
     def recorded(self) -> dict[str, str]:
-        """Column of an entry that holds what its own change said, for each column where the version shows another."""
+        """Entry column with the value of its own change, for each column where the version may show another value."""
         apart = [*self.type_0, *self.type_1, *self.type_1_current, *self.audit, *self.spelled.values()]
         return {name: _RECORDED + name for name in apart}
 
     @property
     def version_schema(self) -> pa.Schema:
-        """Columns of a version, as people query them."""
+        """Columns of a version, as users query them."""
         flag = self.dimension.inferred_flag
         assert flag is not None
         return pa.schema(
@@ -191,12 +191,12 @@ class History:
 
     @property
     def entry_key(self) -> tuple[str, ...]:
-        """Key of the table of entries: the natural key, then the time from which the entry's change is valid."""
+        """Key of the table of entries: the natural key, then the start of validity of the entry's change."""
         return (*self.dimension.natural_key, AT)
 
     @property
     def entry_schema(self) -> pa.Schema:
-        """Columns of an entry: those of its version, its time and sequence, and what its own change said."""
+        """Columns of an entry: the columns of its version, its time and sequence, and the values of its own change."""
         shown = self.version_schema
         own = [pa.field(column, shown.field(name).type) for name, column in self.recorded.items()]
         key = [column.with_nullable(nullable=False) for column in self.dimension.key_schema]

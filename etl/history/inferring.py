@@ -1,4 +1,4 @@
-"""Entries of members that are known by name only, and the rows of special members."""
+"""Entries of inferred members, and the rows of special members."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ __all__ = ["inferred_entries", "inferred_members", "special_versions"]
 
 
 def inferred_members(history: History, lookup: Lookup, batches: Iterable[pa.RecordBatch], base: int = 0) -> pa.Table:
-    """Return the entries of members that a look-up of facts has inferred.
+    """Return the entries of members that a lookup of facts has inferred.
 
     Parameters
     ----------
     history
         The declaration.
     lookup
-        The lookup of the current version (`AsOfLookup.current`).
+        Lookup of the current version (`AsOfLookup.current`).
     batches
-        Output of the look-up.
+        Output batches of the lookup.
     base
-        Base of the allocator: members with keys up to it are in the dimension already.
+        Base of the allocator. Members with keys up to the base are already in the dimension.
     """
     columns = [lookup.key_column, *lookup.stream_columns]
     inferred = [
@@ -44,7 +44,7 @@ def inferred_members(history: History, lookup: Lookup, batches: Iterable[pa.Reco
     if rows is None or not rows.num_rows:
         return history.entry_schema.empty_table()
     rows = rows.filter(pc.greater(rows.column(0), base))
-    # The least spelling of a member stands for all, so that the order of facts does not matter.
+    # The smallest spelling represents the member, so that the order of facts does not matter.
     order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in columns])
     rows = rows.take(order)
     keys, first = np.unique(np.asarray(rows.column(0)), return_index=True)
@@ -59,9 +59,9 @@ def inferred_entries(history: History, spelled: pa.Table, surrogate_keys: Any) -
     history
         The declaration.
     spelled
-        Natural keys as they came, in the order of the dimension, each member once.
+        Natural keys in their original spelling, in the column order of the dimension; each member once.
     surrogate_keys
-        Surrogate key of each.
+        Surrogate key of each member.
     """
     rows, dimension = spelled.num_rows, history.dimension
     conformed = dimension.conform_key(spelled.columns)
@@ -76,7 +76,7 @@ def inferred_entries(history: History, spelled: pa.Table, surrogate_keys: Any) -
 
 
 def special_versions(history: History, members: Iterable[Special] | None = None) -> pa.Table:
-    """Return special members as versions that are valid for all times; by default all that the dimension has."""
+    """Return special members, by default all of the dimension, as versions that are valid for all times."""
     wanted = history.special.present if members is None else tuple(members)
     values = [history.special.values(member) or {} for member in wanted]
     given: dict[str, Any] = {

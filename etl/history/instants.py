@@ -1,4 +1,4 @@
-"""Times as instants of a history: rounded down to its unit, so that half-open intervals compare exactly."""
+"""Conversion of times to instants of a history, rounded down to its unit so that half-open intervals are exact."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ _EPOCH: Final = dt.date(1970, 1, 1)
 
 
 def to_instants(column: pa.Array | pa.ChunkedArray, kind: pa.DataType, name: str) -> pa.Array:
-    """Return times as instants of a type, rounded down; those beyond the range of the type become its extremes.
+    """Convert times to instants of a type, rounded down; values out of range are clamped to the type's limits.
 
     Parameters
     ----------
     column
-        Dates or timestamps of any unit.
+        Column of dates or timestamps of any unit.
     kind
-        `date32` or a timestamp in microseconds. A date is its midnight, the day of a timestamp with a zone that in UTC.
+        Target type: `date32` or a timestamp in microseconds. A date is midnight; a timestamp with a zone has the date
+        in UTC.
     name
         Name of the column, for messages.
 
     Raises
     ------
     DeclarationError
-        If the column is neither, or if only one of both types has a zone.
+        If the column is neither a date nor a timestamp, or only one of the two types has a zone.
 
     Examples
     --------

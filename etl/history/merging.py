@@ -1,8 +1,8 @@
-"""Stored entries and new changes become one set: for each member and time, the change that wins.
+"""Merge of stored entries and new changes: the winning change for each member and time.
 
-A change wins over another of the same member and time by its greater sequence. With equal sequences, an upsert wins
-over a delete, then the row wins whose attributes come first in ascending order, compared one by one in the order of the
-dimension, null last. This is a total order, so the winner of a set does not depend on how the set arrived.
+Of the changes of a member and time, the greatest sequence wins. With equal sequences, an upsert wins over a delete; of
+two upserts, the row with the smaller attributes wins, compared in the column order of the dimension, nulls last. This
+is a total order, so the winner of a set does not depend on the arrival order.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SUPERSEDED: Final = 2
 
 @dataclass(frozen=True)
 class Merged:
-    """The winning changes of all touched members, by member and time.
+    """The winning changes of all affected members, by member and time.
 
     Parameters
     ----------
@@ -47,13 +47,13 @@ class Merged:
     at
         Time of each row in ticks of the instant type.
     old
-        Position of the stored entry with the row's member and time; -1 for none.
+        Position of the stored entry with the row's member and time; -1 if absent.
     placeholder
-        For the first row of a member that was only inferred: position of that entry; -1 for others.
+        Position of the inferred entry, for the first row of an inferred member; -1 for other rows.
     change
-        Position of the change that won; -1 if the stored entry did.
+        Position of the winning change; -1 if the stored entry won.
     status : int8[changes]
-        WON, REPLAYED or SUPERSEDED for each change.
+        Status of each change: WON, REPLAYED, or SUPERSEDED.
     """
 
     columns: dict[str, pa.Array]
@@ -66,7 +66,7 @@ class Merged:
 
 
 def as_changes(history: History, entries: pa.Table) -> pa.Table:
-    """Return stored entries in the layout of changes: what their own changes said."""
+    """Return the recorded changes of stored entries in the layout of changes."""
     deleted = single(entries.column(history.is_deleted))
     columns = []
     for field in change_schema(history):
@@ -78,14 +78,14 @@ def as_changes(history: History, entries: pa.Table) -> pa.Table:
 
 
 def merge(history: History, entries: pa.Table, changes: pa.Table) -> Merged:
-    """Merge the entries of the members that changes touch with the changes.
+    """Merge changes with the entries of the members that they name.
 
     Parameters
     ----------
     history
         The declaration.
     entries
-        All stored entries of the touched members, in any order.
+        All stored entries of the affected members, in any order.
     changes
         Changes in the layout of `change_schema`.
     """
@@ -127,7 +127,7 @@ def _member_ranks(history: History, rows: pa.Table, waiting: pa.Table) -> tuple[
 def _placed(
     member: NDArray[np.int64], waiting_ranks: NDArray[np.int64], waiting: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return, for the first row of each member that was inferred, the position of its inferred entry."""
+    """Return the position of the inferred entry, for the first row of each inferred member."""
     placed = np.full(len(member), -1, dtype=np.int64)
     if len(waiting):
         at = np.searchsorted(member, waiting_ranks)
@@ -151,12 +151,12 @@ class _Ordered:
         self.group = np.cumsum(starts) - 1
         first_of_equals = starts | ~self.replays
         last = np.append(np.flatnonzero(starts)[1:], len(starts)) - 1 if len(starts) else np.empty(0, dtype=np.int64)
-        # Of equal rows at the end of a group the first one stands for all: the stored entry, if there is one.
+        # The first of equal rows at the end of a group represents all of them: the stored entry, if present.
         leading = np.maximum.accumulate(np.where(first_of_equals, np.arange(len(starts)), 0))
         self.winners = leading[last]
 
     def _break_ties(self, content: Sequence[str], order: list[NDArray[np.int64]]) -> None:
-        """Order rows of one member, time and sequence by content, and set which rows repeat the row before."""
+        """Order rows of one member, time, and sequence by content, and mark rows that repeat the previous row."""
         tied = ~np.logical_or.reduce([_differ(part[self.order]) for part in order])
         self.replays = tied & ~self._content_differs(content, tied)
         unequal = tied & ~self.replays
@@ -171,7 +171,7 @@ class _Ordered:
         self.replays = tied & ~self._content_differs(content, tied)
 
     def _content_differs(self, content: Sequence[str], tied: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return where tied rows differ from the row before them; of no meaning for other rows."""
+        """Return where tied rows differ from the previous row; undefined for other rows."""
         at = np.flatnonzero(tied)
         differs = np.ones(len(tied), dtype=np.bool_)
         if len(at):
@@ -181,12 +181,12 @@ class _Ordered:
         return differs
 
     def column(self, name: str, positions: NDArray[np.int64]) -> pa.Array:
-        """Return a column at positions of the order."""
+        """Return the values of a column at positions of the sorted order."""
         return single(self._rows.column(name)).take(pa.array(self.order[positions]))
 
 
 def _order_of(column: pa.Array) -> NDArray[np.int64]:
-    """Return integers in the order of a column without nulls."""
+    """Return integers that sort like a column without nulls."""
     if pa.types.is_date32(column.type) or pa.types.is_timestamp(column.type):
         return ticks_of(column)
     if pa.types.is_signed_integer(column.type):

@@ -1,4 +1,4 @@
-"""Ranges of facts that belong to another version than before."""
+"""Ranges of facts whose version changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["moved_ranges", "moved_schema"]
 
 
 def moved_schema(history: History) -> pa.Schema:
-    """Return the columns of ranges of facts that moved."""
+    """Return the columns of ranges of moved facts."""
     bounds = [pa.field(name, history.instant_type) for name in ("moved_from", "moved_to")]
     return pa.schema([*history.dimension.key_schema, *bounds, pa.field("cause", pa.string())])
 
@@ -33,10 +33,10 @@ def moved_ranges(
     stored_keys: NDArray[np.int64],
     inferred: NDArray[np.bool_],
 ) -> pa.Table:
-    """Return the ranges in which the surrogate key of a member, or whether it has a version at all, has changed.
+    """Return the ranges in which a member's surrogate key, or the existence of a version, has changed.
 
-    Facts before the first version of a member count as facts of the first version, with one exception: whether a range
-    has become part of the history is a change too, since a policy may depend on it.
+    Facts before the first version of a member count as facts of the first version. But a range that becomes part of
+    the history counts as changed, because a policy may depend on it.
 
     Parameters
     ----------
@@ -45,15 +45,15 @@ def moved_ranges(
     merged, versions
         Winning changes and their versions.
     stored_keys
-        Surrogate key of the stored entry, or inferred member, at each row; 0 for none.
+        Surrogate key of the stored entry, or inferred member, at each row; 0 if absent.
     inferred
-        True at the first row of each member that was only inferred.
+        Mask that is true at the first row of each inferred member.
     """
     rows = _Segments(merged, stored_keys, inferred)
     now = np.asarray(single(versions.entries.column(history.dimension.surrogate_key)))
     key_moved = rows.known & (rows.before != now)
     covered = rows.known & ~rows.covered
-    # Each member has a segment before its first row, which is numbered like the row but comes first.
+    # Each member has a segment before its first row. It has the number of that row but sorts before it.
     first = np.flatnonzero(merged.starts)
     order = np.argsort(np.concatenate([2 * first, 2 * np.arange(len(now)) + 1]), kind="stable")
     moved = np.concatenate([key_moved[first] | inferred[first], key_moved | covered])[order]
@@ -66,7 +66,7 @@ def moved_ranges(
 
 
 class _Segments:
-    """What held before from each row's time to the next row's."""
+    """The previous state from each row's time to the next row's time."""
 
     def __init__(self, merged: Merged, stored_keys: NDArray[np.int64], inferred: NDArray[np.bool_]) -> None:
         position = np.arange(len(stored_keys))
@@ -95,7 +95,7 @@ def _ranges(
     at = single(merged.columns[AT])
     starts = np.flatnonzero(begins)
     segments = len(row)
-    # A range ends where the next segment is not moved, is of another member, or begins another range.
+    # A range ends where the next segment is not moved, belongs to another member, or begins another range.
     closes = np.ones(segments, dtype=np.bool_)
     closes[:-1] = ~moved[1:] | begins[1:]
     ends = np.flatnonzero(closes & moved)

@@ -1,9 +1,9 @@
 """`HistoryDimension`: a dimension with history in two clustered tables of one folder.
 
-`entries.table` holds the entries, in the order of natural key and time, and is the truth: one commit of it is the
-whole of an `apply_changes`. `current.table` is a replica of the current versions, one row for each member, which most
-facts meet. It records the transaction of the entries that it is up to date with. If it is behind, because a process was
-killed between the two commits, look-ups go to the entries alone, and the next change builds it again.
+`entries.table` holds the entries, in the order of natural key and time, and is authoritative: one commit of it is a
+complete `apply_changes`. `current.table` is a replica of the current versions, one row per member, which serves
+most facts. It records the transaction of the entries that it reflects. If it is behind, because a process was killed
+between the two commits, lookups use only the entries, and the next change rebuilds it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _WAIT: Final = 60.0
 class HistoryDimension:
     """A dimension with history on local disk, for pyarrow batches.
 
-    Open one with `HistoryDimension.open`, or make one with `HistoryDimension.create`.
+    Open a dimension with `HistoryDimension.open`, or create one with `HistoryDimension.create`.
 
     Examples
     --------
@@ -83,23 +83,23 @@ class HistoryDimension:
     def create(
         cls, folder: str | os.PathLike[str], history: History, *, memory: int | str = "64MiB", **options: Any
     ) -> Self:
-        """Make an empty dimension and open it.
+        """Create an empty dimension and open it.
 
         Parameters
         ----------
         folder
-            Folder to make.
+            Folder to create.
         history
             The declaration.
         memory
-            Memory of each join that a look-up or change runs.
+            Memory budget of each join that a lookup or change runs.
         options
-            Passed to `headrace.storage.Table.build`, such as `page_size`.
+            Options of `headrace.storage.Table.build`, such as `page_size`.
 
         Raises
         ------
         TableExistsError
-            If the folder holds a dimension already.
+            If the folder already contains a dimension.
         """
         place = Path(folder)
         if (place / _DECLARATION).exists():
@@ -121,7 +121,7 @@ class HistoryDimension:
         Raises
         ------
         DimensionError
-            If the folder holds no dimension, or one that was declared differently.
+            If the folder contains no dimension, or a dimension with a different declaration.
         """
         place = Path(folder)
         try:
@@ -150,10 +150,10 @@ class HistoryDimension:
         self.close()
 
     def refresh(self) -> None:
-        """Move on to what other processes have committed."""
+        """Advance to the latest commit of other processes."""
         self._entries.refresh()
         self._current.refresh()
-        if self._is_behind:  # another process may have built it again
+        if self._is_behind:  # another process may have rebuilt it
             self._current.close()
             self._current = Table.open(self._folder / _CURRENT)
 
@@ -165,7 +165,7 @@ class HistoryDimension:
         Parameters
         ----------
         changes
-            Changes in any order; see `headrace.etl.history.apply_changes`. The same changes once more add nothing.
+            Changes in any order; see `headrace.etl.history.apply_changes`. Repeating the same changes has no effect.
         """
         with self._writing():
             touched = self._entries_of(changes)
@@ -174,17 +174,17 @@ class HistoryDimension:
         return applied
 
     def ensure(self, keys: pa.Table | pa.RecordBatch) -> pa.Table:
-        """Return the surrogate keys of the current versions of members; those that are not there are inferred.
+        """Return the surrogate keys of the current versions of members; missing members are inferred.
 
         Parameters
         ----------
         keys
-            The columns of the natural key.
+            Natural keys, with the columns of the natural key.
 
         Returns
         -------
         pyarrow.Table
-            The keys in their order, with the columns of `lookup`.
+            The keys in input order, with the columns of `lookup`.
         """
         return self.lookup(keys, {name: name for name in self.history.dimension.natural_key}, policy=Policy.INFER)
 
@@ -197,7 +197,7 @@ class HistoryDimension:
         self._follow(upserts, before)
 
     def _follow(self, upserts: pa.Table, before: int) -> None:
-        """Bring the replica of current versions to the newest commit of the entries."""
+        """Update the replica of current versions to the newest commit of the entries."""
         history, txid = self.history, self._entries.snapshot().txid
         if self._current.app_version(_FOLLOWED) != before:
             self._rebuild()
@@ -215,7 +215,7 @@ class HistoryDimension:
         _build_current(self._folder, self.history, batches, entries.snapshot().txid, **self._options)
         self._current = Table.open(self._folder / _CURRENT)
 
-    # Look-ups
+    # Lookups
 
     def lookup(
         self,
@@ -246,25 +246,25 @@ class HistoryDimension:
         Parameters
         ----------
         facts
-            Facts.
+            Facts to look up.
         on
             Natural key column for each column of the facts: ``{"customer_id": "id"}``.
         event_time
             Column with the time of the fact; None for the current version.
         role
-            Name of the role, by default that of the dimension. The key goes to the column ``<role>_key``.
+            Name of the role; by default, the name of the dimension. The key column is ``<role>_key``.
         policy
-            What to do with keys that are not there: ``"infer"`` (adds them, in one commit), ``"unknown"``,
+            Policy for missing keys: ``"infer"`` (adds them in one commit), ``"unknown"``,
             ``"reject"`` or ``"fail"``.
         carry
-            Columns of the version to take along.
+            Columns of the version to add to the facts.
         targets
-            `before_first`, `null_time`, `null_key` and `unfit_key`; see `AsOfLookup`.
+            Targets `before_first`, `null_time`, `null_key`, and `unfit_key`; see `AsOfLookup`.
 
         Returns
         -------
         pyarrow.Table
-            The facts in their order, with the columns of `AsOfLookup.added_schema`.
+            The facts in input order, with the columns of `AsOfLookup.added_schema`.
         """
         declared = AsOfLookup(
             self.history,
@@ -287,7 +287,7 @@ class HistoryDimension:
     def _resolved(
         self, declared: AsOfLookup, facts: pa.Table | pa.RecordBatch, allocator: KeyAllocator | None = None
     ) -> pa.Table:
-        """Return facts in their order with what the look-up adds."""
+        """Return facts in input order with the columns that the lookup adds."""
         position = "_position"
         table = pa.table(facts) if isinstance(facts, pa.Table) else pa.Table.from_batches([facts])
         table = table.append_column(position, pa.array(np.arange(table.num_rows)))
@@ -301,11 +301,11 @@ class HistoryDimension:
         order = np.argsort(np.asarray(result.column(position)))
         return result.take(pa.array(order)).drop_columns([position])
 
-    # What is there
+    # Contents
 
     @property
     def greatest_key(self) -> int:
-        """The greatest surrogate key that was ever given out."""
+        """The greatest surrogate key ever allocated."""
         return self._entries.app_version(_KEYS) or 0
 
     def versions(self, *, special: bool = True) -> pa.Table:
@@ -321,14 +321,14 @@ class HistoryDimension:
         return pa.schema([self._entries.schema.field(name) for name in self.history.version_schema.names])
 
     def inferred(self) -> pa.Table:
-        """Return the members that facts announced and whose record has not arrived."""
+        """Return the inferred members: facts introduced them, and their record has not arrived."""
         versions = self.versions(special=False)
         return versions.filter(versions.column(self.history.dimension.inferred_flag))
 
     def check(self) -> tuple[str, ...]:
-        """Return what is wrong with the dimension; nothing if it is sound. Reads all of it into memory."""
+        """Return the violations in the dimension; empty if it is valid. Reads the whole dimension into memory."""
         with self._writing():
-            pass  # brings the replica up to date
+            pass  # updates the replica
         entries = pa.Table.from_batches(self._entries.scan(), self._entries.schema)
         current = pa.Table.from_batches(self._current.scan(), self._current.schema)
         damage = [
@@ -340,7 +340,7 @@ class HistoryDimension:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Hold the lock of the folder, at the newest commit; bring a replica that is behind up to date."""
+        """Hold the folder's lock at the newest commit, and update the replica if it is behind."""
         with (self._folder / _LOCK).open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.refresh()
@@ -354,7 +354,7 @@ class HistoryDimension:
 
     @contextlib.contextmanager
     def _operators(self, lookup: AsOfLookup) -> Iterator[Operators]:
-        """Open the joins of a look-up."""
+        """Open the joins of a lookup."""
         with contextlib.ExitStack() as stack:
             current = stack.enter_context(self._current_operator(lookup))
             if lookup.event_time is None:
@@ -392,7 +392,7 @@ class HistoryDimension:
 
 
 class _NewestEntry:
-    """Stands for the replica of current versions while that is behind: finds the newest entry of each member."""
+    """Replaces the replica of current versions while it is behind: finds the newest entry of each member."""
 
     _FAR: Final = "_far"
 
@@ -411,12 +411,12 @@ class _NewestEntry:
         self._join.close()
 
     def push(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """Take a batch of the stream and return the results that are ready."""
+        """Push a batch of the stream and return the results that are ready."""
         far = _ends(self._kind, batch.num_rows)[1]
         return self._without_far(self._join.push(batch.append_column(self._FAR, far)))
 
     def flush(self) -> Iterator[pa.RecordBatch]:
-        """Return the results of everything pushed so far."""
+        """Return the results of all rows pushed so far."""
         return self._without_far(self._join.flush())
 
     def _without_far(self, results: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -436,7 +436,7 @@ def _distinct_keys(history: History, changes: pa.Table | pa.RecordBatch) -> pa.T
 
 
 def _ends(kind: pa.DataType, rows: int) -> tuple[pa.Array, pa.Array]:
-    """Return the least and the greatest instant of a type."""
+    """Return the minimum and the maximum instant of a type."""
     width = np.int32 if kind == pa.date32() else np.int64
     limits = np.iinfo(width)
     low, high = (pa.array(np.full(rows, limit, dtype=width)).view(kind) for limit in (limits.min, limits.max))
@@ -462,7 +462,7 @@ def _as(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def _declare(folder: Path, history: History) -> None:
-    """Write the declaration, which makes the folder a dimension; it appears complete or not at all."""
+    """Write the declaration atomically, which makes the folder a dimension."""
     draft = folder / f"{_DECLARATION}.new"
     with draft.open("w") as file:
         file.write(json.dumps(_described(history), indent=1) + "\n")
@@ -472,7 +472,7 @@ def _declare(folder: Path, history: History) -> None:
 
 
 def _described(history: History) -> dict[str, str]:
-    """Return the declaration as texts by field, for comparison."""
+    """Return the declaration as text by field, for comparison."""
     dimension = history.dimension
     described = {field.name: repr(getattr(history, field.name)) for field in fields(history) if field.name != "special"}
     del described["dimension"]

@@ -1,4 +1,4 @@
-"""Comparison of columns in which null equals null and NaN equals NaN, and takes by positions that may be absent."""
+"""Column comparison in which null equals null and NaN equals NaN, and selection by optional positions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def canonical(column: pa.Array) -> pa.Array:
-    """Return floats with one zero and one NaN; other columns as they are."""
+    """Return floats with a single zero and a single NaN; other columns are unchanged."""
     if not pa.types.is_floating(column.type):
         return column
     values = column.to_numpy(zero_copy_only=False) + np.zeros((), dtype=column.type.to_pandas_dtype())
@@ -51,7 +51,7 @@ def differ(left: pa.Array, right: pa.Array) -> NDArray[np.bool_]:
 
 
 def differ_from_previous(columns: Sequence[pa.Array], rows: int) -> NDArray[np.bool_]:
-    """Return where a row differs from the row before it in any column; the first one always does."""
+    """Return true where a row differs from the previous row in any column, and for the first row."""
     differs = np.zeros(rows, dtype=np.bool_)
     differs[:1] = True
     for column in columns:

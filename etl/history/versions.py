@@ -1,4 +1,4 @@
-"""Versions of members as a function of their winning changes: runs of equal state, their bounds and what they show."""
+"""Versions of members as a function of their winning changes: runs of equal state, their bounds, and their values."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class Versions:
     heads
         True where a version begins.
     run
-        Number of the row's version among all.
+        Number of the row's version among all versions.
     owners
-        Rows at which stored versions began; each has the surrogate key of its version.
+        Rows at which stored versions began. Each has the surrogate key of its version.
     claimed
-        For each version: the owner whose surrogate key it keeps; -1 if its key is new.
+        Owner whose surrogate key each version keeps; -1 if the key is new.
     last_of_run, last_of_member
-        For each row: the last row of its version and of its member.
+        Last row of each row's version and of its member.
     """
 
     entries: pa.Table
@@ -52,7 +52,7 @@ class Versions:
 
     @property
     def new_keys(self) -> int:
-        """Number of surrogate keys that were given out."""
+        """Number of surrogate keys that were allocated."""
         return int((self.claimed < 0).sum())
 
 
@@ -66,10 +66,10 @@ def present(history: History, merged: Merged, stored_keys: NDArray[np.int64], al
     merged
         Winning changes.
     stored_keys
-        Surrogate key of the stored entry, or inferred member, at each row; 0 for none. A version keeps the key whose
+        Surrogate key of the stored entry, or inferred member, at each row; 0 if absent. A version keeps the key whose
         first row it contains, the first of them if there are several.
     allocator
-        Gives keys to new versions, in the order of natural key and time.
+        Allocator of keys for new versions, in the order of natural key and time.
     """
     rows = _Rows(history, merged)
     owners = _owners(stored_keys, rows.member)
@@ -84,7 +84,7 @@ def present(history: History, merged: Merged, stored_keys: NDArray[np.int64], al
 
 
 def _owners(stored_keys: NDArray[np.int64], member: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the first row of each stored surrogate key. The stored rows of a key follow each other in a member."""
+    """Return the first row of each stored surrogate key. The stored rows of a key are consecutive within a member."""
     stored = np.flatnonzero(stored_keys)
     first = np.ones(len(stored), dtype=np.bool_)
     keys, members = stored_keys[stored], member[stored]
@@ -93,14 +93,14 @@ def _owners(stored_keys: NDArray[np.int64], member: NDArray[np.int64]) -> NDArra
 
 
 def _first_in(run: NDArray[np.int64], rows: NDArray[np.int64], runs: int) -> NDArray[np.int64]:
-    """Return for each run the first of some ascending rows that lies in it, or -1."""
+    """Return the first of some ascending rows in each run, or -1."""
     found = np.full(runs, -1, dtype=np.int64)
     found[run[rows[::-1]]] = rows[::-1]
     return found
 
 
 class _Rows:
-    """Positions that the columns of versions are taken from."""
+    """Source positions of the columns of versions."""
 
     def __init__(self, history: History, merged: Merged) -> None:
         self._history = history
@@ -121,17 +121,17 @@ class _Rows:
         return differ_from_previous(columns, count) & ~self._deleted
 
     def _last_present(self) -> NDArray[np.int64]:
-        """Return for each row the last row of its member up to it that is no delete, or -1."""
+        """Return for each row the last row of its member up to it that is not a delete, or -1."""
         rows = np.arange(len(self._deleted))
         last = np.maximum.accumulate(np.where(self._deleted, -1, rows))
         return np.where(last < self._first_of_member[self.member], -1, last)
 
     def _first_present(self) -> NDArray[np.int64]:
-        """Return for each row the first row of its member that is no delete, or -1."""
+        """Return for each row the first row of its member that is not a delete, or -1."""
         return _first_in(self.member, np.flatnonzero(~self._deleted), len(self._first_of_member))[self.member]
 
     def shown(self) -> dict[str, pa.Array]:
-        """Return all columns of entries but the surrogate key."""
+        """Return all columns of entries except the surrogate key."""
         history, columns = self._history, self._merged.columns
         shown = {name: columns[name] for name in (*history.dimension.natural_key, AT, SEQUENCE, history.is_deleted)}
         last = self._last_present()
