@@ -102,7 +102,7 @@ class SQLiteEngine:
         self.upsert(self.prepare(table["k"].to_numpy(), table["v"].to_numpy()))
 
     def open_for_changes(self):
-        """Nothing to do: the key is there from the start."""
+        """Do nothing: the key exists from the start."""
 
     def prepare(self, keys, values):
         return list(zip(keys.tolist(), values.tolist(), strict=True))
@@ -131,7 +131,7 @@ class LMDBEngine:
         self.upsert(self.prepare(table["k"].to_numpy(), table["v"].to_numpy()))
 
     def open_for_changes(self):
-        """Nothing to do: the key is there from the start."""
+        """Do nothing: the key exists from the start."""
 
     def prepare(self, keys, values):
         return list(zip(key_bytes(keys), values.astype("<i8").view("V8").tolist(), strict=True))

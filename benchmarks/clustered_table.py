@@ -4,7 +4,7 @@ Loads: the same Parquet file, keys sorted and in random order; DuckDB without an
 present keys, scattered and neighbouring, one commit a batch; preparing a batch in the form an engine takes is not
 counted. One-row commits come in groups. Engines take turns, each round in another order, after a load, a batch and a
 commit that are not counted: they compile. Rates are medians, ratios are medians of the ratios within a round. Prints
-also what the disk takes for the like by itself. Writes `storage.csv` and `storage.png`.
+also the disk's own times for comparable writes. Writes `storage.csv` and `storage.png`.
 """
 
 import os

@@ -30,7 +30,7 @@ OTHERS = ("MeshJoin", "index nested loops", "DuckDB")
 class Settings:
     """Settings of the measurement.
 
-    `room` is what a budget of 100 % adds to the table, for the index and the buffers; DuckDB cannot join in less than
+    `room` is the memory beyond the table size in a 100 % budget, for index and buffers; DuckDB cannot join in less than
     `least_duckdb`, so it gets that much where the budget is smaller.
     """
 

@@ -52,7 +52,7 @@ class _Arrivals:
 
 
 def arrive(joiner, stream, rate, deadline, warm, seconds):
-    """Let tuples arrive for `warm` and then `seconds` seconds; return what was seen, and the tally of the results.
+    """Let tuples arrive for `warm` and then `seconds` seconds; return the measurements, and the tally of the results.
 
     The longest wait is that of any tuple with a result that came out after the first `warm` seconds. A contestant is
     stopped once more tuples wait than arrive within the deadline, because one of them is late then.

@@ -1,4 +1,4 @@
-"""Memory groups of Linux, versions 1 and 2: a limit on what a process holds, the page cache that it fills included."""
+"""Linux memory cgroups, versions 1 and 2: a limit on the memory of a process, including its page cache."""
 
 import contextlib
 import os

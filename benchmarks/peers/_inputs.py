@@ -1,6 +1,6 @@
 """Tables and streams of the cases, created once and kept in a folder: rows of two int64, keys with gaps, streams.
 
-Nothing changes the tables, so Headrace's leave no room for changes, as a load in key order into the others does.
+The tables never change, so Headrace's pages are built full, like those of a load in key order into the others.
 """
 
 import os
@@ -52,7 +52,7 @@ def payload(keys, which=0):
 
 
 def _positions(kind, rows, count):
-    """Return positions of the stream's tuples; those below zero, complemented, ask for a key that is absent."""
+    """Return positions of the stream's tuples; the complement of a negative position gives an absent key."""
     rng = np.random.default_rng(5)
     if kind == "uniform":
         return rng.integers(0, rows, count)
@@ -69,7 +69,7 @@ def _positions(kind, rows, count):
 
 
 class StreamFile:
-    """A stream without end, kept as a file of keys that is read over and over.
+    """An endless stream, stored as a file of keys that is read repeatedly.
 
     Each key has `each` rows in the table, or none.
     """

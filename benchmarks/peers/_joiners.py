@@ -132,7 +132,7 @@ class SSIJJoiner(Joiner):
         return self._consumed(self._operator.finish)[0]
 
     def _consumed(self, start):
-        """Consume an output; return its tally, and the seconds without those of the tally."""
+        """Consume an output; return its tally, and the seconds without the time of the tally."""
         tally, began = Tally(), time.perf_counter()
         output, seconds = start(), 0.0
         while (batch := next(output, None)) is not None:

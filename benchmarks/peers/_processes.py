@@ -11,7 +11,7 @@ from headrace.joins import keep_little_freed_memory
 
 __all__ = ["Contestant", "ContestantError"]
 
-LONGEST = 4  # times what a round should last: it ends with a join phase, which may come late
+LONGEST = 4  # maximum length of a round, relative to its target: it ends with a join phase, which may come late
 CONTEXT = multiprocessing.get_context("spawn")
 
 

@@ -1,7 +1,7 @@
 """Stores that serve one thread at a time: a batch is split over as many processes as Headrace has threads.
 
 Each process has its half of the keys ready as its library wants them, in key order. Timed is from the word to go until
-all have found their values; what was found is turned into arrays afterwards.
+all have found their values; conversion to arrays is not timed.
 """
 
 import json
@@ -175,7 +175,7 @@ class LMDB:
         self._environment = lmdb.open(str(table), readonly=True, lock=False, readahead=False)
 
     def start(self):
-        """Nothing to take: the file is mapped."""
+        """Do nothing: the file is memory-mapped."""
 
     def prepare(self, keys):
         self._sorted = keys
@@ -210,7 +210,7 @@ class RocksDB:
         self._database = Rdict(str(table), rocksdb_options(memory // 4), access_type=AccessType.read_only())
 
     def start(self):
-        """Nothing to take: the files are mapped."""
+        """Do nothing: the files are memory-mapped."""
 
     def prepare(self, keys):
         some = _key_bytes(keys)

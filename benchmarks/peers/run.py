@@ -136,7 +136,7 @@ def _recorded(contestant, failures):
 
 
 def _message(error):
-    """Return the line of an error that says what happened; a traceback comes before it, and advice may follow."""
+    """Return the message line of an error, which may follow a traceback and precede advice."""
     lines = str(error).splitlines()
     return next((line for line in reversed(lines) if ERROR.match(line)), lines[-1])
 
@@ -241,7 +241,7 @@ def _search(cell, contestants, best, failures, trials):
 
 
 def _greatest(cell, contestant, rate, trials):
-    """Return the greatest rate, None if no rate fits, and what was seen at it."""
+    """Return the greatest rate (None if no rate meets the deadline), and its measurements."""
     low, high = (factor * rate for factor in HALVING)
     tried, deadline = trials.setdefault(contestant.name, {}), cell.ours.deadline
     best, seen = None, {}
