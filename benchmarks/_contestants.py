@@ -1,4 +1,4 @@
-"""The join operators and DuckDB behind one interface: `run` joins for a while and returns how many tuples are done."""
+"""The join operators and DuckDB behind one interface: `run` joins for some time and returns the number of tuples."""
 
 import time
 from itertools import cycle
@@ -13,7 +13,7 @@ __all__ = ["DuckDBJoin", "OperatorJoin", "operators"]
 ON = [("key", "id")]
 FIRST_PIECE = 1_024
 PIECE_SECONDS = 0.05
-LONGEST = 10  # times what a round should last: the join phase of a slow operator may come late
+LONGEST = 10  # maximum length of a round, relative to its target: the join phase of a slow operator may come late
 
 
 def operators():
@@ -22,7 +22,7 @@ def operators():
 
 
 class OperatorJoin:
-    """One operator fed with a stream without end, in pieces that grow until one takes `PIECE_SECONDS`."""
+    """One operator fed with an endless stream, in pieces that grow until one takes `PIECE_SECONDS`."""
 
     def __init__(self, name, table, batches, memory):
         self.name = name
@@ -40,9 +40,9 @@ class OperatorJoin:
         return piece, pa.Table.from_batches(results)
 
     def warm_up(self, tuples, seconds):
-        """Fill the cache with that many tuples or for that long, and find the size of a piece.
+        """Fill the cache with `tuples` tuples or for `seconds`, and determine the piece size.
 
-        A contestant that has completed nothing by then goes on until it does: MeshJoin needs a whole cycle.
+        A contestant that has completed no tuple by then continues until it does: MeshJoin needs a full cycle.
         """
         began = time.perf_counter()
         while (done := self._operator.stats.rows_done) < tuples:
@@ -55,7 +55,7 @@ class OperatorJoin:
         self._read = self._operator.stats
 
     def run(self, seconds):
-        """Join for `seconds`, and until no more tuples wait than at the start; return how many were completed."""
+        """Join for `seconds`, and until no more tuples wait than at the start; return the completed tuples."""
         before, started = self._operator.stats, time.perf_counter()
         while True:
             spent, now = time.perf_counter() - started, self._operator.stats
@@ -64,7 +64,7 @@ class OperatorJoin:
             self._operator.push(self._next()).drain()
 
     def details(self):
-        """Return what the operator counted since it was asked last."""
+        """Return the operator's counters since the last call."""
         now = self._operator.stats
         interval, self._read = now - self._read, now
         return {
@@ -89,7 +89,7 @@ class OperatorJoin:
 
 
 class DuckDBJoin:
-    """DuckDB joins each batch with its own copy of the table, on all cores, within the same memory where it can."""
+    """DuckDB joins each batch with its own copy of the table, on all cores, within the same memory if possible."""
 
     name = "DuckDB"
 

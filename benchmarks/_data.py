@@ -1,4 +1,4 @@
-"""The data of the experiments: one dimension of many members, and streams that ask for them with Zipf's skew."""
+"""The data of the experiments: one large dimension, and streams that reference its members with Zipf skew."""
 
 import numpy as np
 import pyarrow as pa

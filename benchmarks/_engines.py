@@ -25,7 +25,7 @@ LOAD_ROWS = 250_000
 
 
 def key_bytes(keys):
-    """Return integers, none negative, as bytes in the same order."""
+    """Encode non-negative integers as bytes that sort in the same order."""
     return keys.astype(">i8").view("V8").tolist()
 
 
@@ -57,7 +57,7 @@ class HeadraceEngine:
 
 
 class DuckDBEngine:
-    """A DuckDB file with a primary key where rows are to be changed."""
+    """A DuckDB file, with a primary key if rows are to be changed."""
 
     name = "DuckDB"
 
@@ -85,7 +85,7 @@ class DuckDBEngine:
 
 
 class SQLiteEngine:
-    """SQLite with a write-ahead log, synchronous FULL; WITHOUT ROWID unless the table is to be an ordinary one."""
+    """SQLite with a write-ahead log and synchronous FULL; WITHOUT ROWID unless an ordinary table is requested."""
 
     name = "SQLite"
 
@@ -102,7 +102,7 @@ class SQLiteEngine:
         self.upsert(self.prepare(table["k"].to_numpy(), table["v"].to_numpy()))
 
     def open_for_changes(self):
-        """Nothing to do: the key is there from the start."""
+        """Do nothing: the key exists from the start."""
 
     def prepare(self, keys, values):
         return list(zip(keys.tolist(), values.tolist(), strict=True))
@@ -117,7 +117,7 @@ class SQLiteEngine:
 
 
 class LMDBEngine:
-    """LMDB with big-endian keys, synced at each commit; rows go in by `putmulti`, its fastest way in Python."""
+    """LMDB with big-endian keys, synced at each commit; `putmulti`, its fastest Python interface, writes the rows."""
 
     name = "LMDB"
 
@@ -131,7 +131,7 @@ class LMDBEngine:
         self.upsert(self.prepare(table["k"].to_numpy(), table["v"].to_numpy()))
 
     def open_for_changes(self):
-        """Nothing to do: the key is there from the start."""
+        """Do nothing: the key exists from the start."""
 
     def prepare(self, keys, values):
         return list(zip(key_bytes(keys), values.astype("<i8").view("V8").tolist(), strict=True))
@@ -145,7 +145,7 @@ class LMDBEngine:
 
 
 def rocksdb_options(block_cache):
-    """Return options for look-ups: Bloom filters and a hash index, blocks not compressed, files mapped."""
+    """Return options for lookups: Bloom filters, a hash index, uncompressed blocks, and memory-mapped files."""
     from rocksdict import BlockBasedOptions, Cache, DBCompressionType, Options  # noqa: PLC0415 - as above
 
     blocks, options = BlockBasedOptions(), Options(raw_mode=True)
@@ -187,11 +187,11 @@ ENGINES = (HeadraceEngine, DuckDBEngine, SQLiteEngine, LMDBEngine)
 
 
 def scattered(rng, rows, count):
-    """Return that many different keys of a table whose keys are the even numbers below 2 * rows."""
+    """Return `count` distinct keys of a table whose keys are the even numbers below 2 * rows."""
     return np.sort(rng.choice(rows, count, replace=False)).astype(np.int64) * 2
 
 
 def local(rng, rows, count):
-    """Return neighbouring keys from a random place."""
+    """Return adjacent keys from a random position."""
     start = rng.integers(0, rows - count + 1)
     return np.arange(start, start + count, dtype=np.int64) * 2

@@ -14,7 +14,7 @@ __all__ = ["Sample", "interleave", "machine", "median_rate", "median_ratio", "pr
 
 @dataclass(frozen=True)
 class Sample:
-    """What one contestant did in one round."""
+    """Measurement of one contestant in one round."""
 
     name: str
     round: int
@@ -47,21 +47,21 @@ def median_rate(samples, name):
 
 
 def median_ratio(samples, name, other):
-    """Return the median over the rounds of how many times faster `name` was than `other` in the same round."""
+    """Return the median over the rounds of the speedup of `name` over `other` in the same round."""
     rates = {(sample.name, sample.round): sample.rate for sample in samples}
     numbers = {sample.round for sample in samples}
     return statistics.median(rates[name, number] / rates[other, number] for number in numbers if rates[other, number])
 
 
 def machine():
-    """Return what the machine is, for the head of a report."""
+    """Return a description of the machine, for the header of a report."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     cores, load = os.cpu_count(), os.getloadavg()[0]
     return f"{platform.system()} {platform.machine()}, {cores} cores, {memory / 2**30:.0f} GiB, load {load:.1f}"
 
 
 def print_table(head, rows):
-    """Print rows in aligned columns, numbers to the right."""
+    """Print rows in aligned columns, with numbers right-aligned."""
     text = [[str(cell) for cell in row] for row in [head, *rows]]
     widths = [max(len(row[i]) for row in text) for i in range(len(head))]
     for row in text:

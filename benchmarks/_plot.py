@@ -1,4 +1,4 @@
-"""The plots of the experiments. Draws what it is given; measures nothing."""
+"""The plots of the experiments. This module only draws; it does not measure."""
 
 import matplotlib as mpl
 from matplotlib.figure import Figure

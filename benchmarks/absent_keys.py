@@ -26,7 +26,7 @@ CHUNK = 1_000_000
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured. DuckDB gets `least_duckdb` where the memory is smaller."""
+    """Settings of the measurement. DuckDB gets `least_duckdb` if the memory is smaller."""
 
     rows: int = 80_000_000
     memory: int = 96_000_000
@@ -46,7 +46,7 @@ QUICK = Settings(
 
 
 def offsets(rows):
-    """Return which of each four numbers is a key."""
+    """Return the offset of the key in each range of four numbers."""
     return np.random.default_rng(1).integers(0, STEP, rows, dtype=np.int8)
 
 
@@ -60,7 +60,7 @@ def relation(offset):
 
 
 class Stream:
-    """Batches without end; a share of the keys lies between those of the table."""
+    """Endless batches; a share of the keys is absent from the table."""
 
     def __init__(self, offset, absent, seed):
         self._offset, self._absent, self._rng = offset, absent, np.random.default_rng(seed)
@@ -73,7 +73,7 @@ class Stream:
 
 
 class Join:
-    """SSIJ, an inner join: what is left over are the absent keys."""
+    """SSIJ as an inner join: the unmatched keys are the absent keys."""
 
     def __init__(self, name, table, stream, settings):
         self.name = name

@@ -1,10 +1,10 @@
-"""The clustered table beside DuckDB, SQLite (WITHOUT ROWID) and LMDB: load, upsert and commit, equally durable.
+"""The clustered table compared with DuckDB, SQLite (WITHOUT ROWID), and LMDB: load, upsert, and durable commit.
 
 Loads: the same Parquet file, keys sorted and in random order; DuckDB without and with its index. Upserts: batches of
 present keys, scattered and neighbouring, one commit a batch; preparing a batch in the form an engine takes is not
 counted. One-row commits come in groups. Engines take turns, each round in another order, after a load, a batch and a
 commit that are not counted: they compile. Rates are medians, ratios are medians of the ratios within a round. Prints
-also what the disk takes for the like by itself. Writes `storage.csv` and `storage.png`.
+also the disk's own times for comparable writes. Writes `storage.csv` and `storage.png`.
 """
 
 import os
@@ -66,7 +66,7 @@ def run(settings, results):
 
 
 def _disk(path):
-    """Return what a small and a large synced write take, without any engine."""
+    """Return the time of a small and of a large synced write, without any engine."""
     small, large = os.urandom(8192), os.urandom(32 << 20)
     with path.open("wb") as file:
         began = time.perf_counter()
@@ -159,7 +159,7 @@ def _upsert(engine, keys, test, number):
 
 
 def _commits(engine, rng, number, count, settings):
-    """Commit rows with values that none has yet: SQLite neither writes nor syncs what stays as it is."""
+    """Commit rows with new values: SQLite neither writes nor syncs unchanged rows."""
     keys = rng.integers(0, settings.base_rows, count) * 2
     values = keys + 3 + settings.rounds + number
     prepared = [engine.prepare(keys[i : i + 1], values[i : i + 1]) for i in range(len(keys))]
@@ -192,7 +192,7 @@ def _medians(rows):
 
 
 def _ratio(rows, test, other):
-    """Return the median over the rounds of how many times faster Headrace was in the same round."""
+    """Return the median over the rounds of Headrace's speedup in the same round."""
     rates = {(row["engine"], row["round"]): row["rows_per_second"] for row in rows if row["test"] == test}
     rounds = {number for _, number in rates}
     return statistics.median(rates["Headrace", number] / rates[other, number] for number in rounds)

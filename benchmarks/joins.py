@@ -1,4 +1,4 @@
-"""SSIJ, MeshJoin, index nested loops and DuckDB compared: one table, three memories, three skews.
+"""Comparison of SSIJ, MeshJoin, index nested loops, and DuckDB: one table, three memory sizes, three skews.
 
 Prints medians and ratios, writes `joins.csv` and `joins.png`. Contestants take turns within one run; slow ones get
 fewer tuples of the same stream, and all rates are per tuple.
@@ -28,9 +28,9 @@ OTHERS = ("MeshJoin", "index nested loops", "DuckDB")
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured.
+    """Settings of the measurement.
 
-    `room` is what a budget of 100 % adds to the table, for the index and the buffers; DuckDB cannot join in less than
+    `room` is the memory beyond the table size in a 100 % budget, for index and buffers; DuckDB cannot join in less than
     `least_duckdb`, so it gets that much where the budget is smaller.
     """
 
@@ -131,7 +131,7 @@ def _measure_skew(folder, table, batches, skew, settings):
 
 
 def _check(contestant, table):
-    """Compare the first piece's join with the table itself, so that no wrong answer is ever timed."""
+    """Compare the join of the first piece with the table, so that no incorrect result is timed."""
     piece, joined = contestant.first()
     order = np.argsort(joined["number"].to_numpy())
     looked_up = table.lookup(pa.record_batch({"id": piece["key"]}))

@@ -1,4 +1,4 @@
-"""Band and as-of joins beside DuckDB: prices by symbol and time in a table larger than the memory, trades stream by.
+"""Band and as-of joins compared with DuckDB: a stream of trades and a table of prices larger than memory.
 
 Both answer the same batches in turns and are compared row for row before they are timed. Prints medians and ratios,
 writes `predicates.csv`.
@@ -26,7 +26,7 @@ STEP = 1_000_000  # microseconds between two prices of a symbol, about
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured. The memory is a share of the table's file; DuckDB gets at least `least_duckdb`."""
+    """Settings of the measurement. The memory is a share of the table's file; DuckDB gets at least `least_duckdb`."""
 
     rows: int = 2_000_000
     symbols: int = 1_000
@@ -139,7 +139,7 @@ def _query(connection, query, batch):
 
 
 def _check(ours, theirs):
-    """Refuse to time wrong answers."""
+    """Raise if the results differ, so that no incorrect result is timed."""
     order = [("n", "ascending"), ("price", "ascending")]
     joined = pa.Table.from_batches(ours).select(["n", "price"]).sort_by(order)
     if not joined.equals(pa.concat_tables(theirs).sort_by(order)):

@@ -6,7 +6,7 @@ workers and fills caches, the others are warm. Timed is a batch: of ours from it
 Spark from the batch's frame to its commit within `foreachBatch`. The first run of each is not counted; ours builds the
 replica in it. Spark joins as most users write it, with adaptive execution, as it does by default, and tuned: the
 dimension is cached in memory, the batch's keys are broadcast to it, and what they leave of it is broadcast to the
-batch. Another contestant shows what a batch costs Spark that looks up nothing. Keys are integers or texts, each a run
+batch. Another contestant shows the cost of a Spark batch without a lookup. Keys are integers or texts, each a run
 of its own. Prints medians and ratios, writes `spark.csv` and `spark.png`.
 """
 
@@ -158,7 +158,7 @@ def _add_files(folder, number, table):
 
 
 def _run_ours(config):
-    """Run the pipeline on what is there; return the seconds of each batch."""
+    """Run the pipeline on the available data; return the seconds of each batch."""
     records = run_pipeline(config).batches
     for record in records:
         shown = ", ".join(f"{name} {seconds:.2f}" for name, seconds in record.detail["phases"].items())
@@ -177,7 +177,7 @@ class _SparkBatch:
         self._seconds = []
 
     def run(self):
-        """Run what is there, and return the seconds within each batch."""
+        """Process the available data, and return the seconds of each batch."""
         self._seconds = []
         source = str(self.folder / "stream" / self._side)
         frame = self.spark.readStream.schema(self._schema).option("maxFilesPerTrigger", FILES).parquet(source)
@@ -195,7 +195,7 @@ class _SparkBatch:
 
 
 class _SparkJoin(_SparkBatch):
-    """What a Spark user writes: the stream joined with the Delta table, unmatched keys to the unknown member."""
+    """A typical Spark join: the stream joined with the Delta table, unmatched keys mapped to the unknown member."""
 
     plan = "no join"
 
@@ -219,7 +219,7 @@ class _SparkJoin(_SparkBatch):
 
 
 class _TunedJoin(_SparkJoin):
-    """The dimension stays in memory; nothing of it is moved but the members that the batch asks for."""
+    """The dimension stays in memory; Spark moves only the members that the batch references."""
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -233,7 +233,7 @@ class _TunedJoin(_SparkJoin):
         return self._cached
 
     def joined(self, frame, members):
-        """Join with what the keys of the batch leave of the dimension."""
+        """Join with the members that the keys of the batch select."""
         keys = sf.broadcast(frame.select("key"))
         asked = members.join(keys, members["id"] == keys["key"], "left_semi")
         return super().joined(frame, sf.broadcast(asked))
@@ -245,15 +245,15 @@ class _TunedJoin(_SparkJoin):
 
 
 class _SparkCopy(_SparkBatch):
-    """The least that a batch costs with Spark's writer: no lookup."""
+    """The minimum cost of a batch with Spark's writer: no lookup."""
 
     def rows(self, frame):
-        """Return the rows as they are."""
+        """Return the rows unchanged."""
         return frame
 
 
 def _compare(spark, folder):
-    """Refuse to report if the joins wrote different facts."""
+    """Raise if the joins wrote different facts."""
     ours, *others = (
         spark.read.format("delta").load(str(folder / name)).select("number", "key", "item_key", "item_wide")
         for name in ("facts_ours", "facts_sparks", "facts_tuned")

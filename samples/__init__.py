@@ -1,4 +1,4 @@
-"""Where the real data of the samples lies. Holds paths and the data set's known facts, no data in memory."""
+"""Location of the sample data: paths and known facts about the data set. Loads no data into memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["NYCFLIGHTS13", "NYCFLIGHTS13_FACTS", "Facts", "Sample"]
 
 @dataclass(frozen=True)
 class Sample:
-    """The files of a star schema: a stream of facts in files, and the dimensions it refers to.
+    """The files of a star schema: a stream of facts in files, and the dimensions that the facts reference.
 
     Parameters
     ----------
@@ -22,7 +22,7 @@ class Sample:
 
     @property
     def flights(self) -> Path:
-        """Folder of Parquet files, one a week, named by the first day of the week."""
+        """Folder of Parquet files, one per week, named by the first day of the week."""
         return self.folder / "flights"
 
     @property
@@ -48,7 +48,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Facts:
-    """What anyone who loads the full year must find again."""
+    """Known results of a load of the full year, for verification."""
 
     flights: int
     flights_without_plane: int

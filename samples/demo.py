@@ -21,12 +21,12 @@ DIMENSIONS = {"plane": NYCFLIGHTS13.planes, "airport": NYCFLIGHTS13.airports, "c
 
 
 def prepare(folder: Path) -> Path:
-    """Make the folder, or empty it of an earlier demo, and return the pipeline file in it.
+    """Create the folder, or remove an earlier demo from it, and return the path of its pipeline file.
 
     Raises
     ------
     InputError
-        If the folder holds something that no demo wrote.
+        If the folder contains files that no demo wrote.
     """
     pipeline = folder / PIPELINE_NAME
     text = NYCFLIGHTS13.pipeline.read_text().replace(STREAM_LINE, f"path: '{NYCFLIGHTS13.flights}' ")
@@ -41,7 +41,7 @@ def prepare(folder: Path) -> Path:
 
 
 def make_dimensions(pipeline: Path) -> list[DimensionSummary]:
-    """Make the Delta tables of planes, airports and airlines."""
+    """Create the Delta tables of planes, airports, and airlines."""
     import pyarrow.parquet as pq  # noqa: PLC0415 - heavy, as is what follows
 
     from headrace.pipelines.config import load_pipeline  # noqa: PLC0415 - as above

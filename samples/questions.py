@@ -1,4 +1,4 @@
-"""Three questions that a person asks a warehouse of flights, with the names joined back, answered without Spark."""
+"""Three typical queries of a flight warehouse, with the names joined in, answered without Spark."""
 
 from __future__ import annotations
 

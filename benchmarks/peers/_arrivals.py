@@ -1,4 +1,4 @@
-"""Tuples that arrive by the clock, and how long the slowest one waits for its result."""
+"""Tuples that arrive at a fixed rate, and the longest wait for a result."""
 
 import time
 
@@ -7,8 +7,8 @@ from benchmarks.peers._tally import Tally
 __all__ = ["arrive"]
 
 PIECE_SECONDS = 0.01  # tuples arrive a hundred times a second
-MOST = 1_000_000  # tuples that an engine without a queue of its own takes at once
-PENDING = 250_000  # tuples that an operator is given while it works; the others wait outside, for memory is limited
+MOST = 1_000_000  # maximum batch of an engine without its own queue
+PENDING = 250_000  # maximum tuples queued in an operator; the others wait outside, because memory is limited
 
 
 class _Arrivals:
@@ -35,14 +35,14 @@ class _Arrivals:
         return self._began + (self._taken + 1) * self._seconds
 
     def take(self, most):
-        """Return tuples that have arrived, from one piece up to about `most`, and the arrival time of the last one."""
+        """Return arrived tuples, from one piece up to about `most`, and the arrival time of the last tuple."""
         came = int((time.monotonic() - self._began) / self._seconds) - self._taken
         pieces = max(1, min(came, most // self._piece))
         self._taken += pieces
         return self._stream.take(pieces * self._piece), self.next - self._seconds
 
     def waiting(self, held):
-        """Return how many tuples have arrived and have no result; `held` of them were taken."""
+        """Return the number of arrived tuples without a result; `held` of them were taken."""
         came = int((time.monotonic() - self._began) / self._seconds) - self._taken
         return held + came * self._piece
 
@@ -52,7 +52,7 @@ class _Arrivals:
 
 
 def arrive(joiner, stream, rate, deadline, warm, seconds):
-    """Let tuples arrive for `warm` and then `seconds` seconds; return what was seen, and the tally of the results.
+    """Let tuples arrive for `warm` and then `seconds` seconds; return the measurements, and the tally of the results.
 
     The longest wait is that of any tuple with a result that came out after the first `warm` seconds. A contestant is
     stopped once more tuples wait than arrive within the deadline, because one of them is late then.
@@ -70,7 +70,7 @@ def arrive(joiner, stream, rate, deadline, warm, seconds):
 
 
 def _next_results(joiner, arrivals):
-    """Wait until there is something to do, and yield what comes out of it."""
+    """Wait for the next arrival or due time, and yield the results."""
     queues = hasattr(joiner, "ticked")
     due, now = joiner.due, time.monotonic()
     if due is not None and due <= now:

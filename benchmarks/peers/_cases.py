@@ -1,4 +1,4 @@
-"""The cases: which contestants meet over which table and stream, in how much memory, and the ratio to reach."""
+"""The cases: contestants, table, stream, memory, and the target ratio of each."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,7 @@ __all__ = ["CASES", "KINDS", "Cell", "Choice", "Side", "quick"]
 ROWS, MANY_ROWS = 8_000_000, 80_000_000
 PLAIN_ROW = 16  # bytes of two int64
 CACHED = 256 << 20  # more than any engine's table of 8 M rows
-OWN_SHARE = 0.75  # more, and SSIJ is at times ended for want of memory
+OWN_SHARE = 0.75  # with a larger share, SSIJ sometimes runs out of memory
 STREAM = 16_000_000
 MANY_STREAM = 40_000_000  # as in figure 10 of the paper
 PAPERS_RATE = 480_000
@@ -39,7 +39,7 @@ class Choice:
 
     @property
     def text(self):
-        """The settings for a reader."""
+        """The settings as readable text."""
         handed = ", results as a stream" if self.streams else ""
         limit = "" if self.limit == 1 else f", limit {self.limit:.0%}"
         return f"{self.batch_rows:,}{limit}{handed}"
@@ -82,7 +82,7 @@ class Side:
 
     @property
     def name(self):
-        """What the contestant is called in the results."""
+        """Name of the contestant in the results."""
         return self.label or self.engine
 
 
@@ -159,7 +159,7 @@ def _tenfold():
 
 
 def _one_to_many(each):
-    """Return a cell in which each tuple has many rows: 80 M in all."""
+    """Return a cell in which each tuple has many rows: 80 M in total."""
     ours = Side(
         "SSIJ", MANY_ROWS, "zipf", 96_000_000, (Choice(10_000),), tuples=200_000, share=OWN_SHARE, each=each
     )  # fmt: skip
@@ -193,7 +193,7 @@ CASES = {
 
 
 def quick(cell):
-    """Return a cell with little data, to see that everything runs."""
+    """Return a cell with little data, for a smoke test."""
 
     def small(side):
         choices = (replace(side.choices[0], batch_rows=10_000 if side.each == 1 else 100),)

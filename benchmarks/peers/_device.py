@@ -1,4 +1,4 @@
-"""What the disk gives without any engine: sequential and random reads of a file, past the system's cache."""
+"""Disk performance without any engine: sequential and random reads of a file that bypass the system's cache."""
 
 import mmap
 import os
@@ -25,7 +25,7 @@ def measure_device(path):
 
 
 def _reads(path, offsets, nbytes, threads):
-    """Return how many reads a second were done, or what all took if there are few."""
+    """Return the reads per second."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     end = time.perf_counter() + SECONDS
 

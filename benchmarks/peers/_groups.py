@@ -1,4 +1,4 @@
-"""Memory groups of Linux, versions 1 and 2: a limit on what a process holds, the page cache that it fills included."""
+"""Linux memory cgroups, versions 1 and 2: a limit on the memory of a process, including its page cache."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ FILES = {
 
 
 class MemoryGroup:
-    """A group of its own for one process. Making it needs the right to write below `/sys/fs/cgroup`."""
+    """A memory group for one process. Creation requires write access below `/sys/fs/cgroup`."""
 
     def __init__(self, folder, version):
         self._folder = folder
@@ -24,7 +24,7 @@ class MemoryGroup:
 
     @classmethod
     def create(cls, name):
-        """Return a new group, or None where the system grants none."""
+        """Return a new group, or None if the system does not allow one."""
         version = 1 if (ROOT / "memory").is_dir() else 2
         parent = ROOT / "memory" if version == 1 else ROOT
         folder = parent / f"headrace-{os.getpid()}-{name}"
@@ -37,21 +37,21 @@ class MemoryGroup:
         return cls(folder, version)
 
     def add(self, pid):
-        """Charge what a process asks for from now on."""
+        """Charge future allocations of a process to the group."""
         (self._folder / "cgroup.procs").write_text(str(pid))
 
     def limit(self, nbytes):
-        """Set how much the group may hold."""
+        """Set the memory limit of the group."""
         (self._folder / self._files["limit"]).write_text(str(nbytes))
 
     @property
     def peak(self):
-        """The most bytes that the group held; the present ones where the system does not keep the most."""
+        """Peak memory of the group in bytes; current memory if the system does not record the peak."""
         file = self._folder / self._files["peak"]
         return int((file if file.exists() else self._folder / self._files["used"]).read_text())
 
     def remove(self):
-        """Remove the group; what its process started and left behind is ended."""
+        """Remove the group and end the remaining child processes."""
         while True:
             left = [int(pid) for pid in (self._folder / "cgroup.procs").read_text().split()]
             for pid in left:

@@ -1,6 +1,6 @@
-"""Tables and streams of the cases, made once and kept in a folder: rows of two int64, keys with gaps, streams.
+"""Tables and streams of the cases, created once and kept in a folder: rows of two int64, keys with gaps, streams.
 
-Nothing changes the tables, so Headrace's leave no room for changes, as a load in key order into the others does.
+The tables never change, so Headrace's pages are built full, like those of a load in key order into the others.
 """
 
 import os
@@ -38,7 +38,7 @@ def _mixed(values):
 
 
 def _keys(positions):
-    """Return the key of each position: one of four, so that others are absent."""
+    """Return the key of each position: one of every four numbers, so that the others are absent."""
     return positions * GAP + (_mixed(positions) >> np.uint64(62)).astype(np.int64)
 
 
@@ -52,7 +52,7 @@ def payload(keys, which=0):
 
 
 def _positions(kind, rows, count):
-    """Return positions of the stream's tuples; those below zero, complemented, ask for a key that is absent."""
+    """Return positions of the stream's tuples; the complement of a negative position gives an absent key."""
     rng = np.random.default_rng(5)
     if kind == "uniform":
         return rng.integers(0, rows, count)
@@ -69,7 +69,7 @@ def _positions(kind, rows, count):
 
 
 class StreamFile:
-    """A stream without end, kept as a file of keys that is read over and over.
+    """An endless stream, stored as a file of keys that is read repeatedly.
 
     Each key has `each` rows in the table, or none.
     """
@@ -123,7 +123,7 @@ class StreamFile:
 
 
 class Inputs:
-    """The folder of tables and streams; what is missing is made."""
+    """The folder of tables and streams; missing files are created."""
 
     def __init__(self, folder):
         self._folder = folder
@@ -191,7 +191,7 @@ class Inputs:
         part.rename(path)
 
     def _clear(self, folder):
-        """Remove what an interrupted load left."""
+        """Remove the remains of an interrupted load."""
         if folder.exists():
             for file in sorted(folder.rglob("*"), reverse=True):
                 file.rmdir() if file.is_dir() else file.unlink()

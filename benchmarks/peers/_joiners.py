@@ -1,4 +1,4 @@
-"""The contestants: each joins batches of a stream with its own copy of the table, and says what came out.
+"""The contestants: each joins batches of a stream with its own copy of the table, and returns a tally.
 
 A joiner is idle when it has been made: the library is loaded, the table open, a tiny join done. `start` takes the
 memory that it is given. `timed` takes a batch and returns the tally of the result, and the seconds that the join took:
@@ -24,7 +24,7 @@ SMALL = 200_000  # rows
 
 @dataclass(frozen=True)
 class Setup:
-    """What a contestant works on: its table, its memory, the longest wait, and `"inner"` or `"absent"`."""
+    """Setup of a contestant: its table, its memory, the longest wait, and `"inner"` or `"absent"`."""
 
     table: Path
     memory: int
@@ -33,10 +33,10 @@ class Setup:
 
 
 class Joiner:
-    """What engines have in common that are done with a batch when its join returns."""
+    """Base class of engines that complete a batch when its join returns."""
 
     held = 0
-    reserve = 0  # bytes that it needs and has not touched when it is idle
+    reserve = 0  # bytes that it needs but has not yet touched when idle
     due = None
 
     def __init__(self):
@@ -59,15 +59,15 @@ class Joiner:
         """Take the settings of a trial."""
 
     def settle(self):
-        """Return the tally of what may not wait for the next turn."""
+        """Return the tally of tuples that cannot wait for the next turn."""
         return Tally()
 
     def finish(self):
-        """Return the tally of what had to wait."""
+        """Return the tally of the tuples that waited."""
         return Tally()
 
     def details(self):
-        """Return what the engine counted."""
+        """Return the engine's counters."""
         return {}
 
 
@@ -105,12 +105,12 @@ class SSIJJoiner(Joiner):
 
     @property
     def held(self):
-        """Tuples that wait."""
+        """Number of waiting tuples."""
         return self._operator.stats.rows_held
 
     @property
     def due(self):
-        """When `tick` is to be called; None if nothing waits for it."""
+        """Time of the next `tick`; None if no tuple waits for it."""
         return self._operator.due
 
     def timed(self, batch):
@@ -125,14 +125,14 @@ class SSIJJoiner(Joiner):
         return self._operator.tick(now)
 
     def settle(self):
-        """Join what waits, where it has a deadline: the turns of others take longer."""
+        """Join waiting tuples that have a deadline, because the turns of others take longer."""
         return Tally() if self._setup.deadline is None else self._consumed(self._operator.flush)[0]
 
     def finish(self):
         return self._consumed(self._operator.finish)[0]
 
     def _consumed(self, start):
-        """Consume an output; return its tally, and the seconds without those of the tally."""
+        """Consume an output; return its tally, and the seconds without the time of the tally."""
         tally, began = Tally(), time.perf_counter()
         output, seconds = start(), 0.0
         while (batch := next(output, None)) is not None:
@@ -144,7 +144,7 @@ class SSIJJoiner(Joiner):
         return tally, seconds + time.perf_counter() - began
 
     def details(self):
-        """Return what the operator counted since it was asked last."""
+        """Return the operator's counters since the last call."""
         now = self._operator.stats
         interval, self._read = now - self._read, now
         names = (
@@ -211,7 +211,7 @@ class DuckDBJoiner(Joiner):
         self._streams = False
 
     def start(self):
-        """Nothing to take yet: each trial sets its limit."""
+        """Do nothing: each trial sets its limit."""
 
     def configure(self, choice):
         """Set the limit, as a share of the memory, and how results are handed over."""

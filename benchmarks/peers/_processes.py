@@ -11,7 +11,7 @@ from headrace.joins import keep_little_freed_memory
 
 __all__ = ["Contestant", "ContestantError"]
 
-LONGEST = 4  # times what a round should last: it ends with a join phase, which may come late
+LONGEST = 4  # maximum length of a round, relative to its target: it ends with a join phase, which may come late
 CONTEXT = multiprocessing.get_context("spawn")
 
 
@@ -20,7 +20,7 @@ class ContestantError(Exception):
 
 
 class Contestant:
-    """The side of the measuring process: makes the process, sets its limit, asks it to run.
+    """The controlling side: starts the contestant's process, sets its limit, and requests runs.
 
     The limit of the group is what the idle process took at most, and `limit`; there is no group without that. The
     table is not in the system's cache when it begins, unless it is to be `remembered` there.
@@ -50,12 +50,12 @@ class Contestant:
         self._ask("start")
 
     def reopen(self):
-        """Begin again, in a new process."""
+        """Restart in a new process."""
         self.close()
         self.open()
 
     def run(self, seconds, choice, tuples=0):
-        """Join for `seconds` and at least `tuples` tuples; return what was counted."""
+        """Join for `seconds` and at least `tuples` tuples; return the counters."""
         return self._ask("run", seconds, choice, tuples)
 
     def arrive(self, *arguments):
@@ -63,7 +63,7 @@ class Contestant:
         return self._ask("arrive", *arguments)
 
     def finish(self):
-        """Return tuples pushed, and the tally of all that came out."""
+        """Return the number of pushed tuples, and the tally of all results."""
         return self._ask("finish")
 
     def close(self):
@@ -107,7 +107,7 @@ def _serve(connection, engine, setup, stream, each):
 
 
 class _Runner:
-    """Carries out in the contestant's process what is asked."""
+    """Executes requests in the contestant's process."""
 
     def __init__(self, engine, setup, stream, each):
         self._of = engine, setup, stream, each
@@ -158,7 +158,7 @@ class _Runner:
         self._joiner.configure(choice)
 
     def _settle(self):
-        """Join what must not wait for the next turn; return the seconds."""
+        """Join tuples that cannot wait for the next turn; return the seconds."""
         began = time.perf_counter()
         self._tally += self._joiner.settle()
         return time.perf_counter() - began

@@ -18,7 +18,7 @@ def outcome(cell, contestants, samples, failures, trials, settings):
     """Return the results of a measurement as a dict.
 
     A contestant that failed has no rate, and its message is in `failures`. `trials` has the rate of each contestant
-    with each of its settings, or the message of the failure; `settings` those that were taken.
+    with each of its settings, or the message of the failure; `settings` has the chosen settings.
     """
     ours = contestants[0].name
     peers = [

@@ -1,7 +1,7 @@
-"""Stores that look keys up for one thread at a time: as many processes as we have threads share a batch.
+"""Stores that serve one thread at a time: a batch is split over as many processes as Headrace has threads.
 
 Each process has its half of the keys ready as its library wants them, in key order. Timed is from the word to go until
-all have found their values; what was found is turned into arrays afterwards.
+all have found their values; conversion to arrays is not timed.
 """
 
 import json
@@ -32,7 +32,7 @@ class StoreJoiner(Joiner):
     store
         Class of the store.
     setup
-        What the contestant works on.
+        Setup of the contestant.
     """
 
     def __init__(self, store, setup):
@@ -152,7 +152,7 @@ class SQLite:
 
 
 class SQLiteByRow(SQLite):
-    """SQLite asked for each tuple."""
+    """SQLite with one query per tuple."""
 
     def prepare(self, keys):
         return [(key,) for key in keys.tolist()]
@@ -167,7 +167,7 @@ class SQLiteByRow(SQLite):
 
 
 class LMDB:
-    """LMDB asked for its keys at once; its cache is that of the system."""
+    """LMDB with one request for all keys; it uses the system's cache."""
 
     def __init__(self, table, _memory):
         import lmdb  # noqa: PLC0415 - charged to the group of the process
@@ -175,7 +175,7 @@ class LMDB:
         self._environment = lmdb.open(str(table), readonly=True, lock=False, readahead=False)
 
     def start(self):
-        """Nothing to take: the file is mapped."""
+        """Do nothing: the file is memory-mapped."""
 
     def prepare(self, keys):
         self._sorted = keys
@@ -195,7 +195,7 @@ class LMDB:
 
 
 def _key_bytes(keys):
-    """Return integers, none negative, as bytes in the same order."""
+    """Encode non-negative integers as bytes that sort in the same order."""
     return keys.astype(">i8").view("V8").tolist()
 
 
@@ -210,7 +210,7 @@ class RocksDB:
         self._database = Rdict(str(table), rocksdb_options(memory // 4), access_type=AccessType.read_only())
 
     def start(self):
-        """Nothing to take: the files are mapped."""
+        """Do nothing: the files are memory-mapped."""
 
     def prepare(self, keys):
         some = _key_bytes(keys)

@@ -1,4 +1,4 @@
-"""The check of a result: how many rows it has, and a sum over them that sees swapped payloads."""
+"""The check of a result: its number of rows, and a checksum that detects swapped payloads."""
 
 from dataclasses import dataclass
 

@@ -78,7 +78,7 @@ def _run_case(name, cells, inputs, chosen):
 
 
 def _places(inputs, side):
-    """Return the paths of a side's table and stream, made if need be."""
+    """Return the paths of a side's table and stream; create missing files."""
     kind = cases.KINDS[side.engine]
     if kind == "headrace" and side.work == "absent":
         kind = "filtered"
@@ -136,7 +136,7 @@ def _recorded(contestant, failures):
 
 
 def _message(error):
-    """Return the line of an error that says what happened; a traceback comes before it, and advice may follow."""
+    """Return the message line of an error, which may follow a traceback and precede advice."""
     lines = str(error).splitlines()
     return next((line for line in reversed(lines) if ERROR.match(line)), lines[-1])
 
@@ -173,7 +173,7 @@ def _warm_up(side, contestant, trials):
 
 
 def _try(side, contestant, choice, trials, rates, late):
-    """Measure one choice of settings, and begin again if it fails."""
+    """Measure one choice of settings, and restart the contestant if it fails."""
     try:
         found = contestant.run(TRIAL_SECONDS, choice)
     except ContestantError as error:
@@ -185,7 +185,7 @@ def _try(side, contestant, choice, trials, rates, late):
 
 
 def _ranked(rates, late):
-    """Return the choices that were in time, or all if none was, the fastest first."""
+    """Return the choices that met the deadline, or all choices if none did, fastest first."""
     found = rates or late
     return sorted(found, key=found.get, reverse=True)
 
@@ -241,7 +241,7 @@ def _search(cell, contestants, best, failures, trials):
 
 
 def _greatest(cell, contestant, rate, trials):
-    """Return the greatest rate, None if no rate fits, and what was seen at it."""
+    """Return the greatest rate (None if no rate meets the deadline), and its measurements."""
     low, high = (factor * rate for factor in HALVING)
     tried, deadline = trials.setdefault(contestant.name, {}), cell.ours.deadline
     best, seen = None, {}
@@ -261,7 +261,7 @@ def _greatest(cell, contestant, rate, trials):
 
 
 def _check(side, contestant, stream):
-    """Refuse to report on a contestant whose rows are not those of the join."""
+    """Raise if a contestant's rows are not the rows of the join."""
     pushed, tally = contestant.finish()
     expected = StreamFile(stream, side.each).expected(pushed, side.work)
     if tally != expected:
