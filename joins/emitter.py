@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from headrace.joins import _result_kernels as kernels
 from headrace.joins.errors import JoinInputError
-from headrace.storage.format import fixed_type
-from headrace.storage.format.copies import null_array, take
+from headrace.storage.format import fixed_type, null_array, take
 from headrace.storage.leaf import gather
 
 if TYPE_CHECKING:

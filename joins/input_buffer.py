@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from headrace.joins.deadlines import Arrivals, Deadlines
-from headrace.storage.format.copies import concat_batches, take
+from headrace.storage.format import concat_batches, take
 
 if TYPE_CHECKING:
     import pyarrow as pa

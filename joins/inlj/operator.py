@@ -21,7 +21,7 @@ from headrace.joins.errors import JoinInputError, MemoryBudgetError
 from headrace.joins.inlj.pool import BufferPool
 from headrace.joins.predicates.search_keys import find, locate
 from headrace.joins.stats import JoinStats
-from headrace.storage.format.copies import take
+from headrace.storage.format import take
 from headrace.storage.read import ReadQueue
 from headrace.storage.units import format_size
 

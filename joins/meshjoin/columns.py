@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from headrace.storage.format import fixed_type, null_mask, validity, view_of
-from headrace.storage.format.copies import concat_batches, take
+from headrace.storage.format import concat_batches, fixed_type, null_mask, take, validity, view_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -266,7 +266,7 @@ def _require_column(table: Described, label: str, column: str, kind: pa.DataType
         twin = next((name for name in table.schema.names if name.lower() == column.lower()), None)
         if twin is not None:
             raise DeltaTableError(
-                f"{place} has no column {column!r}, but {twin!r}: names that differ by case only are one name to "
+                f"{place} has no column {column!r}, but {twin!r}: names that differ only in case are one name to "
                 f"Delta; write {twin!r} in the pipeline file"
             )
         remedy = "name one of these"

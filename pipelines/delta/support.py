@@ -224,7 +224,7 @@ def refuse_twins(names: Sequence[str], where: str) -> None:
             raise PipelineFileError(f"{where} would have two columns {name!r}; give the lookup another role")
         if twin != name:
             raise PipelineFileError(
-                f"{where} would have the columns {twin!r} and {name!r}, which differ by case only and are one name to "
+                f"{where} would have the columns {twin!r} and {name!r}, which differ only in case and are one name to "
                 "Delta; rename one of them"
             )
 

@@ -17,6 +17,7 @@ from headrace.storage.format.constants import (
     METADATA_PAGE,
     PAGE_SIZES,
 )
+from headrace.storage.format.copies import concat_arrays, concat_batches, null_array, take
 from headrace.storage.format.keys import KeyCodec, Keys, KeyWords, key_words
 from headrace.storage.format.layout import LeafLayout
 from headrace.storage.format.page import key_limit
@@ -40,6 +41,8 @@ __all__ = [
     "as_array",
     "check_page_size",
     "coerce",
+    "concat_arrays",
+    "concat_batches",
     "damaged_copies",
     "extreme",
     "fixed_type",
@@ -49,12 +52,14 @@ __all__ = [
     "key_words",
     "load_u64",
     "low_bound",
+    "null_array",
     "null_mask",
     "prefetch",
     "read_superblock",
     "scale_of",
     "store_u64",
     "stored_type",
+    "take",
     "validity",
     "view_of",
     "xxh64",

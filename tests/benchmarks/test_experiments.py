@@ -60,6 +60,7 @@ def test_all_figures_have_results_on_the_simulated_disk():
 
 
 def test_a_verdict_in_the_document_changes_with_the_rows(tmp_path):
+    pytest.importorskip("matplotlib")
     results, path = tmp_path / "results", tmp_path / "experiments.md"
     for factor, verdict in ((10, "holds"), (1, "does not hold")):
         rows = [{"line": line, "memory_percent": at, "tuples_per_second": rate * at}

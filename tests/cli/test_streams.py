@@ -80,7 +80,7 @@ def test_a_stream_may_be_read_twice(tmp_path):
 BAD = {
     "missing": (lambda _: None, "there is no file or folder"),
     "empty folder": (lambda path: path.mkdir(), "holds no files"),
-    "unknown kind": (lambda path: path.write_bytes(b"\x00\x01"), "cannot tell what"),
+    "unknown kind": (lambda path: path.write_bytes(b"\x00\x01"), "cannot tell the format of"),
     "two kinds": (
         lambda path: (
             path.mkdir(),

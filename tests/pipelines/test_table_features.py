@@ -438,10 +438,10 @@ def test_a_missing_column_is_told_with_the_statement_that_adds_it(world, spark, 
 def test_names_that_differ_by_case_only_are_refused_before_anything_is_written(world, spark):
     spark.sql(f"CREATE TABLE delta.`{world.path('fact')}` USING delta AS SELECT 1L AS ID")
     before = world.listing()
-    with pytest.raises(DeltaTableError, match="no column 'id', but 'ID': names that differ by case only"):
+    with pytest.raises(DeltaTableError, match="no column 'id', but 'ID': names that differ only in case"):
         prepare(load_pipeline(world.pipeline), 1)
     world.options["source"] = {"format": "csv", "path": "in", "schema": {**SOURCE, "ID": "bigint"}}
-    with pytest.raises(PipelineFileError, match="'id' and 'ID' differ by case only"):
+    with pytest.raises(PipelineFileError, match="'id' and 'ID' differ only in case"):
         prepare(load_pipeline(world.pipeline), 1)
     assert world.listing() == before
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.ssij.memory import _index_kernels as kernels
-from headrace.storage.format.copies import take
+from headrace.storage.format import take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -23,7 +23,7 @@ import pyarrow as pa
 from headrace.joins.deadlines import Deadlines
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.ssij.memory import _index_kernels as kernels
-from headrace.storage.format.copies import concat_batches, take
+from headrace.storage.format import concat_batches, take
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -52,7 +52,7 @@ from headrace.joins.ssij.phases import _join_kernels
 from headrace.joins.ssij.phases._join_kernels import expand_found, frames_of_places
 from headrace.joins.ssij.phases.pair_batches import PairBatches
 from headrace.joins.ssij.phases.read_ahead import ReadAhead
-from headrace.storage.format.copies import take
+from headrace.storage.format import take
 from headrace.storage.leaf import StagedRows, copy_pages
 
 if TYPE_CHECKING:

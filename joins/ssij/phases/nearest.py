@@ -18,7 +18,7 @@ from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.predicates.search_keys import find, locate
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascending
 from headrace.joins.ssij.phases.base import ProbingPhase, sorted_positions, waiting_nbytes
-from headrace.storage.format.copies import take
+from headrace.storage.format import take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

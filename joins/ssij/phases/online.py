@@ -17,8 +17,7 @@ from headrace.joins.predicates.search_keys import find, locate
 from headrace.joins.ssij.memory import _index_kernels
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascends, by_leaves
 from headrace.joins.ssij.phases.base import ProbingPhase, sorted_positions, waiting_nbytes
-from headrace.storage.format import Keys
-from headrace.storage.format.copies import take
+from headrace.storage.format import Keys, take
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterator

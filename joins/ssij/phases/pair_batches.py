@@ -13,7 +13,7 @@ import numpy as np
 from headrace.joins.input_buffer import arrivals_at
 from headrace.joins.ssij.memory.inverted_index import ReadLeaves
 from headrace.joins.ssij.memory.stream_buffer import ascending, merged_arrivals
-from headrace.storage.format.copies import concat_batches, take
+from headrace.storage.format import concat_batches, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
