@@ -5,8 +5,9 @@ Names are imported on first use, so importing the package is cheap.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.pipelines.catalog import BatchRecord, Catalog, RunRecord
@@ -26,20 +27,12 @@ __all__ = [
     "session",
 ]
 
-_HOMES = {
-    "BatchRecord": "headrace.pipelines.catalog",
-    "Catalog": "headrace.pipelines.catalog",
-    "PipelineConfig": "headrace.pipelines.config.model",
-    "RunRecord": "headrace.pipelines.catalog",
-    "RunResult": "headrace.pipelines.runner",
-    "SparkSettings": "headrace.pipelines.spark.sessions",
-    "load_pipeline": "headrace.pipelines.config.model",
-    "run": "headrace.pipelines.runner",
-    "session": "headrace.pipelines.spark.sessions",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "catalog": ("BatchRecord", "Catalog", "RunRecord"),
+        "config.model": ("PipelineConfig", "load_pipeline"),
+        "runner": ("RunResult", "run"),
+        "spark.sessions": ("SparkSettings", "session"),
+    },
+)

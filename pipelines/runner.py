@@ -20,7 +20,7 @@ from headrace.pipelines.batch.protocol import BatchProtocol
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config.model import PipelineConfig, load_pipeline
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
-from headrace.pipelines.errors import BatchError, DeltaTableError
+from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import BatchLoop, StopRequest
 from headrace.pipelines.replica.kernels import compiling
@@ -28,9 +28,8 @@ from headrace.pipelines.source.identity import check_identity, replaced_stream
 from headrace.pipelines.source.intake import Intake
 from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.source.pieces import check_source, option_text, piece_frame
-from headrace.pipelines.spark.failures import cause_of
+from headrace.pipelines.spark.failures import explained
 from headrace.pipelines.spark.sessions import SparkSettings, session
-from headrace.storage.errors import HeadraceError
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
@@ -195,7 +194,7 @@ class _Run:
         began = time.monotonic()
         interval = parse_duration(self._config.trigger.interval) if follow else None
         try:
-            with self._signals(), _wrapped():
+            with self._signals(), explained("a batch"):
                 self._loop.run(self._stop, interval)
         except BaseException as error:
             self._catalog.finish_run(self._number, "failed", str(error) or type(error).__name__)
@@ -239,19 +238,6 @@ class _Run:
 
 def _no_hook(_step: str) -> None:
     """Do nothing."""
-
-
-@contextmanager
-def _wrapped() -> Iterator[None]:
-    """Convert an error from outside Headrace to one that says what it means for the data."""
-    try:
-        yield
-    except HeadraceError:
-        raise
-    except Exception as error:
-        raise BatchError(
-            f"a batch failed: {cause_of(error)}; nothing is lost, the next run does this batch again"
-        ) from error
 
 
 def _spark_settings(config: PipelineConfig) -> SparkSettings:

@@ -169,7 +169,7 @@ class MeshWindow:
         found
             Result of `find`.
         cursor : int64[2]
-            Where to go on. Starts as (0, -1).
+            Key and slot to continue with. Starts as (0, -1).
         most
             Most pairs.
         """

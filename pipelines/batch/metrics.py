@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from headrace.etl import Outcome, OutcomeCounts
+from headrace.pipelines.batch.steps import STATISTICS
 from headrace.pipelines.catalog import BatchRecord
 from headrace.pipelines.errors import ConservationError, PolicyViolationError
 
@@ -14,20 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchCounts", "first_failure", "reconcile", "summarise"]
 
-_JOIN_SUMS = (
-    "rows_in",
-    "rows_done",
-    "rows_cached",
-    "pages_wanted",
-    "pages_read",
-    "seeks",
-    "deadline_misses",
-    "new_members",
-    "replica_rows",
-    "replica_seconds",
-    "read_seconds",
-    "busy_seconds",
-)
+_JOIN_SUMS = (*STATISTICS, "new_members", "replica_rows", "replica_seconds")
 
 
 @dataclass(frozen=True)

@@ -36,9 +36,9 @@ from headrace.storage.errors import CorruptionError, StorageIOError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["DuplicateStep", "LookupStep", "Task"]
+__all__ = ["STATISTICS", "DuplicateStep", "LookupStep", "Task"]
 
-_STATISTICS = (
+STATISTICS = (
     "rows_in",
     "rows_done",
     "rows_cached",
@@ -236,7 +236,7 @@ class _Join:
             close(self._joiner, self._shard)
             return
         interval = self.serving.operator.stats - self._before
-        self.note |= {name: getattr(interval, name) for name in _STATISTICS}
+        self.note |= {name: getattr(interval, name) for name in STATISTICS}
         self.note["outcomes"] = self._outcomes
         self._task.joins.append(self.note)
 

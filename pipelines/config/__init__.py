@@ -11,42 +11,15 @@ from typing import TYPE_CHECKING
 from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name
-    from headrace.pipelines.config.model import (
-        DimensionConfig,
-        LookupConfig,
-        PipelineConfig,
-        SourceConfig,
-        TriggerConfig,
-        load_pipeline,
-    )
-    from headrace.pipelines.config.source_format import record_format
+    from headrace.pipelines.config.column_types import arrow_schema
+    from headrace.pipelines.config.model import PipelineConfig, load_pipeline
 
-__all__ = [
-    "DimensionConfig",
-    "LookupConfig",
-    "PipelineConfig",
-    "SourceConfig",
-    "TriggerConfig",
-    "arrow_schema",
-    "arrow_type",
-    "load_pipeline",
-    "record_format",
-    "type_name",
-]
+__all__ = ["PipelineConfig", "arrow_schema", "load_pipeline"]
 
 __getattr__ = lazy_exports(
     __name__,
     {
-        "column_types": ("arrow_schema", "arrow_type", "type_name"),
-        "model": (
-            "DimensionConfig",
-            "LookupConfig",
-            "PipelineConfig",
-            "SourceConfig",
-            "TriggerConfig",
-            "load_pipeline",
-        ),
-        "source_format": ("record_format",),
+        "column_types": ("arrow_schema",),
+        "model": ("PipelineConfig", "load_pipeline"),
     },
 )

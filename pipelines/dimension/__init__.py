@@ -10,21 +10,17 @@ if TYPE_CHECKING:
     from headrace.pipelines.dimension.check import Finding, Repair
     from headrace.pipelines.dimension.tables import (
         DimensionSummary,
-        FoundMembers,
         check_dimension,
         create_dimension,
         describe_dimension,
         find_members,
         plan_repair,
     )
-    from headrace.pipelines.dimension.unknown_member import add_unknown_member
 
 __all__ = [
     "DimensionSummary",
     "Finding",
-    "FoundMembers",
     "Repair",
-    "add_unknown_member",
     "check_dimension",
     "create_dimension",
     "describe_dimension",
@@ -41,10 +37,8 @@ __getattr__ = lazy_exports(
             "check_dimension",
             "create_dimension",
             "describe_dimension",
-            "FoundMembers",
             "find_members",
             "plan_repair",
         ),
-        "unknown_member": ("add_unknown_member",),
     },
 )

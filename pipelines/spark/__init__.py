@@ -10,85 +10,15 @@ from typing import TYPE_CHECKING
 from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.pipelines.spark.columns import quoted, spark_schema
-    from headrace.pipelines.spark.failures import cause_of, explained
-    from headrace.pipelines.spark.frame import (
-        FILE,
-        MALFORMED,
-        MALFORMED_TYPE,
-        NOTE,
-        PIECES,
-        RECORD_NUMBER,
-        REJECTED,
-        ROUTED,
-        SHARD,
-        STATE,
-        ShardRule,
-        State,
-        channel_row,
-        conform,
-        member_column,
-        source_schema,
-        with_state,
-    )
-    from headrace.pipelines.spark.jars import cache_folder, jars_are_cached
+    from headrace.pipelines.spark.jars import jars_are_cached
     from headrace.pipelines.spark.sessions import SparkSettings, session, spark_log, stop
 
-__all__ = [
-    "FILE",
-    "MALFORMED",
-    "MALFORMED_TYPE",
-    "NOTE",
-    "PIECES",
-    "RECORD_NUMBER",
-    "REJECTED",
-    "ROUTED",
-    "SHARD",
-    "STATE",
-    "ShardRule",
-    "SparkSettings",
-    "State",
-    "cache_folder",
-    "cause_of",
-    "channel_row",
-    "conform",
-    "explained",
-    "jars_are_cached",
-    "member_column",
-    "quoted",
-    "session",
-    "source_schema",
-    "spark_log",
-    "spark_schema",
-    "stop",
-    "with_state",
-]
+__all__ = ["SparkSettings", "jars_are_cached", "session", "spark_log", "stop"]
 
 __getattr__ = lazy_exports(
     __name__,
     {
-        "columns": ("quoted", "spark_schema"),
-        "failures": ("cause_of", "explained"),
-        "frame": (
-            "FILE",
-            "MALFORMED",
-            "MALFORMED_TYPE",
-            "NOTE",
-            "PIECES",
-            "RECORD_NUMBER",
-            "REJECTED",
-            "ROUTED",
-            "SHARD",
-            "STATE",
-            "ShardRule",
-            "State",
-            "channel_row",
-            "conform",
-            "member_column",
-            "source_schema",
-            "with_state",
-        ),
-        "jars": ("cache_folder", "jars_are_cached"),
+        "jars": ("jars_are_cached",),
         "sessions": ("SparkSettings", "session", "spark_log", "stop"),
     },
 )
