@@ -1,0 +1,129 @@
+"""Cold start: the first tuples of a new operator, whose memory is empty, compared with those of a new DuckDB connection.
+
+Each batch of a fresh worker starts like this. A run opens the table and joins the first tuples of a stream. Contestants
+take turns, and ratios are taken within a round. Rows are in the system's page cache for DuckDB; SSIJ reads its table
+with `O_DIRECT`.
+"""
+
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from benchmarks._contestants import ON, DuckDBJoin
+from benchmarks._data import dimension, stream
+from benchmarks._measure import Sample, machine, median_rate, median_ratio, print_table, write_csv
+from headrace.joins import SSIJ
+from headrace.storage import Table
+from headrace.storage.units import format_size
+
+__all__ = ["Settings", "run"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the measurement. A round joins `tuples` tuples, in batches of each size."""
+
+    rows: int = 8_000_000
+    tuples: int = 6_000_000
+    batch_rows: tuple = (250_000, 1_000_000)
+    skews: tuple = (0.0, 1.0)
+    memory: int = 512 << 20
+    rounds: int = 5
+
+
+QUICK = Settings(rows=50_000, tuples=60_000, batch_rows=(10_000,), memory=64 << 20, rounds=2)
+
+
+class ColdSSIJ:
+    """A new operator for each run."""
+
+    name = "SSIJ"
+
+    def __init__(self, path, memory):
+        self._path = path
+        self._memory = memory
+
+    def join(self, batches):
+        """Yield the results of all batches."""
+        with Table.open(self._path) as table, SSIJ(table, on=ON, memory=self._memory) as operator:
+            for batch in batches:
+                yield from operator.push(batch)
+            yield from operator.finish()
+
+
+class ColdDuckDB:
+    """A new connection for each run."""
+
+    name = "DuckDB"
+
+    def __init__(self, path, memory):
+        self._path = path
+        self._memory = memory
+
+    def join(self, batches):
+        """Yield the results of all batches."""
+        contestant = DuckDBJoin(self._path, batches, self._memory)
+        for _ in batches:
+            yield from contestant.first()[1].to_batches()
+        contestant.close()
+
+
+def run(settings, results):
+    """Measure every cell and write the results into a folder."""
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=results) as folder:
+        members = dimension(settings.rows)
+        headrace, database = Path(folder) / "dimension.hdr", Path(folder) / "dimension.duckdb"
+        Table.build(headrace, members, key=["id"], unique=True).close()
+        DuckDBJoin.load(database, members)
+        contestants = [ColdSSIJ(headrace, settings.memory), ColdDuckDB(database, settings.memory)]
+        print(
+            f"machine: {machine()}; DuckDB {duckdb.__version__}\n{settings.rows:,} rows, the first "
+            f"{settings.tuples:,} tuples, memory {format_size(settings.memory)}, {settings.rounds} rounds in turns"
+        )
+        cells = [
+            _measure(contestants, members, batch_rows, skew, settings)
+            for skew in settings.skews
+            for batch_rows in settings.batch_rows
+        ]
+    rows = [row for cell in cells for row in cell]
+    write_csv(results / "cold_start.csv", rows)
+    return rows
+
+
+def _measure(contestants, members, batch_rows, skew, settings):
+    """Return a row for each sample, and print the medians."""
+    batches = stream(members["id"].to_numpy(), skew, settings.tuples // batch_rows, batch_rows)
+    for contestant in contestants:  # once before anything is timed: kernels are loaded, files are in the page cache
+        _check(contestant, batches, members)
+    samples = []
+    for number in range(settings.rounds):
+        for contestant in contestants if number % 2 else reversed(contestants):
+            began = time.perf_counter()
+            tuples = sum(map(len, contestant.join(batches)))
+            samples.append(Sample(contestant.name, number, tuples, time.perf_counter() - began))
+    ratio = median_ratio(samples, "SSIJ", "DuckDB")
+    rates = [f"{median_rate(samples, contestant.name) / 1e6:.2f}" for contestant in contestants]
+    seconds = statistics.median(sample.seconds for sample in samples if sample.name == "SSIJ")
+    head = ["batches of", "zipf", "SSIJ s", "SSIJ M/s", "DuckDB M/s", "x DuckDB"]
+    print_table(head, [[f"{batch_rows:,}", f"{skew:g}", f"{seconds:.3f}", *rates, f"{ratio:.2f}"]])
+    return [
+        {"zipf": skew, "batch_rows": batch_rows, "contestant": s.name, "round": s.round, "seconds": round(s.seconds, 4)}
+        for s in samples
+    ]
+
+
+def _check(contestant, batches, members):
+    """Compare a join with the members, so that no incorrect result is timed."""
+    joined = pa.Table.from_batches(contestant.join(batches))
+    order = np.argsort(joined["number"].to_numpy())
+    keys = np.concatenate([batch["key"].to_numpy() for batch in batches])
+    at = np.searchsorted(members["id"].to_numpy(), keys)
+    for name in ("wide", "narrow"):
+        if not np.array_equal(joined[name].to_numpy()[order], members[name].to_numpy()[at]):
+            raise AssertionError(f"{contestant.name} gave a wrong join")
