@@ -1,11 +1,11 @@
-"""Cold start: the first tuples of a new operator, whose memory is empty, compared with those of a new DuckDB connection.
+"""Cold start: the first tuples of a new operator, whose memory is empty, and those of a new connection to DuckDB.
 
-Each batch of a fresh worker starts like this. A run opens the table and joins the first tuples of a stream. Contestants
-take turns, and ratios are taken within a round. Rows are in the system's page cache for DuckDB; SSIJ reads its table
-with `O_DIRECT`.
+Each batch of a fresh worker starts like this. A run opens the table, joins the first tuples of a stream, and closes the
+table. Contestants take turns, and ratios are taken within a round. SSIJ reads its table with `O_DIRECT`; DuckDB's file
+is removed from the system's page cache before a run, or left there.
 """
 
-import statistics
+import os
 import tempfile
 import time
 from dataclasses import dataclass
@@ -49,6 +49,9 @@ class ColdSSIJ:
         self._path = path
         self._memory = memory
 
+    def prepare(self):
+        """Do nothing: the table is never in the system's cache."""
+
     def join(self, batches):
         """Yield the results of all batches."""
         with Table.open(self._path) as table, SSIJ(table, on=ON, memory=self._memory) as operator:
@@ -60,11 +63,17 @@ class ColdSSIJ:
 class ColdDuckDB:
     """A new connection for each run."""
 
-    name = "DuckDB"
-
-    def __init__(self, path, memory):
+    def __init__(self, path, memory, *, remembered):
+        self.name = "DuckDB, its file in the system's cache" if remembered else "DuckDB"
         self._path = path
         self._memory = memory
+        self._remembered = remembered
+
+    def prepare(self):
+        """Remove the file from the system's cache, unless it is to be there."""
+        if not self._remembered:
+            with self._path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
     def join(self, batches):
         """Yield the results of all batches."""
@@ -81,41 +90,60 @@ def run(settings, results):
         headrace, database = Path(folder) / "dimension.hdr", Path(folder) / "dimension.duckdb"
         Table.build(headrace, members, key=["id"], unique=True).close()
         DuckDBJoin.load(database, members)
-        contestants = [ColdSSIJ(headrace, settings.memory), ColdDuckDB(database, settings.memory)]
+        contestants = [
+            ColdSSIJ(headrace, settings.memory),
+            *(ColdDuckDB(database, settings.memory, remembered=remembered) for remembered in (False, True)),
+        ]
         print(
             f"machine: {machine()}; DuckDB {duckdb.__version__}\n{settings.rows:,} rows, the first "
             f"{settings.tuples:,} tuples, memory {format_size(settings.memory)}, {settings.rounds} rounds in turns"
         )
-        cells = [
-            _measure(contestants, members, batch_rows, skew, settings)
+        cells = {
+            (batch_rows, skew): _measure(contestants, members, batch_rows, skew, settings)
             for skew in settings.skews
             for batch_rows in settings.batch_rows
-        ]
-    rows = [row for cell in cells for row in cell]
+        }
+    _print_results(cells)
+    rows = [
+        {"zipf": skew, "batch_rows": batch_rows, "contestant": s.name, "round": s.round, "seconds": round(s.seconds, 4)}
+        for (batch_rows, skew), samples in cells.items()
+        for s in samples
+    ]
     write_csv(results / "cold_start.csv", rows)
     return rows
 
 
 def _measure(contestants, members, batch_rows, skew, settings):
-    """Return a row for each sample, and print the medians."""
+    """Return the samples of all contestants."""
     batches = stream(members["id"].to_numpy(), skew, settings.tuples // batch_rows, batch_rows)
     for contestant in contestants:  # once before anything is timed: kernels are loaded, files are in the page cache
         _check(contestant, batches, members)
     samples = []
     for number in range(settings.rounds):
-        for contestant in contestants if number % 2 else reversed(contestants):
+        first = number % len(contestants)
+        for contestant in contestants[first:] + contestants[:first]:
+            contestant.prepare()
+            gc.collect()
             began = time.perf_counter()
             tuples = sum(map(len, contestant.join(batches)))
             samples.append(Sample(contestant.name, number, tuples, time.perf_counter() - began))
-    ratio = median_ratio(samples, "SSIJ", "DuckDB")
-    rates = [f"{median_rate(samples, contestant.name) / 1e6:.2f}" for contestant in contestants]
-    seconds = statistics.median(sample.seconds for sample in samples if sample.name == "SSIJ")
-    head = ["batches of", "zipf", "SSIJ s", "SSIJ M/s", "DuckDB M/s", "x DuckDB"]
-    print_table(head, [[f"{batch_rows:,}", f"{skew:g}", f"{seconds:.3f}", *rates, f"{ratio:.2f}"]])
-    return [
-        {"zipf": skew, "batch_rows": batch_rows, "contestant": s.name, "round": s.round, "seconds": round(s.seconds, 4)}
-        for s in samples
-    ]
+    return samples
+
+
+def _print_results(cells):
+    print("medians, and in brackets the best; ratios are medians of those within a round")
+    for (batch_rows, skew), samples in cells.items():
+        names = list(dict.fromkeys(sample.name for sample in samples))
+        rows = [
+            [
+                name,
+                f"{median_rate(samples, name) / 1e6:.2f} ({max(s.rate for s in samples if s.name == name) / 1e6:.2f})",
+                f"{median_ratio(samples, 'SSIJ', name):.2f}",
+            ]
+            for name in names
+        ]
+        print(f"\nbatches of {batch_rows:,}, zipf {skew:g}")
+        print_table(["contestant", "M/s", "SSIJ is faster by"], rows)
 
 
 def _check(contestant, batches, members):

@@ -258,6 +258,8 @@ class SSIJAlgorithm(JoinAlgorithm):
         if self.bound.step:
             return NearestPhase(self.context)
         direct, rows_tier = self.store.direct, self.store.tiers.rows
+        if rows_tier is not None and not self.deadlines.any:
+            rows_tier.fill(self._workers, self.store.try_make_room)
         if rows_tier is not None and rows_tier.ready:
             return RowTierPhase(self.context, rows_tier)
         return OnlinePhase(self.context) if direct is None else DirectPhase(self.context, direct)

@@ -153,13 +153,9 @@ def test_the_tier_gives_way_before_a_page_does(build):
             join.push(ask).drain()
             join.flush().drain()
         assert join.store.tiers.rows.ready
-        pages = join.stats.pages_cached
-        large = pa.record_batch(
-            {
-                "text": ["y" * (join.algorithm.budget.available + join.store.cache.available * 8192 + (1 << 20))],
-                "s": [7],
-            }
-        )
+        pages, tier = join.stats.pages_cached, join.stats.memory.rows
+        size = join.algorithm.budget.available + join.store.cache.available * 8192 + tier // 2
+        large = pa.record_batch({"text": ["y" * size], "s": [7]})
         rows = [*join.push(large), *join.flush()]
         assert [row["v"].to_pylist() for row in rows] == [[7]]
         assert (join.stats.memory.rows, join.stats.pages_cached) == (0, pages)

@@ -45,6 +45,7 @@ _FRAMES_TO_GROW = 1024
 _SCRATCH_NBYTES = 96  # per tuple: positions, keys twice, leaves, frames, rows and counts
 _DIRECT_SCRATCH_NBYTES = 40  # where only waiting tuples are sorted: leaf and frame, and then places or rows
 _ROW_TIER_NBYTES = 24  # where nothing waits
+_NEARLY_ALL = 4 / 3  # pages to read for each that tuples wait for, where one scan fills the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,30 @@ class Store:
             self.stream.demand, self.disk_order, self.snapshot.leaf_pages, head, plan, everything, widest, leaves
         )
         return leaves[:size]
+
+    def completed_to_relation(self, leaves: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return leaves to read from the first page on, and the few beside them that nothing waits for.
+
+        If then all pages of the relation are cached, its rows can have a tier of their own.
+
+        Parameters
+        ----------
+        leaves : int32[n]
+            Leaves that tuples wait for, in disk order.
+        """
+        rows, cache = self.tiers.rows, self.cache
+        if self._fixed or rows is None or not rows.wanted:
+            return leaves
+        missing = np.flatnonzero(cache.frame_map < 0).astype(np.int32)
+        few = len(leaves) < len(missing) <= _NEARLY_ALL * len(leaves)
+        room = cache.available + (self.budget.available - self._queued) // self._page
+        if not few or len(missing) > min(room, cache.frames_max - cache.used):
+            return leaves
+        if not self.try_make_room(WANTED_NBYTES * (len(missing) - len(leaves))):
+            return leaves
+        self.stream.add_unwanted(len(missing) - len(leaves))
+        self.account()
+        return missing[np.argsort(self.snapshot.leaf_pages[missing])]
 
     def fits(self, tuples: int, index: int) -> bool:
         """Return whether the stream buffer could grow by these bytes, if all cached pages were evicted."""

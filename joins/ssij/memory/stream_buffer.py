@@ -173,7 +173,7 @@ class StreamBuffer:
         self.rows = 0
         self.pages = 0
         self.tuple_nbytes = 0
-        self._runs_nbytes = 0
+        self._runs_nbytes = self._unwanted = 0
         self.due = self.tightest = math.inf
         self.deferred: list[DeferredSlice] = []
 
@@ -190,7 +190,7 @@ class StreamBuffer:
     @property
     def index_nbytes(self) -> int:
         """Bytes of the leaf runs, and of the list of wanted pages that a join phase makes."""
-        return self._runs_nbytes + WANTED_NBYTES * self.pages
+        return self._runs_nbytes + WANTED_NBYTES * (self.pages + self._unwanted)
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk."""
@@ -198,6 +198,10 @@ class StreamBuffer:
         self.rows += len(chunk.rows)
         self.pages += kernels.add_demand(chunk.first, chunk.last, self.demand)
         self._note(chunk.arrival)
+
+    def add_unwanted(self, pages: int) -> None:
+        """Count pages that the next step of a join phase reads although no tuple waits for them."""
+        self._unwanted += pages
 
     def mergeable(self, nbytes: int) -> list[Chunk]:
         """Return the latest chunks of a kind if they are many, of similar size, and together within `nbytes`."""
@@ -226,7 +230,7 @@ class StreamBuffer:
     def clear(self, step: int) -> None:
         """Remove everything after a join phase except deferred tuples, which move on by `step` leaves."""
         self.demand[:] = 0
-        self.rows = self.pages = self.tuple_nbytes = self._runs_nbytes = 0
+        self.rows = self.pages = self.tuple_nbytes = self._runs_nbytes = self._unwanted = 0
         self.due = self.tightest = math.inf
         self._spanning.clear()
         while self._simple:
@@ -245,8 +249,9 @@ class StreamBuffer:
         list of Chunk
             The removed tuples that had waited for several leaves. Their `matched` says which of them had a match.
         """
+        self.pages -= int(np.count_nonzero(self.demand[read]))
         self.demand[read] = 0
-        self.pages -= len(read)
+        self._unwanted = 0
         simple, spanning, complete = [], [], []
         for chunk in self._simple:
             deferred = chunk.deferred_slice(step)

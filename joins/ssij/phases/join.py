@@ -123,7 +123,8 @@ class JoinPhase:
             yield from part.run()
             self._head = int(self._context.snapshot.leaf_pages[leaves[part.reach - 1]]) + 1
             yield from self._settle(leaves[: part.reach])
-            self._plan = leaves[part.reach :].copy()
+            rest = leaves[part.reach :]
+            self._plan = rest[self._store.stream.demand[rest] > 0]
             self._leaves += part.reach
         seconds = self._context.progress.busy_seconds - begin
         self.seconds += seconds
@@ -145,7 +146,8 @@ class JoinPhase:
     def _next_leaves(self) -> NDArray[np.int32]:
         device = self._context.reader.device
         plan = None if self.eager or self._store.stream.spans else self._plan
-        return self._store.wanted_ahead(self._head, plan, device.seek / device.transfer)
+        wanted = self._store.wanted_ahead(self._head, plan, device.seek / device.transfer)
+        return wanted if self._head else self._store.completed_to_relation(wanted)
 
     @property
     def _divisible(self) -> bool:
@@ -155,7 +157,7 @@ class JoinPhase:
     def _settle(self, read: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
         """Let the tuples leave that have met all their leaves."""
         stream, step = self._store.stream, self._context.bound.step
-        if len(read) == stream.pages:
+        if np.count_nonzero(stream.demand[read]) == stream.pages:
             for chunk in stream.chunks:
                 yield from self._complete(chunk)
             self._store.release_stream(step)
