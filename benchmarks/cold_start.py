@@ -5,6 +5,7 @@ table. Contestants take turns, and ratios are taken within a round. SSIJ reads i
 is removed from the system's page cache before a run, or left there.
 """
 
+import gc
 import os
 import tempfile
 import time
