@@ -406,7 +406,8 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         least 0. Null means `deadline`. Tuples that are due first are looked up first, and their pages are read out of
         turn if they cannot wait for the others'.
     max_scan
-        Most disk pages in a read, gaps included (the paper's maxScan).
+        Most disk pages in a read, gaps included (the paper's maxScan); by default as many as the read buffer has room
+        for.
     input_threshold, stream_threshold
         Tuples that start an online phase and a join phase (the paper's IB_thresh and SB_thresh). By default those of
         the paper's table II, or what an eighth and a third of the memory hold.

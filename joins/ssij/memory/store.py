@@ -124,7 +124,7 @@ class Store:
         self._queued = 0
         self._page = snapshot.page_size
         self.disk_order = disk_order(snapshot)
-        self.max_scan = options.max_scan
+        self._max_scan = options.max_scan
         spare = budget.limit - least_memory(snapshot, reader, _FRAME_MAPS, direct=False)
         direct = equality and DirectLookup.possible(snapshot, columns, spare)
         self._frame_maps = _FRAME_MAPS + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
@@ -147,7 +147,8 @@ class Store:
     @property
     def longest_read(self) -> int:
         """Most disk pages in a read."""
-        return min(self.max_scan, self.read_buffer.block)
+        most = self.read_buffer.block
+        return most if self._max_scan is None else min(self._max_scan, most)
 
     def wanted(self) -> NDArray[np.int32]:
         """Return the leaves that tuples wait for, in disk order (the paper's P_u)."""
