@@ -91,7 +91,7 @@ class Thresholds:
         if self._stream is not None or stream.pages * snapshot.page_size > self._free:
             return False
         waiting = _WAITING_SECONDS * stream.rows - _PHASE_SECONDS
-        return waiting >= self._device.cost(1, stream.pages) and waiting >= self._reading_seconds()
+        return waiting >= self._device.cost(1, stream.pages) and waiting >= self.reading_seconds()
 
     def waiting_pays(self, nbytes: int) -> bool:
         """Return whether more tuples should wait for the join phase, at the expense of `nbytes` bytes of cached pages.
@@ -101,12 +101,12 @@ class Thresholds:
         place.
         """
         stream, snapshot = self._store.stream, self._store.snapshot
-        if self._stream is not None or not nbytes or self._reading_seconds() < _WAITING_SECONDS * stream.rows:
+        if self._stream is not None or not nbytes or self.reading_seconds() < _WAITING_SECONDS * stream.rows:
             return False
         in_a_frame = snapshot.page_size * stream.rows // max(1, stream.tuple_nbytes + stream.index_nbytes)
         return self._store.least_utility(nbytes) < in_a_frame
 
-    def _reading_seconds(self) -> float:
+    def reading_seconds(self) -> float:
         """Return the cost of reading the wanted pages by the cheapest plan with reads of any length."""
         store, device = self._store, self._device
         wanted = store.stream.demand
@@ -126,6 +126,7 @@ _PHASE_SHARE = 1 / 3  # of the smallest allowance: a longer join phase admits al
 _IDLE_PHASE_SHARE = 1 / 2  # where nothing arrived during the phases before
 _STEP_SHARE, _STEP_SHARE_MOST = 1 / 64, 1 / 16  # of the smallest allowance: a step of a join phase
 _LOOK_UP_SHARE = 1 / 32  # of its allowance: a tuple is looked up then at the latest while a join phase runs
+_MORE_PAGES = 1 / 32  # share of the wanted pages: with more, the cost of reading them is calculated anew
 _DETOUR_SHARE = 1 / 4  # of a join phase: the most that reads out of turn may take
 
 _SPANS = 8
@@ -209,6 +210,7 @@ class Schedule:
         self._stepped = -math.inf
         self._steps_alone = 0
         self._running_since: float | None = None
+        self._known = (0, 0.0)
 
     def batch_begins(self, arrived: float, now: float, online: float) -> None:
         """Note the start of a batch.
@@ -335,7 +337,15 @@ class Schedule:
         together = max(most, store.stream.rows)
         phases = -(-(store.stream.rows + store.input.rows) // together)
         pages = min(store.stream.pages + store.input.rows, len(store.snapshot.leaf_pages))
-        return phases * self._estimate.seconds(pages)
+        return phases * self._estimate.seconds(pages, self._reading_seconds())
+
+    def _reading_seconds(self) -> float:
+        """Return the cost of reading the wanted pages, calculated anew when they have become some more, or fewer."""
+        wanted, (pages, seconds) = self._store.stream.pages, self._known
+        if not pages <= wanted <= pages + _MORE_PAGES * pages:
+            seconds = self._thresholds.reading_seconds()
+            self._known = (wanted, seconds)
+        return seconds
 
     @property
     def _backpressured(self) -> bool:
