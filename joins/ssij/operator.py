@@ -276,7 +276,7 @@ class SSIJAlgorithm(JoinAlgorithm):
         phase = self._phase
         if phase is not None:
             yield from phase.step(cut, fine=cut is not None and self.deadlines.any)
-            self._schedule.step_ends(self.time.now())
+            self._schedule.step_ends(self.time.now(), phase.settled)
             if phase.done:
                 self._phase = None
                 self._schedule.phase_ends(phase.seconds)
@@ -309,6 +309,11 @@ class SSIJAlgorithm(JoinAlgorithm):
             yield from self._step(None)
 
     # Deadlines
+
+    def tick(self, now: float | None) -> Iterator[pa.RecordBatch]:
+        """Return the task of doing what is due at `now`."""
+        self._schedule.step_is_asked_for()
+        return super().tick(now)
 
     def _due_work(self) -> Iterator[pa.RecordBatch]:
         """Do what has to be done now to meet the deadlines: a step of the running join phase, or what is due.

@@ -258,6 +258,21 @@ def test_phases_start_early_enough_after_phases_whose_pages_lay_closer_together(
     assert join.stats.deadline_misses == learned
 
 
+@pytest.mark.parametrize("work", [0.02, 0.1])
+def test_a_stream_that_is_only_pulled_does_not_cut_phases(build, work):
+    """Each push costs `work`, and the next one comes at once: stopping for it makes those late that wait."""
+    clock, rng, keys = Clock(), np.random.default_rng(6), 60_000
+    rows = pa.table({"k": np.arange(keys), "pad": [f"{key:>60}" for key in range(keys)]})
+    with build(rows, ["k"], unique=True, page_size=4096) as table:
+        join = make(table, clock, 2.0, input_threshold=10, stream_threshold=100_000, memory="512KiB")
+        assert 2.0 / 2 < join.algorithm.estimate.scan < 2.0
+        for _ in range(300):
+            clock.now += work
+            join.push(pa.record_batch({"k": rng.zipf(1.2, 100) * 7919 % keys})).drain()
+        assert join.stats.deadline_misses == 0
+        assert join.stats.join_phases > 300 * work / 2.0
+
+
 def test_phases_are_so_short_that_tuples_may_wait_for_two(table):
     clock = Clock()
     deadline = 8 * (SEEK + TRANSFER)

@@ -85,8 +85,8 @@ class JoinPhase:
 
     Attributes
     ----------
-    seconds
-        Busy seconds of its steps.
+    seconds, settled
+        Busy seconds of its steps, and those in which tuples left the buffer after the last one.
     done
         Whether the sweep has ended.
     """
@@ -100,7 +100,7 @@ class JoinPhase:
         self._leaves = 0
         self._planned = 0.0
         self._tuple_nbytes = context.store.stream.tuple_nbytes
-        self.seconds = 0.0
+        self.seconds = self.settled = 0.0
         self.done = False
 
     def step(self, cut: Callable[[], bool] | None, *, fine: bool = False) -> Iterator[pa.RecordBatch]:
@@ -122,7 +122,9 @@ class JoinPhase:
             part = _Step(self._context, leaves, cut, fine=fine)
             yield from part.run()
             self._head = int(self._context.snapshot.leaf_pages[leaves[part.reach - 1]]) + 1
+            joined = self._context.progress.busy_seconds
             yield from self._settle(leaves[: part.reach])
+            self.settled = self._context.progress.busy_seconds - joined
             rest = leaves[part.reach :]
             self._plan = rest[self._store.stream.demand[rest] > 0]
             self._leaves += part.reach
