@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.etl import Dimension, DuplicateAction, Duplicates, KeyRule, Lookup
-from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
+from headrace.pipelines.batch.error_rows import ADDED_COLUMNS, ERROR_SCHEMA
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Prepared
 from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name
+from headrace.pipelines.delta.columns import add_columns
 from headrace.pipelines.delta.constraints import constraint_columns
 from headrace.pipelines.delta.support import (
     Described,
@@ -106,7 +107,7 @@ class CheckedPipeline:
             else:
                 notices.append(add_unknown_member(each.dimension, each.table))
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
-        _ensure_table(config.errors_path, ERROR_SCHEMA)
+        notices.append(_ensure_errors(config.errors_path))
         if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
             _ensure_table(config.duplicates_path, prepared.duplicate_schema)
         return replace(prepared, notices=tuple(notice for notice in notices if notice is not None))
@@ -123,6 +124,19 @@ class _Found:
 def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()) -> None:
     if not has_table(path):
         create_table(path, schema, partition_by)
+
+
+def _ensure_errors(path: str) -> str | None:
+    """Create the error table, or add the columns that a table of an earlier release lacks; return what was added."""
+    table = described_table(path)
+    if table is None:
+        create_table(path, ERROR_SCHEMA)
+        return None
+    missing = [name for name in ADDED_COLUMNS if name not in table.schema.names]
+    if not missing:
+        return None
+    add_columns(path, [ERROR_SCHEMA.field(name) for name in missing])
+    return f"the error table {path} was given the columns {', '.join(missing)}, which keep rejected rows exact"
 
 
 def described_table(path: str) -> Described | None:
@@ -195,8 +209,10 @@ def _checked_tables(prepared: Prepared, found: Mapping[str, _Found]) -> dict[str
         table = described_table(use.path)
         if table is None:
             continue
+        later = ADDED_COLUMNS if use.role is Role.ERRORS else ()
         for field in schema:
-            _require_column(table, use.label, field.name, field.type)
+            if field.name in table.schema.names or field.name not in later:
+                _require_column(table, use.label, field.name, field.type)
         require_support(table, use)
         tables[use.path] = table
     _check_partitions(prepared, tables.get(prepared.config.sink.path))

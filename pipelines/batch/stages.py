@@ -24,6 +24,8 @@ from headrace.etl import (
 from headrace.etl.lookup import Policy
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
 from headrace.pipelines.batch.read_step import ReadStep, record_format
+from headrace.pipelines.batch.resolutions import RESOLUTION_SCHEMA
+from headrace.pipelines.batch.retry_step import RetryStep
 from headrace.pipelines.batch.settlement import AUDIT_SCHEMA, Settlement
 from headrace.pipelines.batch.steps import DuplicateStep, LookupStep
 from headrace.pipelines.batch.storable import StorableStep
@@ -244,7 +246,7 @@ class Prepared:
         return Stage(
             number=number,
             owner=run.owner,
-            reader=ReadStep(record_format(self.config.source), self.stream) if number == 0 else None,
+            reader=self._reader(run) if number == 0 else None,
             steps=(
                 *_storable(self.early_rules if number == 0 else ()),
                 *(self._step(role, targets[role], run) for role in groups[number].roles),
@@ -257,13 +259,23 @@ class Prepared:
             schema=pa.schema([*(self._settled_fields(run) if last else self._fields(groups[: number + 2])), *members]),
         )
 
+    def _reader(self, run: StageRun) -> ReadStep | RetryStep:
+        reader = ReadStep if run.origin.retried is None else RetryStep
+        return reader(record_format(self.config.source), self.stream)
+
+    def _rejects(self, run: StageRun) -> tuple[str, pa.Schema]:
+        """Return the table that receives rejected rows, and its columns."""
+        if run.origin.retried is None:
+            return self.config.errors_path, ERROR_SCHEMA
+        return self.config.resolutions_path, RESOLUTION_SCHEMA
+
     def _settlement(self, run: StageRun) -> Settlement:
         return Settlement(
             lookups=tuple(self.lookups.values()),
             duplicates=self.duplicates,
             duplicate_schema=self.duplicate_schema,
             facts=_file_spec(self.config.sink.path, self.fact_schema, run),
-            rejected=_file_spec(self.config.errors_path, ERROR_SCHEMA, run),
+            rejected=_file_spec(*self._rejects(run), run),
             routed=_file_spec(self.config.duplicates_path, self.duplicate_schema, run),
             origin=run.origin,
         )
@@ -283,7 +295,7 @@ class Prepared:
         """Return the output columns of the last stage: the rows that Spark writes, and notes."""
         facts = [] if self.config.sink.path in run.files else list(self.fact_schema)
         channels = (
-            (REJECTED, self.config.errors_path, ERROR_SCHEMA),
+            (REJECTED, *self._rejects(run)),
             (ROUTED, self.config.duplicates_path, self.duplicate_schema),
         )
         own = [(name, pa.struct(schema)) for name, path, schema in channels if path not in run.files]

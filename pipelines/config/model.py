@@ -247,6 +247,11 @@ class PipelineConfig(_Strict):
         return self.sink.errors or f"{self.sink.path.rstrip('/')}_errors"
 
     @property
+    def resolutions_path(self) -> str:
+        """Path of the table that says which rejected rows were retried or dismissed."""
+        return f"{self.errors_path.rstrip('/')}_resolutions"
+
+    @property
     def duplicates_path(self) -> str:
         """Path of the table of routed duplicates."""
         return self.sink.duplicates or f"{self.sink.path.rstrip('/')}_duplicates"

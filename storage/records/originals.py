@@ -50,8 +50,8 @@ class Originals:
     Parameters
     ----------
     heading
-        First record of a CSV with a heading; Arrow schema of a Parquet file, serialized, in base64; None for JSON, for a
-        CSV without a heading, and if the heading is not known.
+        First record of a CSV with a heading; Arrow schema of a Parquet file, serialized, in base64; None for JSON, for
+        a CSV without a heading, and if the heading is not known.
     texts
         Each record as text; null if only its bytes are exact and they are not known.
     data
@@ -102,9 +102,7 @@ def original_records(path: StrPath, form: RecordFormat, numbers: Sequence[int]) 
     return Originals(heading, pa.array(texts, pa.string()), pa.array(data, pa.binary()))
 
 
-def _undecoded(
-    path: StrPath, form: RecordFormat, numbers: Sequence[int], texts: Sequence[str]
-) -> list[bytes | None]:
+def _undecoded(path: StrPath, form: RecordFormat, numbers: Sequence[int], texts: Sequence[str]) -> list[bytes | None]:
     """Return the bytes of records that are not UTF-8; of translated text they are not known."""
     suspects = [at for at, text in enumerate(texts) if "\\x" in text]
     data: list[bytes | None] = [None] * len(texts)
@@ -202,7 +200,9 @@ def _bytes_file(folder: Path, originals: Originals, form: RecordFormat) -> _Writ
     if "\n,".encode(form.encoding) != b"\n,":
         raise UnicodeError
     mark = _BOM if is_utf8(form.encoding) else b""
-    return _lines(folder, originals.heading, originals.data, form, mark, (originals.heading or "").encode(form.encoding))
+    return _lines(
+        folder, originals.heading, originals.data, form, mark, (originals.heading or "").encode(form.encoding)
+    )
 
 
 def _lines(
@@ -251,8 +251,5 @@ def _parquet_file(folder: Path, originals: Originals, form: RecordFormat) -> _Wr
 def _decoded(schema: pa.Schema) -> pa.Schema:
     """Return a schema without dictionaries, as serialized batches have it."""
     return pa.schema(
-        [
-            field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-            for field in schema
-        ]
+        [field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field for field in schema]
     )
