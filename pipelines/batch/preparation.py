@@ -1,6 +1,6 @@
 """Preparation of a pipeline: checks all of it against the Delta tables before the first row is read or any change made.
 
-It then creates missing dimensions and adds missing unknown members. `headrace.pipelines.delta.support` lists the
+It then creates missing dimensions and adds missing special members. `headrace.pipelines.delta.support` lists the
 supported table features.
 """
 
@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.etl import Dimension, DuplicateAction, Duplicates, KeyRule, Lookup
+from headrace.etl import Dimension, DuplicateAction, Duplicates, Lookup
 from headrace.pipelines.batch.error_rows import ADDED_COLUMNS, ERROR_SCHEMA
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Prepared
 from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name
+from headrace.pipelines.config.declared import key_rules, special_members, spellings
 from headrace.pipelines.delta.columns import add_columns
 from headrace.pipelines.delta.constraints import constraint_columns
 from headrace.pipelines.delta.support import (
@@ -28,7 +29,7 @@ from headrace.pipelines.delta.support import (
     require_support,
 )
 from headrace.pipelines.delta.tables import create_dimension, create_table, has_table, open_table
-from headrace.pipelines.dimension.unknown_member import add_unknown_member
+from headrace.pipelines.dimension.special_members import add_special_members
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.spark.frame import FILE
 from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
@@ -36,6 +37,7 @@ from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from headrace.etl import KeyRule
     from headrace.pipelines.batch.storable import StorableRule
     from headrace.pipelines.config.model import DimensionConfig, PipelineConfig
 
@@ -71,7 +73,15 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     found = {name: _dimension(config, name) for name in config.dimensions}
     dimensions = {name: each.dimension for name, each in found.items()}
     lookups = {
-        item.role: Lookup(dimensions[item.dimension], item.role, dict(item.on), item.policy, tuple(item.carry))
+        item.role: Lookup(
+            dimensions[item.dimension],
+            item.role,
+            dict(item.on),
+            item.policy,
+            tuple(item.carry),
+            item.null_key,
+            item.unfit_key,
+        )
         for item in config.lookups
     }
     for lookup in lookups.values():
@@ -98,14 +108,14 @@ class CheckedPipeline:
     _found: Mapping[str, _Found]
 
     def create(self) -> Prepared:
-        """Create missing tables, add missing unknown members, and return the prepared pipeline."""
+        """Create missing tables, add missing special members, and return the prepared pipeline."""
         prepared, config = self.prepared, self.prepared.config
-        notices = []
+        notices: list[str | None] = []
         for name, each in self._found.items():
             if each.table is None:
                 create_dimension(config.dimensions[name].path, each.dimension)
             else:
-                notices.append(add_unknown_member(each.dimension, each.table))
+                notices += add_special_members(each.dimension, each.table)
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
         notices.append(_ensure_errors(config.errors_path))
         if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
@@ -151,7 +161,7 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
     """Return a dimension as in its Delta table, or as declared if the table does not exist yet."""
     declared = config.dimensions[name]
     surrogate = config.surrogate_key(name)
-    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
+    rules = key_rules(declared)
     refuse_twins([*(declared.columns or ()), surrogate], f"dimension {name!r}")
     table = described_table(declared.path)
     if table is None:
@@ -167,7 +177,14 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
     kept = {*declared.natural_key, *carried}
     columns = pa.schema([field for field in table.schema if _is_attribute(field, table, kept, {surrogate, flag})])
     dimension = Dimension(
-        name, tuple(declared.natural_key), surrogate, columns, rules, inferred_flag=flag if has_flag else None
+        name,
+        tuple(declared.natural_key),
+        surrogate,
+        columns,
+        rules,
+        inferred_flag=flag if has_flag else None,
+        special=special_members(declared, name, columns),
+        spellings=spellings(declared),
     )
     return _Found(dimension, table)
 
@@ -190,7 +207,9 @@ def _declared_dimension(
             f"create`, or give dimensions.{name}.columns to begin with an empty one"
         )
     columns = pa.schema([pa.field(column, arrow_type(kind)) for column, kind in declared.columns.items()])
-    dimension = Dimension(name, tuple(declared.natural_key), surrogate, columns, rules)
+    special, spelled = special_members(declared, name, columns), spellings(declared)
+    key = tuple(declared.natural_key)
+    dimension = Dimension(name, key, surrogate, columns, rules, special=special, spellings=spelled)
     refuse_float_keys(dimension.key_schema, f"dimension {name!r}")
     return dimension
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from headrace.etl import UNKNOWN_KEY, Dimension, KeyRule
+from headrace.etl import Dimension, Special, SpecialMembers
 from headrace.pipelines.config.column_types import arrow_schema
+from headrace.pipelines.config.declared import key_rules, special_members, spellings
 from headrace.pipelines.delta.reads import plain_schema, scan_table
 from headrace.pipelines.delta.support import refuse_float_keys, refuse_twins
 from headrace.pipelines.delta.tables import create_dimension as write_dimension
@@ -93,8 +94,15 @@ def declared_dimension(config: PipelineConfig, name: str, schema: pa.Schema | No
         schema = arrow_schema(declared.columns)
     if schema is None:
         schema = _types_of(_open(name, declared))
-    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
-    return Dimension(name, tuple(declared.natural_key), config.surrogate_key(name), schema, rules)
+    return Dimension(
+        name,
+        tuple(declared.natural_key),
+        config.surrogate_key(name),
+        schema,
+        key_rules(declared),
+        special=special_members(declared, name, schema),
+        spellings=spellings(declared),
+    )
 
 
 def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> DimensionSummary:
@@ -137,11 +145,13 @@ def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
     table = _open(name, declared)
     key = config.surrogate_key(name)
     flag = "is_inferred" if "is_inferred" in _types_of(table).names else "false"
+    nameless = " OR ".join(f"{_quoted(column)} IS NULL" for column in declared.natural_key)
+    unnamed = ", ".join(str(int(member)) for member in Special if member is not Special.UNKNOWN)
     members, inferred, greatest = _query(
         table,
-        [key] if flag == "false" else [key, flag],
-        f"SELECT count(*), count(*) FILTER ({flag}), coalesce(max({_quoted(key)}), 0) FROM members "  # noqa: S608 - quoted
-        f"WHERE {_quoted(key)} <> {UNKNOWN_KEY}",
+        [key, *declared.natural_key, *([] if flag == "false" else [flag])],
+        f"SELECT count(*), count(*) FILTER ({flag}), greatest(coalesce(max({_quoted(key)}), 0), 0) FROM members "  # noqa: S608 - quoted
+        f"WHERE {_quoted(key)} <> {Special.UNKNOWN} AND NOT ({_quoted(key)} IN ({unnamed}) AND ({nameless}))",
     )[0]
     columns = tuple((column.name, str(column.type)) for column in _types_of(table))
     return DimensionSummary(
@@ -177,10 +187,20 @@ def _audit(config: PipelineConfig, name: str) -> Audit:
             f"{', '.join(schema.names)}"
         )
     carried = {column for item in config.lookups if item.dimension == name for column in item.carry}
-    kept = [each for each in schema if each.name in declared.natural_key or each.name in carried]
-    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
+    special = special_members(declared, name, schema)
+    texts = {column for member in special.present for column in special.values(member) or {}}
+    absent = sorted(texts - {*schema.names})
+    if absent:
+        raise DeltaTableError(
+            f"dimension {name!r}: special members have values of {absent[0]!r}, which the Delta table {declared.path} "
+            f"does not have; it has {', '.join(schema.names)}; add the column: headrace dimension add-column {name} "
+            f"{absent[0]} TYPE"
+        )
+    kept = [each for each in schema if each.name in {*declared.natural_key, *carried, *texts}]
+    rules = key_rules(declared)
     key = config.surrogate_key(name)
-    dimension = Dimension(name, tuple(declared.natural_key), key, pa.schema(kept), rules, inferred_flag=None)
+    natural = tuple(declared.natural_key)
+    dimension = Dimension(name, natural, key, pa.schema(kept), rules, inferred_flag=None, special=special)
     return Audit(config, dimension, declared.path, replicated(config, dimension))
 
 
@@ -225,7 +245,8 @@ def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
     """Return a dimension with the columns that a replica holds: its keys, and the attributes that the facts carry."""
     carried = {name for item in config.lookups if item.dimension == dimension.name for name in item.carry}
     kept = [field for field in dimension.schema if field.name in carried or field.name in dimension.natural_key]
-    return replace(dimension, schema=pa.schema(kept), inferred_flag=None)
+    bare = {"special": SpecialMembers(), "spellings": {}}
+    return replace(dimension, schema=pa.schema(kept), inferred_flag=None, **bare)
 
 
 def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:

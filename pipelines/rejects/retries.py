@@ -80,7 +80,7 @@ def _chunks(rows: pa.Table, most_rows: int, most_bytes: int) -> Iterator[tuple[l
     given = rows.combine_chunks()
     starts = _changes(given.select(["stream", "batch", FILE]))
     total = np.cumsum(np.concatenate([[0], np.asarray(given.column("size"), dtype=np.int64)]))
-    for first, last in zip(starts, [*starts[1:], given.num_rows], strict=True):
+    for first, last in zip(starts, [*starts, given.num_rows][1:], strict=True):
         at = first
         while at < last:
             within = int(np.searchsorted(total, total[at] + most_bytes, side="right")) - 1
