@@ -21,7 +21,7 @@ from headrace.pipelines.replica.row_sizes import LONGEST_ROW, RowSizes, long_row
 from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import duckdb
     from deltalake import DeltaTable
@@ -43,6 +43,7 @@ __all__ = [
 ]
 
 _POSITION: Final = "position of a wanted key"
+_KEY: Final = "part of a normalized key"
 
 
 @dataclass(frozen=True)
@@ -238,7 +239,7 @@ def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]
     wanted = pa.table(
         {column: key.values for column, key in zip(dimension.natural_key, dimension.conform_key(values), strict=True)}
     )
-    return _semi_join(table, wanted)
+    return _semi_join(table, dimension, wanted)
 
 
 def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
@@ -272,16 +273,31 @@ def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.
         raise long_row(f"dimension {dimension.name!r}", path, longest, dimension.natural_key, int(needs.max()))
 
 
-def _semi_join(table: DeltaTable, wanted: pa.Table) -> FoundMembers:
-    using = ", ".join(_quoted(column) for column in wanted.column_names)
-    wanted = wanted.append_column(_POSITION, pa.array(range(wanted.num_rows), pa.int64()))
+def _semi_join(table: DeltaTable, dimension: Dimension, wanted: pa.Table) -> FoundMembers:
+    keys = [f"{_KEY} {position}" for position in range(wanted.num_columns)]
+    using = ", ".join(map(_quoted, keys))
+    wanted = wanted.rename_columns(keys).append_column(_POSITION, pa.array(range(wanted.num_rows), pa.int64()))
     with _duckdb() as connection:
-        connection.register("members", scan_table(table, _types_of(table).names))
+        connection.register("members", _keyed_members(table, dimension, keys))
         connection.register("wanted", wanted)
         found = connection.sql(f"FROM members SEMI JOIN wanted USING ({using}) ORDER BY ALL").to_arrow_table()
         connection.register("found", found)
         unmatched = connection.sql(f"FROM wanted ANTI JOIN found USING ({using})").to_arrow_table()
-        return FoundMembers(found, sorted(unmatched.column(_POSITION).to_pylist()))
+        return FoundMembers(found.drop_columns(keys), sorted(unmatched.column(_POSITION).to_pylist()))
+
+
+def _keyed_members(table: DeltaTable, dimension: Dimension, names: Sequence[str]) -> pa.RecordBatchReader:
+    """Return all rows of a dimension's table, with the normalized natural key in additional columns."""
+    schema = _types_of(table)
+    kinds = [field.type for field in dimension.key_schema]
+    whole = pa.schema([*schema, *(pa.field(name, kind) for name, kind in zip(names, kinds, strict=True))])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in scan_table(table, schema.names):
+            keys = dimension.conform_key([batch.column(name) for name in dimension.natural_key])
+            yield pa.RecordBatch.from_arrays([*batch.columns, *(key.values for key in keys)], schema=whole)
+
+    return pa.RecordBatchReader.from_batches(whole, batches())
 
 
 def _declared(config: PipelineConfig, name: str) -> DimensionConfig:
