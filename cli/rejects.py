@@ -10,7 +10,7 @@ import click
 
 from headrace.cli.blocks import Block, Grid, Pairs, Text, counted
 from headrace.cli.exits import ExitCode
-from headrace.cli.options import PATH, ReportingCommand, pass_console
+from headrace.cli.options import ReportingCommand, pass_console, pipeline_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,19 +27,6 @@ __all__ = ["errors"]
 UNCHANGED = "the rejected rows as they were"
 STATUSES = ("open", "retried", "dismissed")
 SHOWN = 100
-
-
-def pipeline_option(function: Function) -> Function:
-    """Add the option that names the pipeline file."""
-    option = click.option(
-        "-p",
-        "--pipeline",
-        type=PATH,
-        default="pipeline.yml",
-        show_default=True,
-        help="File of the pipeline that rejected the rows.",
-    )
-    return cast("Function", option(function))
 
 
 def selecting(function: Function) -> Function:

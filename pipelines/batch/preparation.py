@@ -1,7 +1,7 @@
 """Preparation of a pipeline: checks all of it against the Delta tables before the first row is read or any change made.
 
-It then creates missing dimensions and adds missing special members. `headrace.pipelines.delta.support` lists the
-supported table features.
+It then creates missing dimensions, changes the columns of existing ones as declared, and adds missing special members.
+`headrace.pipelines.delta.support` lists the supported table features.
 """
 
 from __future__ import annotations
@@ -29,6 +29,13 @@ from headrace.pipelines.delta.support import (
     require_support,
 )
 from headrace.pipelines.delta.tables import create_dimension, create_table, has_table, open_table
+from headrace.pipelines.dimension.schema_changes import (
+    SchemaChange,
+    change_schema,
+    changed_schema,
+    planned_changes,
+    refuse_changes,
+)
 from headrace.pipelines.dimension.special_members import add_special_members
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.spark.frame import FILE
@@ -108,14 +115,14 @@ class CheckedPipeline:
     _found: Mapping[str, _Found]
 
     def create(self) -> Prepared:
-        """Create missing tables, add missing special members, and return the prepared pipeline."""
+        """Create missing tables, make the planned changes of existing ones, and return the prepared pipeline."""
         prepared, config = self.prepared, self.prepared.config
         notices: list[str | None] = []
         for name, each in self._found.items():
             if each.table is None:
                 create_dimension(config.dimensions[name].path, each.dimension)
             else:
-                notices += add_special_members(each.dimension, each.table)
+                notices += _changed(name, each.table, each)
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
         notices.append(_ensure_errors(config.errors_path))
         if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
@@ -125,10 +132,20 @@ class CheckedPipeline:
 
 @dataclass(frozen=True)
 class _Found:
-    """A dimension and the description of its table, which is None if the table does not exist yet."""
+    """A dimension, the description of its table (None if there is none yet), and changes of the table's columns."""
 
     dimension: Dimension
     table: Described | None
+    changes: tuple[SchemaChange, ...] = ()
+
+
+def _changed(name: str, table: Described, found: _Found) -> Iterator[str]:
+    """Change a dimension's columns, add its special members, and yield what was done."""
+    if found.changes:
+        change_schema(table.path, found.changes)
+        yield from (change.told(name, table.path) for change in found.changes)
+        table = described_table(table.path) or table
+    yield from add_special_members(found.dimension, table)
 
 
 def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()) -> None:
@@ -169,13 +186,17 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
     label = f"dimension {name!r}"
     wanted = {**dict.fromkeys(declared.natural_key), surrogate: "bigint"}
     wanted |= {column: kind for column, kind in (declared.columns or {}).items() if column != _INFERRED_FLAG}
+    changes = _schema_changes(table, declared, surrogate)
+    pending = {change.column for change in changes}
     for column, kind in wanted.items():
-        _require_column(table, label, column, None if kind is None else arrow_type(kind))
+        if column not in pending:
+            _require_column(table, label, column, None if kind is None else arrow_type(kind))
+    there = changed_schema(table.schema, changes)
     flag = _INFERRED_FLAG
-    has_flag = flag in table.schema.names and table.schema.field(flag).type == pa.bool_()
+    has_flag = flag in there.names and there.field(flag).type == pa.bool_()
     carried = {column for item in config.lookups if item.dimension == name for column in item.carry}
     kept = {*declared.natural_key, *carried}
-    columns = pa.schema([field for field in table.schema if _is_attribute(field, table, kept, {surrogate, flag})])
+    columns = pa.schema([field for field in there if _is_attribute(field, table, kept, {surrogate, flag})])
     dimension = Dimension(
         name,
         tuple(declared.natural_key),
@@ -186,7 +207,24 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
         special=special_members(declared, name, columns),
         spellings=spellings(declared),
     )
-    return _Found(dimension, table)
+    return _Found(dimension, table, tuple(changes))
+
+
+def _schema_changes(table: Described, declared: DimensionConfig, surrogate: str) -> list[SchemaChange]:
+    """Return the changes that give a dimension's table the declared columns.
+
+    Raises
+    ------
+    DeltaTableError
+        If the table cannot be changed.
+    """
+    kinds = {column: arrow_type(kind) for column, kind in (declared.columns or {}).items()}
+    fixed = (*declared.natural_key, surrogate, _INFERRED_FLAG)
+    changes = planned_changes(
+        table.schema, {column: kind for column, kind in kinds.items() if column != _INFERRED_FLAG}, fixed
+    )
+    refuse_changes(table.path, changes)
+    return changes
 
 
 def _is_attribute(field: pa.Field, table: Described, kept: set[str], apart: set[str]) -> bool:

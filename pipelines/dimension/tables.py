@@ -38,6 +38,7 @@ __all__ = [
     "declared_dimension",
     "describe_dimension",
     "find_members",
+    "opened_dimension",
     "plan_repair",
     "replicated",
 ]
@@ -305,6 +306,18 @@ def _declared(config: PipelineConfig, name: str) -> DimensionConfig:
         known = ", ".join(config.dimensions) or "none"
         raise DeltaTableError(f"pipeline {config.name!r} has no dimension {name!r}; its dimensions are {known}")
     return config.dimensions[name]
+
+
+def opened_dimension(config: PipelineConfig, name: str) -> tuple[DeltaTable, str]:
+    """Return the open table of a dimension at its latest version, and its path.
+
+    Raises
+    ------
+    DeltaTableError
+        If the pipeline declares no such dimension, or its table does not exist.
+    """
+    declared = _declared(config, name)
+    return _open(name, declared), declared.path
 
 
 def _open(name: str, declared: DimensionConfig) -> DeltaTable:
