@@ -8,12 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-import numpy as np
-
 from headrace.storage.format import Keys
 from headrace.storage.leaf import search, search_nearest, search_range
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
     from headrace.storage.tree import Snapshot

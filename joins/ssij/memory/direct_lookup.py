@@ -107,9 +107,7 @@ class DirectLookup:
         source = source[:results]
         return LookupResult(source, self._in_order(fixed.arrays(results), frames, frame, row, source))
 
-    def resume(
-        self, words: NearestWords, leaf: NDArray[np.int32], frame_of: NDArray[np.int32]
-    ) -> NDArray[np.int32]:
+    def resume(self, words: NearestWords, leaf: NDArray[np.int32], frame_of: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the frames of the leaves that keys go on to, whose own leaf could not decide.
 
         -1 is a leaf in no frame, -2 one that cannot have a match.
