@@ -98,6 +98,7 @@ class RunResult:
         return {
             **{name: value for name, value in asdict(self).items() if name not in {"batches", "left_out"}},
             **{name: self.total(name) for name in counts},
+            "filtered": outcomes.get("filtered", 0),
             "outcomes": outcomes,
             "batches": [asdict(batch) for batch in self.batches],
             "left_out": [item._asdict() for item in self.left_out],

@@ -15,7 +15,9 @@ from headrace.etl import Dimension, DuplicateAction, Duplicates, KeyRule, Lookup
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Prepared
 from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit
+from headrace.pipelines.batch.transform import Transform, check_transform
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name
+from headrace.pipelines.config.rules import stream_problems
 from headrace.pipelines.delta.constraints import constraint_columns
 from headrace.pipelines.delta.support import (
     Described,
@@ -66,7 +68,8 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     DeclarationError, KeyInputError, PipelineFileError
         If a lookup or the duplicates cannot use these columns.
     """
-    stream = arrow_schema(config.source.columns)
+    transform = _transform(config)
+    stream = arrow_schema(config.source.columns) if transform is None else transform.schema
     found = {name: _dimension(config, name) for name in config.dimensions}
     dimensions = {name: each.dimension for name, each in found.items()}
     lookups = {
@@ -83,10 +86,21 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     }
     if config.duplicates is not None:
         shards[DUPLICATES_ROLE] = config.duplicates.shards or parallelism
-    prepared = Prepared(config, stream, lookups, duplicates, shards)
+    prepared = Prepared(config, stream, lookups, duplicates, shards, transform=transform)
     _check_names(prepared)
     tables = _checked_tables(prepared, found)
     return CheckedPipeline(_with_rules(prepared, tables, found), found)
+
+
+def _transform(config: PipelineConfig) -> Transform | None:
+    """Return the checked transformations, whose columns are those that the rest of the pipeline names; or None."""
+    if not config.transform:
+        return None
+    transform = check_transform(config, arrow_schema(config.source.columns))
+    problems = stream_problems(config, {field.name: type_name(field.type) for field in transform.schema})
+    if problems:
+        raise config.error(problems)
+    return transform
 
 
 @dataclass(frozen=True)

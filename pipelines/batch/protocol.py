@@ -187,6 +187,10 @@ class BatchProtocol:
 
     def _load(self, frame: DataFrame, batch: Batch) -> BatchRecord:
         notes: list[dict[str, Any]] = []
+        if self._prepared.transform is not None:
+            stage = self._prepared.reading_stage(self._stage_run(batch))
+            read = frame.mapInArrow(stage, spark_schema(stage.schema))
+            frame = self._prepared.transform.apply(read, batch.persisted)
         rounds = self._prepared.rounds()
         for number, groups in enumerate(rounds):
             targets = self._targets(groups, batch)

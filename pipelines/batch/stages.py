@@ -28,6 +28,7 @@ from headrace.pipelines.batch.settlement import AUDIT_SCHEMA, Settlement
 from headrace.pipelines.batch.steps import DuplicateStep, LookupStep
 from headrace.pipelines.batch.storable import StorableStep
 from headrace.pipelines.batch.worker import Stage
+from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.delta.data_files import FileSpec
 from headrace.pipelines.replica.catch_up import ReplicaSpec
 from headrace.pipelines.replica.operators import Joiner
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from headrace.pipelines.batch.storable import StorableRule
+    from headrace.pipelines.batch.transform import Transform
     from headrace.pipelines.config.model import PipelineConfig
     from headrace.pipelines.replica.rows import ReplicaRows
 
@@ -143,6 +145,8 @@ class Prepared:
         Table rules for stream columns, and for columns that lookups add. A row that violates a rule is rejected.
     notices
         Changes that the preparation made.
+    transform
+        Transformations between the source and the lookups, or None. A stage of its own then reads the files.
     """
 
     config: PipelineConfig
@@ -153,6 +157,7 @@ class Prepared:
     early_rules: tuple[StorableRule, ...] = ()
     late_rules: tuple[StorableRule, ...] = ()
     notices: tuple[str, ...] = ()
+    transform: Transform | None = None
 
     @property
     def fact_schema(self) -> pa.Schema:
@@ -205,6 +210,12 @@ class Prepared:
         dimension = lookup.dimension
         return ShardRule(lookup.stream_columns, dimension.key_schema, shards, dimension.rules)
 
+    def reading_stage(self, run: StageRun) -> Stage:
+        """Return the stage that reads the files for the transformations."""
+        source = arrow_schema(self.config.source.columns)
+        reader = ReadStep(record_format(self.config.source), source)
+        return Stage(0, run.owner, reader, (), None, None, source_schema(source))
+
     def stages(
         self,
         rounds: list[list[Group]],
@@ -242,9 +253,11 @@ class Prepared:
         members = self._member_fields(groups[first : number + 1])
         following = None if last else groups[number + 1]
         return Stage(
-            number=number,
+            number=number if self.transform is None else number + 1,
             owner=run.owner,
-            reader=ReadStep(record_format(self.config.source), self.stream) if number == 0 else None,
+            reader=ReadStep(record_format(self.config.source), self.stream)
+            if number == 0 and self.transform is None
+            else None,
             steps=(
                 *_storable(self.early_rules if number == 0 else ()),
                 *(self._step(role, targets[role], run) for role in groups[number].roles),
