@@ -23,6 +23,7 @@ from headrace.etl import (
 )
 from headrace.etl.lookup import Policy
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
+from headrace.pipelines.batch.merge import merge_rule
 from headrace.pipelines.batch.read_step import ReadStep, record_format
 from headrace.pipelines.batch.settlement import AUDIT_SCHEMA, Settlement
 from headrace.pipelines.batch.steps import DuplicateStep, LookupStep
@@ -36,6 +37,7 @@ from headrace.pipelines.replica.rows import LoadedKeyRows, MemberRows
 from headrace.pipelines.spark.frame import (
     FILE,
     NOTE,
+    RECORD_NUMBER,
     REJECTED,
     ROUTED,
     SHARD,
@@ -49,6 +51,7 @@ from headrace.storage.units import parse_duration, parse_memory
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace.pipelines.batch.merge import MergeRule
     from headrace.pipelines.batch.storable import StorableRule
     from headrace.pipelines.batch.transform import Transform
     from headrace.pipelines.config.model import PipelineConfig
@@ -166,6 +169,11 @@ class Prepared:
         added = [field for look in self.lookups.values() for field in look.added_schema() if field.name not in own]
         audit = AUDIT_SCHEMA if self.config.sink.audit else ()
         return pa.schema([*self.stream, *added, pa.field(OUTCOME_COLUMN, pa.string()), *audit])
+
+    @property
+    def merge(self) -> MergeRule | None:
+        """Rule by which facts are merged into the fact table; None if they are appended."""
+        return merge_rule(self.config, self.fact_schema)
 
     @property
     def duplicate_schema(self) -> pa.Schema:
@@ -295,6 +303,9 @@ class Prepared:
     def _settled_fields(self, run: StageRun) -> list[pa.Field]:
         """Return the output columns of the last stage: the rows that Spark writes, and notes."""
         facts = [] if self.config.sink.path in run.files else list(self.fact_schema)
+        if self.merge is not None:  # the order of the records of one key
+            places = [field for field in source_schema(pa.schema([])) if field.name in {FILE, RECORD_NUMBER}]
+            facts += [field for field in places if field.name not in self.fact_schema.names]
         channels = (
             (REJECTED, self.config.errors_path, ERROR_SCHEMA),
             (ROUTED, self.config.duplicates_path, self.duplicate_schema),

@@ -17,6 +17,7 @@ import re
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -202,7 +203,7 @@ class _Checker:
         if _without_ids(first) != _without_ids(second):
             text = f"{self._step.python} gives two plans when it is called twice; a replay would give other rows"
             raise self._refused(f"{text}; do not use the time, random numbers or state in it", self._place)
-        return first  # type: ignore[no-any-return]
+        return first
 
     def _require_frame(self, returned: Any) -> None:
         from pyspark.sql import DataFrame  # noqa: PLC0415 - pyspark is heavy
@@ -398,7 +399,7 @@ def _judged(node: RowWiseNode, attempts: dict[str, Any], label: str) -> tuple[Co
         functions.when(failed, _cause(name, expression, label))
         for failed, (name, expression) in zip(failures, attempts.items(), strict=True)
     ]
-    failed = reduce(lambda one, other: one | other, failures)
+    failed = reduce(or_, failures)
     state = functions.when(failed, _state(State.MALFORMED)).otherwise(state)
     return state, functions.when(failed, functions.array_compact(functions.array(*causes))).otherwise(malformed)
 

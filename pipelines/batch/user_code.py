@@ -51,7 +51,7 @@ def user_function(name: str, folder: Path | None) -> Callable[..., Any]:
             f"{module.__file__} has no function {function_name!r}{nearest(function_name, names)}; it has "
             f"{', '.join(names) or 'none'}"
         )
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from headrace.pipelines.config.column_types import canonical
 from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, described
 from headrace.pipelines.config.rules import inconsistencies
 from headrace.pipelines.config.source_format import fields_for_options, record_format
-from headrace.pipelines.config.transform import TransformStep
+from headrace.pipelines.config.transform import TransformStep  # noqa: TC001 - pydantic resolves annotations
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.paths import anchored, local_url, sqlite_url, table_location
 from headrace.storage.errors import HeadraceError
@@ -192,6 +192,18 @@ class SinkConfig(_Strict):
     errors: Location | None = Field(default=None, description="The error table; <path>_errors by default")
     duplicates: Location | None = Field(
         default=None, description="The table of routed duplicates; <path>_duplicates by default"
+    )
+    mode: Literal["append", "merge"] = Field(
+        default="append", description="Whether a fact whose key is in the table updates the stored row"
+    )
+    key: list[str] = Field(default_factory=list, description="Columns that identify a fact in a merge")
+    order_by: list[str] = Field(
+        default_factory=list, description="Of records with one key, the last by these columns wins"
+    )
+    update: list[str] = Field(default_factory=list, description="Columns that a merge updates; by default all")
+    keep: list[str] = Field(default_factory=list, description="Columns that keep the first record's values")
+    nulls: Literal["overwrite", "keep"] = Field(
+        default="overwrite", description="Whether a later null overwrites a stored value"
     )
     audit: bool = Field(default=False, description="Facts say where they came from: _file, _batch and _loaded_at")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.pipelines.config.column_types import canonical, nearest
+from headrace.pipelines.config.merge import merge_problems
 from headrace.pipelines.config.problems import Problem
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def inconsistencies(config: PipelineConfig) -> list[Problem]:
         problems += _column_problems(config, config.source.columns)
     if not problems and not config.transform:
         problems += _fact_problems(config, config.source.columns)
-    if not config.lookups and config.duplicates is None:
-        problems.append(Problem((), "a pipeline has at least one lookup, or looks for duplicates"))
+    if not config.lookups and config.duplicates is None and config.sink.mode != "merge":
+        problems.append(Problem((), "a pipeline has at least one lookup, looks for duplicates, or merges"))
     return problems
 
 
@@ -215,7 +216,7 @@ def _fact_problems(config: PipelineConfig, stream: Mapping[str, str]) -> list[Pr
         for name in config.sink.partition_by
         if name not in names
     ]
-    return problems
+    return problems + merge_problems(config, stream, names)
 
 
 def _clashes(names: Iterable[str]) -> list[tuple[str, str]]:

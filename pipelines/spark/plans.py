@@ -106,10 +106,15 @@ def as_column(expression: Any) -> Column:
 
 
 def renumbered(frame: DataFrame, column: int, attribute: Any) -> Column:
-    """Return a column of a frame under the name and id of an attribute, so that analyzed expressions refer to it."""
+    """Return a column of a frame under the name and id of an attribute, so that analyzed expressions refer to it.
+
+    An id is given once: Spark would replace an id that one plan gives twice.
+    """
     jvm = _jvm()
     none, empty = jvm.scala.Option.empty(), jvm.PythonUtils.toSeq([])
     own = analyzed(frame).output().apply(column)
+    if own.exprId().equals(attribute.exprId()):
+        return as_column(own)
     alias = jvm.org.apache.spark.sql.catalyst.expressions.Alias
     return as_column(alias(own, attribute.name(), attribute.exprId(), empty, none, empty))
 
