@@ -1,7 +1,8 @@
 """Facts that accumulate: the merge of a batch's rows into the fact table by a declared key.
 
-The rows of a key in a batch are ordered by `sink.order_by`, then by file name and record number; nulls come first. The
-rows are collected per key, so the table changes as if each row had been merged on its own:
+The rows of a key in a batch are ordered by `sink.order_by`, then by the time and the name of their file, as files are
+loaded, and by record number; nulls come first. They are collected per key, so the table changes as if each row had been
+merged on its own:
 
 - A key that the table lacks is inserted. Kept columns get the values of its first row.
 - A stored row is updated from the rows that are not older than it by `sink.order_by`. If all are older, it stays.
@@ -40,6 +41,8 @@ MERGE_KEY: Final = "headrace.mergeKey"
 _ROWS: Final = "_rows"
 _COUNT: Final = "_count"
 _ORDER: Final = "_order"
+_PLACED: Final = "_placed_file"
+_TIME: Final = "_placed_time"
 _PRUNED: Final = (int, str)
 
 
@@ -70,18 +73,22 @@ class MergeRule:
         """Columns that a later row updates."""
         return tuple(name for name in self.columns if name not in {*self.key, *self.kept})
 
-    def fold(self, rows: DataFrame) -> Folded:
+    def fold(self, rows: DataFrame, pieces: DataFrame) -> Folded:
         """Return one row for each key of a batch.
 
         Parameters
         ----------
         rows
             Facts of the batch, with the file and the record number of each.
+        pieces
+            Pieces of the batch's files, with the time of each file.
         """
         from pyspark.sql import functions  # noqa: PLC0415 - pyspark is heavy
 
         order = functions.struct(*(functions.col(quoted(name)) for name in self.order_by)).alias(_ORDER)
-        place = (functions.col(FILE).alias("_place_file"), functions.col(RECORD_NUMBER).alias("_place_record"))
+        times = pieces.select(functions.col("file").alias(_PLACED), functions.col("mtime_ns").alias(_TIME)).distinct()
+        rows = rows.join(functions.broadcast(times), functions.col(FILE) == functions.col(_PLACED), "left")
+        place = (_TIME, _PLACED, functions.col(RECORD_NUMBER))
         values = (functions.col(quoted(name)) for name in self.columns if name not in self.key)
         ordered = [order] if self.order_by else []
         whole = functions.struct(*ordered, *place, *values)

@@ -188,6 +188,7 @@ class BatchProtocol:
 
     def _load(self, frame: DataFrame, batch: Batch) -> BatchRecord:
         notes: list[dict[str, Any]] = []
+        batch.pieces = frame
         if self._prepared.transform is not None:
             stage = self._prepared.reading_stage(self._stage_run(batch))
             read = frame.mapInArrow(stage, spark_schema(stage.schema))

@@ -201,7 +201,8 @@ class BatchTables:
         with batch.phase("facts"), explained(f"the commit to {path}"):
             self._register(batch.stream)
             rows = frame.where(frame[STATE] == int(State.OPEN))
-            folded = rule.fold(rows)
+            assert batch.pieces is not None
+            folded = rule.fold(rows, batch.pieces)
             reconcile(counts, {"facts": folded.rows})
             self._hook("before merge")
             self._refuse_loaded(commit)

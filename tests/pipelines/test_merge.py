@@ -1,7 +1,6 @@
 """Facts that accumulate (`sink.mode: merge`): real runs against an oracle in plain Python, crashes, and refusals."""
 
 import csv
-import itertools
 import json
 import os
 import signal
@@ -62,7 +61,7 @@ class Desk:
         hidden = self.folder / "in" / ".hidden"
         with hidden.open("w", newline="") as stream:
             csv.writer(stream).writerows([SCHEMA, *(["" if value is None else value for value in row] for row in rows)])
-        hidden.rename(self.folder / "in" / f"{len(self.files):03d}.csv")
+        hidden.rename(self.folder / "in" / f"{900 - len(self.files)}.csv")
         self.files.append(rows)
 
     def table(self, name="facts"):
@@ -79,12 +78,11 @@ class Desk:
         """Merge the rows one by one in plain Python: by batch, then in order within the batch."""
         stored = {}
         order = self.sink.get("order_by", ["at"])
-        for batch in itertools.batched(enumerate(self.files), per_batch) if per_batch > 1 else [
-            [each] for each in enumerate(self.files)
-        ]:  # fmt: skip
+        numbered = list(enumerate(self.files))
+        for start in range(0, len(numbered), per_batch):
             rows = [
                 (number, at, dict(zip(SCHEMA, row, strict=True)))
-                for number, file in batch
+                for number, file in numbered[start : start + per_batch]
                 for at, row in enumerate(file)
             ]
             rows = [each for each in rows if each[2]["trade"] is not None and each[2]["leg"] is not None]
@@ -147,22 +145,22 @@ def desk(tmp_path):
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    "sink",
+    ("sink", "per_batch"),
     [
-        {},
-        {"order_by": []},
-        {"keep": ["opened", "account", "account_key"], "audit": True},
-        {"update": ["closed"], "nulls": "keep"},
-        {"nulls": "keep", "keep": ["opened"], "partition_by": ["leg"]},
+        ({}, 1),
+        ({"order_by": []}, 3),
+        ({"keep": ["opened", "account", "account_key"], "audit": True}, 2),
+        ({"update": ["closed"], "nulls": "keep"}, 1),
+        ({"nulls": "keep", "keep": ["opened"], "partition_by": ["leg"]}, 2),
     ],
     ids=["replace", "arrival", "keep", "update", "nulls"],
 )
-def test_rows_of_a_key_become_one_fact_whatever_the_batches(tmp_path, rng, sink):
-    desk = Desk(tmp_path / "desk", sink=sink)
+def test_rows_of_a_key_become_one_fact_as_if_merged_one_by_one(tmp_path, rng, sink, per_batch):
+    desk = Desk(tmp_path / "desk", sink=sink, options={"trigger": {"max_files": per_batch}})
     for _ in range(3):
         desk.add(trades(rng, 40))
     result = run(desk.pipeline)
-    desk.check()
+    desk.check(per_batch)
     bad = sum(row[0] is None for rows in desk.files for row in rows)
     assert [result.total(name) for name in ("rows_in", "loaded", "rejected")] == [120, 120 - bad, bad]
     for batch in result.batches:
@@ -188,7 +186,7 @@ def test_kept_columns_hold_what_the_first_record_said(desk):
     then = desk.facts()[1, "a"]
     assert (then["opened"], then["closed"], then["amount"], then["account"]) == ("mon", "fri", 7, "bob")
     assert (then["account_key"], then["_loaded_at"]) == (first["account_key"], first["_loaded_at"])
-    assert (then["_file"], then["_batch"]) == ("001.csv", first["_batch"] + 1)
+    assert (then["_file"], then["_batch"]) == ("899.csv", first["_batch"] + 1)
     assert result.batches[0].detail["merged"] == {"inserted": 1, "updated": 1, "superseded": 1, "older": 0}
 
 

@@ -264,7 +264,7 @@ def test_a_python_function_sees_open_rows_only(shop):
 
 
 REFUSED = [
-    ([{"where": "knd <> 'test'"}], "knd", "there is no column 'knd' (did you mean 'kind'?); this step has id, day"),
+    ([{"where": "knd <> 'test'"}], "where", "there is no column 'knd' (did you mean 'kind'?); this step has id, day"),
     ([{"derive": {"a": "rand()"}}], "a:", "rand() may give another value"),
     ([{"derive": {"a": "date_add(now(), 1)"}}], "a:", "now() may give another value"),
     ([{"derive": {"a": "unix_timestamp()"}}], "a:", "current_timestamp() may give another value"),
