@@ -193,7 +193,7 @@ def pipeline_option(function: Function) -> Function:
         show_default=True,
         help="Pipeline file.",
     )
-    return cast("Function", option(function))
+    return option(function)
 
 
 class ReportingCommand(click.Command):

@@ -6,6 +6,7 @@ It then creates missing dimensions, changes the columns of existing ones as decl
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,12 +14,16 @@ import pyarrow as pa
 
 from headrace.etl import Dimension, DuplicateAction, Duplicates, Lookup
 from headrace.pipelines.batch.error_rows import ADDED_COLUMNS, ERROR_SCHEMA
+from headrace.pipelines.batch.merge import MERGE_KEY, check_merge
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Prepared
-from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit
+from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit, MergeKeyRule
+from headrace.pipelines.batch.transform import Transform, check_transform
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name
 from headrace.pipelines.config.declared import key_rules, special_members, spellings
+from headrace.pipelines.config.rules import stream_problems
 from headrace.pipelines.delta.columns import add_columns
 from headrace.pipelines.delta.constraints import constraint_columns
+from headrace.pipelines.delta.merges import set_properties
 from headrace.pipelines.delta.support import (
     Described,
     Role,
@@ -28,7 +33,7 @@ from headrace.pipelines.delta.support import (
     refuse_twins,
     require_support,
 )
-from headrace.pipelines.delta.tables import create_dimension, create_table, has_table, open_table
+from headrace.pipelines.delta.tables import DeltaHandle, create_dimension, create_table, has_table, open_table
 from headrace.pipelines.dimension.schema_changes import (
     SchemaChange,
     change_schema,
@@ -45,6 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from headrace.etl import KeyRule
+    from headrace.pipelines.batch.merge import MergeRule
     from headrace.pipelines.batch.storable import StorableRule
     from headrace.pipelines.config.model import DimensionConfig, PipelineConfig
 
@@ -76,7 +82,8 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     DeclarationError, KeyInputError, PipelineFileError
         If a lookup or the duplicates cannot use these columns.
     """
-    stream = arrow_schema(config.source.columns)
+    transform = _transform(config)
+    stream = arrow_schema(config.source.columns) if transform is None else transform.schema
     found = {name: _dimension(config, name) for name in config.dimensions}
     dimensions = {name: each.dimension for name, each in found.items()}
     lookups = {
@@ -101,10 +108,21 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     }
     if config.duplicates is not None:
         shards[DUPLICATES_ROLE] = config.duplicates.shards or parallelism
-    prepared = Prepared(config, stream, lookups, duplicates, shards)
+    prepared = Prepared(config, stream, lookups, duplicates, shards, transform=transform)
     _check_names(prepared)
     tables = _checked_tables(prepared, found)
     return CheckedPipeline(_with_rules(prepared, tables, found), found)
+
+
+def _transform(config: PipelineConfig) -> Transform | None:
+    """Return the checked transformations, whose columns are those that the rest of the pipeline names; or None."""
+    if not config.transform:
+        return None
+    transform = check_transform(config, arrow_schema(config.source.columns))
+    problems = stream_problems(config, {field.name: type_name(field.type) for field in transform.schema})
+    if problems:
+        raise config.error(problems)
+    return transform
 
 
 @dataclass(frozen=True)
@@ -124,6 +142,8 @@ class CheckedPipeline:
             else:
                 notices += _changed(name, each.table, each)
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
+        if prepared.merge is not None:
+            _remember_merge_key(config.sink.path, prepared.merge)
         notices.append(_ensure_errors(config.errors_path))
         if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
             _ensure_table(config.duplicates_path, prepared.duplicate_schema)
@@ -164,6 +184,14 @@ def _ensure_errors(path: str) -> str | None:
         return None
     add_columns(path, [ERROR_SCHEMA.field(name) for name in missing])
     return f"the error table {path} was given the columns {', '.join(missing)}, which keep rejected rows exact"
+
+
+def _remember_merge_key(path: str, rule: MergeRule) -> None:
+    """Note in the fact table that each of its rows has its own key, so that the next run need not check it."""
+    handle, key = DeltaHandle(path), json.dumps(rule.key)
+    set_properties(
+        handle, lambda: {} if handle.table.metadata().configuration.get(MERGE_KEY) == key else {MERGE_KEY: key}
+    )
 
 
 def described_table(path: str) -> Described | None:
@@ -271,6 +299,8 @@ def _checked_tables(prepared: Prepared, found: Mapping[str, _Found]) -> dict[str
             if field.name in table.schema.names or field.name not in later:
                 _require_column(table, use.label, field.name, field.type)
         require_support(table, use)
+        if use.role is Role.MERGED and prepared.merge is not None:
+            check_merge(prepared.merge, table)
         tables[use.path] = table
     _check_partitions(prepared, tables.get(prepared.config.sink.path))
     return tables
@@ -296,12 +326,13 @@ def _use_of_dimension(prepared: Prepared, name: str, found: _Found) -> Use:
 def _sinks(prepared: Prepared) -> list[tuple[Use, pa.Schema]]:
     """Return the tables other than dimensions that the pipeline writes, and the columns that it writes to each."""
     config, facts, rejected = prepared.config, prepared.fact_schema, ERROR_SCHEMA
-    keys = () if prepared.duplicates is None else tuple(prepared.duplicates.key.names)
+    keys = tuple(config.sink.key) if prepared.duplicates is None else tuple(prepared.duplicates.key.names)
+    role = Role.FACTS if prepared.merge is None else Role.MERGED
     certain = frozenset(name for name in facts.names if name not in _nullable_facts(prepared))
     label = "the fact table"
     written = frozenset(facts.names)
     uses = [
-        (Use(Role.FACTS, label, config.sink.path, written, keys, never_null=certain, rejects=True), facts),
+        (Use(role, label, config.sink.path, written, keys, never_null=certain, rejects=True), facts),
         (
             Use(
                 Role.ERRORS,
@@ -398,10 +429,11 @@ def _check_names(prepared: Prepared) -> None:
 def _with_rules(prepared: Prepared, tables: Mapping[str, Described], found: Mapping[str, _Found]) -> Prepared:
     """Return the pipeline with the rules that reject rows that a table cannot hold."""
     stream = set(prepared.stream.names)
-    rules: list[StorableRule] = [*_key_limits(prepared, found)]
+    rules: list[StorableRule] = [*_key_limits(prepared, found), *map(MergeKeyRule, prepared.config.sink.key)]
     for use, schema in _sinks(prepared):
         if use.rejects:
-            planned = tuple(prepared.config.sink.partition_by) if use.role is Role.FACTS else ()
+            facts = use.role in {Role.FACTS, Role.MERGED}
+            planned = tuple(prepared.config.sink.partition_by) if facts else ()
             rules += _table_rules(use, schema, tables.get(use.path), planned)
     return replace(
         prepared,

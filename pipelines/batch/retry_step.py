@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.pipelines.batch.read_step import framed
-from headrace.pipelines.spark.frame import FILE, RECORD_NUMBER, source_schema
+from headrace.pipelines.spark.frame import source_schema
 from headrace.storage.records import Originals, RecordFormat, read_originals
 
 if TYPE_CHECKING:
@@ -26,13 +26,15 @@ __all__ = ["RETRIED_RECORDS", "RetryStep"]
 
 RETRIED_RECORDS: Final = pa.schema(
     [
-        (FILE, pa.string()),
-        (RECORD_NUMBER, pa.int64()),
+        ("file", pa.string()),
+        ("record_number", pa.int64()),
         ("heading", pa.string()),
         ("record", pa.string()),
         ("record_bytes", pa.binary()),
+        ("mtime_ns", pa.int64()),
     ]
 )
+"""Columns of a retry's frame. `mtime_ns` orders files as they were loaded: it is the batch that rejected the row."""
 
 
 @dataclass(frozen=True)
@@ -73,4 +75,4 @@ class RetryStep:
         originals = Originals(heading, rows.column("record"), rows.column("record_bytes"))
         for records in read_originals(originals, self.form):
             places = pc.subtract(records.numbers, 1)
-            yield framed(records, rows.column(FILE).take(places), rows.column(RECORD_NUMBER).take(places), schema)
+            yield framed(records, rows.column("file").take(places), rows.column("record_number").take(places), schema)

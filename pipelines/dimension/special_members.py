@@ -7,6 +7,7 @@ twice: a commit succeeds only at the version after the one that was searched.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
@@ -228,12 +229,8 @@ def _corrected(
         else:
             assigned = {_name(name): _plain_literal(value) for name, value in values.items()}
             where = f"{_name(key)} = {int(member)}"
-            done = _committed(
-                table,
-                lambda assigned=assigned, where=where: table.update(  # type: ignore[misc] - bound now
-                    updates=assigned, predicate=where, commit_properties=once
-                ),
-            )
+            update = partial(table.update, updates=assigned, predicate=where, commit_properties=once)
+            done = _committed(table, update)
         if not done:
             return False
     return True

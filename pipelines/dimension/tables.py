@@ -247,8 +247,8 @@ def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
     """Return a dimension with the columns that a replica holds: its keys, and the attributes that the facts carry."""
     carried = {name for item in config.lookups if item.dimension == dimension.name for name in item.carry}
     kept = [field for field in dimension.schema if field.name in carried or field.name in dimension.natural_key]
-    bare = {"special": SpecialMembers(), "spellings": {}}
-    return replace(dimension, schema=pa.schema(kept), inferred_flag=None, **bare)
+    plain = replace(dimension, special=SpecialMembers(), spellings={})
+    return replace(plain, schema=pa.schema(kept), inferred_flag=None)
 
 
 def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:

@@ -138,7 +138,7 @@ class RetrySource:
         return self._spark.createDataFrame(records), RetryOf(wanted)
 
     def _records(self, wanted: pa.Table) -> pa.Table:
-        names = ", ".join(RETRIED_RECORDS.names)
+        names = f"{FILE} AS file, {RECORD_NUMBER} AS record_number, heading, record, record_bytes, batch AS mtime_ns"
         inexact = f"list_bool_or(list_transform(causes, lambda c: regexp_matches(c.reason, '{_UNDECODED}')))"
         with rejects(self._config, Selection(), STATUSES) as found:
             found.register("wanted", wanted)
@@ -162,9 +162,9 @@ class RetrySource:
         form = record_format(self._config.source)
         if form.kind != "csv" or not form.header or not given.null_count:
             return given
-        files = pc.unique(found.column(FILE).filter(pc.is_null(given)))
+        files = pc.unique(found.column("file").filter(pc.is_null(given)))
         texts = pa.array([self._heading_of(name.as_py()) for name in files], pa.string())
-        return pc.coalesce(given, texts.take(pc.index_in(found.column(FILE), value_set=files)))
+        return pc.coalesce(given, texts.take(pc.index_in(found.column("file"), value_set=files)))
 
     def _heading_of(self, file: str) -> str | None:
         try:

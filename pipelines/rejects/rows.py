@@ -133,7 +133,7 @@ class RejectedRecord:
     reason
         Reason for the last rejection.
     note
-        Batch that loaded the row, batches that rejected it again, or the reason for its dismissal; None if there was
+        Batch that retried the row, batches that rejected it again, or the reason for its dismissal; None if there was
         no action.
     record
         Original record as text.
@@ -245,7 +245,7 @@ _STATUS: Final = """
     SELECT e.* EXCLUDE (reason, causes), coalesce(new_reason, e.reason) AS reason,
         coalesce(new_causes, e.causes) AS causes,
         CASE WHEN loaded THEN 'retried' WHEN dismissed THEN 'dismissed' ELSE 'open' END AS status,
-        CASE WHEN loaded THEN 'loaded by batch ' || loaded_by WHEN dismissed THEN why
+        CASE WHEN loaded THEN 'retried by batch ' || loaded_by WHEN dismissed THEN why
             WHEN refused_by IS NOT NULL THEN 'rejected again by batch ' || refused_by END AS note,
         array_to_string(list_distinct(list_transform(coalesce(new_causes, e.causes),
             lambda c: concat_ws(': ', c.role, c.column, c.reason))), '; ') AS rule
