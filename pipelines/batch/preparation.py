@@ -124,8 +124,7 @@ class CheckedPipeline:
             else:
                 notices.append(add_unknown_member(each.dimension, each.table))
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
-        if prepared.merge is not None:
-            _remember_merge_key(config.sink.path, prepared.merge)
+        _remember_merge_key(config.sink.path, prepared.merge)
         _ensure_table(config.errors_path, ERROR_SCHEMA)
         if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
             _ensure_table(config.duplicates_path, prepared.duplicate_schema)
@@ -145,11 +144,14 @@ def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = 
         create_table(path, schema, partition_by)
 
 
-def _remember_merge_key(path: str, rule: MergeRule) -> None:
-    """Note in the fact table that each of its rows has its own key, so that the next run need not check it."""
-    handle, key = DeltaHandle(path), json.dumps(rule.key)
+def _remember_merge_key(path: str, rule: MergeRule | None) -> None:
+    """Note in the fact table that each of its rows has its own key, so that the next run need not check it.
+
+    Appends delete the note, since they may add a key again.
+    """
+    handle, key = DeltaHandle(path), "" if rule is None else json.dumps(rule.key)
     set_properties(
-        handle, lambda: {} if handle.table.metadata().configuration.get(MERGE_KEY) == key else {MERGE_KEY: key}
+        handle, lambda: {} if handle.table.metadata().configuration.get(MERGE_KEY, "") == key else {MERGE_KEY: key}
     )
 
 

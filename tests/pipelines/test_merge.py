@@ -173,7 +173,8 @@ def test_rows_of_a_key_become_one_fact_as_if_merged_one_by_one(tmp_path, rng, si
 
 
 @pytest.mark.timeout(900)
-def test_kept_columns_hold_what_the_first_record_said(desk):
+def test_kept_columns_hold_what_the_first_record_said(tmp_path):
+    desk = Desk(tmp_path / "de sk%41#c'[1]")
     desk.sink = {"keep": ["opened", "account_key", "_loaded_at"], "audit": True}
     desk.write()
     desk.add([(1, "a", 1, "mon", None, 5, "ann")])
@@ -346,3 +347,11 @@ def test_a_table_that_a_merge_could_not_keep_right_is_refused(desk, spark):
     spark.sql(f"DELETE FROM delta.`{path}`")
     run(desk.pipeline)
     desk.check()
+    desk.sink = {"mode": "append", "key": [], "order_by": []}
+    desk.add([(1, "a", 1, "mon", "wed", 1, "ann")])
+    desk.write()
+    run(desk.pipeline)
+    desk.sink = {}
+    desk.write()
+    with pytest.raises(DeltaTableError, match="has 2 rows with trade = 1, leg = a"):
+        run(desk.pipeline)
