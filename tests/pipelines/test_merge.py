@@ -285,22 +285,23 @@ SHAPES = {
     "deletion vectors": ("", "", {"delta.enableDeletionVectors": "true"}, ()),
     "row tracking": ("", "", {"delta.enableRowTracking": "true"}, ()),
     "liquid clustering": ("", "CLUSTER BY (trade)", {}, ()),
-    "generated": (", tens bigint GENERATED ALWAYS AS (amount * 10)", "", {}, ()),
+    "generated": (", tens bigint GENERATED ALWAYS AS (CAST(amount * 10 AS bigint))", "", {}, ()),
     "default": (", note string", "", {"delta.feature.allowColumnDefaults": "supported"},
                 ("ALTER TABLE {table} ALTER COLUMN note SET DEFAULT 'none'",)),
     "identity": (", number bigint GENERATED ALWAYS AS IDENTITY", "", {}, ()),
     "constraint": ("", "", {}, ("ALTER TABLE {table} ADD CONSTRAINT few CHECK (amount < 3 OR amount IS NULL)",)),
-    "not null": (", k int", "", {}, ("ALTER TABLE {table} ALTER COLUMN leg SET NOT NULL",)),
+    "not null": ("", "", {}, ()),
     "no feed": ("", "", {"delta.enableChangeDataFeed": "false"}, ()),
 }  # fmt: skip
 
 
 def make(spark, path, shape):
     more, clause, properties, then = shape
+    columns = COLUMNS.replace("`leg` string", "`leg` varchar(1) NOT NULL") if shape is SHAPES["not null"] else COLUMNS
     listed = ", ".join(f"'{name}' = '{value}'" for name, value in {"delta.minReaderVersion": "1", **properties}.items())
     if clause.startswith("PARTITIONED"):
         listed = "'delta.enableChangeDataFeed' = 'true'"
-    spark.sql(f"CREATE TABLE delta.`{path}` ({COLUMNS}{more}) USING delta {clause} TBLPROPERTIES ({listed})")
+    spark.sql(f"CREATE TABLE delta.`{path}` ({columns}{more}) USING delta {clause} TBLPROPERTIES ({listed})")
     for statement in then:
         spark.sql(statement.format(table=f"delta.`{path}`"))
 
