@@ -245,7 +245,7 @@ def test_pages_that_are_known_cost_at_least_what_their_reads_do():
 
 
 def test_phases_start_early_enough_after_phases_whose_pages_lay_closer_together(table):
-    """While the cache is cold the popular pages are read, which lie together; later those that are left are scattered."""
+    """While the cache is cold the popular pages are read, which lie together; those read later are scattered."""
     clock = Clock()
     deadline, rng = 3.0, np.random.default_rng(12)
     join = make(table, clock, deadline, memory="192KiB", input_threshold=10**6, stream_threshold=10**6)
