@@ -193,8 +193,8 @@ FIGURES = (
         fig16, CLAIMS,
         f"The stream lasts for {LENGTH} deadlines, the cache is warm when the first tuple is timed, and the second "
         f"half is judged. Besides the paper's deadlines there are those of {SCANS[0]:g} and {SCANS[1]:g} scans of the "
-        "relation, and MeshJoin's delay at its best read size. MeshJoin has no deadline: it is drawn at the delay of a whole cycle. On the real device deadlines "
-        "are told at the paper's size and at the pace of the simulated disk, and rates are multiplied by that pace "
-        "before they are compared with the paper's.",
+        "relation, and MeshJoin's delay at its best read size. MeshJoin has no deadline: it is drawn at the delay of a "
+        "whole cycle. On the real device deadlines are told at the paper's size and at the pace of the simulated disk, "
+        "and rates are multiplied by that pace before they are compared with the paper's.",
     ),
 )  # fmt: skip
