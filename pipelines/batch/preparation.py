@@ -142,8 +142,7 @@ class CheckedPipeline:
             else:
                 notices += _changed(name, each.table, each)
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
-        if prepared.merge is not None:
-            _remember_merge_key(config.sink.path, prepared.merge)
+        _remember_merge_key(config.sink.path, prepared.merge)
         notices.append(_ensure_errors(config.errors_path))
         if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
             _ensure_table(config.duplicates_path, prepared.duplicate_schema)
@@ -186,11 +185,14 @@ def _ensure_errors(path: str) -> str | None:
     return f"the error table {path} was given the columns {', '.join(missing)}, which keep rejected rows exact"
 
 
-def _remember_merge_key(path: str, rule: MergeRule) -> None:
-    """Note in the fact table that each of its rows has its own key, so that the next run need not check it."""
-    handle, key = DeltaHandle(path), json.dumps(rule.key)
+def _remember_merge_key(path: str, rule: MergeRule | None) -> None:
+    """Note in the fact table that each of its rows has its own key, so that the next run need not check it.
+
+    Appends delete the note, since they may add a key again.
+    """
+    handle, key = DeltaHandle(path), "" if rule is None else json.dumps(rule.key)
     set_properties(
-        handle, lambda: {} if handle.table.metadata().configuration.get(MERGE_KEY) == key else {MERGE_KEY: key}
+        handle, lambda: {} if handle.table.metadata().configuration.get(MERGE_KEY, "") == key else {MERGE_KEY: key}
     )
 
 

@@ -276,10 +276,16 @@ class BatchProtocol:
     def _notes(self, frame: DataFrame, batch: Batch) -> list[dict[str, Any]]:
         """Compute the frame, and return the notes of its tasks."""
         self._hook("before join")
-        with batch.phase("join"), explained("the join of a batch"):
+        with batch.phase("join"), explained(self._computation()):
             rows = frame.where(frame[STATE] == int(State.NOTE)).select(NOTE).collect()
         self._hook("after join")
         return [json.loads(row[0]) for row in rows]
+
+    def _computation(self) -> str:
+        """Return what the tasks of a batch compute, for the message of a failure."""
+        transform = self._prepared.transform
+        steps = () if transform is None else transform.python_steps
+        return " or ".join([*(f"a user-defined function in {step}" for step in steps), "the join of a batch"])
 
     # Record
 

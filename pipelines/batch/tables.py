@@ -215,7 +215,7 @@ class BatchTables:
             self._register(batch.stream)
             rows = frame.where(frame[STATE] == int(State.OPEN))
             assert batch.pieces is not None
-            folded = rule.fold(rows, batch.pieces)
+            folded = rule.fold(rows, batch.pieces, batch.persisted)
             reconcile(counts, {"facts": folded.rows})
             self._hook("before merge")
             self._refuse_loaded(commit)

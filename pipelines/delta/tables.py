@@ -46,6 +46,7 @@ COMMIT_VERSION = "_commit_version"
 GREATEST_KEY = "headrace.greatestKey"
 STREAMS = "headrace.streams"
 _COMMITS_SEARCHED = 50
+_LAST_NUMBER = "delta.identity.highWaterMark"
 _PROPERTIES = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "false"}
 
 
@@ -110,8 +111,14 @@ class DeltaHandle:
             )
 
     def _columns(self) -> dict[str, Any]:
-        """Return the schema's description of each column, with its details in no particular order."""
-        return {field.name: json.loads(field.to_json()) for field in self._table.schema().fields}
+        """Return the schema's description of each column, with its details in no particular order.
+
+        The last number of an identity column is not part of it: each commit of facts changes that.
+        """
+        columns = {field.name: json.loads(field.to_json()) for field in self._table.schema().fields}
+        for column in columns.values():
+            column.get("metadata", {}).pop(_LAST_NUMBER, None)
+        return columns
 
     def _require_there(self) -> None:
         """Raise an error unless the log is the one that was opened: a commit to another log would damage that table."""
