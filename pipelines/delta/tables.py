@@ -378,7 +378,7 @@ def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (),
 
 
 def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = None) -> int:
-    """Create a dimension's Delta table with its unknown member, and assign surrogate keys to the given members.
+    """Create a dimension's Delta table with its special members, and assign surrogate keys to the given members.
 
     Parameters
     ----------
@@ -392,7 +392,7 @@ def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = No
     Returns
     -------
     int
-        Number of members, without the unknown member.
+        Number of members, without special members.
 
     Raises
     ------
@@ -402,7 +402,7 @@ def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = No
         If a natural key is null or occurs twice.
     """
     members = dimension.table_schema.empty_table() if rows is None else number_members(dimension, rows)
-    whole = pa.concat_tables([dimension.unknown_member(), members])
+    whole = pa.concat_tables([dimension.special_rows(), members])
     create_table(path, dimension.table_schema, rows=whole)
     return int(members.num_rows)
 
