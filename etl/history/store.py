@@ -128,7 +128,8 @@ class HistoryDimension:
             stored = json.loads((place / _DECLARATION).read_text())
         except FileNotFoundError:
             raise DimensionError(f"{place} holds no dimension with history; make one with `create`") from None
-        differing = [name for name, text in _described(history).items() if stored.get(name) != text]
+        described = _described(history)
+        differing = [name for name in {**described, **stored} if stored.get(name) != described.get(name)]
         if differing:
             raise DimensionError(
                 f"{place}: the dimension was made with another declaration of {', '.join(differing)}; "
@@ -476,6 +477,8 @@ def _described(history: History) -> dict[str, str]:
     dimension = history.dimension
     described = {field.name: repr(getattr(history, field.name)) for field in fields(history) if field.name != "special"}
     del described["dimension"]
+    if history.partial is None:  # dimensions of earlier versions do not declare it
+        del described["partial"]
     columns = {field.name: str(field.type) for field in dimension.schema}
     rules = {name: repr(dimension.rule(name)) for name in dimension.natural_key}
     return described | {
