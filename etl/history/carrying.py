@@ -3,8 +3,8 @@
 A *register* is a column that a change may or may not give: an attribute, the spelling of a key, the delete flag. Of the
 changes of a member and time that give it, one wins: the greatest sequence, then the smallest value, nulls last. Per
 register, that is a maximum in a total order, so merging is commutative, associative, and idempotent, as for full rows.
-An entry records the winners with their sequences, and null for registers that no change of its time gave. Carried values
-are not recorded: they are computed from the previous entries of the member, again with every merge. So a change that
+An entry records the winners with their sequences, and null for registers that no change of its time gave. Carried
+values are not recorded: every merge computes them again from the previous entries of the member. So a change that
 arrives late reaches all later entries that carry its values.
 """
 

@@ -211,7 +211,9 @@ def test_a_full_row_needs_an_operation():
 
 def test_a_value_that_is_not_given_is_not_read():
     history = History(
-        Dimension("thing", ("id",), "key", pa.schema([("id", pa.int64()), ("level", pa.int8()), ("name", pa.string())])),
+        Dimension(
+            "thing", ("id",), "key", pa.schema([("id", pa.int64()), ("level", pa.int8()), ("name", pa.string())])
+        ),
         effective="since",
         effective_type=pa.date32(),
         partial="given",

@@ -53,11 +53,11 @@ ELEMENTS = {
     "TaxInfo/C_NAT_TX_ID": "national_tax_id",
     **{f"ContactInfo/C_PHONE_{n}/{tag}": f"{part}_{n}" for n in (1, 2, 3) for tag, part in PHONE.items()},
 }
-ROW = (
-    "tax_id status_id last_name first_name middle_initial gender tier dob address1 address2 postal_code city state "
-    "country country_1 area_1 local_1 ext_1 country_2 area_2 local_2 ext_2 country_3 area_3 local_3 ext_3 email1 "
-    "email2 local_tax_id national_tax_id"
-).split()
+ROW = """
+    tax_id status_id last_name first_name middle_initial gender tier dob address1 address2 postal_code city state
+    country country_1 area_1 local_1 ext_1 country_2 area_2 local_2 ext_2 country_3 area_3 local_3 ext_3 email1
+    email2 local_tax_id national_tax_id
+""".split()  # noqa: SIM905 - reads better
 
 
 class Warehouse:
@@ -174,7 +174,13 @@ class Warehouse:
             state = {**mine["state"], "status_id": "INAC" if inactive else mine["state"]["status_id"]}
             place = self.customers[customer].index(theirs) + 1
             versions.append(
-                {"from": day, "batch": batch, "state": state, "customer_version": place, "customer_from": theirs["from"]}
+                {
+                    "from": day,
+                    "batch": batch,
+                    "state": state,
+                    "customer_version": place,
+                    "customer_from": theirs["from"],
+                }
             )
         return versions
 
@@ -285,7 +291,9 @@ class Warehouse:
                 }
                 self.watches.append(watch)
             else:
-                watch = next(w for w in self.watches[::-1] if (w["customer_id"], w["symbol"]) == (int(customer), symbol))
+                watch = next(
+                    w for w in self.watches[::-1] if (w["customer_id"], w["symbol"]) == (int(customer), symbol)
+                )
                 watch |= {"date_removed": day, "last_batch": self.batch}
 
     def read_cash(self):
