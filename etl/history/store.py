@@ -351,6 +351,8 @@ class HistoryDimension:
         """Return facts in input order with the columns that the lookup adds."""
         position = "_position"
         table = pa.table(facts) if isinstance(facts, pa.Table) else pa.Table.from_batches([facts])
+        # A join does not keep flags of columns without nulls, so the results of several joins would differ in them.
+        table = table.cast(pa.schema([column.with_nullable(nullable=True) for column in table.schema]))
         table = table.append_column(position, pa.array(np.arange(table.num_rows)))
         added = declared.added_schema()
         with self._operators(declared) as operators:
