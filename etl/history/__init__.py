@@ -57,6 +57,7 @@ from headrace.etl.history.cascading import Reference, cascade
 from headrace.etl.history.checking import violations
 from headrace.etl.history.declaration import AttributeType, History
 from headrace.etl.history.inferring import inferred_entries, inferred_members, special_versions
+from headrace.etl.history.snapshots import snapshot_changes
 from headrace.etl.special import Special, SpecialMembers
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ __all__ = [
     "inferred_entries",
     "inferred_members",
     "resolve_as_of",
+    "snapshot_changes",
     "special_versions",
     "violations",
 ]

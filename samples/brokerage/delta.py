@@ -1,6 +1,6 @@
 """Delta tables that take each batch exactly once.
 
-A commit carries the number of its batch as an application transaction, so the number and the rows appear together or not
+A commit carries the number of its batch as an application transaction: the number and the rows appear together, or not
 at all. A batch that a table already holds is not written again.
 """
 

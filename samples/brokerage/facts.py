@@ -175,14 +175,14 @@ class Facts:
             "account_id", F.col("at").cast("date").alias("date")
         )
         sums = days.agg(F.sum("amount").cast("decimal(18,2)").alias("day_amount")).withColumn(
-            "stored", F.lit(value=False)
+            "stored", F.expr("false")
         )
         if self.warehouse.exists("fact_cash_balances"):
             stored = self._spark_table("fact_cash_balances").join(
                 sums.select("account_id").distinct(), "account_id", "left_semi"
             )
             sums = sums.unionByName(
-                stored.select("account_id", "date", "day_amount", F.lit(value=True).alias("stored"))
+                stored.select("account_id", "date", "day_amount", F.expr("true").alias("stored"))
             )
         until = Window.partitionBy("account_id").orderBy("date")
         balances = (
@@ -240,7 +240,7 @@ class Facts:
     def _stored(self, table: str, key: str) -> DataFrame:
         """Return the keys of a table, with a column `stored`."""
         if self.warehouse.exists(table):
-            return self._spark_table(table).select(key, F.lit(value=True).alias("stored"))
+            return self._spark_table(table).select(key, F.expr("true").alias("stored"))
         return self.source.spark.createDataFrame([], f"{key} bigint, stored boolean")
 
     def _batches(self) -> list[Column]:
