@@ -138,9 +138,29 @@ class AsOfLookup:
         )
 
     @property
+    def dimension(self) -> Dimension:
+        """Base dimension of the history."""
+        return self.history.dimension
+
+    @property
+    def stream_columns(self) -> tuple[str, ...]:
+        """Stream columns in natural key order."""
+        return self.current.stream_columns
+
+    @property
     def key_column(self) -> str:
         """Name of the column with the surrogate key."""
         return self.current.key_column
+
+    @property
+    def outcome_column(self) -> str:
+        """Name of the column with this lookup's outcome for each row."""
+        return self.current.outcome_column
+
+    @property
+    def reason_column(self) -> str:
+        """Name of the column with the reason for a rejection by this lookup, null otherwise."""
+        return self.current.reason_column
 
     @property
     def time_column(self) -> str:
@@ -204,6 +224,7 @@ def resolve_as_of(
     batches: Iterable[pa.RecordBatch],
     allocator: KeyAllocator | None = None,
     *,
+    visible_to: int | None = None,
     own: Sequence[tuple[int, int]] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Replace natural keys with the surrogate keys of the versions that were valid at the facts' times.
@@ -218,8 +239,9 @@ def resolve_as_of(
         Batches of the stream. For an inferring lookup: exactly the rows of the allocator's shard.
     allocator
         Allocator of surrogate keys, required only for the policy ``infer``.
-    own
-        Ranges of surrogate keys from an earlier attempt; see `headrace.etl.surrogate.resolve`.
+    visible_to, own
+        Greatest visible surrogate key, and ranges of surrogate keys from an earlier attempt; see
+        `headrace.etl.surrogate.resolve`.
 
     Yields
     ------
@@ -231,7 +253,7 @@ def resolve_as_of(
     DeclarationError, KeyInputError, MissingMembersError
         As for `headrace.etl.surrogate.resolve`.
     """
-    return _AsOf(lookup, operators, allocator, own).run(batches)
+    return _AsOf(lookup, operators, allocator, visible_to, own).run(batches)
 
 
 class _AsOf:
@@ -242,11 +264,13 @@ class _AsOf:
         lookup: AsOfLookup,
         operators: Operators,
         allocator: KeyAllocator | None,
+        visible_to: int | None,
         own: Sequence[tuple[int, int]],
     ) -> None:
         self._lookup = lookup
         self._operators = operators
         self._allocator = allocator
+        self._visible_to = visible_to
         self._own = own
         self._settled: list[pa.RecordBatch] = []
         self._stream = 0
@@ -254,7 +278,12 @@ class _AsOf:
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = resolve(
-            self._lookup.current, self._operators.current, self._timed(batches), self._allocator, own=self._own
+            self._lookup.current,
+            self._operators.current,
+            self._timed(batches),
+            self._allocator,
+            visible_to=self._visible_to,
+            own=self._own,
         )
         for batch in found:
             yield from self._counted(self._by_time(batch))

@@ -16,7 +16,7 @@ from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.pipelines.batch.metrics import reconcile
-from headrace.pipelines.batch.stages import DUPLICATES_ROLE
+from headrace.pipelines.batch.stages import DUPLICATES_ROLE, member_schema
 from headrace.pipelines.delta.commits import Commit, append, append_exactly, commit_exactly, commit_files
 from headrace.pipelines.delta.data_files import DataFile
 from headrace.pipelines.delta.support import takes_files
@@ -108,9 +108,9 @@ class BatchTables:
         TableMovedError
             If another writer changed the dimension in the meantime.
         """
-        dimension = self._prepared.lookups[role].dimension
+        lookup = self._prepared.lookups[role]
         handle, path = self.joined_by(role), self._prepared.path(role)
-        version, greatest = handle.latest().version, handle.greatest_key(dimension.surrogate_key)
+        version, greatest = handle.latest().version, handle.greatest_key(lookup.dimension.surrogate_key)
         if greatest <= handle.remembered_key():
             return
         self._holds()
@@ -119,7 +119,7 @@ class BatchTables:
             if path in batch.files:
                 commit_exactly(path, handle.table, version, (), commit)
             else:
-                append_exactly(_no_rows(dimension.table_schema), path, version, commit)
+                append_exactly(_no_rows(member_schema(lookup)), path, version, commit)
 
     def add_members(
         self, frame: DataFrame, role: str, notes: Sequence[Mapping[str, Any]], target: Target, batch: Batch

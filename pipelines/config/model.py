@@ -171,6 +171,16 @@ class LookupConfig(_Strict):
         default="unknown", description="What happens to a key that is not in the dimension"
     )
     carry: list[str] = Field(default_factory=list, description="Attributes that facts take along as <role>_<attribute>")
+    event_time: str | None = Field(
+        default=None,
+        description="Time of the fact, for a dimension with history; by default the current version counts",
+    )
+    before_first: Literal["first", "unknown", "not_applicable", "invalid", "reject"] = Field(
+        default="first", description="Where a fact goes that is older than the first version of its member"
+    )
+    null_time: Literal["current", "unknown", "not_applicable", "invalid", "reject"] = Field(
+        default="unknown", description="Where a fact without event time goes"
+    )
 
 
 class DuplicatesConfig(_Strict):

@@ -103,12 +103,12 @@ class Reached:
     ----------
     file
         The clustered table.
-    Whether the replica is exactly at V. If not, members above the base must be hidden.
-        Whether it is at V; otherwise members above the base must be left out.
-    Action of the catch-up: `kept`, `advanced`, or `built` with the reason.
-        `kept`, `advanced`, `built`, and for a build why.
-    Number of rows that the catch-up changed or built.
-        Rows changed or built.
+    exact
+        Whether the replica is exactly at V. If not, members above the base must be hidden.
+    action
+        Action of the catch-up: `kept`, `advanced`, or `built` with the reason.
+    rows
+        Number of rows that the catch-up changed or built.
     seconds
         Duration of the catch-up in seconds, including the wait for the lock.
     """
@@ -234,7 +234,7 @@ class _CatchUp:
         return True, "advanced", self._apply(table, changes)
 
     def _apply(self, table: Table, changes: Changes) -> int:
-        key = self._spec.rows.key
+        key = self._spec.rows.shard_key
         upserts, deletes, fresh = (
             of_shard(rows, key, self._spec.shards, self._shard)
             for rows in (changes.upserts, changes.deletes, changes.fresh)
@@ -316,7 +316,7 @@ class _CatchUp:
 
     def _shard_of(self, piece: pa.RecordBatch) -> pa.Table:
         rows = self._spec.rows.rows(pa.Table.from_batches([piece]), self._version)
-        return of_shard(rows.cast(self._spec.rows.schema), self._spec.rows.key, self._spec.shards, self._shard)
+        return of_shard(rows.cast(self._spec.rows.schema), self._spec.rows.shard_key, self._spec.shards, self._shard)
 
     def _clear(self) -> None:
         """Remove the leftovers of a killed build, and sibling replicas that were not used for a long time."""

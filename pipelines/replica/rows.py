@@ -1,6 +1,7 @@
 """The contents of a replica, and the conversion of Delta changes to replica changes. Pure functions over Arrow tables.
 
-There are two kinds of replica: the members of a dimension, and the keys that a fact table has loaded.
+There are two kinds of replica here: the members of a dimension, and the keys that a fact table has loaded.
+`headrace.pipelines.replica.version_rows` adds the versions of dimensions with history.
 `headrace.pipelines.replica.catch_up` handles files, locks and versions.
 """
 
@@ -66,6 +67,10 @@ class ReplicaRows(Protocol):
         """Key of the clustered table."""
 
     @property
+    def shard_key(self) -> pa.Schema:
+        """Columns of the key that determine a row's shard."""
+
+    @property
     def unique(self) -> bool:
         """Whether each key is unique."""
 
@@ -110,6 +115,10 @@ class MemberRows:
     @property
     def key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
         return self.dimension.key_schema
+
+    @property
+    def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+        return self.key
 
     @property
     def unique(self) -> bool:  # noqa: D102 - as in the protocol
@@ -173,6 +182,10 @@ class LoadedKeyRows:
     @property
     def key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
         return pa.schema([self.schema.field(name) for name in self.duplicates.key.names])
+
+    @property
+    def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+        return self.key
 
     @property
     def unique(self) -> bool:  # noqa: D102 - as in the protocol
