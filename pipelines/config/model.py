@@ -173,7 +173,7 @@ class LookupConfig(_Strict):
     carry: list[str] = Field(default_factory=list, description="Attributes that facts take along as <role>_<attribute>")
     event_time: str | None = Field(
         default=None,
-        description="Time of the fact, for a dimension with history; by default the current version counts",
+        description="Time of the fact, for a dimension with history; the current version counts by default",
     )
     before_first: Literal["first", "unknown", "not_applicable", "invalid", "reject"] = Field(
         default="first", description="Where a fact goes that is older than the first version of its member"
