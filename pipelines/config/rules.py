@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.pipelines.config.column_types import canonical
+from headrace.pipelines.config.history import declared_history
 from headrace.pipelines.config.problems import Problem
+from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -127,7 +129,19 @@ def _dimension_problems(config: PipelineConfig, name: str, dimension: DimensionC
     ]
     if dimension.columns is not None:
         problems += _declared_problems(name, dimension, dimension.columns)
-    return problems
+    return problems or _history_problems(config, name, dimension)
+
+
+def _history_problems(config: PipelineConfig, name: str, dimension: DimensionConfig) -> list[Problem]:
+    if dimension.history is None:
+        return []
+    place: DocumentPath = ("dimensions", name, "history")
+    try:
+        history = declared_history(name, dimension, config.surrogate_key(name))
+    except InputError as error:
+        return [Problem(place, str(error))]
+    clashes = _clashes(history.entry_schema.names)
+    return [Problem(place, f"history of dimension {name!r}: {_clash(*pair)}") for pair in clashes]
 
 
 def _declared_problems(name: str, dimension: DimensionConfig, columns: Mapping[str, str]) -> list[Problem]:

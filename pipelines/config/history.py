@@ -1,0 +1,79 @@
+"""From the block `history` of a dimension in a pipeline file to its declaration, `headrace.etl.history.History`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.etl import Dimension, KeyRule
+from headrace.etl.history import History
+from headrace.pipelines.config.column_types import arrow_schema, arrow_type
+from headrace.pipelines.errors import PipelineFileError
+
+if TYPE_CHECKING:
+    from headrace.pipelines.config.model import DimensionConfig, HistoryConfig, PipelineConfig
+
+__all__ = ["history_of"]
+
+_LISTS = ("upserts", "deletes", "type_0", "type_1", "type_1_current", "type_2", "audit")
+_PLAIN = (
+    "effective", "by_day", "sequence", "operation", "valid_from", "valid_to", "is_current", "version", "is_deleted",
+    "end",
+)  # fmt: skip
+
+
+def history_of(config: PipelineConfig, name: str) -> History:
+    """Return the declaration of a dimension with history.
+
+    Parameters
+    ----------
+    config, name
+        Configuration of the pipeline, and name of the dimension in it.
+
+    Raises
+    ------
+    PipelineFileError
+        If the dimension is not declared, has no history, or no columns.
+    DeclarationError
+        If an attribute has no type or two, or a column is unsuitable.
+    """
+    declared = config.dimensions.get(name)
+    if declared is None:
+        known = ", ".join(config.dimensions) or "none"
+        raise PipelineFileError(f"pipeline {config.name!r} has no dimension {name!r}; its dimensions are {known}")
+    if declared.history is None:
+        raise PipelineFileError(
+            f"dimension {name!r} is declared without history: it has one row for each member, and changes cannot be "
+            f"applied to it; declare dimensions.{name}.history"
+        )
+    return declared_history(name, declared, config.surrogate_key(name))
+
+
+def declared_history(name: str, declared: DimensionConfig, surrogate_key: str) -> History:
+    """Return the declaration of a dimension that has the block `history`.
+
+    Raises
+    ------
+    PipelineFileError
+        If the dimension has no columns.
+    DeclarationError
+        If an attribute has no type or two, or a column is unsuitable.
+    """
+    assert declared.history is not None
+    if declared.columns is None:
+        raise PipelineFileError(
+            f"dimension {name!r} has a history, so it needs dimensions.{name}.columns, the types of its key and "
+            "attributes"
+        )
+    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
+    columns = arrow_schema(declared.columns)
+    dimension = Dimension(name, tuple(declared.natural_key), surrogate_key, columns, rules)
+    return History(dimension, **_options(declared.history))
+
+
+def _options(given: HistoryConfig) -> dict[str, Any]:
+    """Return the options of `History` that the block gives."""
+    options: dict[str, Any] = {field: getattr(given, field) for field in _PLAIN}
+    options |= {field: tuple(names) for field in _LISTS if (names := getattr(given, field)) is not None}
+    options["effective_type"] = arrow_type(given.effective_type)
+    options["sequence_type"] = arrow_type(given.sequence_type)
+    return options
