@@ -90,10 +90,11 @@ class Members:
         return (found[0], "late") if before_first == "first" else (None, before_first)
 
 
+SCHEMA = {"order": "bigint", "buyer": "string", "seller": "string", "day": "date"}
+
+
 class Orders:
     """A pipeline that looks orders up in a dimension with history, and what must come out."""
-
-    SCHEMA = {"order": "bigint", "buyer": "string", "seller": "string", "day": "date"}
 
     def __init__(self, folder, shards=2, **more):
         self.folder = folder
@@ -111,7 +112,7 @@ class Orders:
     def document(self):
         return {
             "name": "orders",
-            "source": {"format": "csv", "path": "in", "schema": self.SCHEMA},
+            "source": {"format": "csv", "path": "in", "schema": SCHEMA},
             "dimensions": {
                 "customer": {
                     "path": "w/customer", "natural_key": ["id"], "shards": self.more["shards"],
@@ -144,7 +145,7 @@ class Orders:
         hidden = self.folder / "in" / f".{name}"
         with hidden.open("w", newline="") as stream:
             writer = csv.writer(stream)
-            writer.writerow(self.SCHEMA)
+            writer.writerow(SCHEMA)
             writer.writerows(["" if value is None else value for value in row] for row in rows)
         hidden.rename(self.folder / "in" / name)
 
