@@ -16,6 +16,7 @@ from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Prepared
 from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name
+from headrace.pipelines.config.history import as_of_lookup, history_of
 from headrace.pipelines.delta.constraints import constraint_columns
 from headrace.pipelines.delta.support import (
     Described,
@@ -29,14 +30,17 @@ from headrace.pipelines.delta.support import (
 from headrace.pipelines.delta.tables import create_dimension, create_table, has_table, open_table
 from headrace.pipelines.dimension.unknown_member import add_unknown_member
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+from headrace.pipelines.history.layout import delta_schema
+from headrace.pipelines.history.tables import create_history
 from headrace.pipelines.spark.frame import FILE
 from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from headrace.etl.history import AsOfLookup, History
     from headrace.pipelines.batch.storable import StorableRule
-    from headrace.pipelines.config.model import DimensionConfig, PipelineConfig
+    from headrace.pipelines.config.model import DimensionConfig, LookupConfig, PipelineConfig
 
 __all__ = ["CheckedPipeline", "check_pipeline", "described_table", "prepare"]
 
@@ -68,11 +72,7 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     """
     stream = arrow_schema(config.source.columns)
     found = {name: _dimension(config, name) for name in config.dimensions}
-    dimensions = {name: each.dimension for name, each in found.items()}
-    lookups = {
-        item.role: Lookup(dimensions[item.dimension], item.role, dict(item.on), item.policy, tuple(item.carry))
-        for item in config.lookups
-    }
+    lookups = {item.role: _lookup(item, found[item.dimension]) for item in config.lookups}
     for lookup in lookups.values():
         lookup.check(stream)
     duplicates = _duplicates(config, stream)
@@ -101,9 +101,12 @@ class CheckedPipeline:
         prepared, config = self.prepared, self.prepared.config
         notices = []
         for name, each in self._found.items():
-            if each.table is None:
-                create_dimension(config.dimensions[name].path, each.dimension)
-            else:
+            path = config.dimensions[name].path
+            if each.table is None and each.history is not None:
+                create_history(path, each.history)
+            elif each.table is None:
+                create_dimension(path, each.dimension)
+            elif each.history is None:
                 notices.append(add_unknown_member(each.dimension, each.table))
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
         _ensure_table(config.errors_path, ERROR_SCHEMA)
@@ -118,6 +121,7 @@ class _Found:
 
     dimension: Dimension
     table: Described | None
+    history: History | None = None
 
 
 def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()) -> None:
@@ -140,6 +144,8 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
     rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
     refuse_twins([*(declared.columns or ()), surrogate], f"dimension {name!r}")
     table = described_table(declared.path)
+    if declared.history is not None:
+        return _with_history(config, name, table)
     if table is None:
         return _Found(_declared_dimension(declared, name, surrogate, rules), None)
     label = f"dimension {name!r}"
@@ -156,6 +162,22 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
         name, tuple(declared.natural_key), surrogate, columns, rules, inferred_flag=flag if has_flag else None
     )
     return _Found(dimension, table)
+
+
+def _with_history(config: PipelineConfig, name: str, table: Described | None) -> _Found:
+    """Return a dimension with history, whose table has all columns of its layout or does not exist yet."""
+    history, label = history_of(config, name), f"dimension {name!r}"
+    refuse_float_keys(history.dimension.key_schema, label)
+    if table is not None:
+        for column in delta_schema(history):
+            _require_column(table, label, column.name, column.type)
+    return _Found(history.dimension, table, history)
+
+
+def _lookup(declared: LookupConfig, found: _Found) -> Lookup | AsOfLookup:
+    if found.history is not None:
+        return as_of_lookup(found.history, declared)
+    return Lookup(found.dimension, declared.role, dict(declared.on), declared.policy, tuple(declared.carry))
 
 
 def _is_attribute(field: pa.Field, table: Described, kept: set[str], apart: set[str]) -> bool:
@@ -213,11 +235,16 @@ def _use_of_dimension(prepared: Prepared, name: str, found: _Found) -> Use:
         Role.INFERRED if infers else Role.DIMENSION,
         f"dimension {name!r}",
         prepared.config.dimensions[name].path,
-        written=frozenset(dimension.table_schema.names) if infers else frozenset(),
+        written=frozenset(_columns_of(found).names) if infers else frozenset(),
         keys=dimension.natural_key,
         trimmed=trimmed,
         never_null=frozenset(always),
     )
+
+
+def _columns_of(found: _Found) -> pa.Schema:
+    """Return the columns that new members get."""
+    return found.dimension.table_schema if found.history is None else delta_schema(found.history)
 
 
 def _sinks(prepared: Prepared) -> list[tuple[Use, pa.Schema]]:

@@ -10,7 +10,7 @@ A second role of the same dimension waits for the members of the first.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
@@ -319,13 +319,14 @@ class Prepared:
         if lookup.event_time is None:
             return ()
         rows = version_rows(lookup.history, self._carried(lookup.dimension.name))
-        directions = ("backward", "forward") if lookup.before_first == "first" else ("backward",)
+        directions: list[Literal["backward", "forward"]] = ["backward"]
+        directions += ["forward"] if lookup.before_first == "first" else []
         joiners = []
         for direction in directions:
             name = f"{lookup.role} ({direction})"
             joiner = self._joiner(name, target, rows, lookup.current.operator_on, lookup.entry_columns, lookup.role)
-            nearest = (lookup.time_column, AT, direction)
-            joiners.append(replace(joiner, nearest=nearest, memory=joiner.memory // len(directions)))
+            memory = joiner.memory // len(directions)
+            joiners.append(replace(joiner, nearest=(lookup.time_column, AT, direction), memory=memory))
         return tuple(joiners)
 
     def _carried(self, dimension: str) -> set[str]:

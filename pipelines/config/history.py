@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from headrace.etl import Dimension, KeyRule
-from headrace.etl.history import History
+from headrace.etl.history import AsOfLookup, History
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type
 from headrace.pipelines.errors import PipelineFileError
 
 if TYPE_CHECKING:
-    from headrace.pipelines.config.model import DimensionConfig, HistoryConfig, PipelineConfig
+    from headrace.pipelines.config.model import DimensionConfig, HistoryConfig, LookupConfig, PipelineConfig
 
-__all__ = ["history_of"]
+__all__ = ["as_of_lookup", "declared_history", "history_of"]
 
 _LISTS = ("upserts", "deletes", "type_0", "type_1", "type_1_current", "type_2", "audit")
 _PLAIN = (
@@ -68,6 +68,26 @@ def declared_history(name: str, declared: DimensionConfig, surrogate_key: str) -
     columns = arrow_schema(declared.columns)
     dimension = Dimension(name, tuple(declared.natural_key), surrogate_key, columns, rules)
     return History(dimension, **_options(declared.history))
+
+
+def as_of_lookup(history: History, declared: LookupConfig) -> AsOfLookup:
+    """Return the declaration of a lookup into a dimension with history.
+
+    Raises
+    ------
+    DeclarationError
+        If the lookup names a column or a special member that the dimension does not have.
+    """
+    return AsOfLookup(
+        history,
+        declared.role,
+        dict(declared.on),
+        declared.event_time,
+        declared.policy,
+        tuple(declared.carry),
+        before_first=declared.before_first,
+        null_time=declared.null_time,
+    )
 
 
 def _options(given: HistoryConfig) -> dict[str, Any]:

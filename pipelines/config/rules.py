@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.pipelines.config.column_types import canonical
-from headrace.pipelines.config.history import declared_history
+from headrace.pipelines.config.column_types import arrow_schema, canonical
+from headrace.pipelines.config.history import as_of_lookup, declared_history
 from headrace.pipelines.config.problems import Problem
 from headrace.storage.errors import InputError
 
@@ -25,6 +25,7 @@ AUDIT_COLUMNS = ("_file", "_batch", "_loaded_at")
 _OUTCOME = "_outcome"
 _INFERRED_FLAG = "is_inferred"
 _INEXACT = ("float", "double")
+_OF_TIMES = ("before_first", "null_time")
 
 
 def inconsistencies(config: PipelineConfig) -> list[Problem]:
@@ -173,6 +174,17 @@ def _on_problems(config: PipelineConfig, place: int, lookup: LookupConfig) -> li
             f"{lookup.dimension!r} is {', '.join(dimension.natural_key)}; name each column once"
         )
         problems.append(Problem(("lookups", place, "on"), text))
+    if dimension.history is not None:
+        return problems or _as_of_problems(config, place, lookup, dimension)
+    problems += [
+        Problem(
+            ("lookups", place, name),
+            f"lookup {lookup.role!r} has `{name}`, but dimension {lookup.dimension!r} has no history; declare "
+            f"dimensions.{lookup.dimension}.history, or leave `{name}` out",
+        )
+        for name in ("event_time", *_OF_TIMES)
+        if name in lookup.model_fields_set
+    ]
     if dimension.columns is not None:
         apart = {*dimension.natural_key, config.surrogate_key(lookup.dimension), _INFERRED_FLAG}
         attributes = [column for column in dimension.columns if column not in apart]
@@ -186,6 +198,27 @@ def _on_problems(config: PipelineConfig, place: int, lookup: LookupConfig) -> li
             if column not in attributes
         ]
     return problems
+
+
+def _as_of_problems(
+    config: PipelineConfig, place: int, lookup: LookupConfig, dimension: DimensionConfig
+) -> list[Problem]:
+    """Return mismatches between a lookup and its dimension with history."""
+    try:
+        history = declared_history(lookup.dimension, dimension, config.surrogate_key(lookup.dimension))
+    except InputError:
+        return []  # reported at the dimension
+    given = [name for name in _OF_TIMES if name in lookup.model_fields_set and lookup.event_time is None]
+    if given:
+        text = (
+            f"lookup {lookup.role!r} has `{given[0]}` without `event_time`; name the column with the time of the fact"
+        )
+        return [Problem(("lookups", place, given[0]), text)]
+    try:
+        as_of_lookup(history, lookup).check(arrow_schema(config.source.columns))
+    except InputError as error:
+        return [Problem(("lookups", place), str(error))]
+    return []
 
 
 def _fact_problems(config: PipelineConfig) -> list[Problem]:

@@ -31,6 +31,7 @@ __all__ = [
     "STREAMS",
     "DeltaHandle",
     "TableVersion",
+    "commit_note",
     "create_dimension",
     "create_table",
     "open_table",
@@ -184,7 +185,7 @@ class DeltaHandle:
         version = self._table.version()
         if version > self._noted_up_to:
             limit = None if self._noted_up_to < 0 else version - self._noted_up_to
-            notes = (_note(commit).get("greatest_key") for commit in self.commits(limit))
+            notes = (commit_note(commit).get("greatest_key") for commit in self.commits(limit))
             self._noted = max([self._noted, *(key for key in notes if isinstance(key, int))])
             self._noted_up_to = version
         return self._noted
@@ -226,7 +227,8 @@ class DeltaHandle:
             notes = [
                 {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
                 for commit in self.commits(limit)
-                if (note := _note(commit)).get("application") == application and note.get("transaction") == transaction
+                if (note := commit_note(commit)).get("application") == application
+                and note.get("transaction") == transaction
             ]
             if notes:
                 return notes[::-1]
@@ -419,7 +421,8 @@ def has_table(path: str) -> bool:
     return bool(DeltaTable.is_deltatable(table_location(path)))
 
 
-def _note(commit: Mapping[str, Any]) -> dict[str, Any]:
+def commit_note(commit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the note of a commit; an empty dict if another writer made it."""
     try:
         note = json.loads(commit.get("userMetadata") or "{}")
     except json.JSONDecodeError:

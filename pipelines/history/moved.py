@@ -1,0 +1,133 @@
+"""The table of moved facts: for each commit of changes, the facts that point to another version since then.
+
+The table `<dimension>_moved` is partitioned by the Delta version of the dimension whose commit moved the facts. A row
+is a member and a half-open time range, or a retired version. `headrace dimension restate` reads it.
+
+The commit of the dimension decides. Its note names the files of moved facts under `MOVED_NOTE`, which no commit of this
+table names yet. `settle_moved` adds them, in the order of the dimension's commits and each one once, so that a killed
+run loses none: the next run, and each `restate`, settle what is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from headrace.pipelines.delta.commits import Commit, commit_files
+from headrace.pipelines.delta.data_files import DataFile, FileSpec
+from headrace.pipelines.delta.tables import DeltaHandle, commit_note, create_table, has_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from headrace.etl.history import Applied, History
+
+__all__ = [
+    "CAUSE",
+    "DIMENSION_VERSION",
+    "MOVED_FROM",
+    "MOVED_NOTE",
+    "MOVED_TO",
+    "RETIRED_KEY",
+    "ensure_moved_table",
+    "moved_files",
+    "moved_note",
+    "moved_path",
+    "moved_rows",
+    "moved_schema",
+    "settle_moved",
+]
+
+MOVED_NOTE: Final = "moved"
+MOVED_FROM: Final = "_moved_from"
+MOVED_TO: Final = "_moved_to"
+CAUSE: Final = "_cause"
+RETIRED_KEY: Final = "_retired_key"
+DIMENSION_VERSION: Final = "_dimension_version"
+RETIRED: Final = "retired"
+_SETTLED: Final = "headrace.moved"
+
+
+def moved_path(dimension_path: str) -> str:
+    """Return the path of the table of moved facts of a dimension."""
+    return f"{dimension_path.rstrip('/')}_moved"
+
+
+def moved_schema(history: History) -> pa.Schema:
+    """Return the columns of moved facts: natural key, time range, cause, and the key of a retired version."""
+    key = [field.with_nullable(nullable=True) for field in history.dimension.key_schema]
+    bounds = [pa.field(name, history.instant_type) for name in (MOVED_FROM, MOVED_TO)]
+    return pa.schema([*key, *bounds, pa.field(CAUSE, pa.string()), pa.field(RETIRED_KEY, pa.int64())])
+
+
+def moved_rows(history: History, applied: Applied) -> pa.Table:
+    """Return the rows for the result of applied changes: one for each moved range, and one for each retired version."""
+    schema, natural = moved_schema(history), history.dimension.natural_key
+    moved, retired = applied.moved, applied.retired
+    ranges = [moved.column(name) for name in (*natural, "moved_from", "moved_to", "cause")]
+    gone = [retired.column(name) for name in (*natural, history.valid_from, history.valid_to)]
+    cause = pa.repeat(pa.scalar(RETIRED, pa.string()), retired.num_rows)
+    return pa.concat_tables(
+        [
+            pa.table([*ranges, pa.nulls(moved.num_rows, pa.int64())], names=schema.names).cast(schema),
+            pa.table([*gone, cause, retired.column(history.dimension.surrogate_key)], names=schema.names).cast(schema),
+        ]
+    )
+
+
+def moved_files(dimension_path: str, history: History) -> FileSpec:
+    """Return the file specification of moved facts. A task writes them before the commit, which has no number yet."""
+    return FileSpec(moved_path(dimension_path), moved_schema(history))
+
+
+def moved_note(files: Iterable[DataFile]) -> dict[str, Any]:
+    """Return the part of the note of the dimension's commit that names the files of moved facts."""
+    return {MOVED_NOTE: [asdict(file) for file in files]}
+
+
+def ensure_moved_table(dimension_path: str, history: History) -> str:
+    """Create the table of moved facts unless it exists, and return its path."""
+    path = moved_path(dimension_path)
+    if not has_table(path):
+        schema = pa.schema([*moved_schema(history), pa.field(DIMENSION_VERSION, pa.int64())])
+        create_table(path, schema, (DIMENSION_VERSION,))
+    return path
+
+
+def settle_moved(dimension_path: str) -> int:
+    """Add the moved facts that commits of the dimension name and the table does not have yet.
+
+    Returns
+    -------
+    int
+        Number of commits whose facts were added.
+
+    Raises
+    ------
+    DeltaTableError
+        If a file was removed.
+    """
+    path = moved_path(dimension_path)
+    if not has_table(path):
+        return 0
+    moved, dimension = DeltaHandle(path), DeltaHandle(dimension_path)
+    settled = moved.transaction(_SETTLED)
+    waiting = sorted(_waiting(dimension, -1 if settled is None else settled), key=lambda each: each[0])
+    for version, files in waiting:
+        partition: dict[str, str | None] = {DIMENSION_VERSION: str(version)}
+        commit_files(
+            path, moved.table, [replace(file, partition=partition) for file in files], Commit(_SETTLED, version)
+        )
+    return len(waiting)
+
+
+def _waiting(dimension: DeltaHandle, settled: int) -> Iterator[tuple[int, list[DataFile]]]:
+    """Yield the commits after a version that name moved facts, newest first."""
+    for commit in dimension.commits(None):
+        if commit["version"] <= settled:
+            return
+        files = commit_note(commit).get(MOVED_NOTE)
+        if files:
+            yield commit["version"], [DataFile(**file) for file in files]
