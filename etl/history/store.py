@@ -23,13 +23,13 @@ import pyarrow.compute as pc
 from headrace.etl.errors import DimensionError
 from headrace.etl.history.applying import Applied, apply_changes
 from headrace.etl.history.as_of import AsOfLookup, Operators, current_dimension, resolve_as_of
-from headrace.etl.history.changes import take_in
 from headrace.etl.history.checking import violations
 from headrace.etl.history.declaration import AT, History
 from headrace.etl.history.inferring import inferred_members, special_versions
+from headrace.etl.history.stored import named_members, stored_entries, time_limits
 from headrace.etl.lookup import Policy
 from headrace.etl.surrogate import KeyAllocator
-from headrace.joins import SSIJ, AsOf, Range
+from headrace.joins import SSIJ, AsOf
 from headrace.storage import Table
 from headrace.storage.errors import TableExistsError
 
@@ -374,21 +374,7 @@ class HistoryDimension:
 
     def _entries_of(self, changes: pa.Table | pa.RecordBatch) -> pa.Table:
         """Return all entries of the members that changes name."""
-        keys = _distinct_keys(self.history, changes)
-        names = [f"_named_{name}" for name in self.history.dimension.natural_key]
-        low, high = _ends(self.history.instant_type, keys.num_rows)
-        stream = pa.Table.from_arrays([*keys.columns, low, high], names=[*names, "_low", "_high"])
-        on = Range("_low", "_high", AT, list(zip(names, self.history.dimension.natural_key, strict=True)))
-        wanted = self.history.entry_schema
-        with SSIJ(self._entries, on=on, columns=wanted.names, memory=self._memory) as join:
-            found = [
-                result.select(list(range(len(names) + 2, result.num_columns)))
-                for batch in stream.combine_chunks().to_batches()
-                for result in join.push(batch)
-            ]
-            found += [result.select(list(range(len(names) + 2, result.num_columns))) for result in join.finish()]
-        parts = [pa.RecordBatch.from_arrays(batch.columns, names=wanted.names) for batch in found]
-        return pa.Table.from_batches(parts).cast(wanted) if parts else wanted.empty_table()
+        return stored_entries(self.history, self._entries, named_members(self.history, changes), self._memory)
 
 
 class _NewestEntry:
@@ -412,7 +398,7 @@ class _NewestEntry:
 
     def push(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Push a batch of the stream and return the results that are ready."""
-        far = _ends(self._kind, batch.num_rows)[1]
+        far = time_limits(self._kind, batch.num_rows)[1]
         return self._without_far(self._join.push(batch.append_column(self._FAR, far)))
 
     def flush(self) -> Iterator[pa.RecordBatch]:
@@ -428,19 +414,6 @@ class _NewestEntry:
 def _begins(history: History, entries: pa.Table | pa.RecordBatch) -> Any:
     """Return which entries begin a version."""
     return pc.equal(entries.column(AT), entries.column(history.valid_from))
-
-
-def _distinct_keys(history: History, changes: pa.Table | pa.RecordBatch) -> pa.Table:
-    rows = take_in(history, changes).rows.select(list(history.dimension.natural_key))
-    return rows.group_by(rows.column_names).aggregate([])
-
-
-def _ends(kind: pa.DataType, rows: int) -> tuple[pa.Array, pa.Array]:
-    """Return the minimum and the maximum instant of a type."""
-    width = np.int32 if kind == pa.date32() else np.int64
-    limits = np.iinfo(width)
-    low, high = (pa.array(np.full(rows, limit, dtype=width)).view(kind) for limit in (limits.min, limits.max))
-    return low, high
 
 
 def _build_current(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headrace.etl.history import special_versions
-from headrace.pipelines.delta.tables import create_table
+from headrace.pipelines.delta.data_files import FileSpec, FileWriter
+from headrace.pipelines.delta.row_changes import create_row_table
+from headrace.pipelines.delta.tables import has_table
+from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.history.layout import delta_schema
 
 if TYPE_CHECKING:
@@ -19,12 +23,25 @@ __all__ = ["create_history", "special_rows"]
 def create_history(path: str, history: History) -> None:
     """Create the Delta table of a dimension with history, with its special members.
 
+    The table has deletion vectors, so that changes need not write data files again.
+
     Raises
     ------
     DeltaTableError
         If the table already exists or cannot be written.
     """
-    create_table(path, delta_schema(history), rows=special_rows(history))
+    schema = delta_schema(history)
+    if has_table(path):
+        raise DeltaTableError(f"there is a Delta table at {path} already; name another folder, or remove the table")
+    try:
+        Path(path).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DeltaTableError(f"the Delta table at {path} cannot be created: {error}") from error
+    with FileWriter(FileSpec(path, schema)) as writer:
+        for batch in special_rows(history).to_batches():
+            writer.write(batch)
+        files = writer.close()
+    create_row_table(path, schema, files)
 
 
 def special_rows(history: History) -> pa.Table:

@@ -1,7 +1,8 @@
 """The contents of a replica, and the conversion of Delta changes to replica changes. Pure functions over Arrow tables.
 
 There are two kinds of replica here: the members of a dimension, and the keys that a fact table has loaded.
-`headrace.pipelines.replica.version_rows` adds the versions of dimensions with history.
+`headrace.pipelines.replica.version_rows` adds the versions of dimensions with history, and
+`headrace.pipelines.replica.entry_rows` adds their entries.
 `headrace.pipelines.replica.catch_up` handles files, locks and versions.
 """
 
@@ -21,7 +22,7 @@ from headrace.pipelines.delta.tables import CHANGE_TYPE, COMMIT_VERSION
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Changes", "LoadedKeyRows", "MemberRows", "ReplicaRows", "of_shard"]
+__all__ = ["Changes", "FeedOrder", "LoadedKeyRows", "MemberRows", "ReplicaRows", "feed_order", "of_shard"]
 
 _INSERTS = pa.array(["insert", "update_postimage"])
 _UPDATES = pa.array(["update_preimage", "update_postimage"])
@@ -135,7 +136,7 @@ class MemberRows:
     def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the protocol
         feed = self._members(table)
         rows = member_rows(self.dimension, feed)
-        order = _feed_order(feed, rows.select(self.key.names))
+        order = feed_order(feed, rows.select(self.key.names))
         if len(order.repeated):
             return None
         last = rows.take(pa.array(order.last))
@@ -222,7 +223,7 @@ class LoadedKeyRows:
 
 
 @dataclass(frozen=True)
-class _FeedOrder:
+class FeedOrder:
     """Positions in a feed: first and last change of each key, keys that one version inserts twice, and the inserts."""
 
     first: NDArray[np.int64]
@@ -231,7 +232,7 @@ class _FeedOrder:
     inserts: NDArray[np.bool_]
 
 
-def _feed_order(feed: pa.Table, keys: pa.Table) -> _FeedOrder:
+def feed_order(feed: pa.Table, keys: pa.Table) -> FeedOrder:
     """Order the changes of each key by version, and deletes before inserts within a version."""
     inserts = np.asarray(pc.is_in(feed.column(CHANGE_TYPE), value_set=_INSERTS))
     version = np.asarray(feed.column(COMMIT_VERSION), dtype=np.int64)
@@ -241,7 +242,7 @@ def _feed_order(feed: pa.Table, keys: pa.Table) -> _FeedOrder:
     ends = np.append(starts[1:], len(order)) - 1 if len(starts) else starts
     before, after = order[:-1], order[1:]
     twice = (ranks[before] == ranks[after]) & (version[before] == version[after]) & inserts[before] & inserts[after]
-    return _FeedOrder(order[starts], order[ends], after[twice], inserts)
+    return FeedOrder(order[starts], order[ends], after[twice], inserts)
 
 
 def of_shard(rows: pa.Table, key: pa.Schema, shards: int, shard: int) -> pa.Table:
