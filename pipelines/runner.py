@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.source.discovery import LeftOut
 
-__all__ = ["RunResult", "run"]
+__all__ = ["RunResult", "run", "spark_settings"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def run(
     check_source(config.source)
     with Catalog(config.catalog, clock) as catalog:
         kernels = compiling()  # while Spark starts
-        started = session(spark or _spark_settings(config))
+        started = session(spark or spark_settings(config))
         kernels.join()
         checked = check_pipeline(config, started.sparkContext.defaultParallelism)
         with (
@@ -240,7 +240,8 @@ def _no_hook(_step: str) -> None:
     """Do nothing."""
 
 
-def _spark_settings(config: PipelineConfig) -> SparkSettings:
+def spark_settings(config: PipelineConfig) -> SparkSettings:
+    """Return the Spark settings of a pipeline file."""
     conf = {name: option_text(value) for name, value in config.spark.conf.items()}
     return SparkSettings(master=config.spark.master, app_name=f"headrace {config.name}", conf=conf)
 
