@@ -10,6 +10,7 @@ import click
 
 from headrace.cli.blocks import Grid, Pairs, Text, counted
 from headrace.cli.exits import ExitCode
+from headrace.cli.lazy import LazyGroup
 from headrace.cli.options import PATH, ReportingCommand, csv_options, pass_console
 from headrace.storage.errors import InputError
 
@@ -40,7 +41,12 @@ def pipeline_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return option(function)
 
 
-@click.group("dimension", short_help="Create, inspect, and check dimensions.")
+@click.group(
+    "dimension",
+    cls=LazyGroup,
+    places={"restate": "headrace.cli.restate:restate"},
+    short_help="Create, inspect, and check dimensions.",
+)
 def dimension() -> None:
     """Create, inspect, and check the dimensions that a pipeline file declares."""
 

@@ -6,7 +6,7 @@ A step takes the rows of a task and yields them with additional columns. Rows th
 from __future__ import annotations
 
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
@@ -301,28 +301,33 @@ class _OlderJoin:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._join is None:
             return
-        if isinstance(error, CorruptionError | StorageIOError):  # of another replica: `_guarded` converts its own
+        if isinstance(error, CorruptionError | StorageIOError):  # of another replica: `_guarding` converts its own
             error = ReplicaDamagedError(str(error))
         self._join.__exit__(kind, error, trace)
 
     def push(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Push a batch, and yield the results that are ready."""
-        if self._join is None:
-            self._join = _Join(*self._given, batch.schema)
-            self._join.__enter__()
-        yield from self._guarded(self._join, self._join.serving.operator.push(batch))
+        join = self._join or _Join(*self._given, batch.schema)
+        with _guarding(join):
+            if self._join is None:
+                join.__enter__()
+                self._join = join
+            yield from join.serving.operator.push(batch)
 
     def flush(self) -> Iterator[pa.RecordBatch]:
         """Yield the results of all rows pushed so far."""
         if self._join is not None:
-            yield from self._guarded(self._join, self._join.serving.operator.flush())
+            with _guarding(self._join):
+                yield from self._join.serving.operator.flush()
 
-    @staticmethod
-    def _guarded(join: _Join, results: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from results
-        except (CorruptionError, StorageIOError) as error:
-            raise join.damaged(error) from error
+
+@contextmanager
+def _guarding(join: _Join) -> Iterator[None]:
+    """Discard the replica of a join if its file turns out to be damaged, and not that of the join around it."""
+    try:
+        yield
+    except (CorruptionError, StorageIOError) as error:
+        raise join.damaged(error) from error
 
 
 def _keyed(batch: pa.RecordBatch, names: tuple[str, ...], start: int) -> pa.RecordBatch:
