@@ -82,7 +82,8 @@ def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv:
 def apply(console: Console, /, name: str, source: Path, *, pipeline: Path, again: bool, spark: bool) -> None:
     """Apply the changes in SOURCE to dimension NAME, which has a history.
 
-    SOURCE is a file or a folder of CSV, JSON lines, or Parquet. Changes may come in any order. Each file is applied once; changes that were applied before add nothing.
+    SOURCE is a file or a folder of CSV, JSON lines, or Parquet. Changes may come in any order.
+    Each file is applied once; changes that were applied before add nothing.
     """
     from headrace.pipelines.changes import apply_files
     from headrace.pipelines.config import load_pipeline

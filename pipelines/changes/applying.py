@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.changes.protocol import AppliedBatch
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
 
-__all__ = ["ApplyResult", "apply_files", "change_columns"]
+__all__ = ["ApplyResult", "apply_files", "change_columns", "change_source", "prepare_target"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -156,9 +156,9 @@ def apply_files(
         Catalog(config.catalog, clock) as catalog,
         Leases(catalog, [f"dimension:{target.path}"], clock=clock) as leases,
     ):
-        created = _prepare(target)
+        created = prepare_target(target)
         runs = SparkEngine(session(settings_of(config))) if engine == "spark" else LocalEngine(config.replicas)
-        with Ledger(_checkpoint(config, name, source), clock) as ledger:
+        with Ledger(_checkpoint(target), clock) as ledger:
             protocol = ApplyProtocol(target, runs, holds=leases.check, hook=hook, clock=clock)
             loop = _Loop(target.source, ledger, protocol, Path(source), hook)
             loop.run(config, again=again)
@@ -297,7 +297,7 @@ def _format(place: Path) -> str:
     )
 
 
-def _prepare(target: ChangeTarget) -> bool:
+def prepare_target(target: ChangeTarget) -> bool:
     """Check the tables, and create those that are missing. Return whether the dimension was created."""
     label, history = f"dimension {target.name!r}", target.history
     refuse_twins(delta_schema(history).names, label)
@@ -353,7 +353,11 @@ def _same(there: pa.DataType, declared: pa.DataType) -> bool:
     return there == declared
 
 
-def _checkpoint(config: PipelineConfig, name: str, source: str | Path) -> str:
-    """Return the folder of the ledger for a source of changes, which does not depend on where the project is."""
-    place = os.path.relpath(Path(source).absolute(), config.dimensions[name].path)
-    return str(Path(str(config.checkpoint)) / "dimensions" / name / hashlib.sha256(place.encode()).hexdigest()[:16])
+def _checkpoint(target: ChangeTarget) -> str:
+    """Return the folder of the ledger for a folder of changes, which does not depend on where the project is.
+
+    A file that is named alone, and its folder, have one ledger.
+    """
+    place = os.path.relpath(target.source.path, target.path)
+    name = hashlib.sha256(place.encode()).hexdigest()[:16]
+    return str(Path(str(target.config.checkpoint)) / "dimensions" / target.name / name)
