@@ -62,6 +62,7 @@ _ATTEMPTS: Final = 50
 _LONGEST_PAUSE: Final = 2.0
 _PART: Final = "changes"
 _LEAST_TASK_BYTES: Final = 4 << 20
+_TASK_SHARE: Final = 4
 _REMOVED: Final = ("update_preimage", "delete")
 _COUNTS: Final = ("rows", "inserted", "updated", "retired", "moved_ranges", "late")
 
@@ -153,6 +154,11 @@ class ApplyProtocol:
         Function called with the name of each step before and after the step. Tests use it to inject failures.
     clock
         Function that returns seconds since 1970.
+
+    Attributes
+    ----------
+    attempts
+        Number of times that a batch is planned before other writers win.
     """
 
     def __init__(
@@ -172,6 +178,7 @@ class ApplyProtocol:
         self._dimension = DeltaHandle(target.path)
         self._errors = DeltaHandle(errors_path(target.path))
         self._live = LiveFiles(target.path)
+        self.attempts = _ATTEMPTS
 
     def finish(self, number: int, stream: str) -> AppliedBatch | None:
         """Complete a batch that the dimension holds, if its run ended early; None if the dimension does not hold it."""
@@ -198,15 +205,15 @@ class ApplyProtocol:
             If other writers committed first on every attempt. The batch can be run again.
         """
         began = self._clock()
-        for retry in range(_ATTEMPTS):
+        for retry in range(self.attempts):
             try:
                 return self._apply(files, number, stream, began)
             except TableMovedError as moved:
                 _LOG.info("batch %d of changes is planned again: %s", number, moved)
                 time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**retry)))  # noqa: S311 - spreads writers
         raise BatchError(
-            f"batch {number}: other writers changed {self._target.path} during each of {_ATTEMPTS} attempts; nothing "
-            "is lost, run again when they are done"
+            f"batch {number}: other writers changed {self._target.path} during each of {self.attempts} attempts; "
+            "nothing is lost, run again when they are done"
         )
 
     def _apply(self, files: Sequence[FoundFile], number: int, stream: str, began: float) -> AppliedBatch:
@@ -335,7 +342,7 @@ class ApplyProtocol:
 
 def _parts(files: Sequence[FoundFile], replicas: int, memory: int) -> int:
     """Return the number of shards per replica, so that the changes of a task take a share of the memory."""
-    task = max(_LEAST_TASK_BYTES, memory // 4)
+    task = max(_LEAST_TASK_BYTES, memory // _TASK_SHARE)
     return max(1, -(-sum(file.size for file in files) // (task * replicas)))
 
 

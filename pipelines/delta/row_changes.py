@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.delta.data_files import DataFile
     from headrace.pipelines.delta.live_files import LiveFile, LiveFiles
 
-__all__ = ["FEED_TYPE", "RowChanges", "change_rows_exactly", "create_row_table", "feed_files"]
+__all__ = ["FEED_TYPE", "RowChanges", "change_rows_exactly", "create_row_table", "feed_files", "removed_file"]
 
 FEED_TYPE: Final = "_change_type"
 _FEED: Final = "_change_data"
@@ -224,7 +224,7 @@ def _actions(path: str, hits: Sequence[tuple[LiveFile, NDArray[np.int64]]]) -> l
     partly = [number for number in range(len(hits)) if len(removed[number]) < rows[number]]
     vectors = write_vectors(path, [removed[number] for number in partly])
     now = int(time.time() * 1000)
-    actions: list[dict[str, Any]] = [{"remove": _remove(file, now)} for file, _ in hits]
+    actions: list[dict[str, Any]] = [{"remove": removed_file(file, now)} for file, _ in hits]
     for number, vector in zip(partly, vectors, strict=True):
         file = hits[number][0]
         actions.append({"add": _add(file, rows[number], vector.descriptor())})
@@ -241,7 +241,8 @@ def _rows(path: str, file: LiveFile) -> int:
     return pq.read_metadata(Path(path) / file.place).num_rows if file.rows is None else file.rows
 
 
-def _remove(file: LiveFile, now: int) -> dict[str, Any]:
+def removed_file(file: LiveFile, now: int) -> dict[str, Any]:
+    """Return the `remove` action of a file, at a time in ms."""
     described = {
         "path": file.path,
         "deletionTimestamp": now,
