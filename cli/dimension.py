@@ -95,6 +95,21 @@ def apply(console: Console, /, name: str, source: Path, *, pipeline: Path, again
     _show_applied(result, console)
 
 
+@dimension.command("compact", cls=ReportingCommand)
+@click.argument("name")
+@pipeline_option
+@pass_console
+def compact(console: Console, /, name: str, pipeline: Path) -> None:
+    """Compact the Delta table of dimension NAME: fewer files, without removed rows. No row changes."""
+    from headrace.pipelines.changes import compact_dimension
+    from headrace.pipelines.config import load_pipeline
+
+    with console.step(f"compacting dimension {name}", left=UNCHANGED):
+        found = compact_dimension(load_pipeline(pipeline), name)
+    pairs = {key.replace("_", " "): value for key, value in asdict(found).items()}
+    console.result({"dimension": name, **asdict(found)}, Pairs(f"Dimension {name}", pairs))
+
+
 @dimension.command("list", cls=ReportingCommand)
 @pipeline_option
 @pass_console

@@ -26,6 +26,7 @@ from headrace.pipelines.changes.protocol import ApplyProtocol, ChangeTarget, err
 from headrace.pipelines.config.column_types import type_name
 from headrace.pipelines.config.history import history_of
 from headrace.pipelines.config.source_format import record_format
+from headrace.pipelines.delta.compaction import compact_table
 from headrace.pipelines.delta.support import describe, refuse_float_keys, refuse_twins, require_row_changes
 from headrace.pipelines.delta.tables import create_table, has_table, open_table
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
@@ -47,8 +48,9 @@ if TYPE_CHECKING:
     from headrace.etl.history import History
     from headrace.pipelines.changes.protocol import AppliedBatch
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
+    from headrace.pipelines.delta.compaction import Compacted
 
-__all__ = ["ApplyResult", "apply_files", "change_columns", "change_source", "prepare_target"]
+__all__ = ["ApplyResult", "apply_files", "change_columns", "change_source", "compact_dimension", "prepare_target"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -174,6 +176,22 @@ def apply_files(
         errors_path(target.path),
         moved_path(target.path),
     )
+
+
+def compact_dimension(config: PipelineConfig, name: str) -> Compacted:
+    """Compact the Delta table of a dimension with history, see `headrace.pipelines.delta.compaction`.
+
+    Raises
+    ------
+    PipelineFileError, DeltaTableError
+        If the dimension has no history or no table, or its table cannot be used.
+    TableMovedError
+        If other writers changed the table during every attempt. Nothing was committed.
+    """
+    history_of(config, name)
+    path = config.dimensions[name].path
+    require_row_changes(describe(open_table(path), path), f"dimension {name!r}")
+    return compact_table(path)
 
 
 class _Loop:
