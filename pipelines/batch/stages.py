@@ -251,7 +251,7 @@ class Prepared:
             reader=ReadStep(record_format(self.config.source), self.stream) if number == 0 else None,
             steps=(
                 *_storable(self.early_rules if number == 0 else ()),
-                *(self._step(role, targets[role], run) for role in groups[number].roles),
+                *(self.step(role, targets[role], run) for role in groups[number].roles),
                 *_storable(self.late_rules if last else ()),
             ),
             next_shard=self.shard_rule(following.roles[0], run.shards[following.roles[0]])
@@ -297,7 +297,8 @@ class Prepared:
         inferring = [self.lookups[role] for group in groups for role in group.roles if self.infers(role)]
         return [pa.field(member_column(look.role), pa.struct(member_schema(look))) for look in inferring]
 
-    def _step(self, role: str, target: Target, run: StageRun) -> LookupStep | DuplicateStep:
+    def step(self, role: str, target: Target, run: StageRun) -> LookupStep | DuplicateStep:
+        """Return the step of a role at its planned version."""
         if role == DUPLICATES_ROLE:
             assert self.duplicates is not None
             rows: ReplicaRows = LoadedKeyRows(Duplicates(self.duplicates.key, rules=self.duplicates.rules))

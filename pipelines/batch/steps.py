@@ -100,8 +100,8 @@ class LookupStep:
     def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
         """Yield all rows with the lookup's columns; rows that are not open bypass the lookup."""
         infers = self.lookup.policy is Policy.INFER
-        shard = task.shard if infers else 0
         shards = self.joiner.replica.shards
+        shard = task.shard if shards > 1 else 0
         allocator = KeyAllocator(self.joiner.base, shards, shard) if infers else None
         passing = _Passing(batches)
         first = next(passing, None)

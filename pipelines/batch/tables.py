@@ -172,7 +172,7 @@ class BatchTables:
         """
         pending = self._pending(frame, notes, counts, batch)
         plain = {name: value for name, value in asdict(record).items() if name != "detail"}
-        note = {"attempt": batch.attempt, "record": plain, "pending": pending}
+        note = {"attempt": batch.attempt, "record": plain, "pending": pending, "versions": dict(batch.versions)}
         commit = Commit(batch.application("facts"), batch.number, note)
         path, version = self._config.sink.path, batch.versions.get(DUPLICATES_ROLE)
         files = _noted_files(notes, "facts")

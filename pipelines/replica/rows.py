@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Changes", "FeedOrder", "LoadedKeyRows", "MemberRows", "ReplicaRows", "feed_order", "of_shard"]
 
 _INSERTS = pa.array(["insert", "update_postimage"])
+_UPDATES = pa.array(["update_preimage", "update_postimage"])
 _NAMED = 5
 _FILTER_BITS = 8.0
 
@@ -200,11 +201,22 @@ class LoadedKeyRows:
         return self.duplicates.loaded_keys(table, version)
 
     def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the protocol
-        if not pc.all(pc.equal(table.column(CHANGE_TYPE), "insert"), min_count=0).as_py():
+        inserted = pc.equal(table.column(CHANGE_TYPE), "insert")
+        if not (pc.all(inserted, min_count=0).as_py() or self._keeps_keys(table.filter(pc.invert(inserted)))):
             return None
         last = pc.max(table.column(COMMIT_VERSION)).as_py() or 0
         none = self.key.empty_table()
-        return Changes(self.rows(table, last), none, none)
+        return Changes(self.rows(table.filter(inserted), last), none, none)
+
+    def _keeps_keys(self, changed: pa.Table) -> bool:
+        """Return whether all changes are updates that keep the key of their row."""
+        kinds = changed.column(CHANGE_TYPE)
+        if not pc.all(pc.is_in(kinds, value_set=_UPDATES), min_count=0).as_py():
+            return False
+        sign = pc.if_else(pc.equal(kinds, _UPDATES[0]), -1, 1)
+        columns = [COMMIT_VERSION, *self.key.names]
+        balance = changed.select(columns).append_column("_sign", sign).group_by(columns).aggregate([("_sign", "sum")])
+        return bool(pc.all(pc.equal(balance.column("_sign_sum"), 0), min_count=0).as_py())
 
     def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: ARG002, D102 - as in the protocol
         return table.num_rows == 0
