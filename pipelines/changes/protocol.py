@@ -33,7 +33,6 @@ from headrace.pipelines.batch.read_step import ReadStep, record_format
 from headrace.pipelines.changes.stages import ApplyShard, ReadChanges, Tables
 from headrace.pipelines.delta.commits import Commit, commit_files
 from headrace.pipelines.delta.data_files import DataFile, FileSpec
-from headrace.pipelines.delta.live_files import LiveFiles
 from headrace.pipelines.delta.row_changes import FEED_TYPE, RowChanges, change_rows_exactly, feed_files
 from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle
 from headrace.pipelines.errors import BatchError, ConservationError, TableMovedError
@@ -43,6 +42,8 @@ from headrace.pipelines.replica.catch_up import ReplicaSpec
 from headrace.pipelines.replica.entry_rows import EntryRows
 from headrace.pipelines.source.identity import application
 from headrace.pipelines.spark.frame import ShardRule
+from headrace.storage.format import is_bytes
+from headrace.storage.records import compression_of
 from headrace.storage.units import parse_memory
 
 if TYPE_CHECKING:
@@ -61,8 +62,11 @@ _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 50
 _LONGEST_PAUSE: Final = 2.0
 _PART: Final = "changes"
-_LEAST_TASK_BYTES: Final = 4 << 20
-_TASK_SHARE: Final = 4
+_LEAST_TASK_BYTES: Final = 1 << 20
+_TASK_SHARE: Final = 16  # the rows of a change, its entries and its versions take this many times its own bytes
+_COMPRESSION: Final = 8
+_TEXT_WIDTH: Final = 24
+_WIDTH: Final = 8
 _REMOVED: Final = ("update_preimage", "delete")
 _COUNTS: Final = ("rows", "inserted", "updated", "retired", "moved_ranges", "late")
 
@@ -177,7 +181,6 @@ class ApplyProtocol:
         self._clock = clock
         self._dimension = DeltaHandle(target.path)
         self._errors = DeltaHandle(errors_path(target.path))
-        self._live = LiveFiles(target.path)
         self.attempts = _ATTEMPTS
 
     def finish(self, number: int, stream: str) -> AppliedBatch | None:
@@ -253,7 +256,7 @@ class ApplyProtocol:
             ),
             version=latest.version,
             base=self._dimension.greatest_key(target.history.dimension.surrogate_key),
-            shards=replicas * _parts(files, replicas, memory),
+            shards=replicas * _parts(target.source, files, replicas, memory),
             memory=memory // self._engine.cores,
             tables=Tables(
                 FileSpec(target.path, schema),
@@ -302,7 +305,7 @@ class ApplyProtocol:
         commit = Commit(application(stream, _PART), number, {**keys, **note}, properties)
         self._begin("changes", self._dimension)
         table = self._dimension.table
-        change_rows_exactly(self._dimension.path, table, self._live, stage.version, changes, commit)
+        change_rows_exactly(self._dimension.path, table, self._dimension.live, stage.version, changes, commit)
         self._hook("after changes")
         return self._dimension.latest().version
 
@@ -340,10 +343,22 @@ class ApplyProtocol:
         return AppliedBatch(batch=number, version=version, outcomes=outcomes, seconds=seconds, **totals)
 
 
-def _parts(files: Sequence[FoundFile], replicas: int, memory: int) -> int:
+def _parts(source: SourceConfig, files: Sequence[FoundFile], replicas: int, memory: int) -> int:
     """Return the number of shards per replica, so that the changes of a task take a share of the memory."""
     task = max(_LEAST_TASK_BYTES, memory // _TASK_SHARE)
-    return max(1, -(-sum(file.size for file in files) // (task * replicas)))
+    return max(1, -(-sum(_bytes(source, file) for file in files) // (task * replicas)))
+
+
+def _bytes(source: SourceConfig, file: FoundFile) -> int:
+    """Return about how many bytes the rows of a file take in memory."""
+    if source.format != "parquet":
+        return file.size * (_COMPRESSION if compression_of(file.name) else 1)
+    columns = record_format(source).columns
+    width = sum(_TEXT_WIDTH if is_bytes(field.type) else _WIDTH for field in columns)
+    try:
+        return int(pq.read_metadata(f"{source.path}/{file.name}").num_rows) * width
+    except (OSError, pa.ArrowException):
+        return file.size  # the stage that reads the file reports it
 
 
 def _noted(notes: Iterable[Mapping[str, Any]], part: str) -> list[DataFile]:
