@@ -29,7 +29,7 @@ from headrace.pipelines.source.intake import Intake
 from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.source.pieces import check_source, piece_frame
 from headrace.pipelines.spark.failures import explained
-from headrace.pipelines.spark.sessions import SparkSettings, session, settings_of
+from headrace.pipelines.spark.sessions import SparkSettings, session, spark_settings
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.source.discovery import LeftOut
 
-__all__ = ["RunResult", "run"]
+__all__ = ["RunResult", "run", "spark_settings"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -157,7 +157,7 @@ def run(
     check_source(config.source)
     with Catalog(config.catalog, clock) as catalog:
         kernels = compiling()  # while Spark starts
-        started = session(spark or settings_of(config))
+        started = session(spark or spark_settings(config))
         kernels.join()
         checked = check_pipeline(config, started.sparkContext.defaultParallelism)
         with (

@@ -32,12 +32,12 @@ from headrace.pipelines.delta.tables import create_table, has_table, open_table
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.moved import ensure_moved_table, moved_path
-from headrace.pipelines.history.tables import create_history
+from headrace.pipelines.history.tables import check_declaration, create_history
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.source.discovery import Found, FoundFile, LeftOut, discover, examine, fingerprint
 from headrace.pipelines.source.intake import Intake
 from headrace.pipelines.source.ledger import Ledger
-from headrace.pipelines.spark.sessions import session, settings_of
+from headrace.pipelines.spark.sessions import session, spark_settings
 from headrace.storage.records import kind_of
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def apply_files(
         Leases(catalog, [f"dimension:{target.path}"], clock=clock) as leases,
     ):
         created = prepare_target(target)
-        runs = SparkEngine(session(settings_of(config))) if engine == "spark" else LocalEngine(config.replicas)
+        runs = SparkEngine(session(spark_settings(config))) if engine == "spark" else LocalEngine(config.replicas)
         with Ledger(_checkpoint(target), clock) as ledger:
             protocol = ApplyProtocol(target, runs, holds=leases.check, hook=hook, clock=clock)
             loop = _Loop(target.source, ledger, protocol, Path(source), hook)
@@ -336,6 +336,7 @@ def _check_table(path: str, history: History, label: str) -> None:
     """Raise an error unless the table has exactly the columns of the declaration, and its rows can be changed."""
     table = describe(open_table(path), path)
     require_row_changes(table, label)
+    check_declaration(table.properties, history, label, path)
     wanted = {field.name: field.type for field in delta_schema(history)}
     there = {field.name: field.type for field in table.schema}
     missing = [name for name in wanted if name not in there]

@@ -46,7 +46,9 @@ _THREADS: Final = 4
 _PROPERTIES: Final = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "true"}
 
 
-def create_row_table(path: str, schema: pa.Schema, files: Sequence[DataFile] = (), note: str = "{}") -> None:
+def create_row_table(
+    path: str, schema: pa.Schema, files: Sequence[DataFile] = (), properties: Mapping[str, str] | None = None
+) -> None:
     """Create a table whose rows can be changed: with deletion vectors and the change feed.
 
     `deltalake` would add a feature to the protocol that keeps tasks from writing the table's files.
@@ -57,8 +59,8 @@ def create_row_table(path: str, schema: pa.Schema, files: Sequence[DataFile] = (
         Folder and columns of the new table.
     files
         Data files of the table, which are in the folder already.
-    note
-        User metadata of the commit.
+    properties
+        Further properties of the table.
 
     Raises
     ------
@@ -69,7 +71,7 @@ def create_row_table(path: str, schema: pa.Schema, files: Sequence[DataFile] = (
 
     features = ["deletionVectors", *(["timestampNtz"] if _has_local_times(schema) else [])]
     now = int(time.time() * 1000)
-    operation = {"operation": "CREATE TABLE", "operationParameters": {}, "userMetadata": note}
+    operation = {"operation": "CREATE TABLE", "operationParameters": {}}
     actions: list[dict[str, Any]] = [
         {"commitInfo": {"timestamp": now, **operation, "engineInfo": "headrace"}},
         {
@@ -86,7 +88,7 @@ def create_row_table(path: str, schema: pa.Schema, files: Sequence[DataFile] = (
                 "format": {"provider": "parquet", "options": {}},
                 "schemaString": Schema.from_arrow(schema).to_json(),
                 "partitionColumns": [],
-                "configuration": dict(_PROPERTIES),
+                "configuration": {**_PROPERTIES, **(properties or {})},
                 "createdTime": now,
             }
         },

@@ -11,6 +11,7 @@ run loses none: the next run, and each `restate`, settle what is left.
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ __all__ = [
     "MOVED_NOTE",
     "MOVED_TO",
     "RETIRED_KEY",
+    "Cause",
     "ensure_moved_table",
     "moved_files",
     "moved_note",
@@ -46,7 +48,17 @@ MOVED_TO: Final = "_moved_to"
 CAUSE: Final = "_cause"
 RETIRED_KEY: Final = "_retired_key"
 DIMENSION_VERSION: Final = "_dimension_version"
-RETIRED: Final = "retired"
+
+
+class Cause(StrEnum):
+    """Cause of a row of the table of moved facts."""
+
+    VERSION = "version"
+    COVERED = "covered"
+    COMPLETED = "completed"
+    RETIRED = "retired"
+
+
 _SETTLED: Final = "headrace.moved"
 
 
@@ -68,7 +80,7 @@ def moved_rows(history: History, applied: Applied) -> pa.Table:
     moved, retired = applied.moved, applied.retired
     ranges = [moved.column(name) for name in (*natural, "moved_from", "moved_to", "cause")]
     gone = [retired.column(name) for name in (*natural, history.valid_from, history.valid_to)]
-    cause = pa.repeat(pa.scalar(RETIRED, pa.string()), retired.num_rows)
+    cause = pa.repeat(pa.scalar(str(Cause.RETIRED), pa.string()), retired.num_rows)
     return pa.concat_tables(
         [
             pa.table([*ranges, pa.nulls(moved.num_rows, pa.int64())], names=schema.names).cast(schema),

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.config.model import PipelineConfig
 
-__all__ = ["SparkSettings", "session", "settings_of", "spark_log", "stop"]
+__all__ = ["SparkSettings", "session", "spark_log", "spark_settings", "stop"]
 
 _LOG = logging.getLogger(__name__)
 _LOGS_KEPT = 20
@@ -96,7 +96,7 @@ class SparkSettings:
     conf: Mapping[str, str] = field(default_factory=dict)
 
 
-def settings_of(config: PipelineConfig) -> SparkSettings:
+def spark_settings(config: PipelineConfig) -> SparkSettings:
     """Return the settings that a pipeline file has for Spark."""
     conf = {name: _option_text(value) for name, value in config.spark.conf.items()}
     return SparkSettings(master=config.spark.master, app_name=f"headrace {config.name}", conf=conf)

@@ -178,12 +178,17 @@ def test_a_file_without_a_column_is_refused(invoke, shop):
     assert versions() == []
 
 
-def test_a_declaration_that_the_table_does_not_have_is_refused(invoke, shop):
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [("", "'phone': '2'"), ("type_0: [phone], ", "'phone': '0'")],
+)
+def test_a_declaration_that_the_table_was_not_made_with_is_refused(invoke, shop, declared, message):
     invoke("dimension", "apply", "customer", "changes")
-    (shop / "pipeline.yml").write_text(PIPELINE.replace("type_1: [phone], ", ""))
+    (shop / "pipeline.yml").write_text(PIPELINE.replace("type_1: [phone], ", declared))
     outcome = invoke("dimension", "apply", "customer", "changes", "--again")
     assert outcome.code == 1
-    assert "_entries" in outcome.err
+    assert message in " ".join(outcome.err.split())
+    assert "was made with" in " ".join(outcome.err.split())
     assert versions() == AFTER_FIRST
 
 

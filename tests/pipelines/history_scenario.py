@@ -7,13 +7,19 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import yaml
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 
 from headrace.etl import KeyAllocator
 from headrace.etl.history import apply_changes, inferred_entries
 from headrace.pipelines.config.history import history_of
 from headrace.pipelines.config.model import load_pipeline
+from headrace.pipelines.delta.commits import Commit, commit_files
+from headrace.pipelines.delta.data_files import FileSpec, FileWriter
+from headrace.pipelines.delta.live_files import LiveFiles
+from headrace.pipelines.delta.reads import scan_table
+from headrace.pipelines.delta.row_changes import RowChanges, change_rows_exactly, feed_files
 from headrace.pipelines.delta.tables import DeltaHandle
+from headrace.pipelines.history.differences import row_differences
 from headrace.pipelines.history.layout import delta_schema, entries_of, version_rows
 from headrace.pipelines.history.tables import create_history
 
@@ -36,7 +42,8 @@ class Members:
         return DeltaTable(self.path)
 
     def rows(self):
-        return self.table().to_pyarrow_table().cast(delta_schema(self.history))
+        schema = delta_schema(self.history)
+        return scan_table(self.table(), schema.names).read_all().cast(schema)
 
     def entries(self):
         return entries_of(self.history, self.rows())
@@ -55,26 +62,34 @@ class Members:
         names = {"since": pa.date32(), "city": pa.string(), "tel": pa.string(), "n": pa.int64(), "op": pa.string()}
         return pa.Table.from_pylist(rows, pa.schema({"id": self.history.dimension.schema.field("id").type, **names}))
 
-    def apply(self, *changes):
-        """Apply (id, day, city) changes: replace the rows of their members in two Delta commits."""
-        table, entries = self.changes(*changes), self.entries()
+    def apply(self, *changes, note=None):
+        """Apply (id, day, city) changes in one commit."""
+        entries, table = self.entries(), self.table()
+        applied = apply_changes(self.history, entries, self.changes(*changes), KeyAllocator(self.greatest))
+        differences = row_differences(self.history, entries, applied)
         key = self.history.dimension.surrogate_key
-        applied = apply_changes(self.history, entries, table, KeyAllocator(self.greatest))
-        touched = {row["id"] for row in [*applied.upserts.to_pylist(), *applied.deletes.to_pylist()]}
-        kept = {(row["id"], row["_at"]): row for row in entries.to_pylist() if row["id"] in touched}
-        for row in applied.deletes.to_pylist():
-            del kept[row["id"], row["_at"]]
-        kept |= {(row["id"], row["_at"]): row for row in applied.upserts.to_pylist()}
-        whole = version_rows(self.history, pa.Table.from_pylist(list(kept.values()), self.history.entry_schema))
-        old = [str(row[key]) for row in self.version_rows() if row["id"] in touched]
-        if old:
-            self.table().delete(f"{key} IN ({', '.join(old)})")
-        write_deltalake(self.path, whole, mode="append")
+        schema = delta_schema(self.history)
+        removed = np.sort(np.asarray(differences.before.column(key)))
+        files, feed = (
+            self.written(FileSpec(self.path, schema), differences.after),
+            self.written(feed_files(self.path, schema), differences.feed),
+        )
+        commit = Commit("changes", table.version(), (note or (lambda _: {}))(applied))
+        live = LiveFiles(self.path)
+        change_rows_exactly(self.path, table, live, table.version(), RowChanges(key, removed, files, feed), commit)
         return applied
+
+    @staticmethod
+    def written(spec, rows):
+        with FileWriter(spec) as writer:
+            for batch in rows.to_batches():
+                writer.write(batch)
+            return writer.close()
 
     def infer(self, *keys):
         added = inferred_entries(self.history, pa.table({"id": keys}), self.greatest + 1 + np.arange(len(keys)))
-        write_deltalake(self.path, version_rows(self.history, added), mode="append")
+        files = self.written(FileSpec(self.path, delta_schema(self.history)), version_rows(self.history, added))
+        commit_files(self.path, self.table(), files, Commit("facts", self.table().version()))
 
     def as_of(self, key, day, before_first="first"):
         """Return the version row of a member at a day, and the outcome: None if there is no such member."""
@@ -126,10 +141,10 @@ class Orders:
             },
             "lookups": [
                 {"dimension": "customer", "role": "buyer", "on": {"buyer": "id"}, "event_time": "day",
-                 "policy": "infer", "carry": ["city", "valid_from"]},
+                 "policy": "infer", "carry": ["city", "tel"]},
                 {"dimension": "customer", "role": "seller", "on": {"seller": "id"}, "event_time": "day",
                  "policy": "unknown", "before_first": "reject", "null_time": "current"},
-                {"dimension": "customer", "role": "now", "on": {"buyer": "id"}, "policy": "infer", "carry": ["city"]},
+                {"dimension": "customer", "role": "now", "on": {"buyer": "id"}, "policy": "infer", "carry": ["city", "valid_from"]},
             ],
             "sink": {"path": "w/facts"},
             "trigger": {"max_files": 1},
@@ -158,10 +173,10 @@ class Orders:
         fact = {"order": order, "buyer": buyer, "seller": seller, "day": day}
         rejected = []
         if day is None:
-            fact |= {"buyer_key": -1, "buyer_city": None, "buyer_valid_from": None}
+            fact |= {"buyer_key": -1, "buyer_city": None, "buyer_tel": None}
         else:
-            fact |= self._buyer(buyer, day, "buyer", ("city", "valid_from"))
-        fact |= self._buyer(buyer, dt.date.max, "now", ("city",))
+            fact |= self._buyer(buyer, day, "buyer", ("city", "tel"))
+        fact |= self._buyer(buyer, dt.date.max, "now", ("city", "valid_from"))
         found, outcome = self.members.as_of(normal(seller), day or dt.date.max, "reject")
         if outcome == "reject":
             rejected.append("seller")
