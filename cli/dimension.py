@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from headrace.cli.console import Console
     from headrace.cli.streams import CsvFormat
+    from headrace.pipelines.changes import ApplyResult
     from headrace.pipelines.config import PipelineConfig
     from headrace.pipelines.dimension import DimensionSummary, Finding, Repair
 
@@ -75,6 +76,44 @@ def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv:
             rows = pa.Table.from_batches(stream.batches(), stream.schema)
         summary = create_dimension(config, name, rows)
     _show(summary, console)
+
+
+@dimension.command("apply", cls=ReportingCommand)
+@click.argument("name")
+@click.argument("source", type=PATH)
+@pipeline_option
+@click.option("--again", is_flag=True, help="Read files again that were applied before.")
+@click.option("--spark", is_flag=True, help="Apply the changes in Spark's workers instead of in this process.")
+@pass_console
+def apply(console: Console, /, name: str, source: Path, *, pipeline: Path, again: bool, spark: bool) -> None:
+    """Apply the changes in SOURCE to dimension NAME, which has a history.
+
+    SOURCE is a file or a folder of CSV, JSON lines, or Parquet. Changes may come in any order.
+    Each file is applied once; changes that were applied before add nothing.
+    """
+    from headrace.pipelines.changes import apply_files
+    from headrace.pipelines.config import load_pipeline
+
+    left = "changes that were committed; run again to continue"
+    with console.step(f"applying {source} to dimension {name}", left=left):
+        config = load_pipeline(pipeline)
+        result = apply_files(config, name, source, again=again, engine="spark" if spark else "local")
+    _show_applied(result, console)
+
+
+@dimension.command("compact", cls=ReportingCommand)
+@click.argument("name")
+@pipeline_option
+@pass_console
+def compact(console: Console, /, name: str, pipeline: Path) -> None:
+    """Compact the Delta table of dimension NAME: fewer files, without removed rows. No row changes."""
+    from headrace.pipelines.changes import compact_dimension
+    from headrace.pipelines.config import load_pipeline
+
+    with console.step(f"compacting dimension {name}", left=UNCHANGED):
+        found = compact_dimension(load_pipeline(pipeline), name)
+    pairs = {key.replace("_", " "): value for key, value in asdict(found).items()}
+    console.result({"dimension": name, **asdict(found)}, Pairs(f"Dimension {name}", pairs))
 
 
 @dimension.command("list", cls=ReportingCommand)
@@ -175,6 +214,22 @@ def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path
     found = Grid(f"{len(keys) - len(missing)} of {counted(len(keys), 'key')} found", members.column_names, rows)
     absent = Text(f"Not found: {', '.join(keys[at] for at in missing)}")
     console.result(members.to_pylist(), found, *([absent] if missing else []))
+
+
+def _show_applied(result: ApplyResult, console: Console) -> None:
+    """Show what became of the changes."""
+    if not result.batches:
+        text = f"{result.path} has the changes of all files already; read them again with --again"
+        console.result(result.as_dict(), Text(text))
+        return
+    names = ("rows", "inserted", "updated", "retired", "moved_ranges", "late")
+    pairs = {"path": result.path, "version": result.version, "files": result.files}
+    pairs |= {name.replace("_", " "): result.total(name) for name in names}
+    shown = Pairs(f"Dimension {result.dimension}", pairs)
+    outcomes = Grid("Changes by outcome", ("outcome", "changes"), sorted(result.outcomes.items()))
+    kept = sum(result.outcomes.get(each, 0) for each in ("rejected", "routed"))
+    note = [Text(f"{counted(kept, 'change')} that did not apply: see {result.errors}")] if kept else []
+    console.result(result.as_dict(), shown, outcomes, *note)
 
 
 def _examples(title: str, found: list[Finding] | list[Repair]) -> list[Grid]:

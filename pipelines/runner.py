@@ -27,9 +27,9 @@ from headrace.pipelines.replica.kernels import compiling
 from headrace.pipelines.source.identity import check_identity, replaced_stream
 from headrace.pipelines.source.intake import Intake
 from headrace.pipelines.source.ledger import Ledger
-from headrace.pipelines.source.pieces import check_source, option_text, piece_frame
+from headrace.pipelines.source.pieces import check_source, piece_frame
 from headrace.pipelines.spark.failures import explained
-from headrace.pipelines.spark.sessions import SparkSettings, session
+from headrace.pipelines.spark.sessions import SparkSettings, session, spark_settings
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
@@ -238,12 +238,6 @@ class _Run:
 
 def _no_hook(_step: str) -> None:
     """Do nothing."""
-
-
-def spark_settings(config: PipelineConfig) -> SparkSettings:
-    """Return the Spark settings of a pipeline file."""
-    conf = {name: option_text(value) for name, value in config.spark.conf.items()}
-    return SparkSettings(master=config.spark.master, app_name=f"headrace {config.name}", conf=conf)
 
 
 def _finish_replaced(protocol: BatchProtocol, stream: str | None) -> None:

@@ -4,4 +4,15 @@ In: files of changes. Out: versions in the dimension's Delta table, rejected cha
 of facts that now belong to another version.
 """
 
-__all__: list[str] = []
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.pipelines._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from headrace.pipelines.changes.applying import ApplyResult, apply_files, compact_dimension
+
+__all__ = ["ApplyResult", "apply_files", "compact_dimension"]
+
+__getattr__ = lazy_exports(__name__, {"applying": ("ApplyResult", "apply_files", "compact_dimension")})

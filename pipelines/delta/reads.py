@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyarrow.fs import SubTreeFileSystem
 
-__all__ = ["SCANNED_FEATURES", "feed_is_exact", "physical_name", "plain_schema", "scan_table"]
+__all__ = ["SCANNED_FEATURES", "feed_is_exact", "has_only_vectors", "physical_name", "plain_schema", "scan_table"]
 
 SCANNED_FEATURES: Final = frozenset({"columnMapping", "deletionVectors", "v2Checkpoint", "variantType"})
 _NANOSECONDS: Final = ("1677-09-22", "2262-04-11")
@@ -48,7 +48,7 @@ def scan_table(table: DeltaTable, columns: Sequence[str]) -> pa.RecordBatchReade
     """
     schema = plain_schema(pa.schema(table.schema().to_arrow()))
     wanted = pa.schema([schema.field(name).remove_metadata() for name in columns])
-    if _needs_scan(table) and not _has_only_vectors(table):
+    if _needs_scan(table) and not has_only_vectors(table):
         _refuse_far_times(table, wanted)
     return pa.RecordBatchReader.from_batches(wanted, _batches(table, wanted))
 
@@ -101,7 +101,7 @@ def _batches(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     from deltalake.exceptions import DeltaError  # noqa: PLC0415 - heavy
 
     try:
-        if _has_only_vectors(table):
+        if has_only_vectors(table):
             yield from _live_rows(table, schema)
             return
         for batch in _reader(table, schema.names):
@@ -113,7 +113,7 @@ def _batches(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         ) from error
 
 
-def _has_only_vectors(table: DeltaTable) -> bool:
+def has_only_vectors(table: DeltaTable) -> bool:
     """Return whether a local table has deletion vectors, and nothing else that Arrow's dataset does not read."""
     features = set(table.protocol().reader_features or ()) & SCANNED_FEATURES
     mapped = table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"

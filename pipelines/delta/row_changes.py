@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.delta.data_files import DataFile
     from headrace.pipelines.delta.live_files import LiveFile, LiveFiles
 
-__all__ = ["FEED_TYPE", "RowChanges", "change_rows_exactly", "create_row_table", "feed_files"]
+__all__ = ["FEED_TYPE", "RowChanges", "change_rows_exactly", "create_row_table", "feed_files", "removed_file"]
 
 FEED_TYPE: Final = "_change_type"
 _FEED: Final = "_change_data"
@@ -46,7 +46,9 @@ _THREADS: Final = 4
 _PROPERTIES: Final = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "true"}
 
 
-def create_row_table(path: str, schema: pa.Schema, files: Sequence[DataFile] = (), note: str = "{}") -> None:
+def create_row_table(
+    path: str, schema: pa.Schema, files: Sequence[DataFile] = (), properties: Mapping[str, str] | None = None
+) -> None:
     """Create a table whose rows can be changed: with deletion vectors and the change feed.
 
     `deltalake` would add a feature to the protocol that keeps tasks from writing the table's files.
@@ -57,8 +59,8 @@ def create_row_table(path: str, schema: pa.Schema, files: Sequence[DataFile] = (
         Folder and columns of the new table.
     files
         Data files of the table, which are in the folder already.
-    note
-        User metadata of the commit.
+    properties
+        Further properties of the table.
 
     Raises
     ------
@@ -69,7 +71,7 @@ def create_row_table(path: str, schema: pa.Schema, files: Sequence[DataFile] = (
 
     features = ["deletionVectors", *(["timestampNtz"] if _has_local_times(schema) else [])]
     now = int(time.time() * 1000)
-    operation = {"operation": "CREATE TABLE", "operationParameters": {}, "userMetadata": note}
+    operation = {"operation": "CREATE TABLE", "operationParameters": {}}
     actions: list[dict[str, Any]] = [
         {"commitInfo": {"timestamp": now, **operation, "engineInfo": "headrace"}},
         {
@@ -86,7 +88,7 @@ def create_row_table(path: str, schema: pa.Schema, files: Sequence[DataFile] = (
                 "format": {"provider": "parquet", "options": {}},
                 "schemaString": Schema.from_arrow(schema).to_json(),
                 "partitionColumns": [],
-                "configuration": dict(_PROPERTIES),
+                "configuration": {**_PROPERTIES, **(properties or {})},
                 "createdTime": now,
             }
         },
@@ -224,7 +226,7 @@ def _actions(path: str, hits: Sequence[tuple[LiveFile, NDArray[np.int64]]]) -> l
     partly = [number for number in range(len(hits)) if len(removed[number]) < rows[number]]
     vectors = write_vectors(path, [removed[number] for number in partly])
     now = int(time.time() * 1000)
-    actions: list[dict[str, Any]] = [{"remove": _remove(file, now)} for file, _ in hits]
+    actions: list[dict[str, Any]] = [{"remove": removed_file(file, now)} for file, _ in hits]
     for number, vector in zip(partly, vectors, strict=True):
         file = hits[number][0]
         actions.append({"add": _add(file, rows[number], vector.descriptor())})
@@ -241,7 +243,8 @@ def _rows(path: str, file: LiveFile) -> int:
     return pq.read_metadata(Path(path) / file.place).num_rows if file.rows is None else file.rows
 
 
-def _remove(file: LiveFile, now: int) -> dict[str, Any]:
+def removed_file(file: LiveFile, now: int) -> dict[str, Any]:
+    """Return the `remove` action of a file, at a time in ms."""
     described = {
         "path": file.path,
         "deletionTimestamp": now,

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.etl import Dimension, greatest_key, number_members
-from headrace.pipelines.delta.reads import feed_is_exact, physical_name, plain_schema, scan_table
+from headrace.pipelines.delta.live_files import LiveFiles
+from headrace.pipelines.delta.reads import feed_is_exact, has_only_vectors, physical_name, plain_schema, scan_table
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.paths import is_link, table_location
 
@@ -79,6 +80,7 @@ class DeltaHandle:
         self._table = open_table(path)
         self._form = self._columns(), self._table.metadata().partition_columns
         self._noted, self._noted_up_to = 0, -1
+        self._live: LiveFiles | None = None
 
     def latest(self) -> TableVersion:
         """Read the new commits, and return the latest version.
@@ -141,6 +143,13 @@ class DeltaHandle:
         """The open table, for commits."""
         return self._table
 
+    @property
+    def live(self) -> LiveFiles:
+        """Data files of the table, if it is local and has no other reader feature than deletion vectors."""
+        if self._live is None:
+            self._live = LiveFiles(self.path)
+        return self._live
+
     def schema(self) -> pa.Schema:
         """Return the columns at the version last read."""
         return plain_schema(pa.schema(self._table.schema().to_arrow()))
@@ -191,7 +200,14 @@ class DeltaHandle:
         return self._noted
 
     def _stored_key(self, column: str) -> int:
-        """Return the highest key in the table: from the file statistics if they are complete, else from the rows."""
+        """Return the highest key in the table: from the file statistics if they are complete, else from the rows.
+
+        With deletion vectors it may be the key of a removed row, which is as good: a key is never assigned again.
+        """
+        if has_only_vectors(self._table):
+            bounds = [file.bounds(column)[1] for file in self.live.at(self._table.version()) if file.rows != 0]
+            if all(isinstance(bound, int) for bound in bounds):
+                return max((bound for bound in bounds if bound is not None), default=0)
         actions = pa.table(self._table.get_add_actions(flatten=True))
         name = f"max.{physical_name(self._table, column)}"
         if name in actions.column_names:

@@ -29,8 +29,10 @@ class Restated(Orders):
         path, history = self.members.path, self.members.history
         ensure_moved_table(path, history)
 
-        def note(applied):
-            return moved_note(self.members.written(moved_files(path, history), moved_rows(history, applied)))
+        def note(applied, differences):
+            return moved_note(
+                self.members.written(moved_files(path, history), moved_rows(history, applied, differences))
+            )
 
         applied = self.members.apply(*changes, note=note)
         if settle:
