@@ -116,11 +116,12 @@ def _possible(rows: DataFrame, ranges: DataFrame) -> DataFrame:
     kind = dict(ranges.dtypes)[MOVED_FROM]
     # As text, since Python's datetime has neither the range nor the zone of Spark's timestamps.
     bounds = ranges.agg(
+        f.count(f.lit(1)).alias("count"),
         f.when(f.count(f.when(low.isNull(), 1)) == 0, f.min(low)).cast("string").alias("low"),
         f.when(f.count(f.when(high.isNull(), 1)) == 0, f.max(high)).cast("string").alias("high"),
     ).first()
     assert bounds is not None
-    rows = rows.where(rows[TIME].isNotNull())
+    rows = rows.where(rows[TIME].isNotNull() & f.lit(bounds["count"] > 0))
     if bounds["low"] is not None:
         rows = rows.where(rows[TIME] >= f.lit(bounds["low"]).cast(kind))
     return rows if bounds["high"] is None else rows.where(rows[TIME] < f.lit(bounds["high"]).cast(kind))
