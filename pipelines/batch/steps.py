@@ -33,7 +33,7 @@ from headrace.pipelines.delta.data_files import FileSpec, FileWriter
 from headrace.pipelines.errors import ReplicaDamagedError
 from headrace.pipelines.history.layout import version_rows
 from headrace.pipelines.replica.operators import Joiner, Serving, close, serve
-from headrace.pipelines.spark.frame import STATE, State, member_column, with_state
+from headrace.pipelines.spark.frame import FILE, RECORD_NUMBER, STATE, State, member_column, with_state
 from headrace.storage.errors import CorruptionError, StorageIOError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class LookupStep:
         names = list(self.lookup.stream_columns)
         if isinstance(self.lookup, AsOfLookup) and self.lookup.event_time is not None:
             names.append(self.lookup.event_time)
-        return tuple(dict.fromkeys(names))
+        return tuple(dict.fromkeys([*names, *self._order()]))
 
     def _resolved(
         self,
@@ -167,9 +167,13 @@ class LookupStep:
     def _new_members(self, outputs: list[pa.RecordBatch]) -> pa.Table:
         """Return the inferred members as rows of the dimension's Delta table."""
         if not isinstance(self.lookup, AsOfLookup):
-            return new_members(self.lookup, outputs, self.joiner.base)
+            return new_members(self.lookup, outputs, self.joiner.base, self._order())
         history = self.lookup.history
         return version_rows(history, inferred_members(history, self.lookup.current, outputs, self.joiner.base))
+
+    def _order(self) -> tuple[str, ...]:
+        """Return the columns that say which row came first, if the dimension keeps first spellings."""
+        return (FILE, RECORD_NUMBER) if self.lookup.dimension.spellings else ()
 
     def _keep_members(self, members: pa.Table, join: _Join, task: Task) -> None:
         """Write new members into a file, or keep them to travel with the rows."""
@@ -331,7 +335,7 @@ def _guarding(join: _Join) -> Iterator[None]:
 
 
 def _keyed(batch: pa.RecordBatch, names: tuple[str, ...], start: int) -> pa.RecordBatch:
-    """Return the columns of a lookup's key, and the number of each row."""
+    """Return columns of a batch, and the number of each row."""
     rows = pa.array(np.arange(start, start + batch.num_rows))
     return pa.RecordBatch.from_arrays([*(batch.column(name) for name in names), rows], names=[*names, _ROW])
 

@@ -110,8 +110,8 @@ def moved_rows(history: History, applied: Applied, differences: RowDifferences) 
 def _updated(history: History, differences: RowDifferences) -> pa.Table:
     """Return the versions that have kept their key, but not their attributes."""
     before, after = differences.before, differences.after
-    keys = [np.asarray(single(rows.column(history.dimension.surrogate_key))) for rows in (before, after)]
-    _, old, new = np.intersect1d(*keys, assume_unique=True, return_indices=True)
+    was_key, key = (np.asarray(single(rows.column(history.dimension.surrogate_key))) for rows in (before, after))
+    _, old, new = np.intersect1d(was_key, key, assume_unique=True, return_indices=True)
     names = history.dimension.attributes.names
     was, now = (
         [single(rows.column(name)).take(pa.array(at)) for name in names] for rows, at in ((before, old), (after, new))
