@@ -85,6 +85,8 @@ class BatchLoop:
         Function that creates the frame of file pieces for a batch's files.
     on_batch
         Function called with the record of each batch after the batch is marked as loaded.
+    before
+        Function called before the files of each batch are taken, so that what it does precedes the batch.
     hook
         Function called with the name of each step. Tests use it to inject failures.
     clock
@@ -105,6 +107,7 @@ class BatchLoop:
         frame_of: Callable[[Sequence[FoundFile]], Any],
         *,
         on_batch: Callable[[BatchRecord], None] | None = None,
+        before: Callable[[], None] = lambda: None,
         hook: Callable[[str], None] = lambda _step: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -114,6 +117,7 @@ class BatchLoop:
         self._loader = loader
         self._frame_of = frame_of
         self._on_batch = on_batch
+        self._before = before
         self._hook = hook
         self._clock = clock
         self.records: list[BatchRecord] = []
@@ -137,6 +141,7 @@ class BatchLoop:
         self._resume()
         while not stop.asked:
             began = self._clock()
+            self._before()
             files = self._intake.take()
             self._hook("after listing")
             if files:

@@ -11,13 +11,15 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipelines.batch.preparation import check_pipeline
 from headrace.pipelines.batch.protocol import BatchProtocol
 from headrace.pipelines.catalog import Catalog
+from headrace.pipelines.changes.applying import ChangeStreams, check_change_folders, lease_of
+from headrace.pipelines.changes.engines import SparkEngine
 from headrace.pipelines.config.model import PipelineConfig, load_pipeline
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
 from headrace.pipelines.errors import DeltaTableError
@@ -33,7 +35,7 @@ from headrace.pipelines.spark.sessions import SparkSettings, session, spark_sett
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from headrace.pipelines.batch.stages import Prepared
@@ -70,6 +72,8 @@ class RunResult:
         empty files, changes that `source.changed` ignores.
     notices
         Changes to tables that prepared the pipeline, such as an added unknown member.
+    changes
+        For each dimension that declares a folder of changes, the number of changes by outcome.
     """
 
     run: str
@@ -83,6 +87,7 @@ class RunResult:
     duplicates: str
     left_out: tuple[LeftOut, ...] = ()
     notices: tuple[str, ...] = ()
+    changes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def total(self, name: str) -> int:
         """Return the sum of a count over all batches, such as `rows_in`, `loaded`, `rejected` or `new_members`."""
@@ -155,13 +160,14 @@ def run(
     config = pipeline if isinstance(pipeline, PipelineConfig) else load_pipeline(pipeline)
     assert config.catalog is not None
     check_source(config.source)
+    check_change_folders(config)
     with Catalog(config.catalog, clock) as catalog:
         kernels = compiling()  # while Spark starts
         started = session(spark or spark_settings(config))
         kernels.join()
         checked = check_pipeline(config, started.sparkContext.defaultParallelism)
         with (
-            Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock) as leases,
+            Leases(catalog, _leases(config), clock=clock) as leases,
             Ledger(str(config.checkpoint), clock) as ledger,
         ):
             facts = DeltaHandle(config.sink.path) if has_table(config.sink.path) else None
@@ -173,14 +179,33 @@ def run(
             _finish_replaced(protocol, replaced_stream(config, ledger, facts))
             intake = Intake(config.source, config.trigger, ledger)
             frame_of = partial(piece_frame, started, config.source)
-            loop = BatchLoop(config.source.path, ledger, intake, protocol, frame_of, on_batch=on_batch, hook=step)
-            return _Run(prepared, catalog, number, loop, intake).to_the_end(follow=follow)
+            changes = ChangeStreams(config, SparkEngine(started), holds=leases.check, hook=step, clock=clock)
+            loop = BatchLoop(
+                config.source.path,
+                ledger,
+                intake,
+                protocol,
+                frame_of,
+                on_batch=on_batch,
+                before=changes.apply_waiting,
+                hook=step,
+            )
+            return _Run(prepared, catalog, number, loop, intake, changes).to_the_end(follow=follow)
 
 
 class _Run:
     """A run under its leases."""
 
-    def __init__(self, prepared: Prepared, catalog: Catalog, number: str, loop: BatchLoop, intake: Intake) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        catalog: Catalog,
+        number: str,
+        loop: BatchLoop,
+        intake: Intake,
+        changes: ChangeStreams,
+    ) -> None:
+        self._changes = changes
         self._config = prepared.config
         self._notices = prepared.notices
         self._catalog = catalog
@@ -213,6 +238,7 @@ class _Run:
             duplicates=self._config.duplicates_path,
             left_out=self._intake.left_out,
             notices=self._notices,
+            changes={name: dict(counts) for name, counts in self._changes.outcomes.items()},
         )
 
     @contextmanager
@@ -234,6 +260,12 @@ class _Run:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _leases(config: PipelineConfig) -> list[str]:
+    """Return the names of the leases of a run: its pipeline, and the dimensions whose changes it applies."""
+    applies = [name for name, declared in config.dimensions.items() if declared.changes is not None]
+    return [f"pipeline:{config.checkpoint}", *(lease_of(config, name) for name in applies)]
 
 
 def _no_hook(_step: str) -> None:

@@ -31,6 +31,7 @@ from headrace.etl.history import ChangeOutcome
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
 from headrace.pipelines.batch.read_step import ReadStep, record_format
 from headrace.pipelines.changes.stages import ApplyShard, ReadChanges, Tables
+from headrace.pipelines.changes.targets import errors_path
 from headrace.pipelines.delta.commits import Commit, commit_files
 from headrace.pipelines.delta.data_files import DataFile, FileSpec
 from headrace.pipelines.delta.row_changes import FEED_TYPE, RowChanges, change_rows_exactly, feed_files
@@ -51,12 +52,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.etl.history import History
     from headrace.pipelines.changes.engines import Engine
-    from headrace.pipelines.config.model import PipelineConfig, SourceConfig
+    from headrace.pipelines.changes.targets import ChangeTarget
+    from headrace.pipelines.config.model import SourceConfig
     from headrace.pipelines.source.discovery import FoundFile
 
-__all__ = ["AppliedBatch", "ApplyProtocol", "ChangeTarget", "errors_path"]
+__all__ = ["AppliedBatch", "ApplyProtocol"]
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 50
@@ -69,33 +70,6 @@ _TEXT_WIDTH: Final = 24
 _WIDTH: Final = 8
 _REMOVED: Final = ("update_preimage", "delete")
 _COUNTS: Final = ("rows", "inserted", "updated", "retired", "moved_ranges", "late")
-
-
-@dataclass(frozen=True)
-class ChangeTarget:
-    """A dimension with history that receives changes.
-
-    Parameters
-    ----------
-    config
-        Configuration of the pipeline that declares the dimension.
-    name
-        Name of the dimension.
-    history
-        Its declaration.
-    source
-        Source configuration of the files of changes.
-    """
-
-    config: PipelineConfig
-    name: str
-    history: History
-    source: SourceConfig
-
-    @property
-    def path(self) -> str:
-        """Path of the dimension's Delta table."""
-        return self.config.dimensions[self.name].path
 
 
 @dataclass(frozen=True)
@@ -136,11 +110,6 @@ class AppliedBatch:
     late: int
     seconds: float
     recovered: bool = False
-
-
-def errors_path(dimension_path: str) -> str:
-    """Return the path of the table of changes that were not applied."""
-    return f"{dimension_path.rstrip('/')}_errors"
 
 
 class ApplyProtocol:

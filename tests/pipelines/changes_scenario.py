@@ -9,9 +9,10 @@ from deltalake import DeltaTable
 
 from headrace.etl import KeyAllocator
 from headrace.etl.history import apply_changes, violations
-from headrace.pipelines.changes.applying import change_columns, change_source, prepare_target
 from headrace.pipelines.changes.engines import LocalEngine
-from headrace.pipelines.changes.protocol import ApplyProtocol, ChangeTarget
+from headrace.pipelines.changes.protocol import ApplyProtocol
+from headrace.pipelines.changes.sources import change_columns, change_source
+from headrace.pipelines.changes.targets import ChangeTarget, prepare_target
 from headrace.pipelines.config.model import DimensionConfig, PipelineConfig, SinkConfig, SourceConfig
 from headrace.pipelines.delta.tables import DeltaHandle, open_table, read_rows
 from headrace.pipelines.history.layout import delta_schema, entries_of
