@@ -14,15 +14,18 @@ import time
 import uuid
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from headrace.pipelines.catalog import Catalog
+from headrace.pipelines.changes.delta_sources import DeltaSource, staged
 from headrace.pipelines.changes.engines import LocalEngine, SparkEngine
 from headrace.pipelines.changes.protocol import ApplyProtocol
-from headrace.pipelines.changes.sources import change_source, file_names
+from headrace.pipelines.changes.snapshots import Snapshot
+from headrace.pipelines.changes.sources import change_columns, change_source, file_names, is_table, member_columns
 from headrace.pipelines.changes.targets import ChangeTarget, errors_path, prepare_target
 from headrace.pipelines.config.history import history_of
 from headrace.pipelines.delta.compaction import compact_table
@@ -37,14 +40,22 @@ from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.spark.sessions import session, spark_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from headrace.pipelines.changes.engines import Engine
     from headrace.pipelines.changes.protocol import AppliedBatch
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
     from headrace.pipelines.delta.compaction import Compacted
 
-__all__ = ["ApplyResult", "ChangeStreams", "apply_files", "check_change_folders", "compact_dimension", "lease_of"]
+__all__ = [
+    "ApplyResult",
+    "ChangeStreams",
+    "SnapshotOptions",
+    "apply_files",
+    "check_change_folders",
+    "compact_dimension",
+    "lease_of",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -112,20 +123,23 @@ def apply_files(
     source: str | Path,
     *,
     again: bool = False,
+    snapshot: SnapshotOptions | None = None,
     engine: Literal["local", "spark"] = "local",
     hook: Callable[[str], None] = lambda _step: None,
     clock: Callable[[], float] = time.time,
 ) -> ApplyResult:
-    """Apply the changes of files to a dimension with history, exactly once.
+    """Apply the changes of files, or of a Delta table, to a dimension with history, exactly once.
 
     Parameters
     ----------
     config, name
         Configuration of the pipeline, and name of the dimension in it.
     source
-        File or folder of changes: CSV, JSON lines, or Parquet.
+        File or folder of changes: CSV, JSON lines, or Parquet. Or a Delta table, whose change feed has the changes.
     again
         Whether to read files that were applied before. Their changes are reported as replayed.
+    snapshot
+        Options of a snapshot, if the source has all members as of a time instead of changes.
     engine
         Where the changes are applied: in threads of this process, or in Spark's workers on any number of hosts.
     hook
@@ -145,7 +159,7 @@ def apply_files(
         If other writers changed the dimension during every attempt. Run again to continue.
     """
     assert config.catalog is not None
-    target = _target(config, name, source)
+    target = _target(config, name, source, snapshot)
     with (
         Catalog(config.catalog, clock) as catalog,
         Leases(catalog, [lease_of(config, name)], clock=clock) as leases,
@@ -153,7 +167,32 @@ def apply_files(
         created = prepare_target(target)
         runs = SparkEngine(session(spark_settings(config))) if engine == "spark" else LocalEngine(config.replicas)
         protocol = ApplyProtocol(target, runs, holds=leases.check, hook=hook, clock=clock)
-        return replace(_applied(target, Path(source), protocol, hook, clock, again=again), created=created)
+        if is_table(source):
+            found = _applied_table(target, str(Path(source).absolute()), protocol)
+        elif snapshot is not None:
+            found = _applied_snapshot(target, Path(source), protocol)
+        else:
+            found = _applied(target, Path(source), protocol, hook, clock, again=again)
+        return replace(found, created=created)
+
+
+@dataclass(frozen=True)
+class SnapshotOptions:
+    """Options of a snapshot, as texts.
+
+    Parameters
+    ----------
+    at
+        Time of the snapshot.
+    sequence
+        Sequence of its changes, if the history has a sequence.
+    missing
+        What happens to members that the snapshot lacks: ``keep`` or ``delete``.
+    """
+
+    at: str
+    sequence: str | None = None
+    missing: Literal["delete", "keep"] = "keep"
 
 
 class ChangeStreams:
@@ -229,9 +268,13 @@ def lease_of(config: PipelineConfig, name: str) -> str:
     return f"dimension:{config.dimensions[name].path}"
 
 
-def _target(config: PipelineConfig, name: str, source: str | Path) -> ChangeTarget:
+def _target(
+    config: PipelineConfig, name: str, source: str | Path, options: SnapshotOptions | None = None
+) -> ChangeTarget:
     history = history_of(config, name)
-    return ChangeTarget(config, name, history, change_source(config, history, source))
+    snapshot = None if options is None else Snapshot.of(history, options.at, options.sequence, options.missing)
+    columns = change_columns(history) if snapshot is None else member_columns(history)
+    return ChangeTarget(config, name, history, change_source(config, columns, source), snapshot)
 
 
 def _applied(
@@ -247,17 +290,74 @@ def _applied(
     with Ledger(_checkpoint(target), clock) as ledger:
         loop = _Loop(target.source, ledger, protocol, given, hook)
         loop.run(target.config, again=again)
+    return _result(target, loop.batches, loop.files, loop.left_out)
+
+
+def _applied_snapshot(target: ChangeTarget, given: Path, protocol: ApplyProtocol) -> ApplyResult:
+    """Apply all files of a snapshot in one batch. What it contains identifies it, so it is applied once."""
+    found = listed(target.source, given)
+    files = sorted(map(found.file, range(len(found.names))))
+    prints = [f"{file.name}:{fingerprint(target.source.path, file)}" for file in files]
+    stream = _digest("snapshot", os.path.relpath(target.source.path, target.path), repr(target.snapshot), *prints)
+    record = protocol.finish(0, stream) or protocol.run_batch(files, 0, stream)
+    return _result(target, [record], len(files), found.left_out)
+
+
+def _applied_table(target: ChangeTarget, path: str, protocol: ApplyProtocol) -> ApplyResult:
+    """Apply what changed in a Delta table since the version that was applied last, or all of its rows as a snapshot."""
+    source = DeltaSource(path)
+    columns = list(target.source.columns)
+    if target.snapshot is not None:
+        number, batches = 0, source.rows(columns)
+        stream = _digest("snapshot", source.table_id, str(source.version), repr(target.snapshot))
+    else:
+        number, stream = source.version, source.table_id
+        applied = protocol.last_batch(stream)
+        if applied is not None and applied >= number:
+            protocol.finish(applied, stream)
+            return _result(target, [], 0, ())
+        if applied is not None:
+            protocol.finish(applied, stream)
+        batches = source.changes(target.history, columns, 0 if applied is None else applied + 1)
+    record = protocol.finish(number, stream)
+    if record is None:
+        name = f"{Path(path).name}-{source.version}"
+        with staged(target.path, name, source.schema(columns), batches) as file:
+            own = target.source.model_copy(update={"path": str(file.parent)})
+            staged_file = examine(str(file.parent), file.name)
+            assert staged_file is not None
+            record = protocol.run_batch([staged_file], number, stream, own)
+    return _result(target, [record], 1, ())
+
+
+def _result(
+    target: ChangeTarget, batches: Sequence[AppliedBatch], files: int, left_out: tuple[LeftOut, ...]
+) -> ApplyResult:
     return ApplyResult(
         dimension=target.name,
         path=target.path,
         version=open_table(target.path).version(),
         created=False,
-        files=loop.files,
-        left_out=loop.left_out,
-        batches=tuple(loop.batches),
+        files=files,
+        left_out=left_out,
+        batches=tuple(batches),
         errors=errors_path(target.path),
         moved=moved_path(target.path),
     )
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def listed(source: SourceConfig, given: Path) -> Found:
+    """Return the files of a source: one file, or those of a folder."""
+    if given.is_dir():
+        return discover(source.path, source.files, recursive=source.recursive)
+    file = examine(source.path, given.name)
+    files = [] if file is None else [file]
+    sizes, mtimes = (np.array([getattr(each, key) for each in files], np.int64) for key in ("size", "mtime_ns"))
+    return Found([each.name for each in files], sizes, mtimes)
 
 
 def compact_dimension(config: PipelineConfig, name: str) -> Compacted:
@@ -291,7 +391,7 @@ class _Loop:
         self._ledger = ledger
         self._protocol = protocol
         self._hook = hook
-        self._only = None if given.is_dir() else given.name
+        self._given = given
         self.batches: list[AppliedBatch] = []
         self.files = 0
         self.left_out: tuple[LeftOut, ...] = ()
@@ -299,20 +399,11 @@ class _Loop:
     def run(self, config: PipelineConfig, *, again: bool) -> None:
         """Complete the batch of an earlier run, and apply the files that wait."""
         self._resume()
-        intake = Intake(self._source, config.trigger, self._ledger, listing=self._listing, again=again)
+        listing = partial(listed, self._source, self._given)
+        intake = Intake(self._source, config.trigger, self._ledger, listing=listing, again=again)
         while files := intake.take():
             self._batch(files)
         self.left_out = intake.left_out
-
-    def _listing(self) -> Found:
-        """Return the files of the source: one file, or those of a folder."""
-        source = self._source
-        if self._only is None:
-            return discover(source.path, source.files, recursive=source.recursive)
-        file = examine(source.path, self._only)
-        files = [] if file is None else [file]
-        sizes, mtimes = (np.array([getattr(each, key) for each in files], np.int64) for key in ("size", "mtime_ns"))
-        return Found([each.name for each in files], sizes, mtimes)
 
     def _resume(self) -> None:
         """Complete a planned batch if the dimension holds it; otherwise plan again from the files that are there."""

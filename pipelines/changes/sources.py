@@ -9,14 +9,17 @@ import pyarrow as pa
 
 from headrace.pipelines.config.column_types import type_name
 from headrace.pipelines.config.source_format import record_format
+from headrace.pipelines.delta.tables import has_table
 from headrace.pipelines.errors import PipelineFileError
 from headrace.storage.records import kind_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headrace.etl.history import History
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
 
-__all__ = ["change_columns", "change_source", "file_names"]
+__all__ = ["change_columns", "change_source", "file_names", "is_table", "member_columns"]
 
 
 def change_columns(history: History) -> dict[str, pa.DataType]:
@@ -26,11 +29,16 @@ def change_columns(history: History) -> dict[str, pa.DataType]:
         columns[history.sequence] = history.sequence_type
     if history.operation is not None:
         columns[history.operation] = pa.string()
+    return member_columns(history) | columns
+
+
+def member_columns(history: History) -> dict[str, pa.DataType]:
+    """Return the columns of a snapshot with their types: key and attributes."""
     dimension = history.dimension
-    return {field.name: field.type for field in (*dimension.key_schema, *dimension.attributes)} | columns
+    return {field.name: field.type for field in (*dimension.key_schema, *dimension.attributes)}
 
 
-def change_source(config: PipelineConfig, history: History, source: str | Path) -> SourceConfig:
+def change_source(config: PipelineConfig, columns: Mapping[str, pa.DataType], source: str | Path) -> SourceConfig:
     """Return the source configuration for a file or folder of changes.
 
     The format is that of the file names. Settings of text (delimiter, null spellings, dates, time zone) are those of
@@ -43,11 +51,11 @@ def change_source(config: PipelineConfig, history: History, source: str | Path) 
     """
     place = Path(source).absolute()
     form = _format(place)
-    columns = {name: type_name(kind) for name, kind in change_columns(history).items()}
+    kinds = {name: type_name(kind) for name, kind in columns.items()}
     update: dict[str, Any] = {
         "format": form,
         "path": str(place if place.is_dir() else place.parent),
-        "columns": columns,
+        "columns": kinds,
     }
     update |= {"files": None, "recursive": False, "changed": "reload", "missing_fields": "error"}
     if config.source.format != form:
@@ -57,6 +65,11 @@ def change_source(config: PipelineConfig, history: History, source: str | Path) 
     return changed
 
 
+def is_table(source: str | Path) -> bool:
+    """Return whether a source is a Delta table."""
+    return Path(source).is_dir() and has_table(str(Path(source).absolute()))
+
+
 def file_names(place: Path) -> list[str]:
     """Return the names of the files of a source: a file, or the files of a folder that are not hidden."""
     files = place.iterdir() if place.is_dir() else [place]
@@ -64,6 +77,8 @@ def file_names(place: Path) -> list[str]:
 
 
 def _format(place: Path) -> str:
+    if is_table(place):
+        return "parquet"
     if not place.exists():
         raise PipelineFileError(f"there is no file or folder {place}; correct the path")
     names = file_names(place)

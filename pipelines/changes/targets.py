@@ -17,6 +17,7 @@ from headrace.pipelines.history.tables import check_declaration, create_history
 
 if TYPE_CHECKING:
     from headrace.etl.history import History
+    from headrace.pipelines.changes.snapshots import Snapshot
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
 
 __all__ = ["ChangeTarget", "errors_path", "prepare_target"]
@@ -35,13 +36,16 @@ class ChangeTarget:
     history
         Its declaration.
     source
-        Source configuration of the files of changes.
+        Source configuration of the files.
+    snapshot
+        Snapshot that the files are; None for files of changes.
     """
 
     config: PipelineConfig
     name: str
     history: History
     source: SourceConfig
+    snapshot: Snapshot | None = None
 
     @property
     def path(self) -> str:

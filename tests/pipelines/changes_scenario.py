@@ -47,7 +47,7 @@ class DeltaDimension:
         self.engine = engine or LocalEngine(str(self.folder / "replicas"), cores=2)
         self.path = self.config.dimensions[history.dimension.name].path
         (self.changes / "none.parquet").touch()
-        source = change_source(self.config, history, self.changes)
+        source = change_source(self.config, change_columns(history), self.changes)
         self.target = ChangeTarget(self.config, history.dimension.name, history, source)
         (self.changes / "none.parquet").unlink()
         prepare_target(self.target)
