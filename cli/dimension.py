@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv as csv_text
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -78,21 +78,44 @@ def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv:
 @click.argument("source", type=PATH)
 @pipeline_option
 @click.option("--again", is_flag=True, help="Read files again that were applied before.")
+@click.option("--snapshot", "at", metavar="TIME", help="SOURCE has all members as of this time, not changes.")
+@click.option(
+    "--missing",
+    type=click.Choice(["keep", "delete"]),
+    default="keep",
+    show_default=True,
+    help="What happens to members that a snapshot lacks.",
+)
+@click.option("--sequence", help="Sequence of a snapshot's changes, if the history has a sequence.")
 @click.option("--spark", is_flag=True, help="Apply the changes in Spark's workers instead of in this process.")
 @pass_console
-def apply(console: Console, /, name: str, source: Path, *, pipeline: Path, again: bool, spark: bool) -> None:
+def apply(
+    console: Console,
+    /,
+    name: str,
+    source: Path,
+    *,
+    pipeline: Path,
+    again: bool,
+    at: str | None,
+    missing: Literal["delete", "keep"],
+    sequence: str | None,
+    spark: bool,
+) -> None:
     """Apply the changes in SOURCE to dimension NAME, which has a history.
 
-    SOURCE is a file or a folder of CSV, JSON lines, or Parquet. Changes may come in any order.
+    SOURCE is a file or a folder of CSV, JSON lines, or Parquet, or a Delta table. Changes may come in any order.
     Each file is applied once; changes that were applied before add nothing.
     """
-    from headrace.pipelines.changes import apply_files
+    from headrace.pipelines.changes import SnapshotOptions, apply_files
     from headrace.pipelines.config import load_pipeline
 
     left = "changes that were committed; run again to continue"
     with console.step(f"applying {source} to dimension {name}", left=left):
         config = load_pipeline(pipeline)
-        result = apply_files(config, name, source, again=again, engine="spark" if spark else "local")
+        snapshot = None if at is None else SnapshotOptions(at, sequence, missing)
+        engine: Literal["local", "spark"] = "spark" if spark else "local"
+        result = apply_files(config, name, source, again=again, snapshot=snapshot, engine=engine)
     _show_applied(result, console)
 
 

@@ -11,13 +11,15 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipelines.batch.preparation import check_pipeline
 from headrace.pipelines.batch.protocol import BatchProtocol
 from headrace.pipelines.catalog import Catalog
+from headrace.pipelines.changes.applying import ChangeStreams, check_change_folders, lease_of
+from headrace.pipelines.changes.engines import SparkEngine
 from headrace.pipelines.config.model import PipelineConfig, load_pipeline
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
 from headrace.pipelines.errors import DeltaTableError
@@ -71,6 +73,8 @@ class RunResult:
         empty files, changes that `source.changed` ignores.
     notices
         Changes to tables that prepared the pipeline, such as an added unknown member.
+    changes
+        For each dimension that declares a folder of changes, the number of changes by outcome.
     """
 
     run: str
@@ -84,6 +88,7 @@ class RunResult:
     duplicates: str
     left_out: tuple[LeftOut, ...] = ()
     notices: tuple[str, ...] = ()
+    changes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def total(self, name: str) -> int:
         """Return the sum of a count over all batches, such as `rows_in`, `loaded`, `rejected` or `new_members`."""
@@ -196,13 +201,14 @@ def opened(
     config = pipeline if isinstance(pipeline, PipelineConfig) else load_pipeline(pipeline)
     assert config.catalog is not None
     check_source(config.source)
+    check_change_folders(config)
     with Catalog(config.catalog, clock) as catalog:
         kernels = compiling()  # while Spark starts
         started = session(spark or spark_settings(config))
         kernels.join()
         checked = check_pipeline(config, started.sparkContext.defaultParallelism)
         with (
-            Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock) as leases,
+            Leases(catalog, _leases(config), clock=clock) as leases,
             Ledger(str(config.checkpoint), clock) as ledger,
         ):
             facts = DeltaHandle(config.sink.path) if has_table(config.sink.path) else None
@@ -213,6 +219,7 @@ def opened(
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)
             _finish_replaced(protocol, replaced_stream(config, ledger, facts))
             intake = Intake(config.source, config.trigger, ledger)
+            changes = ChangeStreams(config, SparkEngine(started), holds=leases.check, hook=step, clock=clock)
             loop = BatchLoop(
                 config.source.path,
                 ledger,
@@ -221,10 +228,11 @@ def opened(
                 partial(piece_frame, started, config.source),
                 retry_of=RetrySource(started, config),
                 on_batch=on_batch,
+                before=changes.apply_waiting,
                 hook=step,
                 holds=leases.check,
             )
-            yield OpenRun(prepared, catalog, number, loop, intake)
+            yield OpenRun(prepared, catalog, number, loop, intake, changes)
 
 
 class OpenRun:
@@ -240,7 +248,16 @@ class OpenRun:
         Request that ends the run after the current batch.
     """
 
-    def __init__(self, prepared: Prepared, catalog: Catalog, number: str, loop: BatchLoop, intake: Intake) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        catalog: Catalog,
+        number: str,
+        loop: BatchLoop,
+        intake: Intake,
+        changes: ChangeStreams,
+    ) -> None:
+        self._changes = changes
         self.config = prepared.config
         self._notices = prepared.notices
         self._catalog = catalog
@@ -272,6 +289,7 @@ class OpenRun:
             duplicates=self.config.duplicates_path,
             left_out=self._intake.left_out,
             notices=self._notices,
+            changes={name: dict(counts) for name, counts in self._changes.outcomes.items()},
         )
 
     @contextmanager
@@ -293,6 +311,12 @@ class OpenRun:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _leases(config: PipelineConfig) -> list[str]:
+    """Return the names of the leases of a run: its pipeline, and the dimensions whose changes it applies."""
+    applies = [name for name, declared in config.dimensions.items() if declared.changes is not None]
+    return [f"pipeline:{config.checkpoint}", *(lease_of(config, name) for name in applies)]
 
 
 def _no_hook(_step: str) -> None:

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from headrace.etl.history.changes import take_in
 from headrace.etl.history.declaration import AT
-from headrace.joins import SSIJ, Range
 
 if TYPE_CHECKING:
     from headrace.etl.history.declaration import History
@@ -38,6 +37,8 @@ def stored_entries(history: History, table: Table, members: pa.Table, memory: in
     memory
         Memory budget of the join.
     """
+    from headrace.joins import SSIJ, Range  # noqa: PLC0415 - numba comes in with the first join
+
     keys = history.dimension.natural_key
     names = [f"_named_{name}" for name in keys]
     low, high = time_limits(history.instant_type, members.num_rows)

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.pipelines.changes.applying import ApplyResult, apply_files, compact_dimension
+    from headrace.pipelines.changes.applying import ApplyResult, SnapshotOptions, apply_files, compact_dimension
 
-__all__ = ["ApplyResult", "apply_files", "compact_dimension"]
+__all__ = ["ApplyResult", "SnapshotOptions", "apply_files", "compact_dimension"]
 
-__getattr__ = lazy_exports(__name__, {"applying": ("ApplyResult", "apply_files", "compact_dimension")})
+__getattr__ = lazy_exports(
+    __name__, {"applying": ("ApplyResult", "SnapshotOptions", "apply_files", "compact_dimension")}
+)

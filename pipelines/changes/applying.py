@@ -13,44 +13,49 @@ import os
 import time
 import uuid
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
 from headrace.pipelines.catalog import Catalog
+from headrace.pipelines.changes.delta_sources import DeltaSource, staged
 from headrace.pipelines.changes.engines import LocalEngine, SparkEngine
-from headrace.pipelines.changes.protocol import ApplyProtocol, ChangeTarget, errors_path
-from headrace.pipelines.config.column_types import type_name
+from headrace.pipelines.changes.protocol import ApplyProtocol
+from headrace.pipelines.changes.snapshots import Snapshot
+from headrace.pipelines.changes.sources import change_columns, change_source, file_names, is_table, member_columns
+from headrace.pipelines.changes.targets import ChangeTarget, errors_path, prepare_target
 from headrace.pipelines.config.history import history_of
-from headrace.pipelines.config.source_format import record_format
 from headrace.pipelines.delta.compaction import compact_table
-from headrace.pipelines.delta.support import describe, refuse_float_keys, refuse_twins, require_row_changes
-from headrace.pipelines.delta.tables import create_table, has_table, open_table
-from headrace.pipelines.errors import DeltaTableError, PipelineFileError
-from headrace.pipelines.history.layout import delta_schema
-from headrace.pipelines.history.moved import ensure_moved_table, moved_path
-from headrace.pipelines.history.tables import check_declaration, create_history
+from headrace.pipelines.delta.support import describe, require_row_changes
+from headrace.pipelines.delta.tables import open_table
+from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.history.moved import moved_path
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.source.discovery import Found, FoundFile, LeftOut, discover, examine, fingerprint
 from headrace.pipelines.source.intake import Intake
 from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.spark.sessions import session, spark_settings
-from headrace.storage.records import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    import pyarrow as pa
-
-    from headrace.etl.history import History
+    from headrace.pipelines.changes.engines import Engine
     from headrace.pipelines.changes.protocol import AppliedBatch
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
     from headrace.pipelines.delta.compaction import Compacted
 
-__all__ = ["ApplyResult", "apply_files", "change_columns", "change_source", "compact_dimension", "prepare_target"]
+__all__ = [
+    "ApplyResult",
+    "ChangeStreams",
+    "SnapshotOptions",
+    "apply_files",
+    "check_change_folders",
+    "compact_dimension",
+    "lease_of",
+]
 
 _LOG = logging.getLogger(__name__)
 
@@ -105,7 +110,7 @@ class ApplyResult:
         return {
             **{name: value for name, value in asdict(self).items() if name not in {"batches", "left_out"}},
             **{name: self.total(name) for name in names},
-            "seconds": self.total("seconds") if not self.batches else sum(batch.seconds for batch in self.batches),
+            "seconds": sum(batch.seconds for batch in self.batches),
             "outcomes": self.outcomes,
             "left_out": [item._asdict() for item in self.left_out],
             "batches": [asdict(batch) for batch in self.batches],
@@ -118,20 +123,23 @@ def apply_files(
     source: str | Path,
     *,
     again: bool = False,
+    snapshot: SnapshotOptions | None = None,
     engine: Literal["local", "spark"] = "local",
     hook: Callable[[str], None] = lambda _step: None,
     clock: Callable[[], float] = time.time,
 ) -> ApplyResult:
-    """Apply the changes of files to a dimension with history, exactly once.
+    """Apply the changes of files, or of a Delta table, to a dimension with history, exactly once.
 
     Parameters
     ----------
     config, name
         Configuration of the pipeline, and name of the dimension in it.
     source
-        File or folder of changes: CSV, JSON lines, or Parquet.
+        File or folder of changes: CSV, JSON lines, or Parquet. Or a Delta table, whose change feed has the changes.
     again
         Whether to read files that were applied before. Their changes are reported as replayed.
+    snapshot
+        Options of a snapshot, if the source has all members as of a time instead of changes.
     engine
         Where the changes are applied: in threads of this process, or in Spark's workers on any number of hosts.
     hook
@@ -151,31 +159,205 @@ def apply_files(
         If other writers changed the dimension during every attempt. Run again to continue.
     """
     assert config.catalog is not None
-    target = ChangeTarget(
-        config, name, history_of(config, name), change_source(config, history_of(config, name), source)
-    )
+    target = _target(config, name, source, snapshot)
     with (
         Catalog(config.catalog, clock) as catalog,
-        Leases(catalog, [f"dimension:{target.path}"], clock=clock) as leases,
+        Leases(catalog, [lease_of(config, name)], clock=clock) as leases,
     ):
         created = prepare_target(target)
         runs = SparkEngine(session(spark_settings(config))) if engine == "spark" else LocalEngine(config.replicas)
-        with Ledger(_checkpoint(target), clock) as ledger:
-            protocol = ApplyProtocol(target, runs, holds=leases.check, hook=hook, clock=clock)
-            loop = _Loop(target.source, ledger, protocol, Path(source), hook)
-            loop.run(config, again=again)
-    version = open_table(target.path).version()
+        protocol = ApplyProtocol(target, runs, holds=leases.check, hook=hook, clock=clock)
+        if is_table(source):
+            found = _applied_table(target, str(Path(source).absolute()), protocol)
+        elif snapshot is not None:
+            found = _applied_snapshot(target, Path(source), protocol)
+        else:
+            found = _applied(target, Path(source), protocol, hook, clock, again=again)
+        return replace(found, created=created)
+
+
+@dataclass(frozen=True)
+class SnapshotOptions:
+    """Options of a snapshot, as texts.
+
+    Parameters
+    ----------
+    at
+        Time of the snapshot.
+    sequence
+        Sequence of its changes, if the history has a sequence.
+    missing
+        What happens to members that the snapshot lacks: ``keep`` or ``delete``.
+    """
+
+    at: str
+    sequence: str | None = None
+    missing: Literal["delete", "keep"] = "keep"
+
+
+class ChangeStreams:
+    """The folders of changes that the dimensions of a pipeline declare, which a run applies between its batches.
+
+    Parameters
+    ----------
+    config
+        Configuration of the pipeline.
+    engine
+        Where the changes are applied.
+    holds
+        Function called before each commit. It raises an error if this run may no longer write.
+    hook
+        Function called with the name of each step.
+    clock
+        Function that returns seconds since 1970.
+
+    Attributes
+    ----------
+    outcomes
+        Number of changes by dimension and outcome so far.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        engine: Engine,
+        *,
+        holds: Callable[[], None],
+        hook: Callable[[str], None],
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._config = config
+        self._engine = engine
+        self._holds = holds
+        self._hook = hook
+        self._clock = clock
+        self._streams: dict[str, tuple[ChangeTarget, ApplyProtocol]] = {}
+        self._folders = {name: each.changes for name, each in config.dimensions.items() if each.changes is not None}
+        self.outcomes: dict[str, Counter[str]] = {name: Counter() for name in self._folders}
+
+    def apply_waiting(self) -> None:
+        """Apply the changes in all files that wait."""
+        for name, folder in self._folders.items():
+            stream = self._stream(name, folder)
+            if stream is not None:
+                target, protocol = stream
+                found = _applied(target, Path(folder), protocol, self._hook, self._clock, again=False)
+                self.outcomes[name].update(found.outcomes)
+
+    def _stream(self, name: str, folder: str) -> tuple[ChangeTarget, ApplyProtocol] | None:
+        """Return the target and the protocol of a dimension; None while its folder has no file, and so no format."""
+        if name not in self._streams and file_names(Path(folder)):
+            target = _target(self._config, name, folder)
+            prepare_target(target)
+            protocol = ApplyProtocol(target, self._engine, holds=self._holds, hook=self._hook, clock=self._clock)
+            self._streams[name] = target, protocol
+        return self._streams.get(name)
+
+
+def check_change_folders(config: PipelineConfig) -> None:
+    """Raise `PipelineFileError` if a dimension declares a folder of changes that does not exist."""
+    for name, declared in config.dimensions.items():
+        if declared.changes is not None and not Path(declared.changes).is_dir():
+            raise PipelineFileError(
+                f"dimensions.{name}.changes: there is no folder {declared.changes}; create it, or correct the path"
+            )
+
+
+def lease_of(config: PipelineConfig, name: str) -> str:
+    """Return the name of the lease that admits one run at a time to apply changes to a dimension."""
+    return f"dimension:{config.dimensions[name].path}"
+
+
+def _target(
+    config: PipelineConfig, name: str, source: str | Path, options: SnapshotOptions | None = None
+) -> ChangeTarget:
+    history = history_of(config, name)
+    snapshot = None if options is None else Snapshot.of(history, options.at, options.sequence, options.missing)
+    columns = change_columns(history) if snapshot is None else member_columns(history)
+    return ChangeTarget(config, name, history, change_source(config, columns, source), snapshot)
+
+
+def _applied(
+    target: ChangeTarget,
+    given: Path,
+    protocol: ApplyProtocol,
+    hook: Callable[[str], None],
+    clock: Callable[[], float],
+    *,
+    again: bool,
+) -> ApplyResult:
+    """Apply the files that wait."""
+    with Ledger(_checkpoint(target), clock) as ledger:
+        loop = _Loop(target.source, ledger, protocol, given, hook)
+        loop.run(target.config, again=again)
+    return _result(target, loop.batches, loop.files, loop.left_out)
+
+
+def _applied_snapshot(target: ChangeTarget, given: Path, protocol: ApplyProtocol) -> ApplyResult:
+    """Apply all files of a snapshot in one batch. What it contains identifies it, so it is applied once."""
+    found = listed(target.source, given)
+    files = sorted(map(found.file, range(len(found.names))))
+    prints = [f"{file.name}:{fingerprint(target.source.path, file)}" for file in files]
+    stream = _digest("snapshot", os.path.relpath(target.source.path, target.path), repr(target.snapshot), *prints)
+    record = protocol.finish(0, stream) or protocol.run_batch(files, 0, stream)
+    return _result(target, [record], len(files), found.left_out)
+
+
+def _applied_table(target: ChangeTarget, path: str, protocol: ApplyProtocol) -> ApplyResult:
+    """Apply what changed in a Delta table since the version that was applied last, or all of its rows as a snapshot."""
+    source = DeltaSource(path)
+    columns = list(target.source.columns)
+    if target.snapshot is not None:
+        number, batches = 0, source.rows(columns)
+        stream = _digest("snapshot", source.table_id, str(source.version), repr(target.snapshot))
+    else:
+        number, stream = source.version, source.table_id
+        applied = protocol.last_batch(stream)
+        if applied is not None and applied >= number:
+            protocol.finish(applied, stream)
+            return _result(target, [], 0, ())
+        if applied is not None:
+            protocol.finish(applied, stream)
+        batches = source.changes(target.history, columns, 0 if applied is None else applied + 1)
+    record = protocol.finish(number, stream)
+    if record is None:
+        name = f"{Path(path).name}-{source.version}"
+        with staged(target.path, name, source.schema(columns), batches) as file:
+            own = target.source.model_copy(update={"path": str(file.parent)})
+            staged_file = examine(str(file.parent), file.name)
+            assert staged_file is not None
+            record = protocol.run_batch([staged_file], number, stream, own)
+    return _result(target, [record], 1, ())
+
+
+def _result(
+    target: ChangeTarget, batches: Sequence[AppliedBatch], files: int, left_out: tuple[LeftOut, ...]
+) -> ApplyResult:
     return ApplyResult(
-        name,
-        target.path,
-        version,
-        created,
-        loop.files,
-        loop.left_out,
-        tuple(loop.batches),
-        errors_path(target.path),
-        moved_path(target.path),
+        dimension=target.name,
+        path=target.path,
+        version=open_table(target.path).version(),
+        created=False,
+        files=files,
+        left_out=left_out,
+        batches=tuple(batches),
+        errors=errors_path(target.path),
+        moved=moved_path(target.path),
     )
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
+
+
+def listed(source: SourceConfig, given: Path) -> Found:
+    """Return the files of a source: one file, or those of a folder."""
+    if given.is_dir():
+        return discover(source.path, source.files, recursive=source.recursive)
+    file = examine(source.path, given.name)
+    files = [] if file is None else [file]
+    sizes, mtimes = (np.array([getattr(each, key) for each in files], np.int64) for key in ("size", "mtime_ns"))
+    return Found([each.name for each in files], sizes, mtimes)
 
 
 def compact_dimension(config: PipelineConfig, name: str) -> Compacted:
@@ -209,7 +391,7 @@ class _Loop:
         self._ledger = ledger
         self._protocol = protocol
         self._hook = hook
-        self._only = None if given.is_dir() else given.name
+        self._given = given
         self.batches: list[AppliedBatch] = []
         self.files = 0
         self.left_out: tuple[LeftOut, ...] = ()
@@ -217,20 +399,11 @@ class _Loop:
     def run(self, config: PipelineConfig, *, again: bool) -> None:
         """Complete the batch of an earlier run, and apply the files that wait."""
         self._resume()
-        intake = Intake(self._source, config.trigger, self._ledger, listing=self._listing, again=again)
+        listing = partial(listed, self._source, self._given)
+        intake = Intake(self._source, config.trigger, self._ledger, listing=listing, again=again)
         while files := intake.take():
             self._batch(files)
         self.left_out = intake.left_out
-
-    def _listing(self) -> Found:
-        """Return the files of the source: one file, or those of a folder."""
-        source = self._source
-        if self._only is None:
-            return discover(source.path, source.files, recursive=source.recursive)
-        file = examine(source.path, self._only)
-        files = [] if file is None else [file]
-        sizes, mtimes = (np.array([getattr(each, key) for each in files], np.int64) for key in ("size", "mtime_ns"))
-        return Found([each.name for each in files], sizes, mtimes)
 
     def _resume(self) -> None:
         """Complete a planned batch if the dimension holds it; otherwise plan again from the files that are there."""
@@ -255,121 +428,6 @@ class _Loop:
         self._hook("after done")
         self.batches.append(record)
         self.files += len(files)
-
-
-def change_columns(history: History) -> dict[str, pa.DataType]:
-    """Return the columns of changes with their types: key, attributes, and the columns that the history names."""
-    import pyarrow as pa  # noqa: PLC0415 - as in the signature
-
-    columns = {history.effective: history.effective_type}
-    if history.sequence is not None:
-        columns[history.sequence] = history.sequence_type
-    if history.operation is not None:
-        columns[history.operation] = pa.string()
-    dimension = history.dimension
-    return {field.name: field.type for field in (*dimension.key_schema, *dimension.attributes)} | columns
-
-
-def change_source(config: PipelineConfig, history: History, source: str | Path) -> SourceConfig:
-    """Return the source configuration for a file or folder of changes.
-
-    The format is that of the file names. Settings of text (delimiter, null spellings, dates, time zone) are those of
-    the pipeline's own source.
-
-    Raises
-    ------
-    PipelineFileError
-        If there is no such file or folder, or its names do not say one format.
-    """
-    place = Path(source).absolute()
-    form = _format(place)
-    columns = {name: type_name(kind) for name, kind in change_columns(history).items()}
-    update: dict[str, Any] = {
-        "format": form,
-        "path": str(place if place.is_dir() else place.parent),
-        "columns": columns,
-    }
-    update |= {"files": None, "recursive": False, "changed": "reload", "missing_fields": "error"}
-    if config.source.format != form:
-        update |= {"unknown_fields": None, "nulls": [] if form != "csv" else config.source.nulls}
-    changed = config.source.model_copy(update=update)
-    record_format(changed)
-    return changed
-
-
-def _format(place: Path) -> str:
-    if not place.exists():
-        raise PipelineFileError(f"there is no file or folder {place}; correct the path")
-    names = (
-        [file.name for file in place.iterdir() if not file.name.startswith((".", "_"))]
-        if place.is_dir()
-        else [place.name]
-    )
-    found = {kind_of(name) for name in names}
-    if len(found) == 1 and (form := found.pop()) is not None:
-        return form
-    raise PipelineFileError(
-        f"{place}: the names of its files do not say one format; name them .csv, .json or .parquet"
-        if names
-        else f"the folder {place} has no files"
-    )
-
-
-def prepare_target(target: ChangeTarget) -> bool:
-    """Check the tables, and create those that are missing. Return whether the dimension was created."""
-    label, history = f"dimension {target.name!r}", target.history
-    refuse_twins(delta_schema(history).names, label)
-    refuse_float_keys(history.dimension.key_schema, label)
-    created = not has_table(target.path)
-    if created:
-        create_history(target.path, history)
-    else:
-        _check_table(target.path, history, label)
-    errors = errors_path(target.path)
-    if not has_table(errors):
-        create_table(errors, ERROR_SCHEMA)
-    ensure_moved_table(target.path, history)
-    return created
-
-
-def _check_table(path: str, history: History, label: str) -> None:
-    """Raise an error unless the table has exactly the columns of the declaration, and its rows can be changed."""
-    table = describe(open_table(path), path)
-    require_row_changes(table, label)
-    check_declaration(table.properties, history, label, path)
-    wanted = {field.name: field.type for field in delta_schema(history)}
-    there = {field.name: field.type for field in table.schema}
-    missing = [name for name in wanted if name not in there]
-    if missing:
-        raise DeltaTableError(
-            f"{label}: the Delta table {path} has no column {missing[0]!r}; it has {', '.join(there)}. A dimension "
-            "that was made with another declaration of its history has to be made again from all changes"
-        )
-    more = [name for name in there if name not in wanted]
-    if more:
-        raise DeltaTableError(
-            f"{label}: the Delta table {path} has the column {more[0]!r}, which is not declared, so changed rows would "
-            f"lose its values; declare it in dimensions.{history.dimension.name}.columns, or drop it"
-        )
-    for name, kind in wanted.items():
-        if not _same(there[name], kind):
-            raise DeltaTableError(
-                f"{label}: the Delta table {path} has column {name!r} as {there[name]}, but the declaration says {kind}"
-            )
-
-
-def _same(there: pa.DataType, declared: pa.DataType) -> bool:
-    """Return whether types are equal, apart from names of list items and nullability."""
-    import pyarrow as pa  # noqa: PLC0415 - as in the signature
-
-    if pa.types.is_list(declared):
-        parts = [
-            (there.value_type.field(i), declared.value_type.field(i)) for i in range(declared.value_type.num_fields)
-        ]
-        return there.value_type.num_fields == len(parts) and all(
-            one.name == other.name and _same(one.type, other.type) for one, other in parts
-        )
-    return there == declared
 
 
 def _checkpoint(target: ChangeTarget) -> str:

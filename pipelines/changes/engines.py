@@ -83,7 +83,8 @@ class LocalEngine:
         ):
             with _Exchange(Path(folder)) as exchange:
                 list(pool.map(lambda row: exchange.take(read(_pieces(row))), rows))
-            return list(pool.map(lambda shard: _applied(apply, exchange, shard), exchange.shards))
+            shards = range(apply.shards) if apply.needs_every_shard else exchange.shards
+            return list(pool.map(lambda shard: _applied(apply, exchange, shard), shards))
 
 
 class SparkEngine:
@@ -166,6 +167,8 @@ class _Exchange:
 
     def of(self, shard: int) -> list[pa.RecordBatch]:
         """Return the changes of a shard."""
+        if shard not in self._writers:
+            return []
         with pa.ipc.open_stream(self._folder / f"{shard}.arrow") as reader:
             return list(reader)
 

@@ -18,7 +18,7 @@ import logging
 import random
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -30,12 +30,15 @@ import pyarrow.parquet as pq
 from headrace.etl.history import ChangeOutcome
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
 from headrace.pipelines.batch.read_step import ReadStep, record_format
+from headrace.pipelines.changes.snapshots import snapshot_history
 from headrace.pipelines.changes.stages import ApplyShard, ReadChanges, Tables
+from headrace.pipelines.changes.targets import errors_path
+from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.delta.commits import Commit, commit_files
 from headrace.pipelines.delta.data_files import DataFile, FileSpec
 from headrace.pipelines.delta.row_changes import FEED_TYPE, RowChanges, change_rows_exactly, feed_files
 from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle
-from headrace.pipelines.errors import BatchError, ConservationError, TableMovedError
+from headrace.pipelines.errors import BatchError, ConservationError, QualityError, TableMovedError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.moved import moved_files, moved_note, settle_moved
 from headrace.pipelines.replica.catch_up import ReplicaSpec
@@ -51,12 +54,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.etl.history import History
     from headrace.pipelines.changes.engines import Engine
-    from headrace.pipelines.config.model import PipelineConfig, SourceConfig
+    from headrace.pipelines.changes.targets import ChangeTarget
+    from headrace.pipelines.config.model import SourceConfig
     from headrace.pipelines.source.discovery import FoundFile
 
-__all__ = ["AppliedBatch", "ApplyProtocol", "ChangeTarget", "errors_path"]
+__all__ = ["AppliedBatch", "ApplyProtocol"]
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 50
@@ -69,33 +72,6 @@ _TEXT_WIDTH: Final = 24
 _WIDTH: Final = 8
 _REMOVED: Final = ("update_preimage", "delete")
 _COUNTS: Final = ("rows", "inserted", "updated", "retired", "moved_ranges", "late")
-
-
-@dataclass(frozen=True)
-class ChangeTarget:
-    """A dimension with history that receives changes.
-
-    Parameters
-    ----------
-    config
-        Configuration of the pipeline that declares the dimension.
-    name
-        Name of the dimension.
-    history
-        Its declaration.
-    source
-        Source configuration of the files of changes.
-    """
-
-    config: PipelineConfig
-    name: str
-    history: History
-    source: SourceConfig
-
-    @property
-    def path(self) -> str:
-        """Path of the dimension's Delta table."""
-        return self.config.dimensions[self.name].path
 
 
 @dataclass(frozen=True)
@@ -138,11 +114,6 @@ class AppliedBatch:
     recovered: bool = False
 
 
-def errors_path(dimension_path: str) -> str:
-    """Return the path of the table of changes that were not applied."""
-    return f"{dimension_path.rstrip('/')}_errors"
-
-
 class ApplyProtocol:
     """Applies batches of changes to a dimension.
 
@@ -183,6 +154,11 @@ class ApplyProtocol:
         self._errors = DeltaHandle(errors_path(target.path))
         self.attempts = _ATTEMPTS
 
+    def last_batch(self, stream: str) -> int | None:
+        """Return the last batch of a stream that the dimension holds, or None."""
+        self._dimension.latest()
+        return self._dimension.transaction(application(stream, _PART))
+
     def finish(self, number: int, stream: str) -> AppliedBatch | None:
         """Complete a batch that the dimension holds, if its run ended early; None if the dimension does not hold it."""
         self._dimension.latest()
@@ -199,14 +175,27 @@ class ApplyProtocol:
         self._follow_up(notes[-1], stream, number)
         return AppliedBatch(**{**notes[-1]["record"], "recovered": True})
 
-    def run_batch(self, files: Sequence[FoundFile], number: int, stream: str) -> AppliedBatch:
+    def run_batch(
+        self, files: Sequence[FoundFile], number: int, stream: str, source: SourceConfig | None = None
+    ) -> AppliedBatch:
         """Apply a batch that the dimension does not hold.
+
+        Parameters
+        ----------
+        files
+            Files of the batch.
+        number, stream
+            Number of the batch, and identity of its stream.
+        source
+            Source configuration of the files, if it is not that of the target.
 
         Raises
         ------
         BatchError
             If other writers committed first on every attempt. The batch can be run again.
         """
+        if source is not None:
+            self._target = replace(self._target, source=source)
         began = self._clock()
         for retry in range(self.attempts):
             try:
@@ -225,6 +214,8 @@ class ApplyProtocol:
         notes = self._engine.run(self._target.source, files, self._reader(stage.shards), stage)
         self._hook("after apply")
         record = self._record(notes, number, stage.version, began)
+        if stage.needs_every_shard:
+            _refuse_gaps(record)
         changes = self._changes(notes)
         pending = _noted(notes, "errors")
         if not (changes.files or len(changes.removed) or pending):
@@ -243,9 +234,11 @@ class ApplyProtocol:
         latest = self._dimension.latest()
         replicas = config.dimensions[target.name].shards or self._engine.cores
         memory = parse_memory(config.memory)
+        given = sum(_bytes(target.source, file) for file in files)
         schema = delta_schema(target.history)
         return ApplyShard(
-            history=target.history,
+            history=target.history if target.snapshot is None else snapshot_history(target.history),
+            snapshot=target.snapshot,
             replica=ReplicaSpec(
                 EntryRows(target.history),
                 target.path,
@@ -256,7 +249,7 @@ class ApplyProtocol:
             ),
             version=latest.version,
             base=self._dimension.greatest_key(target.history.dimension.surrogate_key),
-            shards=replicas * _parts(target.source, files, replicas, memory),
+            shards=replicas * _parts(max(given, self._stored_bytes()), replicas, memory),
             memory=memory // self._engine.cores,
             tables=Tables(
                 FileSpec(target.path, schema),
@@ -273,6 +266,13 @@ class ApplyProtocol:
                 record_format(target.source),
             ),
         )
+
+    def _stored_bytes(self) -> int:
+        """Return about how many bytes the members take that a snapshot may lack; 0 if it does not look for them."""
+        if self._target.snapshot is None or self._target.snapshot.missing == "keep":
+            return 0
+        files = self._dimension.live.at(self._dimension.table.version())
+        return sum(file.rows or 0 for file in files) * _width(self._target.history.dimension.key_schema)
 
     def _reader(self, shards: int) -> ReadChanges:
         form, dimension = record_format(self._target.source), self._target.history.dimension
@@ -343,22 +343,36 @@ class ApplyProtocol:
         return AppliedBatch(batch=number, version=version, outcomes=outcomes, seconds=seconds, **totals)
 
 
-def _parts(source: SourceConfig, files: Sequence[FoundFile], replicas: int, memory: int) -> int:
-    """Return the number of shards per replica, so that the changes of a task take a share of the memory."""
+def _refuse_gaps(record: AppliedBatch) -> None:
+    """Raise an error if a snapshot has records that name no member, because their members would count as missing."""
+    rejected = record.outcomes.get(str(ChangeOutcome.REJECTED), 0)
+    if rejected:
+        raise QualityError(
+            f"{rejected} records of the snapshot do not fit, and their members would be deleted as missing; nothing "
+            "was committed. Repair the snapshot, or leave missing members with `--missing keep`"
+        )
+
+
+def _parts(size: int, replicas: int, memory: int) -> int:
+    """Return the number of shards per replica, so that the rows of a task take a share of the memory."""
     task = max(_LEAST_TASK_BYTES, memory // _TASK_SHARE)
-    return max(1, -(-sum(_bytes(source, file) for file in files) // (task * replicas)))
+    return max(1, -(-size // (task * replicas)))
 
 
 def _bytes(source: SourceConfig, file: FoundFile) -> int:
     """Return about how many bytes the rows of a file take in memory."""
     if source.format != "parquet":
         return file.size * (_COMPRESSION if compression_of(file.name) else 1)
-    columns = record_format(source).columns
-    width = sum(_TEXT_WIDTH if is_bytes(field.type) else _WIDTH for field in columns)
+    width = _width(arrow_schema(source.columns))
     try:
         return int(pq.read_metadata(f"{source.path}/{file.name}").num_rows) * width
     except (OSError, pa.ArrowException):
         return file.size  # the stage that reads the file reports it
+
+
+def _width(columns: pa.Schema) -> int:
+    """Return about how many bytes a row takes in memory."""
+    return sum(_TEXT_WIDTH if is_bytes(field.type) else _WIDTH for field in columns)
 
 
 def _noted(notes: Iterable[Mapping[str, Any]], part: str) -> list[DataFile]:

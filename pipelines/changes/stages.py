@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ import pyarrow.compute as pc
 
 from headrace.etl import CAUSES_COLUMN, KeyAllocator
 from headrace.etl.history import ChangeOutcome, apply_changes
+from headrace.etl.history.stored import named_members, stored_entries
 from headrace.etl.settlement import CAUSES_TYPE
 from headrace.pipelines.batch.error_rows import Origin, error_rows
 from headrace.pipelines.batch.steps import Task
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 
     from headrace.etl.history import Applied, History
     from headrace.pipelines.batch.read_step import ReadStep
+    from headrace.pipelines.changes.snapshots import Snapshot
     from headrace.pipelines.replica.catch_up import Reached
     from headrace.storage import Table
 
@@ -102,6 +106,8 @@ class ApplyShard:
         Files to write.
     origin
         Batch that the changes come from.
+    snapshot
+        Snapshot that the rows belong to, with the declaration of `snapshot_history`; None for changes.
     """
 
     history: History
@@ -112,59 +118,86 @@ class ApplyShard:
     memory: int
     tables: Tables
     origin: Origin
+    snapshot: Snapshot | None = None
+
+    @property
+    def needs_every_shard(self) -> bool:
+        """Whether shards without changes have work: a snapshot looks for members that it lacks."""
+        return self.snapshot is not None and self.snapshot.missing == "delete"
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Apply the changes of a partition, and yield one note; nothing for an empty partition."""
+        """Apply the changes of a partition, and yield one note; nothing for a partition without work."""
         given = [batch for batch in batches if batch.num_rows]
-        if given:
-            note = json.dumps(self.run(int(given[0].column(SHARD)[0].as_py()), given))
+        if given or self.needs_every_shard:
+            shard = int(given[0].column(SHARD)[0].as_py()) if given else _partition()
+            note = json.dumps(self.run(shard, given))
             yield pa.RecordBatch.from_arrays([pa.array([note])], schema=NOTE_SCHEMA)
 
     def run(self, shard: int, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
         """Apply the changes of a shard, and return the note: counts, and the files that were written."""
         began = time.monotonic()
-        rows = pa.Table.from_batches(list(batches))
-        is_open = pc.equal(rows.column(STATE), int(State.OPEN))
-        malformed, changes = rows.filter(pc.invert(is_open)), rows.filter(is_open)
-        del rows
+        malformed, changes = _divided(list(batches))
         note: dict[str, Any] = {"shard": shard, "rows": malformed.num_rows + changes.num_rows}
         note["malformed"] = malformed.num_rows
         with FileWriter(self.tables.errors) as errors:
-            self._keep(errors, malformed.drop_columns([SHARD]))
-            if changes.num_rows:
-                note |= self._applied(shard, changes, errors)
+            self._keep(errors, malformed)
+            del malformed
+            if changes.num_rows or self.needs_every_shard:
+                note = _summed(note, self._applied(shard, changes, errors))
             note["errors"] = _files(errors)
         return note | {"seconds": time.monotonic() - began}
 
-    def _applied(self, shard: int, changes: pa.Table, errors: FileWriter) -> dict[str, Any]:
-        entries, reached = self._entries(shard, changes)
+    def _applied(self, shard: int, rows: pa.Table, errors: FileWriter) -> dict[str, Any]:
+        """Apply changes, or the rows of a snapshot, and return the counts of what was done."""
+        with self._replica(shard) as (table, reached):
+            changes, same = self._changes(shard, rows, table)
+            entries = stored_entries(self.history, table, named_members(self.history, changes), self.memory)
         allocator = KeyAllocator(self.base, self.shards, shard)
         applied = apply_changes(self.history, entries, changes, allocator)
         differences = row_differences(self.history, entries, applied)
         del entries
         self._keep(errors, _not_applied(self.history.dimension.name, changes, applied))
+        outcomes = Counter({str(outcome): count for outcome, count in applied.counts.items()})
+        outcomes[str(ChangeOutcome.UNCHANGED)] += same
         return {
+            "rows": changes.num_rows + same - rows.num_rows,
             "replica": reached.action,
             "replica_rows": reached.rows,
             "replica_seconds": reached.seconds,
-            "outcomes": {str(outcome): count for outcome, count in applied.counts.items()},
+            "outcomes": dict(outcomes),
             "late": pc.sum(applied.outcomes.column("late")).as_py() or 0,
             **self._written(applied, differences),
         }
 
-    def _entries(self, shard: int, changes: pa.Table) -> tuple[pa.Table, Reached]:
-        """Return the stored entries of the members that changes name, at the planned version."""
-        from headrace.etl.history.stored import named_members, stored_entries  # noqa: PLC0415 - numba comes in here
-
-        members = named_members(self.history, changes)
+    @contextmanager
+    def _replica(self, shard: int) -> Iterator[tuple[Table, Reached]]:
+        """Open the replica of a shard at the planned version; discard it if it is found to be damaged."""
         own = shard % self.replica.shards
         table, reached = catch_up(self.replica, own, self.version, self.base, _opened)
         try:
             with table:
-                return stored_entries(self.history, table, members, self.memory), reached
+                yield table, reached
         except (CorruptionError, StorageIOError) as error:
             discard(self.replica, own, reached.file.stat().st_ino)
             raise ReplicaDamagedError(f"{error}; the replica has been discarded, and the task begins again") from error
+
+    def _changes(self, shard: int, rows: pa.Table, table: Table) -> tuple[pa.Table, int]:
+        """Return the changes that rows stand for, and the number of snapshot rows that are no change."""
+        if self.snapshot is None:
+            return rows, 0
+        if not rows.num_rows:
+            dimension = self.history.dimension
+            origin = [pa.field(FILE, pa.string()), pa.field(RECORD_NUMBER, pa.int64())]
+            rows = pa.schema([*dimension.key_schema, *dimension.attributes, *origin]).empty_table()
+        changes = self.snapshot.changes(self.history, rows)
+        named = named_members(self.history, changes)
+        stored = stored_entries(self.history, table, named, self.memory)
+        differs = self.snapshot.differing(self.history, changes, stored)
+        del stored
+        found = [changes.filter(pa.array(differs))]
+        if self.snapshot.missing == "delete":
+            found.append(self.snapshot.deletes(self.history, named, table.scan(), self.shards, shard))
+        return pa.concat_tables(found, promote_options="default"), int((~differs).sum())
 
     def _written(self, applied: Applied, differences: RowDifferences) -> dict[str, Any]:
         """Write the rows of the dimension and of its moved facts, and return what was written."""
@@ -188,6 +221,28 @@ class ApplyShard:
     def _keep(self, errors: FileWriter, rows: pa.Table) -> None:
         for batch in rows.combine_chunks().to_batches():
             errors.write(error_rows(batch, self.origin))
+
+
+def _divided(batches: list[pa.RecordBatch]) -> tuple[pa.Table, pa.Table]:
+    """Return the records that do not fit their columns, and the others."""
+    if not batches:
+        return pa.table({}), pa.table({})
+    rows = pa.Table.from_batches(batches).drop_columns([SHARD])
+    is_open = pc.equal(rows.column(STATE), int(State.OPEN))
+    return rows.filter(pc.invert(is_open)), rows.filter(is_open)
+
+
+def _summed(note: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    return {**note, **more, "rows": note["rows"] + more["rows"]}
+
+
+def _partition() -> int:
+    """Return the number of this task's partition in Spark, which is its shard."""
+    from pyspark import TaskContext  # noqa: PLC0415 - pyspark is heavy
+
+    context = TaskContext.get()
+    assert context is not None
+    return int(context.partitionId())
 
 
 def _opened(reached: Reached) -> tuple[Table, Reached]:

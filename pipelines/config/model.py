@@ -213,6 +213,9 @@ class DimensionConfig(_Strict):
     history: HistoryConfig | None = Field(
         default=None, description="One row for each version of a member; without it one row for each member"
     )
+    changes: Location | None = Field(
+        default=None, description="Folder with files of changes, which a run applies before each batch of facts"
+    )
 
 
 class LookupConfig(_Strict):
@@ -490,7 +493,7 @@ def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
         update={
             "source": moved(config.source, "path"),
             "sink": moved(config.sink, "path", "errors", "duplicates"),
-            "dimensions": {name: moved(dimension, "path") for name, dimension in config.dimensions.items()},
+            "dimensions": {name: moved(dimension, "path", "changes") for name, dimension in config.dimensions.items()},
             "checkpoint": anchored(config.checkpoint or str(state / config.name / "checkpoint"), folder),
             "catalog": local_url(config.catalog, folder) if config.catalog else sqlite_url(state / "catalog.db"),
             "replicas": anchored(config.replicas, folder) if config.replicas is not None else None,

@@ -167,6 +167,9 @@ def _dimension_problems(config: PipelineConfig, name: str, dimension: DimensionC
 
 
 def _history_problems(config: PipelineConfig, name: str, dimension: DimensionConfig) -> list[Problem]:
+    if dimension.history is None and dimension.changes is not None:
+        text = f"dimension {name!r} has `changes`, which need a history; declare dimensions.{name}.history"
+        return [Problem(("dimensions", name, "changes"), text)]
     if dimension.history is None:
         return []
     place: DocumentPath = ("dimensions", name, "history")

@@ -9,9 +9,10 @@ from deltalake import DeltaTable
 
 from headrace.etl import KeyAllocator
 from headrace.etl.history import apply_changes, violations
-from headrace.pipelines.changes.applying import change_columns, change_source, prepare_target
 from headrace.pipelines.changes.engines import LocalEngine
-from headrace.pipelines.changes.protocol import ApplyProtocol, ChangeTarget
+from headrace.pipelines.changes.protocol import ApplyProtocol
+from headrace.pipelines.changes.sources import change_columns, change_source
+from headrace.pipelines.changes.targets import ChangeTarget, prepare_target
 from headrace.pipelines.config.model import DimensionConfig, PipelineConfig, SinkConfig, SourceConfig
 from headrace.pipelines.delta.tables import DeltaHandle, open_table, read_rows
 from headrace.pipelines.history.layout import delta_schema, entries_of
@@ -46,7 +47,7 @@ class DeltaDimension:
         self.engine = engine or LocalEngine(str(self.folder / "replicas"), cores=2)
         self.path = self.config.dimensions[history.dimension.name].path
         (self.changes / "none.parquet").touch()
-        source = change_source(self.config, history, self.changes)
+        source = change_source(self.config, change_columns(history), self.changes)
         self.target = ChangeTarget(self.config, history.dimension.name, history, source)
         (self.changes / "none.parquet").unlink()
         prepare_target(self.target)
