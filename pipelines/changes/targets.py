@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.changes.snapshots import Snapshot
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
 
-__all__ = ["ChangeTarget", "errors_path", "prepare_target"]
+__all__ = ["ChangeTarget", "check_table", "errors_path", "prepare_target"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def prepare_target(target: ChangeTarget) -> bool:
     if created:
         create_history(target.path, history)
     else:
-        _check_table(target.path, history, label)
+        check_table(target.path, history, label)
     errors = errors_path(target.path)
     if not has_table(errors):
         create_table(errors, ERROR_SCHEMA)
@@ -75,7 +75,7 @@ def prepare_target(target: ChangeTarget) -> bool:
     return created
 
 
-def _check_table(path: str, history: History, label: str) -> None:
+def check_table(path: str, history: History, label: str) -> None:
     """Raise an error unless the table has exactly the columns of the declaration, and its rows can be changed."""
     table = describe(open_table(path), path)
     require_row_changes(table, label)
