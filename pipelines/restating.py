@@ -28,10 +28,9 @@ from headrace.pipelines.lease import Leases
 from headrace.pipelines.restate.candidates import candidates, moved_facts
 from headrace.pipelines.restate.corrections import batches_of, corrections, differing, merge
 from headrace.pipelines.restate.progress import Span, finish, span_of
-from headrace.pipelines.runner import spark_settings
 from headrace.pipelines.spark.failures import explained
 from headrace.pipelines.spark.frame import STATE, State
-from headrace.pipelines.spark.sessions import SparkSettings, session
+from headrace.pipelines.spark.sessions import SparkSettings, session, spark_settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,6 +24,7 @@ PIPELINE_ROOMS = (
     "source",
     "dimension",
     "batch",
+    "rejects",
     "changes",
     "restate",
 )

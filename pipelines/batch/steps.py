@@ -6,7 +6,7 @@ A step takes the rows of a task and yields them with additional columns. Rows th
 from __future__ import annotations
 
 from collections import deque
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
@@ -33,7 +33,7 @@ from headrace.pipelines.delta.data_files import FileSpec, FileWriter
 from headrace.pipelines.errors import ReplicaDamagedError
 from headrace.pipelines.history.layout import version_rows
 from headrace.pipelines.replica.operators import Joiner, Serving, close, serve
-from headrace.pipelines.spark.frame import STATE, State, member_column, with_state
+from headrace.pipelines.spark.frame import FILE, RECORD_NUMBER, STATE, State, member_column, with_state
 from headrace.storage.errors import CorruptionError, StorageIOError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class LookupStep:
         names = list(self.lookup.stream_columns)
         if isinstance(self.lookup, AsOfLookup) and self.lookup.event_time is not None:
             names.append(self.lookup.event_time)
-        return tuple(dict.fromkeys(names))
+        return tuple(dict.fromkeys([*names, *self._order()]))
 
     def _resolved(
         self,
@@ -167,9 +167,13 @@ class LookupStep:
     def _new_members(self, outputs: list[pa.RecordBatch]) -> pa.Table:
         """Return the inferred members as rows of the dimension's Delta table."""
         if not isinstance(self.lookup, AsOfLookup):
-            return new_members(self.lookup, outputs, self.joiner.base)
+            return new_members(self.lookup, outputs, self.joiner.base, self._order())
         history = self.lookup.history
         return version_rows(history, inferred_members(history, self.lookup.current, outputs, self.joiner.base))
+
+    def _order(self) -> tuple[str, ...]:
+        """Return the columns that say which row came first, if the dimension keeps first spellings."""
+        return (FILE, RECORD_NUMBER) if self.lookup.dimension.spellings else ()
 
     def _keep_members(self, members: pa.Table, join: _Join, task: Task) -> None:
         """Write new members into a file, or keep them to travel with the rows."""
@@ -301,32 +305,37 @@ class _OlderJoin:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if self._join is None:
             return
-        if isinstance(error, CorruptionError | StorageIOError):  # of another replica: `_guarded` converts its own
+        if isinstance(error, CorruptionError | StorageIOError):  # of another replica: `_guarding` converts its own
             error = ReplicaDamagedError(str(error))
         self._join.__exit__(kind, error, trace)
 
     def push(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Push a batch, and yield the results that are ready."""
-        if self._join is None:
-            self._join = _Join(*self._given, batch.schema)
-            self._join.__enter__()
-        yield from self._guarded(self._join, self._join.serving.operator.push(batch))
+        join = self._join or _Join(*self._given, batch.schema)
+        with _guarding(join):
+            if self._join is None:
+                join.__enter__()
+                self._join = join
+            yield from join.serving.operator.push(batch)
 
     def flush(self) -> Iterator[pa.RecordBatch]:
         """Yield the results of all rows pushed so far."""
         if self._join is not None:
-            yield from self._guarded(self._join, self._join.serving.operator.flush())
+            with _guarding(self._join):
+                yield from self._join.serving.operator.flush()
 
-    @staticmethod
-    def _guarded(join: _Join, results: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from results
-        except (CorruptionError, StorageIOError) as error:
-            raise join.damaged(error) from error
+
+@contextmanager
+def _guarding(join: _Join) -> Iterator[None]:
+    """Discard the replica of a join if its file turns out to be damaged, and not that of the join around it."""
+    try:
+        yield
+    except (CorruptionError, StorageIOError) as error:
+        raise join.damaged(error) from error
 
 
 def _keyed(batch: pa.RecordBatch, names: tuple[str, ...], start: int) -> pa.RecordBatch:
-    """Return the columns of a lookup's key, and the number of each row."""
+    """Return columns of a batch, and the number of each row."""
     rows = pa.array(np.arange(start, start + batch.num_rows))
     return pa.RecordBatch.from_arrays([*(batch.column(name) for name in names), rows], names=[*names, _ROW])
 

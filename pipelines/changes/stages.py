@@ -202,7 +202,7 @@ class ApplyShard:
     def _written(self, applied: Applied, differences: RowDifferences) -> dict[str, Any]:
         """Write the rows of the dimension and of its moved facts, and return what was written."""
         tables = self.tables
-        moved = moved_rows(self.history, applied)
+        moved = moved_rows(self.history, applied, differences)
         surrogate = applied.inserted.column(self.history.dimension.surrogate_key)
         files = {
             "versions": _write(tables.versions, differences.after),

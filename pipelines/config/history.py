@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from headrace.etl import Dimension, KeyRule
+from headrace.etl import Dimension
 from headrace.etl.history import AsOfLookup, History
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type
+from headrace.pipelines.config.declared import key_rules, special_members
 from headrace.pipelines.errors import PipelineFileError
 
 if TYPE_CHECKING:
@@ -64,10 +65,12 @@ def declared_history(name: str, declared: DimensionConfig, surrogate_key: str) -
             f"dimension {name!r} has a history, so it needs dimensions.{name}.columns, the types of its key and "
             "attributes"
         )
-    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
     columns = arrow_schema(declared.columns)
-    dimension = Dimension(name, tuple(declared.natural_key), surrogate_key, columns, rules)
-    return History(dimension, **_options(declared.history))
+    special = special_members(declared, name, columns)
+    dimension = Dimension(
+        name, tuple(declared.natural_key), surrogate_key, columns, key_rules(declared), special=special
+    )
+    return History(dimension, **_options(declared.history), special=special)
 
 
 def as_of_lookup(history: History, declared: LookupConfig) -> AsOfLookup:
@@ -87,6 +90,8 @@ def as_of_lookup(history: History, declared: LookupConfig) -> AsOfLookup:
         tuple(declared.carry),
         before_first=declared.before_first,
         null_time=declared.null_time,
+        null_key=declared.null_key,
+        unfit_key=declared.unfit_key,
     )
 
 

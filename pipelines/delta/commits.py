@@ -30,7 +30,17 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.delta.data_files import DataFile
 
-__all__ = ["Commit", "append", "append_exactly", "commit_exactly", "commit_files", "create_entry", "listed_file"]
+__all__ = [
+    "Commit",
+    "append",
+    "append_exactly",
+    "commit_exactly",
+    "commit_files",
+    "conflicts",
+    "create_entry",
+    "listed_file",
+    "published",
+]
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 100
@@ -270,6 +280,44 @@ def _publish(
         return False
     _checkpoint(table, version)
     return True
+
+
+def published(
+    path: str,
+    table: DeltaTable,
+    files: Sequence[DataFile],
+    commit: Commit,
+    *,
+    schema: str,
+    removals: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Replace the files of a table and its schema, at exactly the version after the one that is open.
+
+    Parameters
+    ----------
+    path, table
+        Path of the table, and the open table.
+    files
+        New data files.
+    commit
+        Description of the commit.
+    schema
+        New schema, as Delta stores it.
+    removals
+        Actions that remove the old files.
+
+    Returns
+    -------
+    bool
+        False if another writer created that version first.
+    """
+    version = table.version() + 1
+    information = _commit_info(table, files, commit, blind=False, appends=False)
+    information["commitInfo"]["operation"] = "CHANGE COLUMN"
+    information["commitInfo"]["operationParameters"] = {}
+    metadata = {**_metadata(table, commit.properties), "schemaString": schema}
+    actions = [information, {"metaData": metadata}, *removals, *({"add": listed_file(file)} for file in files)]
+    return create_entry(path, version, "\n".join(map(json.dumps, actions)) + "\n")
 
 
 def create_entry(path: str, version: int, text: str) -> bool:

@@ -1,7 +1,8 @@
 """The table of moved facts: for each commit of changes, the facts that point to another version since then.
 
 The table `<dimension>_moved` is partitioned by the Delta version of the dimension whose commit moved the facts. A row
-is a member and a half-open time range, or a retired version. `headrace dimension restate` reads it.
+is a member and a half-open time range whose version is another one, a retired version, or a version that has kept its
+key but not its attributes, which facts may carry. `headrace dimension restate` reads it.
 
 The commit of the dimension decides. Its note names the files of moved facts under `MOVED_NOTE`, which no commit of this
 table names yet. `settle_moved` adds them, in the order of the dimension's commits and each one once, so that a killed
@@ -14,8 +15,11 @@ from dataclasses import asdict, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from headrace.etl.history.values import rows_differ, single
 from headrace.pipelines.delta.commits import Commit, commit_files
 from headrace.pipelines.delta.data_files import DataFile, FileSpec
 from headrace.pipelines.delta.tables import DeltaHandle, commit_note, create_table, has_table
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from headrace.etl.history import Applied, History
+    from headrace.pipelines.history.differences import RowDifferences
 
 __all__ = [
     "CAUSE",
@@ -31,7 +36,7 @@ __all__ = [
     "MOVED_FROM",
     "MOVED_NOTE",
     "MOVED_TO",
-    "RETIRED_KEY",
+    "VERSION_KEY",
     "Cause",
     "ensure_moved_table",
     "moved_files",
@@ -46,7 +51,7 @@ MOVED_NOTE: Final = "moved"
 MOVED_FROM: Final = "_moved_from"
 MOVED_TO: Final = "_moved_to"
 CAUSE: Final = "_cause"
-RETIRED_KEY: Final = "_retired_key"
+VERSION_KEY: Final = "_version_key"
 DIMENSION_VERSION: Final = "_dimension_version"
 
 
@@ -57,6 +62,7 @@ class Cause(StrEnum):
     COVERED = "covered"
     COMPLETED = "completed"
     RETIRED = "retired"
+    UPDATED = "updated"
 
 
 _SETTLED: Final = "headrace.moved"
@@ -68,25 +74,53 @@ def moved_path(dimension_path: str) -> str:
 
 
 def moved_schema(history: History) -> pa.Schema:
-    """Return the columns of moved facts: natural key, time range, cause, and the key of a retired version."""
+    """Return the columns: natural key, time range, cause, and the key of a retired or updated version."""
     key = [field.with_nullable(nullable=True) for field in history.dimension.key_schema]
     bounds = [pa.field(name, history.instant_type) for name in (MOVED_FROM, MOVED_TO)]
-    return pa.schema([*key, *bounds, pa.field(CAUSE, pa.string()), pa.field(RETIRED_KEY, pa.int64())])
+    return pa.schema([*key, *bounds, pa.field(CAUSE, pa.string()), pa.field(VERSION_KEY, pa.int64())])
 
 
-def moved_rows(history: History, applied: Applied) -> pa.Table:
-    """Return the rows for the result of applied changes: one for each moved range, and one for each retired version."""
+def moved_rows(history: History, applied: Applied, differences: RowDifferences) -> pa.Table:
+    """Return the rows for the result of applied changes.
+
+    Parameters
+    ----------
+    history
+        The declaration.
+    applied, differences
+        Result of the changes, and of `row_differences` for them.
+    """
     schema, natural = moved_schema(history), history.dimension.natural_key
-    moved, retired = applied.moved, applied.retired
+    moved, retired, updated = applied.moved, applied.retired, _updated(history, differences)
+    surrogate, nothing = history.dimension.surrogate_key, pa.nulls(moved.num_rows, pa.int64())
     ranges = [moved.column(name) for name in (*natural, "moved_from", "moved_to", "cause")]
     gone = [retired.column(name) for name in (*natural, history.valid_from, history.valid_to)]
-    cause = pa.repeat(pa.scalar(str(Cause.RETIRED), pa.string()), retired.num_rows)
-    return pa.concat_tables(
-        [
-            pa.table([*ranges, pa.nulls(moved.num_rows, pa.int64())], names=schema.names).cast(schema),
-            pa.table([*gone, cause, retired.column(history.dimension.surrogate_key)], names=schema.names).cast(schema),
-        ]
+    kept = [updated.column(name) for name in (*natural, history.valid_from, history.valid_to)]
+    # Facts before the first version count as facts of that version.
+    first = pc.equal(updated.column(history.version), 1)
+    kept[-2] = pc.if_else(first, pa.scalar(None, history.instant_type), kept[-2])
+    parts = [
+        [*ranges, nothing],
+        [*gone, _repeated(Cause.RETIRED, retired.num_rows), retired.column(surrogate)],
+        [*kept, _repeated(Cause.UPDATED, updated.num_rows), updated.column(surrogate)],
+    ]
+    return pa.concat_tables([pa.table(part, names=schema.names).cast(schema) for part in parts])
+
+
+def _updated(history: History, differences: RowDifferences) -> pa.Table:
+    """Return the versions that have kept their key, but not their attributes."""
+    before, after = differences.before, differences.after
+    was_key, key = (np.asarray(single(rows.column(history.dimension.surrogate_key))) for rows in (before, after))
+    _, old, new = np.intersect1d(was_key, key, assume_unique=True, return_indices=True)
+    names = history.dimension.attributes.names
+    was, now = (
+        [single(rows.column(name)).take(pa.array(at)) for name in names] for rows, at in ((before, old), (after, new))
     )
+    return after.take(pa.array(new[rows_differ(was, now, len(new))]))
+
+
+def _repeated(cause: Cause, rows: int) -> pa.Array:
+    return pa.repeat(pa.scalar(str(cause), pa.string()), rows)
 
 
 def moved_files(dimension_path: str, history: History) -> FileSpec:

@@ -1,4 +1,4 @@
-"""Facts that may have to point to another version: those of a moved member and time, or of a retired version."""
+"""Facts that may have to change: those of a moved member and time, or of a retired or updated version."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from headrace.etl.history.declaration import BEGINNING
 from headrace.pipelines.history.moved import (
     CAUSE,
     DIMENSION_VERSION,
     MOVED_FROM,
     MOVED_TO,
-    RETIRED_KEY,
+    VERSION_KEY,
     Cause,
     moved_path,
 )
@@ -64,7 +65,7 @@ def candidates(spark: SparkSession, lookup: AsOfLookup, facts_path: str, span: S
     """
     facts = spark.read.format("delta").option("versionAsOf", span.facts).load(facts_path)
     if lookup.event_time is None:
-        return _of_retired(lookup, facts, moved)
+        return _of_versions(lookup, facts, moved)
     return _of_moved(lookup, facts, moved)
 
 
@@ -73,22 +74,30 @@ def old_columns(lookup: AsOfLookup) -> list[str]:
     return lookup.added_schema().names[:-2]
 
 
-def _of_retired(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame) -> DataFrame:
-    """Return the facts of retired versions for a lookup of current versions, at the time of the retired version."""
-    retired = moved.where(moved[RETIRED_KEY].isNotNull()).select(RETIRED_KEY, MOVED_FROM)
-    met = facts.join(retired, facts[quoted(lookup.key_column)] == retired[RETIRED_KEY])
-    return met.select(*_asked(lookup, facts), retired[MOVED_FROM].alias(TIME), *_old(lookup, facts))
+def _of_versions(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame) -> DataFrame:
+    """Return the facts of retired and updated versions for a lookup of current versions, at the version's start."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
+
+    versions = moved.where(_counts(lookup, moved)).where(moved[VERSION_KEY].isNotNull())
+    begin = f.coalesce(versions[MOVED_FROM], f.lit(str(BEGINNING)).cast(dict(moved.dtypes)[MOVED_FROM]))
+    versions = versions.groupBy(VERSION_KEY).agg(f.min(begin).alias(MOVED_FROM))
+    met = facts.join(versions, facts[quoted(lookup.key_column)] == versions[VERSION_KEY])
+    return met.select(*_asked(lookup, facts), versions[MOVED_FROM].alias(TIME), *_old(lookup, facts))
+
+
+def _counts(lookup: AsOfLookup, moved: DataFrame) -> Column:
+    """Return which rows matter to a lookup: updated versions matter only if facts carry attributes."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
+
+    return f.lit(bool(lookup.carry)) | (moved[CAUSE] != Cause.UPDATED)
 
 
 def _of_moved(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame) -> DataFrame:
-    from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
-
     assert lookup.event_time is not None
     natural = lookup.dimension.natural_key
-    whole = f.lit(bool(lookup.carry)) & (moved[CAUSE] == Cause.COMPLETED)
-    low, high = (f.when(~whole, moved[name]).alias(name) for name in (MOVED_FROM, MOVED_TO))
     keys = [moved[quoted(name)].alias(f"{_KEY}{place}") for place, name in enumerate(natural)]
-    ranges = moved.where(moved[RETIRED_KEY].isNull()).select(*keys, low, high)
+    in_time = moved.where(_counts(lookup, moved)).where(moved[CAUSE] != Cause.RETIRED)
+    ranges = in_time.select(*keys, MOVED_FROM, MOVED_TO)
     rows = facts.select(*_asked(lookup, facts), facts[quoted(lookup.event_time)].alias(TIME), *_old(lookup, facts))
     keyed = _keyed(lookup, _possible(rows, ranges))
     times = [_comparable(keyed, TIME), *(_comparable(ranges, name) for name in (MOVED_FROM, MOVED_TO))]
@@ -107,11 +116,12 @@ def _possible(rows: DataFrame, ranges: DataFrame) -> DataFrame:
     kind = dict(ranges.dtypes)[MOVED_FROM]
     # As text, since Python's datetime has neither the range nor the zone of Spark's timestamps.
     bounds = ranges.agg(
+        f.count(f.lit(1)).alias("count"),
         f.when(f.count(f.when(low.isNull(), 1)) == 0, f.min(low)).cast("string").alias("low"),
         f.when(f.count(f.when(high.isNull(), 1)) == 0, f.max(high)).cast("string").alias("high"),
     ).first()
     assert bounds is not None
-    rows = rows.where(rows[TIME].isNotNull())
+    rows = rows.where(rows[TIME].isNotNull() & f.lit(bounds["count"] > 0))
     if bounds["low"] is not None:
         rows = rows.where(rows[TIME] >= f.lit(bounds["low"]).cast(kind))
     return rows if bounds["high"] is None else rows.where(rows[TIME] < f.lit(bounds["high"]).cast(kind))

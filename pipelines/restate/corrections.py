@@ -81,10 +81,10 @@ def differing(frame: DataFrame, lookup: AsOfLookup) -> DataFrame:
 
 @dataclass(frozen=True)
 class Batch:
-    """The facts of a range of days, inclusive; None for no bound."""
+    """The facts of a range of days, inclusive; days are text, since Python cannot hand early years to Spark."""
 
-    first: Any
-    last: Any
+    first: str
+    last: str
     facts: int
 
 
@@ -92,9 +92,9 @@ def batches_of(changed: DataFrame, most: int) -> list[Batch]:
     """Divide facts to correct into batches of whole days, each of at most `most` facts or of a single day."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
 
-    days = changed.groupBy(f.to_date(TIME).alias(_DAY)).count().orderBy(_DAY).collect()
+    days = changed.groupBy(f.to_date(TIME).alias(_DAY)).count().orderBy(_DAY)
     batches: list[Batch] = []
-    for day, facts in days:
+    for day, facts in days.select(days[_DAY].cast("string"), "count").collect():
         if batches and batches[-1].facts + facts <= most:
             batches[-1] = replace(batches[-1], last=day, facts=batches[-1].facts + facts)
         else:
@@ -120,7 +120,7 @@ def merge(
     values = [changed[quoted(name)].alias(f"_new_{place}") for place, name in enumerate(old_columns(lookup))]
     identity = [changed[quoted(name)].alias(f"_on_{place}") for place, name in enumerate(lookup.stream_columns)]
     identity.append(changed[TIME if dated else quoted(OLD + lookup.key_column)].alias("_by"))
-    source = changed.where((days >= f.lit(batch.first)) & (days <= f.lit(batch.last)))
+    source = changed.where(days.between(f.lit(batch.first).cast("date"), f.lit(batch.last).cast("date")))
     source = source.select(*identity, *values).distinct()
     names = [*lookup.stream_columns, lookup.event_time if lookup.event_time is not None else lookup.key_column]
     own = [column for column in source.columns if not column.startswith("_new_")]

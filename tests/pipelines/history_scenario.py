@@ -74,7 +74,7 @@ class Members:
             self.written(FileSpec(self.path, schema), differences.after),
             self.written(feed_files(self.path, schema), differences.feed),
         )
-        commit = Commit("changes", table.version(), (note or (lambda _: {}))(applied))
+        commit = Commit("changes", table.version(), {} if note is None else note(applied, differences))
         live = LiveFiles(self.path)
         change_rows_exactly(self.path, table, live, table.version(), RowChanges(key, removed, files, feed), commit)
         return applied
@@ -144,7 +144,8 @@ class Orders:
                  "policy": "infer", "carry": ["city", "tel"]},
                 {"dimension": "customer", "role": "seller", "on": {"seller": "id"}, "event_time": "day",
                  "policy": "unknown", "before_first": "reject", "null_time": "current"},
-                {"dimension": "customer", "role": "now", "on": {"buyer": "id"}, "policy": "infer", "carry": ["city", "valid_from"]},
+                {"dimension": "customer", "role": "now", "on": {"buyer": "id"}, "policy": "infer",
+                 "carry": ["city", "valid_from"]},
             ],
             "sink": {"path": "w/facts"},
             "trigger": {"max_files": 1},
