@@ -13,7 +13,7 @@ from headrace.pipelines.delta.tables import create_table, has_table, open_table
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.moved import ensure_moved_table
-from headrace.pipelines.history.tables import check_declaration, create_history
+from headrace.pipelines.history.tables import add_special_members, check_declaration, create_history
 
 if TYPE_CHECKING:
     from headrace.etl.history import History
@@ -68,6 +68,7 @@ def prepare_target(target: ChangeTarget) -> bool:
         create_history(target.path, history)
     else:
         check_table(target.path, history, label)
+        add_special_members(target.path, history)
     errors = errors_path(target.path)
     if not has_table(errors):
         create_table(errors, ERROR_SCHEMA)
