@@ -174,11 +174,15 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
 
     Exit code 0 if every check passes, 3 if a rule is violated.
     """
+    from headrace.pipelines.changes import check_history
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import check_dimension
 
     with console.step(f"checking dimension {name}", left=UNCHANGED):
-        findings = check_dimension(load_pipeline(pipeline), name)
+        config = load_pipeline(pipeline)
+        declared = config.dimensions.get(name)
+        has_history = declared is not None and declared.history is not None
+        findings = check_history(config, name) if has_history else check_dimension(config, name)
     document = {"dimension": name, "ok": not findings, "findings": [asdict(finding) for finding in findings]}
     if not findings:
         console.result(document, Text(f"dimension {name} is sound"))

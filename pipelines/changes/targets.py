@@ -13,14 +13,14 @@ from headrace.pipelines.delta.tables import create_table, has_table, open_table
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.moved import ensure_moved_table
-from headrace.pipelines.history.tables import check_declaration, create_history
+from headrace.pipelines.history.tables import add_special_members, check_declaration, create_history
 
 if TYPE_CHECKING:
     from headrace.etl.history import History
     from headrace.pipelines.changes.snapshots import Snapshot
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
 
-__all__ = ["ChangeTarget", "errors_path", "prepare_target"]
+__all__ = ["ChangeTarget", "check_table", "errors_path", "prepare_target"]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,8 @@ def prepare_target(target: ChangeTarget) -> bool:
     if created:
         create_history(target.path, history)
     else:
-        _check_table(target.path, history, label)
+        check_table(target.path, history, label)
+        add_special_members(target.path, history)
     errors = errors_path(target.path)
     if not has_table(errors):
         create_table(errors, ERROR_SCHEMA)
@@ -75,7 +76,7 @@ def prepare_target(target: ChangeTarget) -> bool:
     return created
 
 
-def _check_table(path: str, history: History, label: str) -> None:
+def check_table(path: str, history: History, label: str) -> None:
     """Raise an error unless the table has exactly the columns of the declaration, and its rows can be changed."""
     table = describe(open_table(path), path)
     require_row_changes(table, label)

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from headrace.etl.history import special_versions
+from headrace.pipelines.delta.commits import Commit, commit_exactly
 from headrace.pipelines.delta.data_files import FileSpec, FileWriter
+from headrace.pipelines.delta.live_files import LiveFiles, read_live_file
 from headrace.pipelines.delta.row_changes import create_row_table
-from headrace.pipelines.delta.tables import has_table
-from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.delta.tables import has_table, open_table
+from headrace.pipelines.errors import DeltaTableError, TableMovedError
 from headrace.pipelines.history.layout import delta_schema
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from deltalake import DeltaTable
+
     from headrace.etl.history import History
 
-__all__ = ["DECLARATION", "check_declaration", "create_history", "special_rows"]
+__all__ = ["DECLARATION", "add_special_members", "check_declaration", "create_history", "special_rows"]
+
+_LOG = logging.getLogger(__name__)
+_ADDED: Final = "headrace:special"
 
 DECLARATION: Final = "headrace.history"
 
@@ -54,6 +63,45 @@ def special_rows(history: History) -> pa.Table:
     versions, schema = special_versions(history), delta_schema(history)
     hidden = [pa.nulls(versions.num_rows, field.type) for field in list(schema)[versions.num_columns :]]
     return pa.Table.from_arrays([*versions.columns, *hidden], schema=schema)
+
+
+def add_special_members(path: str, history: History) -> tuple[int, ...]:
+    """Add the special members that a table lacks, and return their surrogate keys.
+
+    The commit succeeds only at the version after the one that was searched, so two concurrent runs add a member once.
+    """
+    surrogate = history.dimension.surrogate_key
+    wanted = special_rows(history)
+    while True:
+        table = open_table(path)
+        there = _special_keys(path, table, surrogate)
+        missing = wanted.filter(pa.array([key not in there for key in wanted.column(surrogate).to_pylist()]))
+        if not missing.num_rows:
+            return ()
+        with FileWriter(FileSpec(path, wanted.schema)) as writer:
+            for batch in missing.combine_chunks().to_batches():
+                writer.write(batch)
+            files = writer.close()
+        added = tuple(missing.column(surrogate).to_pylist())
+        commit = Commit(_ADDED, table.version(), {"special": list(added)})
+        try:
+            commit_exactly(path, table, table.version(), files, commit)
+        except TableMovedError:
+            continue
+        _LOG.warning("the special members %s were added to %s", ", ".join(map(str, added)), path)
+        return added
+
+
+def _special_keys(path: str, table: DeltaTable, surrogate: str) -> set[int]:
+    """Return the negative surrogate keys in a table, from the files that may have some."""
+    found: set[int] = set()
+    schema = pa.schema([(surrogate, pa.int64())])
+    for file in LiveFiles(path).at(table.version()):
+        least = file.bounds(surrogate)[0]
+        if least is None or least < 0:
+            for _, batch in read_live_file(path, file, schema):
+                found.update(batch.filter(pc.less(batch.column(0), 0)).column(0).to_pylist())
+    return found
 
 
 def check_declaration(properties: Mapping[str, str], history: History, label: str, path: str) -> None:
