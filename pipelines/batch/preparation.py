@@ -45,7 +45,7 @@ from headrace.pipelines.dimension.schema_changes import (
 from headrace.pipelines.dimension.special_members import add_special_members
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.history.layout import delta_schema
-from headrace.pipelines.history.special import add_special_versions
+from headrace.pipelines.history.tables import add_special_members as add_special_versions
 from headrace.pipelines.history.tables import check_declaration, create_history
 from headrace.pipelines.spark.frame import FILE
 from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
@@ -136,7 +136,8 @@ class CheckedPipeline:
             elif each.table is None:
                 create_dimension(path, each.dimension)
             elif each.history is not None:
-                notices += add_special_versions(path, each.history)
+                added = add_special_versions(path, each.history)
+                notices += [f"dimension {name!r}: the special member {key} was added to {path}" for key in added]
             else:
                 notices += _changed(name, each.table, each)
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
