@@ -67,7 +67,7 @@ class RestatedRole:
     batches
         Number of commits to the fact table, or those that would be made.
     dry_run
-        Whether nothing was written.
+        Whether the facts were only counted.
     """
 
     role: str

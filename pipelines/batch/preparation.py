@@ -45,7 +45,8 @@ from headrace.pipelines.dimension.schema_changes import (
 from headrace.pipelines.dimension.special_members import add_special_members
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.history.layout import delta_schema
-from headrace.pipelines.history.tables import create_history
+from headrace.pipelines.history.tables import add_special_members as add_special_versions
+from headrace.pipelines.history.tables import check_declaration, create_history
 from headrace.pipelines.spark.frame import FILE
 from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
 
@@ -134,7 +135,10 @@ class CheckedPipeline:
                 create_history(path, each.history)
             elif each.table is None:
                 create_dimension(path, each.dimension)
-            elif each.history is None:
+            elif each.history is not None:
+                added = add_special_versions(path, each.history)
+                notices += [f"dimension {name!r}: the special member {key} was added to {path}" for key in added]
+            else:
                 notices += _changed(name, each.table, each)
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
         _remember_merge_key(config.sink.path, prepared.merge)
@@ -262,6 +266,7 @@ def _with_history(config: PipelineConfig, name: str, table: Described | None) ->
     if table is not None:
         for column in delta_schema(history):
             _require_column(table, label, column.name, column.type)
+        check_declaration(table.properties, history, label, table.path)
     return _Found(history.dimension, table, history=history)
 
 

@@ -92,17 +92,18 @@ def moved_rows(history: History, applied: Applied, differences: RowDifferences) 
     """
     schema, natural = moved_schema(history), history.dimension.natural_key
     moved, retired, updated = applied.moved, applied.retired, _updated(history, differences)
-    surrogate, nothing = history.dimension.surrogate_key, pa.nulls(moved.num_rows, pa.int64())
+    surrogate = history.dimension.surrogate_key
     ranges = [moved.column(name) for name in (*natural, "moved_from", "moved_to", "cause")]
     gone = [retired.column(name) for name in (*natural, history.valid_from, history.valid_to)]
     kept = [updated.column(name) for name in (*natural, history.valid_from, history.valid_to)]
     # Facts before the first version count as facts of that version.
-    first = pc.equal(updated.column(history.version), 1)
-    kept[-2] = pc.if_else(first, pa.scalar(None, history.instant_type), kept[-2])
+    first = updated.filter(pc.equal(updated.column(history.version), 1))
+    before = [*(first.column(name) for name in natural), pa.nulls(first.num_rows, history.instant_type)]
     parts = [
-        [*ranges, nothing],
+        [*ranges, _no_keys(moved)],
         [*gone, _repeated(Cause.RETIRED, retired.num_rows), retired.column(surrogate)],
         [*kept, _repeated(Cause.UPDATED, updated.num_rows), updated.column(surrogate)],
+        [*before, first.column(history.valid_from), _repeated(Cause.UPDATED, first.num_rows), _no_keys(first)],
     ]
     return pa.concat_tables([pa.table(part, names=schema.names).cast(schema) for part in parts])
 
@@ -117,6 +118,10 @@ def _updated(history: History, differences: RowDifferences) -> pa.Table:
         [single(rows.column(name)).take(pa.array(at)) for name in names] for rows, at in ((before, old), (after, new))
     )
     return after.take(pa.array(new[rows_differ(was, now, len(new))]))
+
+
+def _no_keys(rows: pa.Table) -> pa.Array:
+    return pa.nulls(rows.num_rows, pa.int64())
 
 
 def _repeated(cause: Cause, rows: int) -> pa.Array:

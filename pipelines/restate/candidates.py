@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from headrace.etl.history.declaration import BEGINNING
 from headrace.pipelines.history.moved import (
     CAUSE,
     DIMENSION_VERSION,
@@ -79,8 +78,8 @@ def _of_versions(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame) -> Data
     from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
 
     versions = moved.where(_counts(lookup, moved)).where(moved[VERSION_KEY].isNotNull())
-    begin = f.coalesce(versions[MOVED_FROM], f.lit(str(BEGINNING)).cast(dict(moved.dtypes)[MOVED_FROM]))
-    versions = versions.groupBy(VERSION_KEY).agg(f.min(begin).alias(MOVED_FROM))
+    # A version never begins later than before, so it was last valid at the earliest of its starts.
+    versions = versions.groupBy(VERSION_KEY).agg(f.min(MOVED_FROM).alias(MOVED_FROM))
     met = facts.join(versions, facts[quoted(lookup.key_column)] == versions[VERSION_KEY])
     return met.select(*_asked(lookup, facts), versions[MOVED_FROM].alias(TIME), *_old(lookup, facts))
 

@@ -4,6 +4,7 @@ import datetime as dt
 
 import pyarrow as pa
 import pytest
+import yaml
 from history_scenario import Orders
 
 from headrace.pipelines.batch.error_rows import Origin
@@ -11,6 +12,7 @@ from headrace.pipelines.batch.preparation import check_pipeline
 from headrace.pipelines.batch.read_step import record_format
 from headrace.pipelines.batch.stages import StageRun, Target
 from headrace.pipelines.batch.steps import Task
+from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.delta.tables import DeltaHandle
 from headrace.pipelines.errors import ReplicaDamagedError
 from headrace.pipelines.replica import operators
@@ -85,3 +87,16 @@ def test_all_operators_of_a_worker_share_its_memory(prepared):
     ]
     assert sum(joiner.memory for joiner in joiners) <= parse_memory(prepared.config.memory)
     assert [len(step.older) for step in steps.values()] == [2, 1, 0]
+
+
+def test_special_members_that_are_declared_later_are_added_once(tmp_path):
+    world = Orders(tmp_path / "world")
+    document = world.document()
+    document["dimensions"]["customer"]["special"] = {"not_applicable": {"city": "none"}}
+    document["lookups"][1]["null_time"] = "not_applicable"
+    world.pipeline.write_text(yaml.safe_dump(document))
+    config = load_pipeline(world.pipeline)
+    notices = [check_pipeline(config, 2).create().notices for _ in range(2)]
+    assert [len(each) for each in notices] == [1, 0]
+    rows = {row["customer_key"]: row["city"] for row in world.members.rows().to_pylist()}
+    assert rows == {-1: None, -2: "none"}

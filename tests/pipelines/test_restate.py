@@ -114,6 +114,17 @@ def test_facts_of_a_retired_version_point_to_the_version_before_it(world):
     assert {fact["now_city"] for fact in world.read("facts") if fact["order"] in {1, 2, 3, 6}} == {"Oslo"}
 
 
+def test_an_update_before_an_earlier_version_arrives_moves_no_fact_of_current_versions(world):
+    before = {fact["order"]: fact["now_key"] for fact in world.read("facts")}
+    world.change(("c2", 1, "Hamar"))
+    world.change(("c2", dt.date(2023, 5, 1), "Alta"))
+    assert stale(world) == {4}
+    world.roles()
+    assert stale(world) == set()
+    assert {fact["order"]: fact["now_key"] for fact in world.read("facts")} == before
+    assert {fact["now_city"] for fact in world.read("facts") if fact["order"] == 4} == {"Hamar"}
+
+
 def test_moved_facts_that_a_killed_run_left_are_restated(world):
     world.change(("c1", 10, "Bergen"), settle=False)
     assert world.roles()["buyer"].restated == 1
