@@ -180,9 +180,7 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
 
     with console.step(f"checking dimension {name}", left=UNCHANGED):
         config = load_pipeline(pipeline)
-        declared = config.dimensions.get(name)
-        has_history = declared is not None and declared.history is not None
-        findings = check_history(config, name) if has_history else check_dimension(config, name)
+        findings = check_history(config, name) if _has_history(config, name) else check_dimension(config, name)
     document = {"dimension": name, "ok": not findings, "findings": [asdict(finding) for finding in findings]}
     if not findings:
         console.result(document, Text(f"dimension {name} is sound"))
@@ -203,11 +201,13 @@ def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -
 
     Exit code 0 if there is nothing to repair, 3 otherwise.
     """
+    from headrace.pipelines.changes import plan_history_repair
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import plan_repair
 
     with console.step(f"checking dimension {name}", left=UNCHANGED):
-        repairs = plan_repair(load_pipeline(pipeline), name)
+        config = load_pipeline(pipeline)
+        repairs = plan_history_repair(config, name) if _has_history(config, name) else plan_repair(config, name)
     document = {"dimension": name, "ok": not repairs, "changed": False, "repairs": [asdict(each) for each in repairs]}
     if not repairs:
         console.result(document, Text(f"dimension {name} is sound; there is nothing to repair"))
@@ -252,6 +252,12 @@ def _show_applied(result: ApplyResult, console: Console) -> None:
     kept = sum(result.outcomes.get(each, 0) for each in ("rejected", "routed"))
     note = [Text(f"{counted(kept, 'change')} that did not apply: see {result.errors}")] if kept else []
     console.result(result.as_dict(), shown, outcomes, *note)
+
+
+def _has_history(config: PipelineConfig, name: str) -> bool:
+    """Return whether a dimension is declared with a history."""
+    declared = config.dimensions.get(name)
+    return declared is not None and declared.history is not None
 
 
 def _examples(title: str, found: list[Finding] | list[Repair]) -> list[Grid]:

@@ -27,7 +27,7 @@ from headrace.pipelines.changes.targets import check_table
 from headrace.pipelines.config.history import history_of
 from headrace.pipelines.delta.reads import scan_table
 from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle
-from headrace.pipelines.dimension.check import Finding
+from headrace.pipelines.dimension.check import Finding, Repair
 from headrace.pipelines.history.layout import delta_schema, entries_of, version_rows
 from headrace.pipelines.replica.catch_up import ReplicaSpec, catch_up, replica_folder
 from headrace.pipelines.replica.entry_rows import EntryRows
@@ -43,10 +43,27 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.model import PipelineConfig
     from headrace.storage import Table
 
-__all__ = ["check_history"]
+__all__ = ["check_history", "plan_history_repair"]
 
 _PART_ROWS: Final = 1 << 18
 _EXAMPLES: Final = 10
+_SAY: Final = "rows are what their entries say"
+_FOLLOW: Final = "versions follow from the recorded changes"
+_REPLICAS: Final = "replicas have the entries of the table"
+_UNIQUE: Final = "surrogate keys are unique"
+_POSITIVE: Final = "surrogate keys are positive, or those of special members"
+_SPECIAL: Final = "special members are those that are declared"
+_PROPERTY: Final = f"the property {GREATEST_KEY} is not less than the greatest key"
+_RESTORE: Final = "restore the table to a version that was sound (RESTORE), and apply the later changes again"
+_ACTIONS: Final = {
+    _SAY: "apply any change of the member, which writes its versions again; or " + _RESTORE,
+    _FOLLOW: "apply any change of the member, which writes its versions again; or " + _RESTORE,
+    _REPLICAS: "remove the replica folder; the next run builds it again",
+    _UNIQUE: _RESTORE + "; facts cannot tell which version they mean",
+    _POSITIVE: _RESTORE,
+    _SPECIAL: "the next `headrace dimension apply` adds missing ones; correct others by hand",
+    _PROPERTY: "set the property to the greatest key ever given",
+}
 
 
 def check_history(config: PipelineConfig, name: str) -> list[Finding]:
@@ -70,6 +87,14 @@ def check_history(config: PipelineConfig, name: str) -> list[Finding]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     with tempfile.TemporaryDirectory(prefix="check-", dir=folder) as place:
         return _Check(history, handle, spec, Path(place)).findings()
+
+
+def plan_history_repair(config: PipelineConfig, name: str) -> list[Repair]:
+    """Return the repairs of the findings of `check_history`. Nothing is changed."""
+    return [
+        Repair(finding.rule, _ACTIONS[finding.rule], finding.rows, finding.examples)
+        for finding in check_history(config, name)
+    ]
 
 
 @dataclass
@@ -148,11 +173,11 @@ class _Check:
         history = self._history
         entries = entries_of(history, rows)
         surrogate = history.dimension.surrogate_key
-        self._differ("rows are what their entries say", rows, version_rows(history, entries), [surrogate])
+        self._differ(_SAY, rows, version_rows(history, entries), [surrogate])
         allocator = KeyAllocator(self._handle.greatest_key(surrogate))
         again = apply_changes(history, entries, _no_changes(history), allocator)
         wrong = again.upserts
-        self._add("versions follow from the recorded changes", wrong.num_rows, self._named(wrong))
+        self._add(_FOLLOW, wrong.num_rows, self._named(wrong))
 
     def _check_replica(self, part: int, rows: pa.Table) -> None:
         """Compare the entries of a replica on this host, if there is one, with those of the rows."""
@@ -165,21 +190,21 @@ class _Check:
             scanned = pa.Table.from_batches(table.scan(), table.schema).cast(self._history.entry_schema)
         own = of_shard(scanned, self._history.dimension.key_schema, self._parts, part)
         entries, key = entries_of(self._history, rows), self._history.entry_key
-        self._differ("replicas have the entries of the table", own, entries, key)
+        self._differ(_REPLICAS, own, entries, key)
 
     def _check_keys(self, part: int) -> None:
         keys = self._read(f"k{part}").column(0)
         counts = pc.value_counts(keys)
         twice = counts.filter(pc.greater(counts.field("counts"), 1)).field("values").to_pylist()
-        self._add("surrogate keys are unique", len(twice), (f"number {key}" for key in twice[:_EXAMPLES]))
+        self._add(_UNIQUE, len(twice), (f"number {key}" for key in twice[:_EXAMPLES]))
         bad = pc.sum(pc.fill_null(pc.less(keys, 1), fill_value=True)).as_py() or 0
-        self._add("surrogate keys are positive, or those of special members", bad, ())
+        self._add(_POSITIVE, bad, ())
 
     def _check_special(self, found: pa.Table) -> None:
         """Compare the special members with the declared ones."""
         names = self._history.version_schema.names
         wanted = special_versions(self._history)
-        rule, key = "special members are those that are declared", self._history.dimension.surrogate_key
+        rule, key = _SPECIAL, self._history.dimension.surrogate_key
         self._differ(rule, found.select(names).cast(wanted.schema), wanted, [key])
 
     def _check_property(self) -> None:
@@ -190,7 +215,7 @@ class _Check:
         remembered = self._handle.remembered_key()
         if stored > remembered:
             text = f"the greatest key is {stored}, the property {remembered}"
-            self._add(f"the property {GREATEST_KEY} is not less than the greatest key", 1, [text])
+            self._add(_PROPERTY, 1, [text])
 
     def _bound(self, file: Any) -> Any:
         return file.bounds(self._history.dimension.surrogate_key)[1]

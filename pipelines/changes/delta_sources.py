@@ -10,8 +10,9 @@ The rows are staged as Parquet in the folder of the dimension, where all hosts r
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -32,6 +33,7 @@ __all__ = ["DeltaSource", "staged"]
 
 _TIMESTAMP: Final = "_commit_timestamp"
 _STAGED: Final = "_headrace_staged"
+_KEPT_SECONDS: Final = 24 * 3600
 _UTC: Final = pa.timestamp("us", "UTC")
 _FEED_TYPES: Final = {CHANGE_TYPE: pa.string(), COMMIT_VERSION: pa.int64(), _TIMESTAMP: _UTC}
 
@@ -149,7 +151,7 @@ def staged(dimension_path: str, name: str, schema: pa.Schema, batches: Iterator[
     Parameters
     ----------
     dimension_path
-        Path of the dimension. Leftovers of killed runs in its folder are removed.
+        Path of the dimension. Leftovers of runs that were killed a day ago or earlier are removed.
     name
         Name of the file without suffix, which the error table shows.
     schema
@@ -163,10 +165,10 @@ def staged(dimension_path: str, name: str, schema: pa.Schema, batches: Iterator[
         The file.
     """
     folder = Path(dimension_path) / _STAGED
-    shutil.rmtree(folder, ignore_errors=True)
     own = folder / str(uuid.uuid4())
     try:
         own.mkdir(parents=True)
+        _remove_old(folder)
         file = own / f"{name}.parquet"
         with pq.ParquetWriter(file, schema) as writer:
             for batch in batches:
@@ -175,7 +177,16 @@ def staged(dimension_path: str, name: str, schema: pa.Schema, batches: Iterator[
     except OSError as error:
         raise DeltaTableError(f"{folder} cannot be written: {error}; correct the cause and run again") from error
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(own, ignore_errors=True)
+        with suppress(OSError):
+            folder.rmdir()  # unless another run uses it
+
+
+def _remove_old(folder: Path) -> None:
+    limit = time.time() - _KEPT_SECONDS
+    for place in folder.iterdir():
+        if place.stat().st_mtime < limit:
+            shutil.rmtree(place, ignore_errors=True)
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -47,6 +47,10 @@ class Engine(Protocol):
     def cores(self) -> int:
         """Number of tasks that run at the same time."""
 
+    @property
+    def tasks_of_a_process(self) -> int:
+        """Number of tasks that run at the same time in one process, which share its memory budgets."""
+
     def run(
         self, source: SourceConfig, files: Sequence[FoundFile], read: ReadChanges, apply: ApplyShard
     ) -> list[dict[str, Any]]:
@@ -70,6 +74,10 @@ class LocalEngine:
 
     @property
     def cores(self) -> int:  # noqa: D102 - as in the protocol
+        return self._cores
+
+    @property
+    def tasks_of_a_process(self) -> int:  # noqa: D102 - as in the protocol
         return self._cores
 
     def run(  # noqa: D102 - as in the protocol
@@ -102,6 +110,10 @@ class SparkEngine:
     @property
     def cores(self) -> int:  # noqa: D102 - as in the protocol
         return int(self._spark.sparkContext.defaultParallelism)
+
+    @property
+    def tasks_of_a_process(self) -> int:  # noqa: D102 - as in the protocol
+        return 1
 
     def run(  # noqa: D102 - as in the protocol
         self, source: SourceConfig, files: Sequence[FoundFile], read: ReadChanges, apply: ApplyShard

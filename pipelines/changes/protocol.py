@@ -37,7 +37,7 @@ from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.delta.commits import Commit, commit_files
 from headrace.pipelines.delta.data_files import DataFile, FileSpec
 from headrace.pipelines.delta.row_changes import FEED_TYPE, RowChanges, change_rows_exactly, feed_files
-from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle
+from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle, commit_note
 from headrace.pipelines.errors import BatchError, ConservationError, QualityError, TableMovedError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.moved import moved_files, moved_note, settle_moved
@@ -173,7 +173,16 @@ class ApplyProtocol:
                 "that names the rejected changes of the batch; restore the log from a backup"
             )
         self._follow_up(notes[-1], stream, number)
-        return AppliedBatch(**{**notes[-1]["record"], "recovered": True})
+        version = self._version_of(name, number)
+        return AppliedBatch(**{**notes[-1]["record"], "version": version, "recovered": True})
+
+    def _version_of(self, name: str, number: int) -> int:
+        """Return the version of the dimension that a transaction made."""
+        commits = ((commit_note(commit), commit["version"]) for commit in self._dimension.commits(None))
+        own = (
+            version for note, version in commits if (note.get("application"), note.get("transaction")) == (name, number)
+        )
+        return int(next(own))
 
     def run_batch(
         self, files: Sequence[FoundFile], number: int, stream: str, source: SourceConfig | None = None
@@ -245,12 +254,12 @@ class ApplyProtocol:
                 latest.table_id,
                 replicas,
                 config.replicas,
-                parse_memory(config.replica_memory),
+                parse_memory(config.replica_memory) // self._engine.tasks_of_a_process,
             ),
             version=latest.version,
             base=self._dimension.greatest_key(target.history.dimension.surrogate_key),
             shards=replicas * _parts(max(given, self._stored_bytes()), replicas, memory),
-            memory=memory // self._engine.cores,
+            memory=memory // self._engine.tasks_of_a_process,
             tables=Tables(
                 FileSpec(target.path, schema),
                 feed_files(target.path, schema),

@@ -122,6 +122,7 @@ def test_a_kill_at_any_step_changes_nothing_but_time(step, tmp_path):
         killed.apply(table_of(second))
     else:
         assert record.recovered
+        assert record.version == DeltaTable(killed.path).version()
     for dimension in (plain_run, killed):
         dimension.apply(table_of(third))
     check(killed, [*first, *second, *third])

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from headrace.pipelines.changes import apply_files, check_history
+from headrace.pipelines.changes import apply_files, check_history, plan_history_repair
 from headrace.pipelines.changes.sources import change_columns, change_source
 from headrace.pipelines.changes.targets import ChangeTarget, prepare_target
 from headrace.pipelines.config.history import history_of
@@ -177,3 +177,10 @@ def test_targets_are_prepared_again_without_a_change(shop):
     version = DeltaTable(shop.path).version()
     assert not prepare_target(ChangeTarget(shop.config, "customer", shop.history, source))
     assert DeltaTable(shop.path).version() == version
+
+
+def test_each_finding_has_a_repair(shop):
+    shop.damage(3, customer_key=9999, valid_to=dt.date(2030, 1, 1))
+    findings, repairs = check_history(shop.config, "customer"), plan_history_repair(shop.config, "customer")
+    assert [repair.rule for repair in repairs] == [finding.rule for finding in findings]
+    assert all(repair.action for repair in repairs)

@@ -191,6 +191,10 @@ def test_spark_reads_rows_and_changes_and_purges(tmp_path, spark):
     changes = reader.option("startingVersion", 1).option("endingVersion", 1).load(shadow.path)
     found = changes.select(*SCHEMA.names, FEED_TYPE).collect()
     assert ordered(each.asDict(recursive=True) for each in found) == ordered(feed)
+    short = Shadow(tmp_path / "short", [row(k) for k in range(9)])
+    short.change(deletes=[2, 3])
+    assert {file.vector.storage for file in LiveFiles(short.path).at(1)} == {"i"}
+    assert {found["k"] for found in spark.read.format("delta").load(short.path).collect()} == set(short.rows)
     spark.sql(f"DELETE FROM delta.`{shadow.path}` WHERE k = 7")
     del shadow.rows[7]
     shadow.change(updates=[row(8, "d")], deletes=[11])
