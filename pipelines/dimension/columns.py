@@ -79,7 +79,8 @@ def add_column(config: PipelineConfig, name: str, column: str, kind: str, rows: 
         If the column exists with another type, the pipeline declares another one, or the source cannot fill it. Nothing
         was written.
     """
-    table, path = _changeable(config, name)
+    _refuse_history(config, name, column)
+    table, path = opened_dimension(config, name)
     there = plain_schema(pa.schema(table.schema().to_arrow()))
     wanted = arrow_type(kind)
     _refuse_declared(config, name, column, wanted)
@@ -117,7 +118,8 @@ def widen_column(config: PipelineConfig, name: str, column: str, kind: str) -> C
         If the type is not wider, the pipeline declares another one, or the table cannot be rewritten. Nothing was
         written.
     """
-    table, path = _changeable(config, name)
+    _refuse_history(config, name, column)
+    table, path = opened_dimension(config, name)
     there = plain_schema(pa.schema(table.schema().to_arrow()))
     old, new = _column(there, name, column), arrow_type(kind)
     _refuse_declared(config, name, column, new)
@@ -142,7 +144,8 @@ def drop_column(config: PipelineConfig, name: str, column: str) -> ColumnChange:
     DeltaTableError
         If the pipeline uses the column, or the table cannot be rewritten. Nothing was written.
     """
-    table, path = _changeable(config, name)
+    _refuse_history(config, name, column)
+    table, path = opened_dimension(config, name)
     there = plain_schema(pa.schema(table.schema().to_arrow()))
     old = _column(there, name, column)
     used = _uses(config, name, column)
@@ -156,15 +159,14 @@ def drop_column(config: PipelineConfig, name: str, column: str) -> ColumnChange:
 # Checks
 
 
-def _changeable(config: PipelineConfig, name: str) -> tuple[DeltaTable, str]:
-    """Return the open table of a dimension without history, and its path."""
-    table, path = opened_dimension(config, name)
-    if getattr(config.dimensions[name], "history", None) is not None:
+def _refuse_history(config: PipelineConfig, name: str, column: str) -> None:
+    """Raise an error if a dimension has a history, whose versions and entries depend on each column."""
+    declared = config.dimensions.get(name)
+    if declared is not None and declared.history is not None:
         raise DeltaTableError(
-            f"dimension {name!r} has history, so its columns cannot be changed in place: declare the columns, remove "
-            f"the table {path}, and make the dimension again from all changes"
+            f"dimension {name!r} has a history, so the column {column!r} cannot be changed: its versions and the "
+            "changes that they record depend on it; make the dimension again from all changes with the new declaration"
         )
-    return table, path
 
 
 def _column(there: pa.Schema, name: str, column: str) -> pa.DataType:
