@@ -41,7 +41,7 @@ class Warehouse:
 
     def exists(self, table: str) -> bool:
         """Return whether a table exists."""
-        return DeltaTable.is_deltatable(self.path(table))
+        return bool(DeltaTable.is_deltatable(self.path(table)))
 
     def loaded(self, table: str) -> int:
         """Return the number of the last batch that a table holds; 0 for none."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import datetime as dt
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +21,6 @@ from headrace.pipelines.errors import QualityError
 from headrace.samples.brokerage.sources import ACCOUNT, CUSTOMER, HISTORY, PHONE, POSITION, Source
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
     from types import TracebackType
 
@@ -47,7 +46,7 @@ def _history(name: str, natural_key: str, attributes: dict[str, pa.DataType], *,
         effective_type=pa.date32(),
         sequence="number",
         partial="given" if partial else None,
-        audit="batch_id",
+        audit=("batch_id",),
         valid_from="effective_date",
         valid_to="end_date",
         end=END,
@@ -270,7 +269,7 @@ def _gender() -> Column:
     return F.when(given.isin("M", "F"), given).otherwise("U")
 
 
-def _phone(country: pa.ChunkedArray, area: pa.ChunkedArray, local: pa.ChunkedArray, ext: pa.ChunkedArray) -> Sequence:
+def _phone(country: pa.ChunkedArray, area: pa.ChunkedArray, local: pa.ChunkedArray, ext: pa.ChunkedArray) -> Any:
     """Format phone numbers as ``+1 (555) 123-4567``, with the extension behind; null without a local number."""
     in_area = pc.binary_join_element_wise("(", area, ") ", local, "")
     abroad = pc.binary_join_element_wise("+", country, " ", in_area, "")

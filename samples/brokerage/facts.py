@@ -56,16 +56,7 @@ class Facts:
         states, steps = self._trade_states()
         types = self.source.names("TradeType.txt", TRADE_TYPE)
         statuses = self.source.names("StatusType.txt", STATUS)
-        created = (F.col("step") == "PNDG") | ((F.col("step") == "SBMT") & (F.col("is_market") == 1))
-        times = (
-            steps.join(states.select("trade_id", "type_id"), "trade_id")
-            .join(F.broadcast(types), "type_id")
-            .groupBy("trade_id")
-            .agg(
-                F.min(F.when(created, F.col("at"))).alias("create_ts"),
-                F.max(F.when(F.col("step").isin("CMPT", "CNCL"), F.col("at"))).alias("close_ts"),
-            )
-        )
+        times = _trade_times(states, steps, types)
         rows = (
             states.join(times, "trade_id", "left")
             .join(F.broadcast(types), "type_id", "left")
@@ -174,16 +165,12 @@ class Facts:
         days = self.source.records("CashTransaction.txt", CASH).groupBy(
             "account_id", F.col("at").cast("date").alias("date")
         )
-        sums = days.agg(F.sum("amount").cast("decimal(18,2)").alias("day_amount")).withColumn(
-            "stored", F.expr("false")
-        )
+        sums = days.agg(F.sum("amount").cast("decimal(18,2)").alias("day_amount")).withColumn("stored", F.expr("false"))
         if self.warehouse.exists("fact_cash_balances"):
             stored = self._spark_table("fact_cash_balances").join(
                 sums.select("account_id").distinct(), "account_id", "left_semi"
             )
-            sums = sums.unionByName(
-                stored.select("account_id", "date", "day_amount", F.expr("true").alias("stored"))
-            )
+            sums = sums.unionByName(stored.select("account_id", "date", "day_amount", F.expr("true").alias("stored")))
         until = Window.partitionBy("account_id").orderBy("date")
         balances = (
             sums.groupBy("account_id", "date")
@@ -260,6 +247,20 @@ _TRADE_UPDATE: Final = {
 }
 _WATCH_UPDATE: Final = {"date_removed": "new.date_removed", "last_batch": "new.last_batch"}
 _CASH_UPDATE: Final = {"cash": "new.cash", "day_amount": "new.day_amount"}
+
+
+def _trade_times(states: DataFrame, steps: DataFrame, types: DataFrame) -> DataFrame:
+    """Return when each trade was created, and when it ended."""
+    created = (F.col("step") == "PNDG") | ((F.col("step") == "SBMT") & (F.col("is_market") == 1))
+    kinds = states.select("trade_id", "type_id").join(F.broadcast(types), "type_id")
+    return (
+        steps.join(kinds, "trade_id")
+        .groupBy("trade_id")
+        .agg(
+            F.min(F.when(created, F.col("at"))).alias("create_ts"),
+            F.max(F.when(F.col("step").isin("CMPT", "CNCL"), F.col("at"))).alias("close_ts"),
+        )
+    )
 
 
 def _named(key: str, name: str) -> Column:
