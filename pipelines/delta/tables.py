@@ -21,7 +21,7 @@ from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.paths import is_link, table_location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
 
@@ -340,7 +340,13 @@ def read_rows(path: str, version: int, columns: Sequence[str]) -> pa.RecordBatch
     return scan_table(table, columns)
 
 
-def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa.Table | None:
+def read_changes(
+    path: str,
+    first: int,
+    last: int,
+    columns: Sequence[str],
+    keep: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+) -> pa.Table | None:
     """Return the changes of versions `first` to `last`, inclusive.
 
     Parameters
@@ -351,6 +357,8 @@ def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa
         First and last version. `last` must exist.
     columns
         Columns to return in addition to `_change_type` and `_commit_version`.
+    keep
+        Function that returns the rows to keep of a part of the feed, so that the rest takes no memory.
 
     Returns
     -------
@@ -365,10 +373,12 @@ def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa
         if not feed_is_exact(table, first, last, columns):
             return None
         reader = table.load_cdf(first, last, columns=[*columns, CHANGE_TYPE, COMMIT_VERSION])
-        changes = pa.table(reader)
+        stream = pa.RecordBatchReader.from_stream(reader)
+        schema = plain_schema(stream.schema)
+        kept = [keep(pa.Table.from_batches([batch]).cast(schema)) for batch in stream]
     except (DeltaError, OSError, pa.ArrowException):
         return None
-    return changes.cast(plain_schema(changes.schema))
+    return pa.concat_tables([schema.empty_table(), *kept])
 
 
 def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (), rows: pa.Table | None = None) -> None:

@@ -121,6 +121,8 @@ def check_declaration(properties: Mapping[str, str], history: History, label: st
     """
     stored = json.loads(properties.get(DECLARATION, "{}"))
     now = _stored_form(history)
+    # An attribute that was added later has no value in stored versions, which is what their changes say.
+    now["types"] = {name: kind for name, kind in now["types"].items() if name in stored.get("types", {}) or kind != "2"}
     differing = [name for name, value in stored.items() if now.get(name) != value]
     if differing:
         name = differing[0]

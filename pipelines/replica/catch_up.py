@@ -225,7 +225,7 @@ class _CatchUp:
         if reached > self._version:
             self._require_hidden(reached)
             return False, "kept", 0
-        feed = read_changes(self._spec.path, reached + 1, self._version, self._spec.rows.columns)
+        feed = read_changes(self._spec.path, reached + 1, self._version, self._spec.rows.columns, self._of_feed)
         if feed is None:
             raise _UnusableError("change feed gone")
         changes = self._spec.rows.changes(feed)
@@ -245,6 +245,11 @@ class _CatchUp:
         self._require_room(table, upserts)
         table.apply(upserts=upserts, deletes=deletes, app=(_APPLICATION, self._version))
         return int(upserts.num_rows + deletes.num_rows)
+
+    def _of_feed(self, rows: pa.Table) -> pa.Table:
+        """Return the rows of the feed that may belong to the shard."""
+        key = self._spec.rows.feed_key
+        return rows if key is None else of_shard(rows, key, self._spec.shards, self._shard)
 
     def _require_hidden(self, reached: int) -> None:
         """Refuse to serve an older version, unless all later changes are members above the base.

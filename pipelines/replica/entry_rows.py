@@ -54,6 +54,10 @@ class EntryRows:
         return self.history.dimension.key_schema
 
     @property
+    def feed_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+        return self.shard_key
+
+    @property
     def unique(self) -> bool:  # noqa: D102 - as in the protocol
         return True
 

@@ -73,6 +73,10 @@ class ReplicaRows(Protocol):
         """Columns of the key that determine a row's shard."""
 
     @property
+    def feed_key(self) -> pa.Schema | None:
+        """Columns of the Delta table that determine a row's shard as they are; None if they need normalization."""
+
+    @property
     def unique(self) -> bool:
         """Whether each key is unique."""
 
@@ -121,6 +125,10 @@ class MemberRows:
     @property
     def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
         return self.key
+
+    @property
+    def feed_key(self) -> None:  # noqa: D102 - as in the protocol
+        return None
 
     @property
     def unique(self) -> bool:  # noqa: D102 - as in the protocol
@@ -187,6 +195,10 @@ class LoadedKeyRows:
     @property
     def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
         return self.key
+
+    @property
+    def feed_key(self) -> None:  # noqa: D102 - as in the protocol
+        return None
 
     @property
     def unique(self) -> bool:  # noqa: D102 - as in the protocol

@@ -87,6 +87,10 @@ class CurrentRows:
         return self.key
 
     @property
+    def feed_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+        return self.shard_key
+
+    @property
     def unique(self) -> bool:  # noqa: D102 - as in the protocol
         return True
 
@@ -145,6 +149,10 @@ class VersionRows:
     @property
     def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
         return pa.schema([self.key.field(name) for name in self.natural_key])
+
+    @property
+    def feed_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+        return self.shard_key
 
     @property
     def unique(self) -> bool:  # noqa: D102 - as in the protocol

@@ -202,3 +202,29 @@ def test_json_lines_and_parquet_do_as_well(invoke, shop):
     assert invoke("dimension", "apply", "customer", "more", "--json").document["outcomes"] == {"added": 2}
     assert invoke("dimension", "apply", "customer", "lines.jsonl", "--json").document["outcomes"] == {"versioned": 1}
     assert [row[:2] for row in versions()] == [(1, "a"), (2, "b"), (2, "c")]
+
+
+def test_columns_of_a_history_are_not_changed_behind_its_back(invoke):
+    invoke("dimension", "apply", "customer", "changes")
+    for command in (["widen-column", "customer", "city", "binary"], ["drop-column", "customer", "city"]):
+        outcome = invoke("dimension", *command)
+        assert outcome.code == 1
+        assert "has a history" in " ".join(outcome.err.split())
+    assert versions() == AFTER_FIRST
+
+
+def test_an_attribute_is_added_later(invoke, shop):
+    invoke("dimension", "apply", "customer", "changes")
+    assert invoke("dimension", "add-column", "customer", "mail", "string").code == 0
+    (shop / "pipeline.yml").write_text(PIPELINE.replace("phone: string}", "phone: string, mail: string}"))
+    (shop / "mail.csv").write_text("op;id;city;phone;mail;since;n\nU;7;Bergen;555-01;a@b;2024-04-01;9\n")
+    outcome = invoke("dimension", "apply", "customer", "mail.csv", "--json")
+    assert outcome.document["outcomes"] == {"versioned": 1}
+    assert "is sound" in invoke("dimension", "check", "customer").out
+
+
+def test_a_history_is_not_made_from_a_list_of_members(invoke, shop):
+    outcome = invoke("dimension", "create", "customer", "changes/1.csv")
+    assert outcome.code == 1
+    assert "--snapshot TIME" in " ".join(outcome.err.split())
+    assert not (shop / "w").exists()

@@ -16,6 +16,7 @@ from headrace.pipelines.delta.commits import Commit
 from headrace.pipelines.delta.data_files import DataFile, FileSpec, FileWriter
 from headrace.pipelines.delta.deletion_vectors import DeletionVector, write_vectors
 from headrace.pipelines.delta.live_files import LiveFiles, read_live_file
+from headrace.pipelines.delta.rewrites import rewrite
 from headrace.pipelines.delta.row_changes import (
     FEED_TYPE,
     RowChanges,
@@ -227,3 +228,14 @@ def test_a_column_that_was_added_later_is_null(tmp_path):
     shadow = Shadow(tmp_path / "t", [row(1)])
     DeltaTable(shadow.path).alter.add_columns([Field("late", PrimitiveType("string"))])
     assert read_rows(shadow.path, 1, ["k", "late"]).read_all().to_pylist() == [{"k": 1, "late": None}]
+
+
+def test_a_rewrite_leaves_no_file_with_a_vector(tmp_path):
+    shadow = Shadow(tmp_path / "t", [row(k) for k in range(10)])
+    shadow.change(deletes=[2, 3], inserts=[row(20)])
+    table = DeltaTable(shadow.path)
+    fields = json.loads(table.schema().to_json())["fields"]
+    assert rewrite(shadow.path, table, fields, SCHEMA, lambda batch: batch.cast(SCHEMA))
+    shadow.live = LiveFiles(shadow.path)
+    shadow.check()
+    assert len(LiveFiles(shadow.path).at(shadow.version)) == 1
