@@ -70,6 +70,7 @@ def outcome_pairs(result: RunResult) -> dict[str, Any]:
         "rows in": document["rows_in"],
         **{f"  {outcome}": count for outcome, count in document["outcomes"].items()},
         "loaded": document["loaded"],
+        **{f"  {name}": count for name, count in document.get("merged", {}).items()},
         "duplicates dropped": document["dropped"],
         "duplicates routed": document["routed"],
         "rejected": document["rejected"],

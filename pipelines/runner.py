@@ -33,7 +33,7 @@ from headrace.pipelines.spark.sessions import SparkSettings, session
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from headrace.pipelines.batch.stages import Prepared
@@ -91,17 +91,26 @@ class RunResult:
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain values for JSON, with totals and outcomes."""
         counts = ("rows_in", "loaded", "dropped", "routed", "rejected", "new_members", "deadline_misses")
-        outcomes: dict[str, int] = {}
-        for batch in self.batches:
-            for name, count in batch.detail.get("outcomes", {}).get("rows", {}).items():
-                outcomes[name] = outcomes.get(name, 0) + count
+        outcomes = _summed(batch.detail.get("outcomes", {}).get("rows", {}) for batch in self.batches)
+        merged = _summed(batch.detail.get("merged", {}) for batch in self.batches)
         return {
             **{name: value for name, value in asdict(self).items() if name not in {"batches", "left_out"}},
             **{name: self.total(name) for name in counts},
+            "filtered": outcomes.get("filtered", 0),
             "outcomes": outcomes,
+            **({"merged": merged} if merged else {}),
             "batches": [asdict(batch) for batch in self.batches],
             "left_out": [item._asdict() for item in self.left_out],
         }
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sum of counts by name."""
+    total: dict[str, int] = {}
+    for each in counts:
+        for name, count in each.items():
+            total[name] = total.get(name, 0) + count
+    return total
 
 
 def run(

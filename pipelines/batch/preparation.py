@@ -6,6 +6,7 @@ supported table features.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,14 @@ import pyarrow as pa
 
 from headrace.etl import Dimension, DuplicateAction, Duplicates, KeyRule, Lookup
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
+from headrace.pipelines.batch.merge import MERGE_KEY, check_merge
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Prepared
-from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit
+from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit, MergeKeyRule
+from headrace.pipelines.batch.transform import Transform, check_transform
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name
+from headrace.pipelines.config.rules import stream_problems
 from headrace.pipelines.delta.constraints import constraint_columns
+from headrace.pipelines.delta.merges import set_properties
 from headrace.pipelines.delta.support import (
     Described,
     Role,
@@ -26,7 +31,7 @@ from headrace.pipelines.delta.support import (
     refuse_twins,
     require_support,
 )
-from headrace.pipelines.delta.tables import create_dimension, create_table, has_table, open_table
+from headrace.pipelines.delta.tables import DeltaHandle, create_dimension, create_table, has_table, open_table
 from headrace.pipelines.dimension.unknown_member import add_unknown_member
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.spark.frame import FILE
@@ -35,6 +40,7 @@ from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from headrace.pipelines.batch.merge import MergeRule
     from headrace.pipelines.batch.storable import StorableRule
     from headrace.pipelines.config.model import DimensionConfig, PipelineConfig
 
@@ -66,7 +72,8 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     DeclarationError, KeyInputError, PipelineFileError
         If a lookup or the duplicates cannot use these columns.
     """
-    stream = arrow_schema(config.source.columns)
+    transform = _transform(config)
+    stream = arrow_schema(config.source.columns) if transform is None else transform.schema
     found = {name: _dimension(config, name) for name in config.dimensions}
     dimensions = {name: each.dimension for name, each in found.items()}
     lookups = {
@@ -83,10 +90,21 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     }
     if config.duplicates is not None:
         shards[DUPLICATES_ROLE] = config.duplicates.shards or parallelism
-    prepared = Prepared(config, stream, lookups, duplicates, shards)
+    prepared = Prepared(config, stream, lookups, duplicates, shards, transform=transform)
     _check_names(prepared)
     tables = _checked_tables(prepared, found)
     return CheckedPipeline(_with_rules(prepared, tables, found), found)
+
+
+def _transform(config: PipelineConfig) -> Transform | None:
+    """Return the checked transformations, whose columns are those that the rest of the pipeline names; or None."""
+    if not config.transform:
+        return None
+    transform = check_transform(config, arrow_schema(config.source.columns))
+    problems = stream_problems(config, {field.name: type_name(field.type) for field in transform.schema})
+    if problems:
+        raise config.error(problems)
+    return transform
 
 
 @dataclass(frozen=True)
@@ -106,6 +124,8 @@ class CheckedPipeline:
             else:
                 notices.append(add_unknown_member(each.dimension, each.table))
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
+        if prepared.merge is not None:
+            _remember_merge_key(config.sink.path, prepared.merge)
         _ensure_table(config.errors_path, ERROR_SCHEMA)
         if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
             _ensure_table(config.duplicates_path, prepared.duplicate_schema)
@@ -123,6 +143,14 @@ class _Found:
 def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()) -> None:
     if not has_table(path):
         create_table(path, schema, partition_by)
+
+
+def _remember_merge_key(path: str, rule: MergeRule) -> None:
+    """Note in the fact table that each of its rows has its own key, so that the next run need not check it."""
+    handle, key = DeltaHandle(path), json.dumps(rule.key)
+    set_properties(
+        handle, lambda: {} if handle.table.metadata().configuration.get(MERGE_KEY) == key else {MERGE_KEY: key}
+    )
 
 
 def described_table(path: str) -> Described | None:
@@ -198,6 +226,8 @@ def _checked_tables(prepared: Prepared, found: Mapping[str, _Found]) -> dict[str
         for field in schema:
             _require_column(table, use.label, field.name, field.type)
         require_support(table, use)
+        if use.role is Role.MERGED and prepared.merge is not None:
+            check_merge(prepared.merge, table)
         tables[use.path] = table
     _check_partitions(prepared, tables.get(prepared.config.sink.path))
     return tables
@@ -223,12 +253,13 @@ def _use_of_dimension(prepared: Prepared, name: str, found: _Found) -> Use:
 def _sinks(prepared: Prepared) -> list[tuple[Use, pa.Schema]]:
     """Return the tables other than dimensions that the pipeline writes, and the columns that it writes to each."""
     config, facts, rejected = prepared.config, prepared.fact_schema, ERROR_SCHEMA
-    keys = () if prepared.duplicates is None else tuple(prepared.duplicates.key.names)
+    keys = tuple(config.sink.key) if prepared.duplicates is None else tuple(prepared.duplicates.key.names)
+    role = Role.FACTS if prepared.merge is None else Role.MERGED
     certain = frozenset(name for name in facts.names if name not in _nullable_facts(prepared))
     label = "the fact table"
     written = frozenset(facts.names)
     uses = [
-        (Use(Role.FACTS, label, config.sink.path, written, keys, never_null=certain, rejects=True), facts),
+        (Use(role, label, config.sink.path, written, keys, never_null=certain, rejects=True), facts),
         (
             Use(
                 Role.ERRORS,
@@ -325,10 +356,11 @@ def _check_names(prepared: Prepared) -> None:
 def _with_rules(prepared: Prepared, tables: Mapping[str, Described], found: Mapping[str, _Found]) -> Prepared:
     """Return the pipeline with the rules that reject rows that a table cannot hold."""
     stream = set(prepared.stream.names)
-    rules: list[StorableRule] = [*_key_limits(prepared, found)]
+    rules: list[StorableRule] = [*_key_limits(prepared, found), *map(MergeKeyRule, prepared.config.sink.key)]
     for use, schema in _sinks(prepared):
         if use.rejects:
-            planned = tuple(prepared.config.sink.partition_by) if use.role is Role.FACTS else ()
+            facts = use.role in {Role.FACTS, Role.MERGED}
+            planned = tuple(prepared.config.sink.partition_by) if facts else ()
             rules += _table_rules(use, schema, tables.get(use.path), planned)
     return replace(
         prepared,

@@ -18,6 +18,7 @@ import json
 import logging
 import random
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -36,7 +37,7 @@ from headrace.pipelines.spark.frame import NOTE, SHARD, STATE, State, member_col
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
@@ -135,7 +136,7 @@ class BatchProtocol:
             )
         batch = self._batch(number, stream, note["attempt"])
         self._tables.follow_up(note, batch)
-        record = BatchRecord(**{**note["record"], "run": self._run, "detail": {"recovered": True}})
+        record = BatchRecord(**{**note["record"], "run": self._run, "detail": _recovered(note)})
         self._catalog.record_batch(record)
         return record
 
@@ -187,6 +188,11 @@ class BatchProtocol:
 
     def _load(self, frame: DataFrame, batch: Batch) -> BatchRecord:
         notes: list[dict[str, Any]] = []
+        batch.pieces = frame
+        if self._prepared.transform is not None:
+            stage = self._prepared.reading_stage(self._stage_run(batch))
+            read = frame.mapInArrow(stage, spark_schema(stage.schema))
+            frame = self._prepared.transform.apply(read, batch.persisted)
         rounds = self._prepared.rounds()
         for number, groups in enumerate(rounds):
             targets = self._targets(groups, batch)
@@ -201,6 +207,8 @@ class BatchProtocol:
         note = self._tables.commit_facts(frame, notes, counts, self._record(counts, batch), batch)
         self._tables.follow_up(note, batch)
         record = self._record(counts, batch)
+        if "merged" in note:
+            record = replace(record, detail={**record.detail, "merged": note["merged"]})
         self._hook("before record")
         self._catalog.record_batch(record)
         self._hook("after record")
@@ -279,6 +287,11 @@ class BatchProtocol:
                 "versions": dict(batch.versions),
             },
         )
+
+
+def _recovered(note: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the details of a batch whose run ended early, from the note of its facts."""
+    return {"recovered": True, **({"outcomes": note["outcomes"]} if "outcomes" in note else {})}
 
 
 def _rows_of_the_stream(frame: DataFrame) -> DataFrame:

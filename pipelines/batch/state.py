@@ -46,6 +46,8 @@ class Batch:
         Duration of each phase so far, in seconds.
     persisted
         Frames to unpersist.
+    pieces
+        Pieces of the batch's files.
     """
 
     number: int
@@ -58,6 +60,7 @@ class Batch:
     versions: dict[str, int] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     persisted: list[DataFrame] = field(default_factory=list)
+    pieces: DataFrame | None = None
 
     def __post_init__(self) -> None:
         self.began = self.clock()

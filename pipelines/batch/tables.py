@@ -19,6 +19,7 @@ from headrace.pipelines.batch.metrics import reconcile
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE
 from headrace.pipelines.delta.commits import Commit, append, append_exactly, commit_exactly, commit_files
 from headrace.pipelines.delta.data_files import DataFile
+from headrace.pipelines.delta.merges import merge, set_properties
 from headrace.pipelines.delta.support import takes_files
 from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle, has_table, registered_streams
 from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from headrace.pipelines.batch.merge import MergeRule
     from headrace.pipelines.batch.metrics import BatchCounts
     from headrace.pipelines.batch.stages import Prepared, Target
     from headrace.pipelines.batch.state import Batch
@@ -83,7 +85,7 @@ class BatchTables:
         return {
             path: tuple(handle.table.metadata().partition_columns)
             for path, handle in self._handles.items()
-            if takes_files(handle.table)
+            if takes_files(handle.table) and not (path == self._config.sink.path and self._prepared.merge)
         }
 
     # Members
@@ -172,19 +174,50 @@ class BatchTables:
         """
         pending = self._pending(frame, notes, counts, batch)
         plain = {name: value for name, value in asdict(record).items() if name != "detail"}
-        note = {"attempt": batch.attempt, "record": plain, "pending": pending}
+        outcomes = counts.outcomes.as_dict()
+        note = {"attempt": batch.attempt, "record": plain, "pending": pending, "outcomes": outcomes}
         commit = Commit(batch.application("facts"), batch.number, note)
         path, version = self._config.sink.path, batch.versions.get(DUPLICATES_ROLE)
         files = _noted_files(notes, "facts")
         if path in batch.files:
             reconcile(counts, {"facts": sum(file.rows for file in files)})
         self._begin("facts", path)
+        if self._prepared.merge is not None:
+            merged = self._merge_facts(frame, self._prepared.merge, counts, commit, batch)
+            self._hook("after facts")
+            return {**note, "merged": merged}
         with batch.phase("facts"), explained(f"the commit to {path}"):
             self._write_facts(frame, files if path in batch.files else None, version, commit, batch.stream)
         self._hook("after facts")
         if path not in batch.files:
             reconcile(counts, {"facts": self._rows_written(commit)})
         return note
+
+    def _merge_facts(
+        self, frame: DataFrame, rule: MergeRule, counts: BatchCounts, commit: Commit, batch: Batch
+    ) -> dict[str, int]:
+        """Merge facts in one commit, and return what became of them; register their stream before."""
+        path = self._config.sink.path
+        with batch.phase("facts"), explained(f"the commit to {path}"):
+            self._register(batch.stream)
+            rows = frame.where(frame[STATE] == int(State.OPEN))
+            assert batch.pieces is not None
+            folded = rule.fold(rows, batch.pieces)
+            reconcile(counts, {"facts": folded.rows})
+            self._hook("before merge")
+            self._refuse_loaded(commit)
+            merge(folded.frame, path, folded.clauses(), commit)
+            self._require_own(commit)
+        written = self._last_note(commit)
+        return folded.counts({} if written is None else written["metrics"])
+
+    def _register(self, stream: str) -> None:
+        """Register the stream of a merge in the fact table, in a commit of its own: MERGE sets no properties.
+
+        A stream without a batch does not count, so an end of the run before the facts is harmless.
+        """
+        source = source_of(self._config)
+        set_properties(self.facts, lambda: registered_streams(self.facts, self._config.name, stream, source))
 
     def follow_up(self, note: Mapping[str, Any], batch: Batch) -> None:
         """Commit the rejected rows and routed duplicates that the facts' note names, unless this was already done."""

@@ -10,17 +10,19 @@ import codecs
 import json
 import os
 import re
+from collections.abc import Sequence  # noqa: TC003 - pydantic resolves annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from headrace.pipelines.config.column_types import canonical
 from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, described
 from headrace.pipelines.config.rules import inconsistencies
 from headrace.pipelines.config.source_format import fields_for_options, record_format
+from headrace.pipelines.config.transform import TransformStep  # noqa: TC001 - pydantic resolves annotations
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.paths import anchored, local_url, sqlite_url, table_location
 from headrace.storage.errors import HeadraceError
@@ -191,6 +193,18 @@ class SinkConfig(_Strict):
     duplicates: Location | None = Field(
         default=None, description="The table of routed duplicates; <path>_duplicates by default"
     )
+    mode: Literal["append", "merge"] = Field(
+        default="append", description="Whether a fact whose key is in the table updates the stored row"
+    )
+    key: list[str] = Field(default_factory=list, description="Columns that identify a fact in a merge")
+    order_by: list[str] = Field(
+        default_factory=list, description="Of records with one key, the last by these columns wins"
+    )
+    update: list[str] = Field(default_factory=list, description="Columns that a merge updates; by default all")
+    keep: list[str] = Field(default_factory=list, description="Columns that keep the first record's values")
+    nulls: Literal["overwrite", "keep"] = Field(
+        default="overwrite", description="Whether a later null overwrites a stored value"
+    )
     audit: bool = Field(default=False, description="Facts say where they came from: _file, _batch and _loaded_at")
 
 
@@ -214,6 +228,9 @@ class PipelineConfig(_Strict):
 
     name: Name
     source: SourceConfig
+    transform: list[TransformStep] = Field(
+        default_factory=list, description="Steps between the source and the lookups, in order"
+    )
     dimensions: dict[ColumnPart, DimensionConfig] = Field(default_factory=dict)
     lookups: list[LookupConfig] = Field(default_factory=list)
     duplicates: DuplicatesConfig | None = None
@@ -229,6 +246,7 @@ class PipelineConfig(_Strict):
     checkpoint: Location | None = Field(default=None, description="Folder of the ledger of loaded files")
     replicas: Location | None = Field(default=None, description="Folder for replicas on each host that joins")
     spark: SparkConfig = Field(default_factory=SparkConfig)
+    _places: Places | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _consistent(self) -> PipelineConfig:
@@ -240,6 +258,17 @@ class PipelineConfig(_Strict):
     def surrogate_key(self, dimension: str) -> str:
         """Return the surrogate key column of a dimension."""
         return self.dimensions[dimension].surrogate_key or f"{dimension}_key"
+
+    @property
+    def folder(self) -> Path | None:
+        """Folder of the pipeline file; None for a configuration that was not read from a file."""
+        return None if self._places is None else self._places.file.parent
+
+    def error(self, problems: Sequence[Problem]) -> PipelineFileError:
+        """Return the error for problems that were found after the file was read, each with its line."""
+        if self._places is None:
+            return PipelineFileError("; ".join(problem.text for problem in problems))
+        return PipelineFileError(described(problems, self._places))
 
     @property
     def errors_path(self) -> str:
@@ -278,6 +307,7 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
         raise PipelineFileError(describe(error, places, PipelineConfig)) from error
     anchored_config = _anchored(config, file.parent)
     _refuse_odd_tables(anchored_config, places)
+    anchored_config._places = places  # noqa: SLF001 - errors that are found later name the line, too
     return anchored_config
 
 

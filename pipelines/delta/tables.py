@@ -224,7 +224,11 @@ class DeltaHandle:
         """
         for limit in (_COMMITS_SEARCHED, None):
             notes = [
-                {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
+                {
+                    **note,
+                    "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0)),
+                    "metrics": commit.get("operationMetrics", {}),
+                }
                 for commit in self.commits(limit)
                 if (note := _note(commit)).get("application") == application and note.get("transaction") == transaction
             ]
