@@ -225,6 +225,7 @@ class SSIJAlgorithm(JoinAlgorithm):
         online = self._online_phase()
         waiting = online.probe(batch)
         while not self.store.fits(sum(tuples for tuples, _ in waiting), sum(lists for _, lists in waiting)):
+            del online  # and what it has found: steps need the workspace
             if not self.store.stream.rows:
                 yield from self._join_in_parts(batch)
                 return
