@@ -73,7 +73,7 @@ class MergeRule:
         """Columns that a later row updates."""
         return tuple(name for name in self.columns if name not in {*self.key, *self.kept})
 
-    def fold(self, rows: DataFrame, pieces: DataFrame) -> Folded:
+    def fold(self, rows: DataFrame, pieces: DataFrame, persisted: list[DataFrame]) -> Folded:
         """Return one row for each key of a batch.
 
         Parameters
@@ -82,8 +82,11 @@ class MergeRule:
             Facts of the batch, with the file and the record number of each.
         pieces
             Pieces of the batch's files, with the time of each file.
+        persisted
+            List that receives the frames to unpersist after the batch.
         """
-        from pyspark.sql import functions  # noqa: PLC0415 - pyspark is heavy
+        from pyspark import StorageLevel  # noqa: PLC0415 - pyspark is heavy
+        from pyspark.sql import functions  # noqa: PLC0415 - as above
 
         order = functions.struct(*(functions.col(quoted(name)) for name in self.order_by)).alias(_ORDER)
         times = pieces.select(functions.col("file").alias(_PLACED), functions.col("mtime_ns").alias(_TIME)).distinct()
@@ -95,6 +98,8 @@ class MergeRule:
         folded = rows.groupBy(*map(quoted, self.key)).agg(
             functions.sort_array(functions.collect_list(whole)).alias(_ROWS), functions.count("*").alias(_COUNT)
         )
+        folded = folded.persist(StorageLevel.MEMORY_AND_DISK_DESER)
+        persisted.append(folded)
         first = functions.col(quoted(self.key[0]))
         counted = folded.agg(
             functions.count("*"), functions.sum(_COUNT), functions.min(first), functions.max(first)
@@ -219,9 +224,10 @@ def check_merge(rule: MergeRule, table: Described) -> None:
 
 def _require_unique(rule: MergeRule, table: Described) -> None:
     """Refuse a table with several rows of one key, or with a null in a key."""
-    from pyspark.sql import SparkSession, functions  # noqa: PLC0415 - pyspark is heavy
+    from delta.tables import DeltaTable  # noqa: PLC0415 - pyspark is heavy
+    from pyspark.sql import SparkSession, functions  # noqa: PLC0415 - as above
 
-    stored = SparkSession.active().read.format("delta").option("versionAsOf", table.version).load(table.path)
+    stored = DeltaTable.forPath(SparkSession.active(), table.path).toDF()
     counted = stored.groupBy(*map(quoted, rule.key)).agg(functions.count("*").alias(_COUNT))
     no_key = reduce(or_, (functions.col(quoted(name)).isNull() for name in rule.key))
     found = counted.where((functions.col(_COUNT) > 1) | no_key).limit(1).collect()

@@ -29,7 +29,7 @@ from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Group, Prepared, St
 from headrace.pipelines.batch.state import Batch
 from headrace.pipelines.batch.tables import BatchTables
 from headrace.pipelines.catalog import BatchRecord
-from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
+from headrace.pipelines.errors import BatchError, ConservationError, DeltaTableError, TableMovedError
 from headrace.pipelines.source.identity import application
 from headrace.pipelines.spark.columns import spark_schema
 from headrace.pipelines.spark.failures import explained
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from headrace.pipelines.batch.resolutions import RetryOf
     from headrace.pipelines.batch.worker import Stage
     from headrace.pipelines.catalog import Catalog
 
@@ -140,7 +141,9 @@ class BatchProtocol:
         self._catalog.record_batch(record)
         return record
 
-    def run_batch(self, pieces: DataFrame, number: int, stream: str, attempt: str = "") -> BatchRecord:
+    def run_batch(
+        self, pieces: DataFrame, number: int, stream: str, attempt: str = "", retry: RetryOf | None = None
+    ) -> BatchRecord:
         """Load a batch that is not in the facts yet.
 
         Parameters
@@ -153,6 +156,9 @@ class BatchProtocol:
             Identity of the stream, which Delta's transactions carry.
         attempt
             Id of the attempt, stored in the note of the facts.
+        retry
+            Rejected rows that the batch retries; the frame then has the columns of
+            `headrace.pipelines.batch.retry_step.RETRIED_RECORDS`. None for a batch of files.
 
         Raises
         ------
@@ -161,14 +167,17 @@ class BatchProtocol:
         QualityError
             If the data violated a guarantee. No fact was committed.
         """
+        if retry is not None:
+            self._tables.open_resolutions()
         batch = self._batch(number, stream, attempt)
+        batch.retry = retry
         batch.own = {role: self._tables.keys_given(role, batch) for role in self._inferring()}
-        for retry in range(_ATTEMPTS):
+        for planned in range(_ATTEMPTS):
             try:
                 return self._load(pieces, batch)
             except TableMovedError as moved:
                 _LOG.info("batch %d is planned again: %s", number, moved)
-                time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**retry)))  # noqa: S311 - spreads writers
+                time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**planned)))  # noqa: S311 - spreads writers
             finally:
                 while batch.persisted:
                     batch.persisted.pop().unpersist()
@@ -204,6 +213,7 @@ class BatchProtocol:
                 self._tables.add_members(frame, role, notes, targets[role], batch)
         counts = summarise(notes)
         reconcile(counts, {})
+        _require_retried(counts, batch)
         note = self._tables.commit_facts(frame, notes, counts, self._record(counts, batch), batch)
         self._tables.follow_up(note, batch)
         record = self._record(counts, batch)
@@ -237,7 +247,13 @@ class BatchProtocol:
         config = self._config
         began = datetime.fromtimestamp(batch.began, UTC)
         origin = Origin(
-            config.name, batch.stream, batch.number, began, config.source.path, record_format(config.source)
+            config.name,
+            batch.stream,
+            batch.number,
+            began,
+            config.source.path,
+            record_format(config.source),
+            None if batch.retry is None else batch.retry.origins,
         )
         return StageRun(self._run, self._prepared.shards, batch.files, origin)
 
@@ -260,10 +276,16 @@ class BatchProtocol:
     def _notes(self, frame: DataFrame, batch: Batch) -> list[dict[str, Any]]:
         """Compute the frame, and return the notes of its tasks."""
         self._hook("before join")
-        with batch.phase("join"), explained("the join of a batch"):
+        with batch.phase("join"), explained(self._computation()):
             rows = frame.where(frame[STATE] == int(State.NOTE)).select(NOTE).collect()
         self._hook("after join")
         return [json.loads(row[0]) for row in rows]
+
+    def _computation(self) -> str:
+        """Return what the tasks of a batch compute, for the message of a failure."""
+        transform = self._prepared.transform
+        steps = () if transform is None else transform.python_steps
+        return " or ".join([*(f"a user-defined function in {step}" for step in steps), "the join of a batch"])
 
     # Record
 
@@ -286,6 +308,15 @@ class BatchProtocol:
                 "phases": dict(batch.phases),
                 "versions": dict(batch.versions),
             },
+        )
+
+
+def _require_retried(counts: BatchCounts, batch: Batch) -> None:
+    """Raise an error unless each row that the batch retries came in once."""
+    if batch.retry is not None and counts.rows_in != batch.retry.rows.num_rows:
+        raise ConservationError(
+            f"{batch.retry.rows.num_rows} rejected rows were to be retried, but {counts.rows_in} came in: a defect of "
+            "Headrace"
         )
 
 

@@ -25,6 +25,8 @@ from headrace.etl.lookup import Policy
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
 from headrace.pipelines.batch.merge import merge_rule
 from headrace.pipelines.batch.read_step import ReadStep, record_format
+from headrace.pipelines.batch.resolutions import RESOLUTION_SCHEMA
+from headrace.pipelines.batch.retry_step import RetryStep
 from headrace.pipelines.batch.settlement import AUDIT_SCHEMA, Settlement
 from headrace.pipelines.batch.steps import DuplicateStep, LookupStep
 from headrace.pipelines.batch.storable import StorableStep
@@ -221,7 +223,7 @@ class Prepared:
     def reading_stage(self, run: StageRun) -> Stage:
         """Return the stage that reads the files for the transformations."""
         source = arrow_schema(self.config.source.columns)
-        reader = ReadStep(record_format(self.config.source), source)
+        reader = self._reader(run, source)
         return Stage(0, run.owner, reader, (), None, None, source_schema(source))
 
     def stages(
@@ -263,9 +265,7 @@ class Prepared:
         return Stage(
             number=number if self.transform is None else number + 1,
             owner=run.owner,
-            reader=ReadStep(record_format(self.config.source), self.stream)
-            if number == 0 and self.transform is None
-            else None,
+            reader=self._reader(run, self.stream) if number == 0 and self.transform is None else None,
             steps=(
                 *_storable(self.early_rules if number == 0 else ()),
                 *(self._step(role, targets[role], run) for role in groups[number].roles),
@@ -278,13 +278,23 @@ class Prepared:
             schema=pa.schema([*(self._settled_fields(run) if last else self._fields(groups[: number + 2])), *members]),
         )
 
+    def _reader(self, run: StageRun, columns: pa.Schema) -> ReadStep | RetryStep:
+        reader = ReadStep if run.origin.retried is None else RetryStep
+        return reader(record_format(self.config.source), columns)
+
+    def _rejects(self, run: StageRun) -> tuple[str, pa.Schema]:
+        """Return the table that receives rejected rows, and its columns."""
+        if run.origin.retried is None:
+            return self.config.errors_path, ERROR_SCHEMA
+        return self.config.resolutions_path, RESOLUTION_SCHEMA
+
     def _settlement(self, run: StageRun) -> Settlement:
         return Settlement(
             lookups=tuple(self.lookups.values()),
             duplicates=self.duplicates,
             duplicate_schema=self.duplicate_schema,
             facts=_file_spec(self.config.sink.path, self.fact_schema, run),
-            rejected=_file_spec(self.config.errors_path, ERROR_SCHEMA, run),
+            rejected=_file_spec(*self._rejects(run), run),
             routed=_file_spec(self.config.duplicates_path, self.duplicate_schema, run),
             origin=run.origin,
         )
@@ -307,7 +317,7 @@ class Prepared:
             places = [field for field in source_schema(pa.schema([])) if field.name in {FILE, RECORD_NUMBER}]
             facts += [field for field in places if field.name not in self.fact_schema.names]
         channels = (
-            (REJECTED, self.config.errors_path, ERROR_SCHEMA),
+            (REJECTED, *self._rejects(run)),
             (ROUTED, self.config.duplicates_path, self.duplicate_schema),
         )
         own = [(name, pa.struct(schema)) for name, path, schema in channels if path not in run.files]

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from headrace.pipelines.batch.resolutions import RetryOf
+
 __all__ = ["Batch"]
 
 
@@ -33,6 +35,8 @@ class Batch:
         Partition columns of each table whose files the tasks write, by table path.
     clock
         Function that returns seconds since 1970.
+    retry
+        Rejected rows that the batch retries; None for a batch of files.
 
     Attributes
     ----------
@@ -55,6 +59,7 @@ class Batch:
     attempt: str
     files: Mapping[str, tuple[str, ...]]
     clock: Callable[[], float] = time.time
+    retry: RetryOf | None = None
     began: float = field(init=False)
     own: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)

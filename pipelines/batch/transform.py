@@ -75,6 +75,11 @@ class Transform:
     schema: pa.Schema
     _steps: tuple[_Step, ...]
 
+    @property
+    def python_steps(self) -> tuple[str, ...]:
+        """Names of the steps that call user-defined functions in Python, whose errors stop a batch."""
+        return tuple(step.label for step in self._steps if any(node.calls_python for node in step.nodes))
+
     def apply(self, frame: DataFrame, persisted: list[DataFrame]) -> DataFrame:
         """Return the transformed rows of a batch, with the columns of Headrace.
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from headrace.pipelines.batch.read_step import ReadStep
+    from headrace.pipelines.batch.retry_step import RetryStep
     from headrace.pipelines.batch.storable import StorableStep
 
 __all__ = ["Stage"]
@@ -44,7 +45,7 @@ class Stage:
     owner
         Id of the run, see `headrace.pipelines.replica.operators.serve`.
     reader
-        Reader of the file pieces that the first stage receives; None for later stages.
+        Reader of the file pieces or retried records that the first stage receives; None for later stages.
     steps
         Lookups and the duplicate search, in order.
     next_shard
@@ -57,7 +58,7 @@ class Stage:
 
     number: int
     owner: str
-    reader: ReadStep | None
+    reader: ReadStep | RetryStep | None
     steps: tuple[LookupStep | DuplicateStep | StorableStep, ...]
     next_shard: ShardRule | None
     settles: Settlement | None

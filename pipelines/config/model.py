@@ -7,6 +7,7 @@ Parsing is strict: the error for an unknown or misspelled field gives its positi
 from __future__ import annotations
 
 import codecs
+import datetime as dt
 import json
 import os
 import re
@@ -36,6 +37,7 @@ __all__ = [
     "SinkConfig",
     "SourceConfig",
     "SparkConfig",
+    "SpecialConfig",
     "TriggerConfig",
     "json_schema",
     "load_pipeline",
@@ -87,6 +89,8 @@ Encoding = Annotated[str, AfterValidator(_encoding)]
 Character = Annotated[str, Field(min_length=1, max_length=1)]
 TimeZone = Annotated[str, AfterValidator(_zone)]
 Location = Annotated[str, Field(min_length=1)]
+Target = Literal["unknown", "not_applicable", "invalid", "reject"]
+SpecialValues = dict[str, str | bool | int | float | dt.datetime | dt.date | None]
 Columns = Annotated[list[str], Field(min_length=1)]
 
 
@@ -146,6 +150,14 @@ class SourceConfig(_Strict):
         return self
 
 
+class SpecialConfig(_Strict):
+    """Special members of a dimension, each with the values of its attributes; the others are null."""
+
+    unknown: SpecialValues = Field(default_factory=dict, description="Member -1, which every dimension has")
+    not_applicable: SpecialValues | None = Field(default=None, description="Member -2; none by default")
+    invalid: SpecialValues | None = Field(default=None, description="Member -3; none by default")
+
+
 class DimensionConfig(_Strict):
     """A dimension: a Delta table that analysts query."""
 
@@ -155,8 +167,11 @@ class DimensionConfig(_Strict):
     columns: dict[str, ColumnType] | None = Field(
         default=None, description="Columns with types; when given, a missing table is created with them"
     )
-    rules: dict[str, list[Literal["trim", "casefold", "nfc"]]] = Field(
+    rules: dict[str, list[Literal["trim", "casefold", "nfc", "nfkc", "blank", "convert"]]] = Field(
         default_factory=dict, description="Normalisation of natural key columns before they are compared"
+    )
+    special: SpecialConfig = Field(
+        default_factory=SpecialConfig, description="Members for facts without a usable key, and their attributes"
     )
     shards: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         default=None, description="Into how many parts the keys are divided; one for each core by default"
@@ -171,6 +186,10 @@ class LookupConfig(_Strict):
     on: dict[str, str] = Field(min_length=1, description="Natural key column for each stream column")
     policy: Literal["infer", "unknown", "reject", "fail"] = Field(
         default="unknown", description="What happens to a key that is not in the dimension"
+    )
+    null_key: Target = Field(default="unknown", description="Special member of facts whose key is null, or reject")
+    unfit_key: Target | None = Field(
+        default=None, description="The same for a value that no key can equal; by default the policy decides"
     )
     carry: list[str] = Field(default_factory=list, description="Attributes that facts take along as <role>_<attribute>")
 
@@ -274,6 +293,11 @@ class PipelineConfig(_Strict):
     def errors_path(self) -> str:
         """Path of the table of rejected rows."""
         return self.sink.errors or f"{self.sink.path.rstrip('/')}_errors"
+
+    @property
+    def resolutions_path(self) -> str:
+        """Path of the table that says which rejected rows were retried or dismissed."""
+        return f"{self.errors_path.rstrip('/')}_resolutions"
 
     @property
     def duplicates_path(self) -> str:

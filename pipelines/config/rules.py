@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.pipelines.config.column_types import canonical, nearest
 from headrace.pipelines.config.merge import merge_problems
 from headrace.pipelines.config.problems import Problem
+from headrace.pipelines.config.special_rules import special_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -30,7 +31,7 @@ def inconsistencies(config: PipelineConfig) -> list[Problem]:
     """Return every inconsistency between the fields of a pipeline."""
     problems = [*_role_problems(config), *_source_problems(config), *_name_problems(config)]
     for name, dimension in config.dimensions.items():
-        problems += _dimension_problems(config, name, dimension)
+        problems += [*_dimension_problems(config, name, dimension), *special_problems(config, name)]
     problems += [
         problem for place, lookup in enumerate(config.lookups) for problem in _on_problems(config, place, lookup)
     ]

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.delta.data_files import DataFile
 
-__all__ = ["Commit", "append", "append_exactly", "commit_exactly", "commit_files", "conflicts"]
+__all__ = ["Commit", "append", "append_exactly", "commit_exactly", "commit_files", "conflicts", "published"]
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 100
@@ -251,6 +251,44 @@ def _publish(path: str, table: DeltaTable, files: Sequence[DataFile], commit: Co
         return False
     _checkpoint(table, version)
     return True
+
+
+def published(
+    path: str,
+    table: DeltaTable,
+    files: Sequence[DataFile],
+    commit: Commit,
+    *,
+    schema: str,
+    removals: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Replace the files of a table and its schema, at exactly the version after the one that is open.
+
+    Parameters
+    ----------
+    path, table
+        Path of the table, and the open table.
+    files
+        New data files.
+    commit
+        Description of the commit.
+    schema
+        New schema, as Delta stores it.
+    removals
+        Actions that remove the old files.
+
+    Returns
+    -------
+    bool
+        False if another writer created that version first.
+    """
+    version = table.version() + 1
+    information = _commit_info(table, files, commit, blind=False)
+    information["commitInfo"]["operation"] = "CHANGE COLUMN"
+    information["commitInfo"]["operationParameters"] = {}
+    metadata = {**_metadata(table, commit.properties), "schemaString": schema}
+    actions = [information, {"metaData": metadata}, *removals, *({"add": _added(file)} for file in files)]
+    return _create_entry(path, version, "\n".join(map(json.dumps, actions)) + "\n")
 
 
 def _create_entry(path: str, version: int, text: str) -> bool:

@@ -259,7 +259,10 @@ def test_a_python_function_sees_open_rows_only(shop):
     assert [result.as_dict()[name] for name in counts] == [7, 2, 1, 1, 3]
     shop.write(transform=[{"python": "rules:fails"}], dimensions={}, lookups=[], duplicates={"key": ["id"]},
                sink={"path": "w/others"}, name="others")  # fmt: skip
-    with pytest.raises(BatchError, match=r"integer division or modulo by zero \(ZeroDivisionError\)"):
+    with pytest.raises(
+        BatchError,
+        match=r"function in transform.0.python or .*: integer division.*ZeroDivisionError",
+    ):
         run(shop.pipeline)
 
 
@@ -328,6 +331,24 @@ def test_what_would_not_be_the_same_again_is_refused_with_its_line(shop):
         line = next(number for number, text in enumerate(lines, 1) if text.strip(" -").startswith(mark))
         assert f"line {line}, column" in message, f"{steps}: {message}"
     assert not (shop.folder / "w").exists()
+
+
+def test_a_condition_that_fails_rejects_the_record(shop):
+    steps = [{"rename": {"kind": "the `kind`.of"}}, {"where": "CAST(price AS int) / quantity > 1 AND id > 0"}]
+    shop.write(transform=[*steps, {"derive": {"the `kind`.of": "upper(`the ``kind``.of`)"}}])
+    shop.add(
+        [(1, "", "a", "x", 2, "map"), (2, "", "a", "7", 2, "map"), (3, "", "b", "7", 0, "b"), (4, "", "", "1", 2, "")]
+    )
+    result = run(shop.pipeline)
+    assert [(row["id"], row["the `kind`.of"]) for row in shop.read()] == [(2, "MAP")]
+    assert [result.as_dict()[name] for name in ("rows_in", "loaded", "rejected", "filtered")] == [4, 1, 2, 1]
+    errors = shop.read("facts_errors", "_record_number")
+    assert [(row["_record_number"], row["record"]) for row in errors] == [(1, "1,,a,x,2,map"), (3, "3,,b,7,0,b")]
+    assert [row["causes"][0]["value"] for row in errors] == [
+        "id = 1, price = x, quantity = 2",
+        "id = 3, price = 7, quantity = 0",
+    ]
+    assert all(row["reason"].startswith("transform.1.where: (((CAST(") for row in errors)
 
 
 def test_expressions_follow_ansi_rules_whatever_the_session_says(shop, spark):
