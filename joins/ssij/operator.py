@@ -30,7 +30,8 @@ Memory bound::
            + input buffer           \
            + stream buffer           } at least a page each
            + inverted index         /  with 9 bytes for each page of a join phase's plan
-           + workspace              an eighth of the rest, at least two pages, at most 48 MiB
+           + workspace              an eighth of the rest, at least two pages, at most 48 MiB; for ranges of keys that
+                                    are not looked up directly a quarter, as long as that is at most 2 MiB
            + read buffer            two pages; of the rest a sixth or 64 pages, at most three eighths or 512 pages
            + the queue of reads + the cost model's statistics
 """
@@ -224,6 +225,7 @@ class SSIJAlgorithm(JoinAlgorithm):
         online = self._online_phase()
         waiting = online.probe(batch)
         while not self.store.fits(sum(tuples for tuples, _ in waiting), sum(lists for _, lists in waiting)):
+            del online  # and what it has found: steps need the workspace
             if not self.store.stream.rows:
                 yield from self._join_in_parts(batch)
                 return

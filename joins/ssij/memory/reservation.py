@@ -24,6 +24,8 @@ BUFFERS: tuple[Component, ...] = ("input_buffer", "stream_buffer", "inverted_ind
 _LEAF_MAPS = 4 + 4  # per leaf: frame, demand
 _WORKSPACE_PAGES = 2
 _WORKSPACE_SHARE = 8
+_RANGES_SHARE = 4  # up to so many bytes: both ends of ranges are in it, and steps of few tuples cost more than reads
+_RANGES_MOST = 2 * 2**20
 _WORKSPACE_MOST = 48 * 2**20
 _READ_PAGES = 2  # one can be read into while the other is joined
 _READ_SHARE = 6
@@ -35,7 +37,13 @@ _PAGE_SECONDS = 5e-6  # cost of each page in it
 
 
 def reserve(
-    budget: MemoryBudget, snapshot: Snapshot, reader: PageReader, frame_maps: int, *, direct: bool
+    budget: MemoryBudget,
+    snapshot: Snapshot,
+    reader: PageReader,
+    frame_maps: int,
+    *,
+    direct: bool,
+    ranges: bool = False,
 ) -> tuple[int, int]:
     """Charge what never changes.
 
@@ -49,6 +57,8 @@ def reserve(
         Bytes for each frame of the page cache beside its page.
     direct
         Whether there will be direct look-ups.
+    ranges
+        Whether ranges of keys are searched.
 
     Returns
     -------
@@ -69,7 +79,10 @@ def reserve(
         )
     spare = limit - needed
     pages = _READ_PAGES + _pages_to_read_into(spare // page)
-    workspace = _WORKSPACE_PAGES * page + min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
+    workspace = min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
+    if ranges and not direct:
+        workspace = max(workspace, min(spare // _RANGES_SHARE, _RANGES_MOST))
+    workspace += _WORKSPACE_PAGES * page
     budget.charge("index", snapshot.index_nbytes + leaf_maps_nbytes(snapshot, direct=direct))
     budget.charge("read_buffer", _reading_nbytes(reader) + pages * page)
     budget.charge("statistics", PhaseEstimate.nbytes)

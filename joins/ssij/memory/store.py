@@ -130,7 +130,7 @@ class Store:
         spare = budget.limit - least_memory(snapshot, reader, _FRAME_MAPS, direct=False)
         direct = (equality or nearest) and DirectLookup.possible(snapshot, columns, spare)
         self._frame_maps = _FRAME_MAPS + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
-        pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps, direct=direct)
+        pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps, direct=direct, ranges=not equality)
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages, parts_to_read_into(pages, reader.device))
         self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), options.policy())
         self._fixed = options.cache_share is not None

@@ -5,7 +5,7 @@ Twin of `headrace.joins.ssij.phases.nearest`, which serves all other keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from headrace.joins.emitter import rows_at
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.predicates import BoundRanges
+from headrace.joins.ssij.memory.direct_lookup import LookupResult
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascending
 from headrace.joins.ssij.phases.base import ProbingPhase, waiting_nbytes
 from headrace.storage.format import KeyWords
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     from headrace.joins.input_buffer import BatchSlice
     from headrace.joins.predicates import NearestWords
     from headrace.joins.ssij.context import SSIJContext
-    from headrace.joins.ssij.memory.direct_lookup import DirectLookup, LookupResult
+    from headrace.joins.ssij.memory.direct_lookup import DirectLookup
 
 __all__ = ["DirectNearestPhase"]
+
+_NOTHING = LookupResult(np.empty(0, dtype=np.int32), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +109,7 @@ class DirectNearestPhase(ProbingPhase[_Probe]):
         for chunk in (probe.chunk() for probe in self._probes):
             if chunk is not None:
                 self._store.hold(chunk)
+        self._probes = [replace(probe, found=_NOTHING) for probe in self._probes]  # a join phase may follow
         context.counters.online_seconds += context.progress.busy_seconds - begin
 
     def _probe(self, batch: BatchSlice) -> _Probe:

@@ -195,8 +195,8 @@ class OnlinePhase(ProbingPhase[Probe]):
             for results in self._context.workers.map(self._join_unique, probes):
                 yield from results
         else:
-            for probe in probes:
-                yield from self._join_single(probe)
+            for probe, found in zip(probes, self._context.workers.map(self._find_single, probes), strict=True):
+                yield from self._join_single(probe, *found)
                 waiting.append((yield from self._join_spanning(probe)))
         self._store.pin(on=False)
         for chunk in (*map(self._single_chunk, probes), *waiting):
@@ -224,10 +224,13 @@ class OnlinePhase(ProbingPhase[Probe]):
             place[probe.impossible()] = -2
         return list(self._context.emitter.emit_placed(rows, place, probe.frame, row, buffer))
 
-    def _join_single(self, probe: Probe) -> Iterator[pa.RecordBatch]:
+    def _find_single(self, probe: Probe) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return first row and number of rows for tuples that may match in one leaf. Threads may run it at once."""
+        return find(self._snapshot, self._store.cache.buffer, probe.frame, probe.single.keys)
+
+    def _join_single(self, probe: Probe, row: NDArray[np.int32], count: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
         """Join the tuples that may match in one leaf."""
         context, single, buffer = self._context, probe.single, self._store.cache.buffer
-        row, count = find(self._snapshot, buffer, probe.frame, single.keys)
         frame = probe.frame.copy()
         _result_kernels.outer_matches(frame, count, context.outer)
         yield from context.emitter.emit(probe.batch.rows, Matches(frame, row, count, single.order), buffer)
