@@ -100,6 +100,26 @@ class Snapshot:
         return self.superblock.rows
 
     @property
+    def leaves(self) -> int:
+        """Number of leaves."""
+        return self.superblock.leaves
+
+    @property
+    def extent(self) -> int:
+        """Pages on disk from the first leaf to the last."""
+        return int(self.leaf_pages.max() - self.leaf_pages.min()) + 1 if self.leaves else 0
+
+    @property
+    def in_key_order(self) -> bool:
+        """Whether the leaves lie on disk in key order."""
+        return bool((self.leaf_pages[1:] > self.leaf_pages[:-1]).all())
+
+    @property
+    def key_range(self) -> tuple[np.uint64, np.uint64]:
+        """Leading words of the first separator and of the last; zeros if there is only one leaf."""
+        return _ends(self.separators)
+
+    @property
     def leaf_pages(self) -> NDArray[np.int64]:
         """int64[n], page numbers of the leaves in key order."""
         return self.entries.pages
@@ -124,6 +144,10 @@ class Snapshot:
         """Bytes of the index in memory."""
         return self.entries.nbytes + sum(level.nbytes for level in self.levels)
 
+    def pointers(self, leaves: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Return the page numbers and checksums of leaves (ordinals, in any order)."""
+        return self.leaf_pages[leaves], self.leaf_checksums[leaves]
+
     def locate(self, keys: Keys) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the first and the last leaf that may hold each key.
 
@@ -142,6 +166,12 @@ class Snapshot:
             return self.entries.locate(keys)
         none = np.full(len(keys), -1, dtype=np.int32)
         return none, none
+
+
+def _ends(separators: Keys) -> tuple[np.uint64, np.uint64]:
+    if len(separators) > 1:
+        return separators.prefix[1], separators.prefix[-1]
+    return np.uint64(0), np.uint64(0)
 
 
 def open_snapshot(
