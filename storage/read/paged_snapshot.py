@@ -2,7 +2,7 @@
 
 The entries of the leaves take some 41 bytes each in memory, in the inner nodes on disk 33. Here only the entries of the
 lowest inner nodes are in memory, of which a table has one for a hundred leaves or more, and a few frames for the nodes
-used last. Leaves are found in two steps: first the nodes that may have them, then these nodes are read and decoded, a
+used last. Leaves are found in two steps: first the nodes that may have them, then these nodes are read and searched, a
 few at a time. So each call costs at most one read for each node that it needs.
 """
 
@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.storage.errors import CorruptPageError
-from headrace.storage.format._byte_kernels import copy_blocks
-from headrace.storage.format.page import aligned_pages, read_heads
 from headrace.storage.read.cache import LRU, SPARSE_NBYTES, PageCache
-from headrace.storage.tree.nodes import read_entries
+from headrace.storage.tree import _tree_kernels as kernels
 from headrace.storage.tree.relocations import relocation_columns
 from headrace.storage.tree.snapshot import Snapshot
 
@@ -28,13 +25,12 @@ if TYPE_CHECKING:
 
     from headrace.storage.format.keys import Keys
     from headrace.storage.read.reader import PageReader, ReadReport
-    from headrace.storage.tree.nodes import Entries
 
 __all__ = ["PagedSnapshot"]
 
-_TOGETHER = 8  # most nodes that are decoded at a time
-_DECODED_PAGES = 3  # for each of them: a copy, and its entries, with offsets and prefixes of short keys twice its size
-_VECTOR_NBYTES = 320
+_TOGETHER = 16  # most nodes that are read and searched at a time
+_MAX_SCAN = 4  # most pages in a read
+_VECTOR_NBYTES = 320  # of the reader, for each page in a read
 
 
 class PagedSnapshot(Snapshot):
@@ -63,7 +59,7 @@ class PagedSnapshot(Snapshot):
         self.path, self.superblock, self.layout = whole.path, whole.superblock, whole.layout
         self._whole, self._reader, self._note = whole, reader, note
         self._nodes, self._first = whole.levels[-1].nodes, whole.levels[-1].first
-        self._together = _together(frames)
+        self._together = min(frames, _TOGETHER)
         self._cache = PageCache(frames, self.page_size, None, LRU())
         self._lock = threading.Lock()
         self._ends, self._ordered = whole.key_range, whole.in_key_order
@@ -74,10 +70,9 @@ class PagedSnapshot(Snapshot):
     @staticmethod
     def nbytes(whole: Snapshot, frames: int) -> int:
         """Return the bytes of a paged snapshot with so many frames."""
-        nodes, together = whole.levels[-1], _together(frames)
-        pages = frames + _DECODED_PAGES * together
+        nodes = sum(level.nbytes for level in whole.levels)
         maps = PageCache.map_nbytes(frames, 0) + SPARSE_NBYTES * frames
-        return nodes.nbytes + maps + pages * whole.page_size + _VECTOR_NBYTES * together**2
+        return nodes + maps + frames * whole.page_size + _VECTOR_NBYTES * _MAX_SCAN * min(frames, _TOGETHER)
 
     @property
     def index_nbytes(self) -> int:
@@ -111,9 +106,11 @@ class PagedSnapshot(Snapshot):
         """
         pages, checksums = np.empty(len(leaves), dtype=np.int64), np.empty(len(leaves), dtype=np.uint64)
         nodes = (self._first.searchsorted(leaves, side="right") - 1).astype(np.int32)
-        for which, entries, ordinals in self._visit(nodes):
-            place = ordinals.searchsorted(leaves[which])
-            pages[which], checksums[which] = entries.pages[place], entries.checksums[place]
+        child = leaves - self._first[nodes]
+        for which, frame, count in self._visit(nodes):
+            kernels.read_pointers(
+                self._cache.buffer, self.page_size, frame, count, child[which], which, pages, checksums
+            )
         if len(self._moved):
             place = self._moved.searchsorted(leaves)
             place[place == len(self._moved)] = 0
@@ -131,43 +128,32 @@ class PagedSnapshot(Snapshot):
         return first, last
 
     def _locate_below(self, keys: Keys, node: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the first and the last leaf below one node that may hold each key.
-
-        Nodes in between may be missing where several are searched together. A key is then found correctly in all that
-        are there, because a node in which it is neither the first nor the last begins with it.
-        """
+        """Return the first and the last leaf below one node that may hold each key."""
         first, last = np.empty((2, len(keys)), dtype=np.int32)
-        for which, entries, ordinals in self._visit(node):
-            low, high = entries.locate(keys.take(which))
-            first[which], last[which] = ordinals[low], ordinals[high]
-        return first, last
+        for which, frame, count in self._visit(node):
+            kernels.search_nodes(
+                self._cache.buffer, self.page_size, frame, count, keys.parts, keys.wide, which, first, last
+            )
+        before = self._first[node].astype(np.int32)
+        return first + before, last + before
 
-    def _visit(self, node: NDArray[np.int32]) -> Iterator[tuple[NDArray[np.int64], Entries, NDArray[np.int32]]]:
-        """Yield the nodes named, a few at a time: the places that name them, their entries, and the leaves of these."""
+    def _visit(
+        self, node: NDArray[np.int32]
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int32], NDArray[np.int64]]]:
+        """Yield the nodes named, a few at a time: the places that name them, and their frames and numbers of children.
+
+        No other thread may use the frames until the next ones are asked for.
+        """
         order = np.argsort(node, kind="stable")
-        distinct, start = np.unique(node[order], return_index=True)
+        named = node[order]
+        distinct, start = np.unique(named, return_index=True)
         stop = np.append(start[1:], len(order))
         for at in range(0, len(distinct), self._together):
             nodes = distinct[at : at + self._together]
+            part = slice(int(start[at]), int(stop[at + len(nodes) - 1]))
             with self._lock:
-                entries = self._decode(nodes)
-            counts = self._first[nodes + 1] - self._first[nodes]
-            before = np.cumsum(counts) - counts
-            ordinals = np.repeat(self._first[nodes] - before, counts) + np.arange(len(entries))
-            yield order[start[at] : stop[at + len(nodes) - 1]], entries, ordinals.astype(np.int32)
-
-    def _decode(self, nodes: NDArray[np.int32]) -> Entries:
-        """Return the entries of some nodes."""
-        copies = aligned_pages(len(nodes), self.page_size)
-        frames = self._frames_of(nodes).astype(np.int64)
-        copy_blocks(self._cache.buffer, frames, copies, np.arange(len(nodes)), self.page_size)
-        counts = self._first[nodes + 1] - self._first[nodes]
-        if not np.array_equal(read_heads(copies, self.page_size, len(nodes))[2], counts):
-            raise CorruptPageError(f"{self.path}: an inner node has another number of children than when it was opened")
-        entries = read_entries(copies, self.page_size, self.codec.kind, counts)
-        if isinstance(entries, int):
-            raise CorruptPageError(f"{self.path}: the entries of inner page {self._nodes.pages[nodes[entries]]} overrun it")
-        return entries
+                frame = self._frames_of(nodes)[np.searchsorted(nodes, named[part])]
+                yield order[part], frame, self._first[named[part] + 1] - self._first[named[part]]
 
     def _frames_of(self, nodes: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the frames of some nodes, and read those that are in none."""
@@ -189,11 +175,7 @@ class PagedSnapshot(Snapshot):
 
     def _read(self, nodes: NDArray[np.int32], frames: NDArray[np.int64]) -> None:
         pages, reader = self._nodes.pages[nodes], self._reader
-        plan = reader.plan(pages, self._together)
+        plan = reader.plan(pages, _MAX_SCAN)
         report = reader.read_plan(plan, slice(None), pages, self._cache.buffer, frames, self._nodes.checksums[nodes])
         if self._note is not None:
             self._note(report)
-
-
-def _together(frames: int) -> int:
-    return max(1, min(_TOGETHER, frames // 4))

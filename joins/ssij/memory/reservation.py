@@ -39,7 +39,7 @@ FRAME_MAPS = 16 + 17
 """Bytes for each frame: maps of the page cache, and the choice of resident pages."""
 _LEAF_MAPS = 4 + 4  # per leaf: frame, demand
 _NODES_LEAST = 2
-_NODES_SHARE = 4  # of the memory beyond the least, what inner nodes have if they do not all fit
+_NODES_SHARE = 16  # of the memory beyond the least, what inner nodes have if they do not all fit
 _WORKSPACE_PAGES = 2
 _WORKSPACE_SHARE = 8
 _WORKSPACE_MOST = 48 * 2**20
