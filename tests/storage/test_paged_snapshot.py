@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headrace.storage.errors import CorruptPageError
 from headrace.storage.read import PagedSnapshot
 from headrace.storage.table import Table
+from headrace.storage.tree import nodes
 from headrace.storage.tree.relocations import relocated_leaves
 
 FRAMES = [1, 2, 5, 40]
@@ -83,22 +84,22 @@ def test_several_threads_may_locate_keys_at_once(tmp_path, rng):
 def test_its_size_is_counted(tmp_path):
     with table_of(tmp_path, "number", np.arange(40_000), unique=True) as table:
         whole = table.snapshot()
-        nodes = len(whole.levels[-1].pages)
-        assert nodes > 20
+        count = len(whole.levels[-1].pages)
+        assert count > 20
         paged = PagedSnapshot(whole, table.reader(), 2)
         assert paged.index_nbytes == PagedSnapshot.nbytes(whole, 2)
-        assert 2 * whole.page_size < paged.index_nbytes <= 45 * nodes + 2 * whole.page_size + 4000
+        assert 2 * whole.page_size < paged.index_nbytes <= 45 * count + 2 * whole.page_size + 4000
         assert PagedSnapshot.nbytes(whole, 12) - PagedSnapshot.nbytes(whole, 11) >= whole.page_size
 
 
 def test_reads_are_reported_and_nodes_stay_in_memory(tmp_path):
     with table_of(tmp_path, "number", np.arange(40_000), unique=True) as table:
         whole, reports = table.snapshot(), []
-        nodes = len(whole.levels[-1].pages)
-        paged = PagedSnapshot(whole, table.reader(), nodes, reports.append)
+        count = len(whole.levels[-1].pages)
+        paged = PagedSnapshot(whole, table.reader(), count, reports.append)
         for _ in range(3):
             paged.locate(whole.codec.encode([keys_of("number", np.arange(40_000))]))
-        assert sum(report.pages_wanted for report in reports) == nodes
+        assert sum(report.pages_wanted for report in reports) == count
 
 
 def test_a_node_that_was_damaged_after_the_table_was_opened_is_found(tmp_path):
@@ -110,3 +111,47 @@ def test_a_node_that_was_damaged_after_the_table_was_opened_is_found(tmp_path):
             file.write(b"\xff" * 8)
         with pytest.raises(CorruptPageError, match=f"page {page} "):
             paged.pointers(np.arange(20_000 // 12))
+
+
+@pytest.fixture
+def nothing_kept(monkeypatch):
+    """Treat each table as a large one."""
+    monkeypatch.setattr(nodes, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(nodes, "_WINDOW_BYTES", 2 * 4096)
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_entries_of_a_large_table_are_read_when_they_are_used(tmp_path, rng, nothing_kept, moved):
+    table_of(tmp_path, "number", np.arange(20_000), unique=True).close()
+    if moved:
+        with Table.open(tmp_path / "t") as table:
+            table.apply(pa.table({"k": keys_of("number", np.array([9_000])), "v": ["z"]}))
+    with Table.open(tmp_path / "t") as table:
+        snapshot = table.snapshot()
+        paged = PagedSnapshot(snapshot, table.reader(), 3)
+        keys = snapshot.codec.encode([keys_of("number", rng.integers(0, 20_000, 500))])
+        found = paged.locate(keys)
+        known = (snapshot.leaves, snapshot.extent, snapshot.in_key_order, snapshot.key_range, snapshot.index_nbytes)
+        assert not snapshot.index.in_memory
+        assert table.lookup(pa.table({"k": keys_of("number", np.array([9_000, 3]))})).num_rows == 2
+        assert snapshot.index.in_memory
+        assert [part.tolist() for part in found] == [part.tolist() for part in snapshot.entries.locate(keys)]
+        entries, pages = snapshot.index.written, snapshot.index.written.pages
+        prefix = entries.separators.prefix
+        assert known == (
+            len(entries), pages.max() - pages.min() + 1, not moved, (prefix[1], prefix[-1]),
+            entries.nbytes + sum(level.nbytes for level in snapshot.levels),
+        )  # fmt: skip
+
+
+def test_a_node_of_a_large_table_that_was_damaged_is_found_when_it_is_opened_or_used(tmp_path, nothing_kept):
+    table_of(tmp_path, "number", np.arange(20_000), unique=True).close()
+    with Table.open(tmp_path / "t") as table:
+        page = int(table.snapshot().levels[-1].pages[1])
+        with open(table.path, "r+b") as file:
+            file.seek(page * 4096 + 1000)
+            file.write(b"\xff" * 8)
+        with pytest.raises(CorruptPageError, match=f"page {page} "):
+            table.lookup(pa.table({"k": keys_of("number", np.array([9_000]))}))
+        with pytest.raises(CorruptPageError, match=f"page {page} "):
+            Table.open(tmp_path / "t")
