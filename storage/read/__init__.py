@@ -1,7 +1,7 @@
 """Reading of leaves: which bytes to read at once, how, and which pages stay in memory.
 
 In: a snapshot and the leaves or keys that are wanted. Out: verified pages, or rows. Contains read plans by the measured
-cost of the disk, the page reader, reads in flight, the page cache, snapshots that page their inner nodes, and lookup and
+cost of the disk, the page reader, reads in flight, the page cache, snapshots that page their inner nodes, lookup and
 scan.
 """
 

@@ -51,8 +51,8 @@ def _value_in_map(leaves: NDArray[np.int32], values: NDArray[np.int32], missing:
         else:
             high = middle
     if low < len(leaves) and leaves[low] == leaf:
-        return values[low]
-    return np.int32(missing)
+        return int(values[low])
+    return int(missing)
 
 
 def value_at(numbers: LeafNumbers, leaf: int) -> int:

@@ -170,7 +170,7 @@ class PagedSnapshot(Snapshot):
             except BaseException:
                 cache.release(frames)
                 raise
-            cache.admit(missing, frames, np.zeros(len(missing)))
+            cache.admit(missing, frames, np.zeros(len(missing), dtype=np.int64))
         return cache.frame_of(nodes)
 
     def _read(self, nodes: NDArray[np.int32], frames: NDArray[np.int64]) -> None:

@@ -245,7 +245,7 @@ def _compare_separator(frames: Bytes, page: int, count: int, child: int, keys: K
     separators = page + HEADER + CHILD_BYTES * count
     if not wide:
         word = load_u64(frames, separators + 8 * child)
-        return -1 if word < keys.prefix[i] else np.int64(word > keys.prefix[i])
+        return -1 if word < keys.prefix[i] else int(word > keys.prefix[i])
     texts = separators + SEPARATOR_END * count
     start = texts if child == 0 else texts + load_u16(frames, separators + 2 * (child - 1))
     end = texts + load_u16(frames, separators + 2 * child)

@@ -16,7 +16,6 @@ from headrace.storage import table as storage_table
 from headrace.storage.errors import MemoryBudgetError
 
 
-
 def paged(*args, **options):
     """Return SSIJ with paged inner nodes, even where all would fit."""
     return SSIJ(*args, index="paged", **options)

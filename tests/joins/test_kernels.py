@@ -13,9 +13,9 @@ from headrace.joins import _result_kernels
 from headrace.joins.inlj import _pool_kernels
 from headrace.joins.meshjoin import _window_kernels
 from headrace.joins.ssij.memory import _index_kernels
+from headrace.joins.ssij.memory.stream_buffer import ascending
 from headrace.joins.ssij.phases import _join_kernels
 from headrace.joins.ssij.phases.base import sorted_positions
-from headrace.joins.ssij.memory.stream_buffer import ascending
 from headrace.storage.read import LeafMap, plan_cost, plan_reads, value_at, values_at
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -139,7 +139,7 @@ def test_a_range_over_more_leaves_than_there_is_room_for_is_refused_by_name(tabl
         joined(join, np.array([5]), 1)
 
 
-def test_a_table_that_outgrows_the_memory_is_paged_from_then_on(build, tools):
+def test_a_table_that_outgrows_the_memory_is_paged_from_then_on(build):
     rows = pa.table({"k": np.arange(1000), "v": np.arange(1000)})
     with build(rows, ["k"], unique=True, page_size=PAGE) as table:
         join = SSIJ(table, on="k", how="left", memory=75_000)

@@ -1,6 +1,7 @@
 """A snapshot that pages its inner nodes finds the same leaves as one that has all entries in memory."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -106,7 +107,7 @@ def test_a_node_that_was_damaged_after_the_table_was_opened_is_found(tmp_path):
     with table_of(tmp_path, "number", np.arange(20_000), unique=True) as table:
         paged = PagedSnapshot(table.snapshot(), table.reader(), 2)
         page = int(table.snapshot().levels[-1].pages[1])
-        with open(table.path, "r+b") as file:
+        with Path(table.path).open("r+b") as file:
             file.seek(page * 4096 + 1000)
             file.write(b"\xff" * 8)
         with pytest.raises(CorruptPageError, match=f"page {page} "):
@@ -120,8 +121,9 @@ def nothing_kept(monkeypatch):
     monkeypatch.setattr(nodes, "_WINDOW_BYTES", 2 * 4096)
 
 
+@pytest.mark.usefixtures("nothing_kept")
 @pytest.mark.parametrize("moved", [False, True])
-def test_entries_of_a_large_table_are_read_when_they_are_used(tmp_path, rng, nothing_kept, moved):
+def test_entries_of_a_large_table_are_read_when_they_are_used(tmp_path, rng, moved):
     table_of(tmp_path, "number", np.arange(20_000), unique=True).close()
     if moved:
         with Table.open(tmp_path / "t") as table:
@@ -144,11 +146,12 @@ def test_entries_of_a_large_table_are_read_when_they_are_used(tmp_path, rng, not
         )  # fmt: skip
 
 
-def test_a_node_of_a_large_table_that_was_damaged_is_found_when_it_is_opened_or_used(tmp_path, nothing_kept):
+@pytest.mark.usefixtures("nothing_kept")
+def test_a_node_of_a_large_table_that_was_damaged_is_found_when_it_is_opened_or_used(tmp_path):
     table_of(tmp_path, "number", np.arange(20_000), unique=True).close()
     with Table.open(tmp_path / "t") as table:
         page = int(table.snapshot().levels[-1].pages[1])
-        with open(table.path, "r+b") as file:
+        with Path(table.path).open("r+b") as file:
             file.seek(page * 4096 + 1000)
             file.write(b"\xff" * 8)
         with pytest.raises(CorruptPageError, match=f"page {page} "):

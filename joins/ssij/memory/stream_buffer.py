@@ -368,8 +368,7 @@ def _without_met_runs(chunk: Chunk, demand: LeafNumbers) -> tuple[Chunk | None, 
     assert chunk.tuples is not None
     assert chunk.matched is not None
     # as a map of frames in which the leaves with demand are missing
-    listed = isinstance(demand, LeafMap)
-    met = LeafMap(demand.leaves, np.negative(demand.values), 0) if listed else np.negative(demand)
+    met = LeafMap(demand.leaves, np.negative(demand.values), 0) if isinstance(demand, LeafMap) else np.negative(demand)
     left = np.zeros(len(chunk.first), dtype=np.int32)
     if kernels.count_leaf_runs(chunk.first, chunk.last, met, left) == 0:
         return chunk, None
