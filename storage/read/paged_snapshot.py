@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["PagedSnapshot"]
 
 _TOGETHER = 16  # most nodes that are read and searched at a time
-_MAX_SCAN = 4  # most pages in a read
-_VECTOR_NBYTES = 320  # of the reader, for each page in a read
+_GAPS = 2  # most pages that are read for each wanted one, gaps included
+_VECTOR_NBYTES = 320  # of the reader, for each page that it reads
 
 
 class PagedSnapshot(Snapshot):
@@ -72,7 +72,7 @@ class PagedSnapshot(Snapshot):
         """Return the bytes of a paged snapshot with so many frames."""
         nodes = sum(level.nbytes for level in whole.levels)
         maps = PageCache.map_nbytes(frames, 0) + SPARSE_NBYTES * frames
-        return nodes + maps + frames * whole.page_size + _VECTOR_NBYTES * _MAX_SCAN * min(frames, _TOGETHER)
+        return nodes + maps + frames * whole.page_size + _VECTOR_NBYTES * _GAPS * min(frames, _TOGETHER)
 
     @property
     def index_nbytes(self) -> int:
@@ -175,7 +175,9 @@ class PagedSnapshot(Snapshot):
 
     def _read(self, nodes: NDArray[np.int32], frames: NDArray[np.int64]) -> None:
         pages, reader = self._nodes.pages[nodes], self._reader
-        plan = reader.plan(pages, _MAX_SCAN)
+        plan = reader.plan(pages, _TOGETHER)
+        if plan.pages_read > _GAPS * len(pages):
+            plan = reader.plan(pages, 1)
         report = reader.read_plan(plan, slice(None), pages, self._cache.buffer, frames, self._nodes.checksums[nodes])
         if self._note is not None:
             self._note(report)
