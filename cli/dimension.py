@@ -10,37 +10,37 @@ import click
 
 from headrace.cli.blocks import Grid, Pairs, Text, counted
 from headrace.cli.exits import ExitCode
-from headrace.cli.options import PATH, ReportingCommand, csv_options, pass_console
+from headrace.cli.lazy import LazyGroup
+from headrace.cli.options import PATH, ReportingCommand, csv_options, pass_console, pipeline_option
 from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Mapping
     from pathlib import Path
+
+    import pyarrow as pa
 
     from headrace.cli.console import Console
     from headrace.cli.streams import CsvFormat
     from headrace.pipelines.config import PipelineConfig
     from headrace.pipelines.dimension import DimensionSummary, Finding, Repair
 
-__all__ = ["dimension"]
+__all__ = ["dimension", "with_types"]
 
 UNCHANGED = "the dimension as it was"
 
 
-def pipeline_option(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the option that names the pipeline file."""
-    option = click.option(
-        "-p",
-        "--pipeline",
-        type=PATH,
-        default="pipeline.yml",
-        show_default=True,
-        help="File that declares the dimensions.",
-    )
-    return option(function)
-
-
-@click.group("dimension", short_help="Create, inspect, and check dimensions.")
+@click.group(
+    "dimension",
+    cls=LazyGroup,
+    places={
+        "inferred": "headrace.cli.dimension_columns:inferred",
+        "add-column": "headrace.cli.dimension_columns:add_column",
+        "widen-column": "headrace.cli.dimension_columns:widen_column",
+        "drop-column": "headrace.cli.dimension_columns:drop_column",
+    },
+    short_help="Create, inspect, change, and check dimensions.",
+)
 def dimension() -> None:
     """Create, inspect, and check the dimensions that a pipeline file declares."""
 
@@ -64,7 +64,7 @@ def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv:
 
     with console.step(f"making dimension {name} from {source}", left="no dimension was made or changed"):
         config = load_pipeline(pipeline)
-        stream = open_stream(source, csv=_typed(csv, config, name))
+        stream = open_stream(source, csv=with_types(csv, config, _declared_types(config, name)))
         with console.progress("read", total=stream.rows):
             rows = pa.Table.from_batches(stream.batches(), stream.schema)
         summary = create_dimension(config, name, rows)
@@ -184,14 +184,17 @@ def _parts(key: str, config: PipelineConfig, name: str) -> list[str]:
     return parts
 
 
-def _typed(form: CsvFormat, config: PipelineConfig, name: str) -> CsvFormat:
-    """Return the format with the column types and the source time zone that the pipeline file declares."""
+def with_types(form: CsvFormat, config: PipelineConfig, types: Mapping[str, pa.DataType]) -> CsvFormat:
+    """Return the format with column types, and the source time zone that the pipeline file declares."""
+    source = config.source
+    return replace(form, declared=dict(types), time_zone=source.time_zone, ambiguous_time=source.ambiguous_time)
+
+
+def _declared_types(config: PipelineConfig, name: str) -> dict[str, pa.DataType]:
     from headrace.pipelines.config import arrow_schema
 
     declared = config.dimensions[name].columns if name in config.dimensions else None
-    types = {column.name: column.type for column in arrow_schema(declared or {})}
-    source = config.source
-    return replace(form, declared=types, time_zone=source.time_zone, ambiguous_time=source.ambiguous_time)
+    return {column.name: column.type for column in arrow_schema(declared or {})}
 
 
 def _show(summary: DimensionSummary, console: Console) -> None:

@@ -65,12 +65,22 @@ lookups:                         # each adds a column <role>_key to the facts
     on: {product: product}
     policy: infer
 
+# transform:                     # steps between the source and the lookups, in order
+#   - where: amount > 0          # Spark SQL; other records are filtered out, and counted
+#   - derive: {ordered_on: CAST(ordered_at AS date)}
+#   - rename: {product: sku}
+#   - select: [order_id, customer, sku, ordered_on, amount]
+#   - python: rules:clean        # clean(frame) in rules.py next to this file; runs your code
+
 duplicates:                      # a record whose key was loaded before, or occurs twice in a batch
   key: [order_id]
   action: drop                   # or flag, route (to a table of their own)
 
 sink:
   path: warehouse/fact_orders    # rejected rows go to warehouse/fact_orders_errors
+  # mode: merge                  # a later record of a key updates its fact, as when an order is shipped;
+  # key: [order_id]              # remove `duplicates` for that
+  # order_by: [ordered_at]       # the last by these columns wins
   audit: true                    # facts say where they came from: _file, _batch, _loaded_at
 
 trigger:

@@ -18,6 +18,7 @@ __all__ = ["entry_point", "headrace"]
         "run": "headrace.cli.run:run",
         "runs": "headrace.cli.runs:runs",
         "source": "headrace.cli.source:source",
+        "errors": "headrace.cli.rejects:errors",
         "dimension": "headrace.cli.dimension:dimension",
         "table": "headrace.cli.table:table",
         "join": "headrace.cli.join:join",

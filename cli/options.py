@@ -27,6 +27,7 @@ __all__ = [
     "csv_options",
     "match_options",
     "pass_console",
+    "pipeline_option",
 ]
 
 PATH = click.Path(path_type=Path, readable=False)  # an unreadable path is a failure of its step, not a usage error
@@ -180,6 +181,19 @@ def match_options(function: Function) -> Function:
     ):
         gather = option(gather)
     return cast("Function", gather)
+
+
+def pipeline_option(function: Function) -> Function:
+    """Add the option that names the pipeline file."""
+    option = click.option(
+        "-p",
+        "--pipeline",
+        type=PATH,
+        default="pipeline.yml",
+        show_default=True,
+        help="Pipeline file.",
+    )
+    return option(function)
 
 
 class ReportingCommand(click.Command):

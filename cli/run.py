@@ -12,6 +12,7 @@ from headrace.cli.options import PATH, ReportingCommand, pass_console
 from headrace.cli.source import left_out_block
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from headrace.cli.blocks import Block
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.runner import RunResult
 
-__all__ = ["load", "outcome_pairs", "run"]
+__all__ = ["LEFT", "load", "note_batch", "outcome_pairs", "run"]
 
 LEFT = "batches already loaded; the next run completes the one that failed"
 
@@ -50,14 +51,16 @@ def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
     from headrace.pipelines.runner import run
     from headrace.pipelines.spark import jars_are_cached
 
-    def tell(batch: BatchRecord) -> None:
-        console.note(_batch_line(batch))
-
     with console.step(f"running {pipeline}", left=LEFT, pipeline=pipeline):
         config = load_pipeline(pipeline)
         fetched = "" if jars_are_cached() else "; Delta's jars are fetched first, since the cache does not hold them"
         console.note(f"starting Spark{fetched}")
-        return run(config, follow=follow, on_batch=tell)
+        return run(config, follow=follow, on_batch=note_batch(console))
+
+
+def note_batch(console: Console) -> Callable[[BatchRecord], None]:
+    """Return a function that reports a batch on the console."""
+    return lambda batch: console.note(_batch_line(batch))
 
 
 def outcome_pairs(result: RunResult) -> dict[str, Any]:
@@ -70,6 +73,7 @@ def outcome_pairs(result: RunResult) -> dict[str, Any]:
         "rows in": document["rows_in"],
         **{f"  {outcome}": count for outcome, count in document["outcomes"].items()},
         "loaded": document["loaded"],
+        **{f"  {name}": count for name, count in document.get("merged", {}).items()},
         "duplicates dropped": document["dropped"],
         "duplicates routed": document["routed"],
         "rejected": document["rejected"],

@@ -5,8 +5,10 @@ from headrace.etl.dimension import (
     Dimension,
     build_table,
     greatest_key,
+    is_special,
     member_rows,
     number_members,
+    with_spellings,
     without_blank_keys,
 )
 from headrace.etl.duplicates import DUPLICATE_COLUMN, LOADED_BY, DuplicateAction, Duplicates, mark_duplicates
@@ -16,6 +18,7 @@ from headrace.etl.lookup import Lookup, Policy
 from headrace.etl.outcomes import Outcome, OutcomeCounts
 from headrace.etl.settlement import CAUSES_COLUMN, OUTCOME_COLUMN, Settled, causes, settle
 from headrace.etl.sharding import shard_of
+from headrace.etl.special import Special, SpecialMembers
 from headrace.etl.surrogate import KeyAllocator, new_members, resolve
 
 __all__ = [
@@ -39,9 +42,12 @@ __all__ = [
     "OutcomeCounts",
     "Policy",
     "Settled",
+    "Special",
+    "SpecialMembers",
     "build_table",
     "causes",
     "greatest_key",
+    "is_special",
     "mark_duplicates",
     "member_rows",
     "new_members",
@@ -49,5 +55,6 @@ __all__ = [
     "resolve",
     "settle",
     "shard_of",
+    "with_spellings",
     "without_blank_keys",
 ]

@@ -3,7 +3,8 @@
 Contains the declaration, the numbering of members, and the build of the clustered table. Lookups are in `surrogate`.
 
 The unknown member (surrogate key -1) belongs to the dimension that users query, so that an inner join with the facts
-loses none. It has no natural key, so it is never a row of the clustered table.
+loses none. So do the other special members that the dimension declares. They have no natural key, so they are never
+rows of the clustered table.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import pyarrow.compute as pc
 from headrace.etl.equality import Conformed, KeyRule, check_comparable, check_rule, conform
 from headrace.etl.errors import DeclarationError, DimensionError
 from headrace.etl.ranking import key_text, rank_rows
+from headrace.etl.special import Special, SpecialMembers
 from headrace.storage.format import stored_type
 
 if TYPE_CHECKING:
@@ -30,8 +32,10 @@ __all__ = [
     "Dimension",
     "build_table",
     "greatest_key",
+    "is_special",
     "member_rows",
     "number_members",
+    "with_spellings",
     "without_blank_keys",
 ]
 
@@ -59,12 +63,17 @@ class Dimension:
     inferred_flag
         Name of the boolean column that is true for members that facts introduced before their attributes were known;
         None for no such column.
+    special
+        Special members of the dimension, with the values of their attributes.
+    spellings
+        For each natural key column whose first spelling is kept, the attribute of type string that holds it. A member
+        has the spelling of the row that introduced it.
 
     Raises
     ------
     DeclarationError
-        If a column is not in the schema, a column is used for two purposes, or a natural key column is a
-        floating-point number.
+        If a column is not in the schema, a column is used for two purposes, a natural key column is a floating-point
+        number, or a special member has a value that its attribute cannot hold.
 
     Examples
     --------
@@ -79,6 +88,8 @@ class Dimension:
     schema: pa.Schema
     rules: Mapping[str, KeyRule] = field(default_factory=dict)
     inferred_flag: str | None = "is_inferred"
+    special: SpecialMembers = field(default_factory=SpecialMembers, repr=False)
+    spellings: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "natural_key", _names(self.natural_key))
@@ -106,6 +117,17 @@ class Dimension:
             )
         for column, rule in self.rules.items():
             check_rule(rule, self.schema.field(column).type, column)
+        self.special.check(self.attributes, f"dimension {self.name!r}")
+        for column, spelled in self.spellings.items():
+            self._check_spelling(column, spelled)
+
+    def _check_spelling(self, column: str, spelled: str) -> None:
+        kinds = {each.name: each.type for each in self.attributes}
+        if column not in self.natural_key or kinds.get(spelled) != pa.string():
+            raise DeclarationError(
+                f"dimension {self.name!r}: {spelled!r} keeps the spelling of {column!r}, so the first must be an "
+                "attribute of type string, and the second a natural key column"
+            )
 
     @property
     def key_schema(self) -> pa.Schema:
@@ -143,10 +165,20 @@ class Dimension:
             check_comparable(kind, self.schema.field(name).type, column, self.rule(name))
 
     def unknown_member(self) -> pa.Table:
-        """Return the row of the unknown member: surrogate key -1, everything else null."""
-        return self.members(
-            pa.table({name: pa.nulls(1, self.schema.field(name).type) for name in self.natural_key}), [-1]
-        )
+        """Return the row of the unknown member: surrogate key -1, declared attributes, everything else null."""
+        return self.special_rows((Special.UNKNOWN,))
+
+    def special_rows(self, members: Sequence[Special] | None = None) -> pa.Table:
+        """Return the rows of special members, by default of all that the dimension has."""
+        wanted = self.special.present if members is None else tuple(members)
+        nulls = pa.table({name: pa.nulls(len(wanted), self.schema.field(name).type) for name in self.natural_key})
+        rows = self.members(nulls, [int(member) for member in wanted])
+        values = [self.special.values(member) or {} for member in wanted]
+        for column in self.attributes:
+            if any(column.name in each for each in values):
+                texts = pa.array([each.get(column.name) for each in values], column.type)
+                rows = rows.set_column(rows.schema.get_field_index(column.name), column, texts)
+        return rows
 
     def members(self, natural_keys: pa.Table, surrogate_keys: Any, *, inferred: bool = False) -> pa.Table:
         """Return rows of `table_schema` for natural keys and their surrogate keys; attributes are null."""
@@ -196,11 +228,42 @@ def number_members(dimension: Dimension, rows: pa.Table, base: int = 0) -> pa.Ta
         if column.name in ordered.column_names:
             position = members.schema.get_field_index(column.name)
             members = members.set_column(position, column, ordered.column(column.name).cast(column.type))
+    return with_spellings(dimension, members, ordered)
+
+
+def with_spellings(dimension: Dimension, members: pa.Table, given: pa.Table) -> pa.Table:
+    """Return new members with the spellings of their keys, unless `given` has a column for the spelling itself.
+
+    Parameters
+    ----------
+    dimension
+        The dimension.
+    members
+        Rows of the dimension's table.
+    given
+        Rows that introduced the members, in the same order, with natural keys as they were spelled.
+    """
+    for name, spelled in dimension.spellings.items():
+        if spelled not in given.column_names:
+            position = members.schema.get_field_index(spelled)
+            members = members.set_column(position, members.schema.field(position), given.column(name).cast(pa.string()))
     return members
 
 
+def is_special(dimension: Dimension, rows: pa.Table) -> pa.ChunkedArray:
+    """Return which rows are special members: -1, and -2 and -3 if they have no natural key."""
+    key = rows.column(dimension.surrogate_key)
+    others = pa.array([int(member) for member in Special if member is not Special.UNKNOWN], pa.int64())
+    special = pc.is_in(key.cast(pa.int64()), value_set=others)
+    nameless = pc.is_null(rows.column(dimension.natural_key[0]))
+    for name in dimension.natural_key[1:]:
+        nameless = pc.or_(nameless, pc.is_null(rows.column(name)))
+    unknown = pc.fill_null(pc.equal(key, UNKNOWN_KEY), fill_value=False)
+    return pc.or_(unknown, pc.and_(special, nameless))
+
+
 def member_rows(dimension: Dimension, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Return the dimension's rows as the clustered table stores them: normalized and without the unknown member.
+    """Return the dimension's rows as the clustered table stores them: normalized and without special members.
 
     Parameters
     ----------
@@ -212,16 +275,14 @@ def member_rows(dimension: Dimension, rows: pa.Table | pa.RecordBatch) -> pa.Tab
     Raises
     ------
     DimensionError
-        If the natural key or surrogate key of a member other than the unknown member is null.
+        If the natural key or surrogate key of a member other than the special members is null.
     """
     table = pa.Table.from_batches([rows]) if isinstance(rows, pa.RecordBatch) else rows
     missing = [name for name in dimension.table_schema.names if name not in table.column_names]
     if missing:
         raise DimensionError(f"dimension {dimension.name!r}: the rows lack column {missing[0]!r}")
     table = table.select(dimension.table_schema.names)
-    table = table.filter(
-        pc.fill_null(pc.not_equal(table.column(dimension.surrogate_key), UNKNOWN_KEY), fill_value=True)
-    )
+    table = table.filter(pc.invert(is_special(dimension, table)))
     if table.column(dimension.surrogate_key).null_count:
         raise DimensionError(
             f"dimension {dimension.name!r}: a member has no surrogate key ({dimension.surrogate_key!r})"
@@ -260,10 +321,10 @@ def greatest_key(surrogate_keys: pa.Array | pa.ChunkedArray) -> int:
 
 
 def without_blank_keys(dimension: Dimension, rows: pa.Table) -> pa.Table:
-    """Remove members whose trimmed key is blank: a blank key identifies no member."""
+    """Remove members whose key is blank if the rules of the key make blank text null: they identify no member."""
     named = np.ones(rows.num_rows, dtype=np.bool_)
     for name in dimension.natural_key:
-        if "trim" in dimension.rule(name).normalise:
+        if {"trim", "blank"} & {*dimension.rule(name).normalise}:
             trimmed = pc.utf8_trim_whitespace(rows.column(name).cast(pa.large_string()))
             named &= np.asarray(pc.fill_null(pc.not_equal(trimmed, ""), fill_value=True))
     return rows if named.all() else rows.filter(pa.array(named))

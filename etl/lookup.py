@@ -44,7 +44,8 @@ class Lookup:
     policy
         Policy for keys that are not in the dimension.
     carry
-        Attributes of the member to add to the fact, as ``<role>_<attribute>``.
+        Attributes of the member to add to the fact, as ``<role>_<attribute>``. For a special member these are the
+        values that the dimension declares.
     null_key
         Target of facts whose key is null: ``"unknown"``, ``"not_applicable"``, ``"invalid"`` or ``"reject"``.
     unfit_key

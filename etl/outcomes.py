@@ -31,6 +31,7 @@ class Outcome(StrEnum):
     INFERRED = "inferred"
     UNKNOWN = "unknown"
     LATE = "late"
+    FILTERED = "filtered"
     DUPLICATE = "duplicate"
     REJECTED = "rejected"
 
@@ -76,9 +77,9 @@ class OutcomeCounts:
     ----------
     rows_in
         Number of input rows.
-    loaded, dropped, routed, rejected
-        Number of rows loaded as facts, dropped as duplicates, routed to the duplicates table, and sent to the error
-        table.
+    loaded, dropped, routed, rejected, filtered
+        Number of rows loaded as facts, dropped as duplicates, routed to the duplicates table, sent to the error table,
+        and removed by a condition of the pipeline.
     rows
         Number of rows by row outcome. A flagged duplicate counts as duplicate and as loaded.
     lookups
@@ -96,6 +97,7 @@ class OutcomeCounts:
     dropped: int = 0
     routed: int = 0
     rejected: int = 0
+    filtered: int = 0
     rows: Mapping[Outcome, int] = field(default_factory=dict)
     lookups: Mapping[str, Mapping[Outcome, int]] = field(default_factory=dict)
 
@@ -105,13 +107,15 @@ class OutcomeCounts:
         Raises
         ------
         ConservationError
-            If the input rows do not equal the rows loaded, dropped, routed, and rejected, or a tally does not add up.
+            If the input rows do not equal the rows loaded, dropped, routed, rejected, and filtered, or a tally does not
+            add up.
         """
-        out = self.loaded + self.dropped + self.routed + self.rejected
+        out = self.loaded + self.dropped + self.routed + self.rejected + self.filtered
         if self.rows_in != out:
             raise ConservationError(
                 f"{self.rows_in} rows came in, but {out} went out: {self.loaded} loaded, {self.dropped} dropped and "
-                f"{self.routed} routed as duplicates, {self.rejected} rejected; do not use this load"
+                f"{self.routed} routed as duplicates, {self.rejected} rejected, {self.filtered} filtered; do not use "
+                "this load"
             )
         tallies = {"row": self.rows, **self.lookups} if self.rows else dict(self.lookups)
         for name, tally in tallies.items():
@@ -127,6 +131,7 @@ class OutcomeCounts:
             dropped=self.dropped + other.dropped,
             routed=self.routed + other.routed,
             rejected=self.rejected + other.rejected,
+            filtered=self.filtered + other.filtered,
             rows=_add(self.rows, other.rows),
             lookups={role: _add(self.lookups.get(role, {}), other.lookups.get(role, {})) for role in roles},
         )
@@ -139,6 +144,7 @@ class OutcomeCounts:
             "dropped": self.dropped,
             "routed": self.routed,
             "rejected": self.rejected,
+            "filtered": self.filtered,
             "rows": {str(outcome): count for outcome, count in self.rows.items()},
             "lookups": {
                 role: {str(outcome): count for outcome, count in tally.items()} for role, tally in self.lookups.items()

@@ -29,12 +29,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.etl.dimension import UNKNOWN_KEY
+from headrace.etl.dimension import UNKNOWN_KEY, with_spellings
 from headrace.etl.errors import ConservationError, DeclarationError, DimensionError, MissingMembersError
 from headrace.etl.lookup import Lookup, Policy
 from headrace.etl.outcomes import Outcome
 from headrace.etl.ranking import key_text, rank_rows, sort_rows
-from headrace.etl.special import member_of
+from headrace.etl.special import Special, member_of
 from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
@@ -254,7 +254,7 @@ class _Resolution:
     def _without_member(self, stream: pa.RecordBatch, keys: list[pa.Array], *, fit: bool) -> Iterator[pa.RecordBatch]:
         """Apply the policy to rows whose member can be neither found nor inferred."""
         if self._lookup.policy is Policy.UNKNOWN:
-            yield self._unknown(stream)
+            yield self._special(stream, Special.UNKNOWN)
         elif self._lookup.policy is Policy.FAIL:
             self._missing.note(keys, fit=fit)
         else:
@@ -281,10 +281,16 @@ class _Resolution:
         member = member_of(target)
         if member is None:
             return self._rejected(stream, reason)
-        return self._added(stream, Outcome.UNKNOWN, [_repeat(int(member), pa.int64(), stream.num_rows)])
+        return self._special(stream, member)
 
-    def _unknown(self, stream: pa.RecordBatch) -> pa.RecordBatch:
-        return self._added(stream, Outcome.UNKNOWN, [_repeat(UNKNOWN_KEY, pa.int64(), stream.num_rows)])
+    def _special(self, stream: pa.RecordBatch, member: Special) -> pa.RecordBatch:
+        """Send rows to a special member, whose declared attributes they carry."""
+        dimension, rows = self._lookup.dimension, stream.num_rows
+        values = dimension.special.values(member) or {}
+        carried = [
+            _repeat(values.get(name), dimension.attributes.field(name).type, rows) for name in self._lookup.carry
+        ]
+        return self._added(stream, Outcome.UNKNOWN, [_repeat(int(member), pa.int64(), rows), *carried])
 
     def _rejected(self, stream: pa.RecordBatch, reason: str) -> pa.RecordBatch:
         return self._added(stream, Outcome.REJECTED, [_repeat(UNKNOWN_KEY, pa.int64(), stream.num_rows)], reason)
@@ -332,7 +338,9 @@ class _MissingKeys:
         )
 
 
-def new_members(lookup: Lookup, batches: Iterable[pa.RecordBatch], base: int = 0) -> pa.Table:
+def new_members(
+    lookup: Lookup, batches: Iterable[pa.RecordBatch], base: int = 0, order: Sequence[str] = ()
+) -> pa.Table:
     """Return the members that `resolve` numbered, as rows of the dimension's table in key order.
 
     Parameters
@@ -343,9 +351,11 @@ def new_members(lookup: Lookup, batches: Iterable[pa.RecordBatch], base: int = 0
         All or part of the output of `resolve`. Other columns may have been dropped or added since.
     base
         Base of the allocator. Members with keys up to the base are already in the dimension.
+    order
+        Columns of the output; the least row by them gives a member its spelling, if the dimension keeps spellings.
     """
     natural = lookup.dimension.natural_key
-    columns = [lookup.key_column, *lookup.stream_columns]
+    columns = [lookup.key_column, *lookup.stream_columns, *order]
     wanted = str(Outcome.INFERRED)
     inferred = [
         batch.filter(pc.equal(batch.column(lookup.outcome_column), wanted)).select(columns) for batch in batches
@@ -354,11 +364,17 @@ def new_members(lookup: Lookup, batches: Iterable[pa.RecordBatch], base: int = 0
         return lookup.dimension.table_schema.empty_table()
     table = pa.Table.from_batches(inferred)
     table = table.filter(pc.greater(table.column(0), base))
+    if order:
+        table = table.sort_by([(name, "ascending") for name in order])
     surrogate, first = np.unique(np.asarray(table.column(0)), return_index=True)
     members = table.take(pa.array(first))
     keys = lookup.dimension.conform_key([members.column(name) for name in lookup.stream_columns])
     named = pa.table({name: key.values for name, key in zip(natural, keys, strict=True)})
-    return lookup.dimension.members(named, surrogate, inferred=True)
+    rows = lookup.dimension.members(named, surrogate, inferred=True)
+    spelled = pa.table(
+        {name: members.column(column) for name, column in zip(natural, lookup.stream_columns, strict=True)}
+    )
+    return with_spellings(lookup.dimension, rows, spelled)
 
 
 def _rows(batch: pa.RecordBatch, wanted: NDArray[np.bool_]) -> pa.RecordBatch:

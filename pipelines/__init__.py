@@ -12,6 +12,7 @@ from headrace.pipelines._lazy import lazy_exports
 if TYPE_CHECKING:
     from headrace.pipelines.catalog import BatchRecord, Catalog, RunRecord
     from headrace.pipelines.config.model import PipelineConfig, load_pipeline
+    from headrace.pipelines.retries import RetryResult, retry
     from headrace.pipelines.runner import RunResult, run
     from headrace.pipelines.spark.sessions import SparkSettings, session
 
@@ -19,10 +20,12 @@ __all__ = [
     "BatchRecord",
     "Catalog",
     "PipelineConfig",
+    "RetryResult",
     "RunRecord",
     "RunResult",
     "SparkSettings",
     "load_pipeline",
+    "retry",
     "run",
     "session",
 ]
@@ -32,6 +35,7 @@ __getattr__ = lazy_exports(
     {
         "catalog": ("BatchRecord", "Catalog", "RunRecord"),
         "config.model": ("PipelineConfig", "load_pipeline"),
+        "retries": ("RetryResult", "retry"),
         "runner": ("RunResult", "run"),
         "spark.sessions": ("SparkSettings", "session"),
     },

@@ -21,6 +21,7 @@ __all__ = [
     "PipelineFileError",
     "PolicyViolationError",
     "QualityError",
+    "RejectedRowsError",
     "ReplicaDamagedError",
     "SourceFileError",
     "SparkStartError",
@@ -78,6 +79,10 @@ class ReplicaDamagedError(PipelineError):
 
 class SourceFileError(PipelineError, InputError):
     """A file of the source does not have the declared columns. Nothing of its batch was written."""
+
+
+class RejectedRowsError(PipelineError, InputError):
+    """Rejected rows cannot be selected, retried or dismissed as asked. Nothing was changed."""
 
 
 class QualityError(PipelineError):

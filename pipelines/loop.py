@@ -1,7 +1,8 @@
 """The loop of a run: plan a batch in the ledger, load it and mark it as loaded, until no new file or a stop request.
 
 A crash between any two steps neither loses nor duplicates data. If a plan is pending when the loop starts, the facts
-decide: a batch that they hold is completed; any other batch is planned again from the files that exist now.
+decide: a batch that they hold is completed; any other batch is planned again from the files that exist now. A batch
+that retries rejected rows is run again with the rows that were planned.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.source.intake import Intake
-    from headrace.pipelines.source.ledger import Ledger, Plan
+    from headrace.pipelines.source.ledger import Ledger, Plan, RejectedRow
 
 __all__ = ["BatchLoop", "Loader", "StopRequest"]
 
@@ -37,8 +38,8 @@ class Loader(Protocol):
     def finish(self, number: int, stream: str, attempt: str | None = None) -> BatchRecord | None:
         """Complete a batch that the facts hold, and return its record; None if they do not hold it."""
 
-    def run_batch(self, pieces: Any, number: int, stream: str, attempt: str) -> BatchRecord:
-        """Load a batch that the facts do not hold."""
+    def run_batch(self, pieces: Any, number: int, stream: str, attempt: str, retry: Any = None) -> BatchRecord:
+        """Load a batch that the facts do not hold; `retry` describes the rejected rows that it retries."""
 
 
 class StopRequest:
@@ -83,10 +84,14 @@ class BatchLoop:
         Ledger of loaded files, intake of waiting files, and loader of batches.
     frame_of
         Function that creates the frame of file pieces for a batch's files.
+    retry_of
+        Function that returns the frame of rejected rows, and their description for the loader.
     on_batch
         Function called with the record of each batch after the batch is marked as loaded.
     hook
         Function called with the name of each step. Tests use it to inject failures.
+    holds
+        Function that raises an error if this run may no longer write.
     clock
         Function that returns seconds, for the interval between batches.
 
@@ -104,15 +109,19 @@ class BatchLoop:
         loader: Loader,
         frame_of: Callable[[Sequence[FoundFile]], Any],
         *,
+        retry_of: Callable[[Sequence[RejectedRow]], tuple[Any, Any]] | None = None,
         on_batch: Callable[[BatchRecord], None] | None = None,
         hook: Callable[[str], None] = lambda _step: None,
+        holds: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._holds = holds
         self._folder = folder
         self._ledger = ledger
         self._intake = intake
         self._loader = loader
         self._frame_of = frame_of
+        self._retry_of = retry_of
         self._on_batch = on_batch
         self._hook = hook
         self._clock = clock
@@ -134,7 +143,7 @@ class BatchLoop:
         SourceFileError
             If a file of an unfinished batch was removed, or a file changed after it was loaded.
         """
-        self._resume()
+        self.resume()
         while not stop.asked:
             began = self._clock()
             files = self._intake.take()
@@ -148,8 +157,18 @@ class BatchLoop:
                 stop.wait(max(rest, 0.0 if files else self._intake.listing_seconds))
         _LOG.info("stopped between two batches, as asked")
 
-    def _resume(self) -> None:
-        """Complete the pending batch if the facts hold it; otherwise delete its plan."""
+    def retry(self, rows: Sequence[RejectedRow]) -> None:
+        """Load rejected rows again, as a batch of their own.
+
+        If the batch fails before its facts are committed, its plan is deleted, and the rows stay as they are.
+        """
+        number, attempt = self._ledger.next_number(), str(uuid.uuid4())
+        self._ledger.plan(number, attempt, (), rows)
+        self._hook("after plan")
+        self._load_retry(number, attempt, rows)
+
+    def resume(self) -> None:
+        """Complete the pending batch if the facts hold it; otherwise retry its rejected rows, or delete its plan."""
         plan = self._ledger.pending()
         if plan is None:
             return
@@ -158,6 +177,14 @@ class BatchLoop:
         if record is not None:
             _LOG.info("batch %d was loaded by a run that ended before it could note that", plan.number)
             self._mark(record, {file.name: fingerprint(self._folder, file) for file in plan.files})
+            return
+        if plan.retried:
+            _LOG.info(
+                "batch %d, a retry of %d rejected rows, was interrupted; it begins again",
+                plan.number,
+                len(plan.retried),
+            )
+            self._load_retry(plan.number, plan.attempt, plan.retried)
             return
         self._require_files(plan)
         self._ledger.forget(plan.number)
@@ -183,6 +210,20 @@ class BatchLoop:
             record = self._loader.run_batch(self._frame_of(files), number, self._ledger.stream, attempt)
             self._hook("after batch")
             self._mark(record, prints())
+
+    def _load_retry(self, number: int, attempt: str, rows: Sequence[RejectedRow]) -> None:
+        assert self._retry_of is not None
+        try:
+            frame, retry = self._retry_of(rows)
+            record = self._loader.run_batch(frame, number, self._ledger.stream, attempt, retry)
+        except Exception:
+            if self._loader.finish(number, self._ledger.stream, attempt) is None:
+                self._holds()
+                self._ledger.forget(number)
+                _LOG.warning("batch %d retried nothing; its rejected rows stay open", number)
+            raise
+        self._hook("after batch")
+        self._mark(record, {})
 
     def _mark(self, record: BatchRecord, fingerprints: dict[str, str | None]) -> None:
         self._ledger.done(record.batch, fingerprints)

@@ -23,6 +23,7 @@ from headrace.pipelines.delta.tables import DeltaHandle, has_table
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import BatchLoop, StopRequest
+from headrace.pipelines.rejects.retries import RetrySource
 from headrace.pipelines.replica.kernels import compiling
 from headrace.pipelines.source.identity import check_identity, replaced_stream
 from headrace.pipelines.source.intake import Intake
@@ -33,14 +34,14 @@ from headrace.pipelines.spark.sessions import SparkSettings, session
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from headrace.pipelines.batch.stages import Prepared
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.source.discovery import LeftOut
 
-__all__ = ["RunResult", "run"]
+__all__ = ["OpenRun", "RunResult", "opened", "run"]
 
 _LOG = logging.getLogger(__name__)
 
@@ -91,17 +92,26 @@ class RunResult:
     def as_dict(self) -> dict[str, Any]:
         """Return the result as plain values for JSON, with totals and outcomes."""
         counts = ("rows_in", "loaded", "dropped", "routed", "rejected", "new_members", "deadline_misses")
-        outcomes: dict[str, int] = {}
-        for batch in self.batches:
-            for name, count in batch.detail.get("outcomes", {}).get("rows", {}).items():
-                outcomes[name] = outcomes.get(name, 0) + count
+        outcomes = _summed(batch.detail.get("outcomes", {}).get("rows", {}) for batch in self.batches)
+        merged = _summed(batch.detail.get("merged", {}) for batch in self.batches)
         return {
             **{name: value for name, value in asdict(self).items() if name not in {"batches", "left_out"}},
             **{name: self.total(name) for name in counts},
+            "filtered": outcomes.get("filtered", 0),
             "outcomes": outcomes,
+            **({"merged": merged} if merged else {}),
             "batches": [asdict(batch) for batch in self.batches],
             "left_out": [item._asdict() for item in self.left_out],
         }
+
+
+def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Return the sum of counts by name."""
+    total: dict[str, int] = {}
+    for each in counts:
+        for name, count in each.items():
+            total[name] = total.get(name, 0) + count
+    return total
 
 
 def run(
@@ -152,6 +162,37 @@ def run(
     QualityError
         If the data violated a guarantee.
     """
+    with opened(
+        pipeline, "follow" if follow else "once", spark=spark, on_batch=on_batch, hook=hook, clock=clock
+    ) as run:
+        interval = parse_duration(run.config.trigger.interval) if follow else None
+        return run.to_the_end(lambda: run.loop.run(run.stop, interval))
+
+
+@contextmanager
+def opened(
+    pipeline: str | Path | PipelineConfig,
+    mode: str,
+    *,
+    spark: SparkSettings | None = None,
+    on_batch: Callable[[BatchRecord], None] | None = None,
+    hook: Callable[[str], None] | None = None,
+    clock: Callable[[], float] = time.time,
+) -> Iterator[OpenRun]:
+    """Check and prepare a pipeline, and yield its run, which holds the leases until the block ends.
+
+    Parameters
+    ----------
+    pipeline, spark, on_batch, hook, clock
+        As in `run`.
+    mode
+        Mode of the run in the run catalog.
+
+    Raises
+    ------
+    HeadraceError
+        As in `run`, except for errors of batches.
+    """
     config = pipeline if isinstance(pipeline, PipelineConfig) else load_pipeline(pipeline)
     assert config.catalog is not None
     check_source(config.source)
@@ -167,50 +208,68 @@ def run(
             facts = DeltaHandle(config.sink.path) if has_table(config.sink.path) else None
             check_identity(config, ledger, facts, ran_before=catalog.has_batches(config.name))
             prepared = checked.create()
-            number = catalog.start_run(config.name, "follow" if follow else "once", leases.token)
+            number = catalog.start_run(config.name, mode, leases.token)
             step = hook or _no_hook
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)
             _finish_replaced(protocol, replaced_stream(config, ledger, facts))
             intake = Intake(config.source, config.trigger, ledger)
-            frame_of = partial(piece_frame, started, config.source)
-            loop = BatchLoop(config.source.path, ledger, intake, protocol, frame_of, on_batch=on_batch, hook=step)
-            return _Run(prepared, catalog, number, loop, intake).to_the_end(follow=follow)
+            loop = BatchLoop(
+                config.source.path,
+                ledger,
+                intake,
+                protocol,
+                partial(piece_frame, started, config.source),
+                retry_of=RetrySource(started, config),
+                on_batch=on_batch,
+                hook=step,
+                holds=leases.check,
+            )
+            yield OpenRun(prepared, catalog, number, loop, intake)
 
 
-class _Run:
-    """A run under its leases."""
+class OpenRun:
+    """A run under its leases.
+
+    Attributes
+    ----------
+    config
+        Configuration of the pipeline.
+    loop
+        Loop that loads batches.
+    stop
+        Request that ends the run after the current batch.
+    """
 
     def __init__(self, prepared: Prepared, catalog: Catalog, number: str, loop: BatchLoop, intake: Intake) -> None:
-        self._config = prepared.config
+        self.config = prepared.config
         self._notices = prepared.notices
         self._catalog = catalog
         self._number = number
-        self._loop = loop
+        self.loop = loop
         self._intake = intake
-        self._stop = StopRequest()
+        self.stop = StopRequest()
 
-    def to_the_end(self, *, follow: bool) -> RunResult:
-        """Run until no file is waiting or a signal arrives; record the final state."""
+    def to_the_end(self, work: Callable[[], None]) -> RunResult:
+        """Do the work of the run, which ends early if `stop` is requested, as signals do; record the final state."""
         began = time.monotonic()
-        interval = parse_duration(self._config.trigger.interval) if follow else None
         try:
             with self._signals(), explained("a batch"):
-                self._loop.run(self._stop, interval)
+                work()
         except BaseException as error:
             self._catalog.finish_run(self._number, "failed", str(error) or type(error).__name__)
             raise
-        state = "done" if self._stop.signal is None else "stopped"
+        state = "done" if self.stop.signal is None else "stopped"
         self._catalog.finish_run(self._number, state)
         return RunResult(
             run=self._number,
-            pipeline=self._config.name,
+            pipeline=self.config.name,
             state=state,
-            signal=self._stop.signal,
+            signal=self.stop.signal,
             seconds=time.monotonic() - began,
-            batches=tuple(self._loop.records),
-            facts=self._config.sink.path,
-            errors=self._config.errors_path,
-            duplicates=self._config.duplicates_path,
+            batches=tuple(self.loop.records),
+            facts=self.config.sink.path,
+            errors=self.config.errors_path,
+            duplicates=self.config.duplicates_path,
             left_out=self._intake.left_out,
             notices=self._notices,
         )
@@ -224,7 +283,7 @@ class _Run:
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def note(number: int, _frame: Any) -> None:
-            self._stop.by(number)
+            self.stop.by(number)
             signal.signal(number, before[signal.Signals(number)])
 
         for number in before:

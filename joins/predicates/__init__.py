@@ -7,7 +7,7 @@ to search for, in normalized form (`search_keys`). Operators locate, search and 
 from headrace.joins.predicates.base import Bound, Predicate
 from headrace.joins.predicates.equality import BoundEquality, Equality, On, as_predicate
 from headrace.joins.predicates.ranges import AsOf, Band, BoundRanges, Range
-from headrace.joins.predicates.search_keys import KeyRanges, SearchKeys
+from headrace.joins.predicates.search_keys import KeyRanges, NearestWords, SearchKeys
 
 __all__ = [
     "AsOf",
@@ -17,6 +17,7 @@ __all__ = [
     "BoundRanges",
     "Equality",
     "KeyRanges",
+    "NearestWords",
     "On",
     "Predicate",
     "Range",

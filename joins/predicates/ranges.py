@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from headrace.joins.errors import JoinInputError
 from headrace.joins.predicates.base import Pairs, as_pairs, stream_column
 from headrace.joins.predicates.offsets import Offset, ticks
-from headrace.joins.predicates.search_keys import KeyRanges
-from headrace.storage.format import coerce, extreme, high_bound, is_bytes, low_bound, scale_of
+from headrace.joins.predicates.search_keys import KeyRanges, NearestWords
+from headrace.storage.format import coerce, extreme, fixed_type, high_bound, is_bytes, low_bound, scale_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 
 __all__ = ["AsOf", "Band", "BoundRanges", "End", "Range"]
+
+_NO_WORDS = np.zeros(0, dtype=np.uint64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,7 @@ class BoundRanges:
 
     def encode(self, batch: pa.RecordBatch) -> tuple[KeyRanges, NDArray[np.bool_] | None]:
         """Return the ranges that the tuples search for, and which tuples can match at all (None: all of them)."""
-        equal = [
-            coerce(batch.column(column), dtype, batch.schema.names[column])
-            for column, dtype in zip(self.columns, self.codec.types, strict=False)
-        ]
+        equal = self._equal(batch)
         low, high = self._end(batch, self.low, greatest=False), self._end(batch, self.high, greatest=True)
         valid = _all_of([*(fits for _, fits in equal), low[1], high[1], _ordered(low[0], high[0])])
         before = [array for array, _ in equal]
@@ -97,6 +96,29 @@ class BoundRanges:
         bottom = self.codec.pack([*before, low[0], *self._behind(len(batch), greatest=False)])
         top = self.codec.pack([*before, high[0], *self._behind(len(batch), greatest=closed)])
         return KeyRanges(bottom, top, closed, self.nearest), valid
+
+    def nearest_words(self, batch: pa.RecordBatch) -> NearestWords:
+        """Return the keys that the tuples search the nearest row of, for relations whose keys are one word each."""
+        last = self.nearest == "last"
+        near, far = (self.high, self.low) if last else (self.low, self.high)
+        assert near is not None
+        if far is not None:
+            ranges, valid = self.encode(batch)
+            ends = (ranges.high.prefix, ranges.low.prefix) if last else (ranges.low.prefix, ranges.high.prefix)
+            return NearestWords(*ends, np.uint64(0), last, valid)
+        equal = self._equal(batch)
+        bound, fits = self._end(batch, near, greatest=last)
+        arrays = [*(array for array, _ in equal), bound, *self._behind(len(batch), greatest=last)]
+        valid = _all_of([*(flags for _, flags in equal), fits])
+        bits = 8 * sum(fixed.width for dtype in self.codec.types[len(self.columns) :] if (fixed := fixed_type(dtype)))
+        return NearestWords(self.codec.pack(arrays).prefix, _NO_WORDS, np.uint64((1 << bits) - 1), last, valid)
+
+    def _equal(self, batch: pa.RecordBatch) -> list[Coerced]:
+        """Return the stream columns that have to be equal, in key order and of the key's types."""
+        return [
+            coerce(batch.column(column), dtype, batch.schema.names[column])
+            for column, dtype in zip(self.columns, self.codec.types, strict=False)
+        ]
 
     @property
     def _ranged(self) -> pa.DataType:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from headrace.storage.tree import Snapshot
 
-__all__ = ["KeyRanges", "Nearest", "SearchKeys", "find", "locate"]
+__all__ = ["KeyRanges", "Nearest", "NearestWords", "SearchKeys", "find", "locate"]
 
 Nearest = Literal["last", "first"]
 
@@ -56,6 +56,45 @@ class KeyRanges:
     def take(self, index: NDArray[np.integer]) -> KeyRanges:
         """Return the ranges at these positions."""
         return KeyRanges(self.low.take(index), self.high.take(index), self.closed, self.nearest)
+
+
+@dataclass(frozen=True, slots=True)
+class NearestWords:
+    """Keys of one word to find the nearest row of.
+
+    Attributes
+    ----------
+    near : uint64[n]
+        The keys.
+    far : uint64[n] or uint64[0]
+        Farthest key that matches; empty if keys match that agree with `near` in all bits outside of `span`.
+    span
+        Bits of a key in which a match may differ.
+    last
+        Whether to find the last row at or before each key instead of the first one at or after it.
+    valid : bool[n] or None
+        False for keys without a match; None if all may have one.
+    """
+
+    near: NDArray[np.uint64]
+    far: NDArray[np.uint64]
+    span: np.uint64
+    last: bool
+    valid: NDArray[np.bool_] | None
+
+    def __post_init__(self) -> None:
+        self.near.flags.writeable = False  # always, so that kernels are compiled once
+        self.far.flags.writeable = False
+
+    def __len__(self) -> int:
+        return len(self.near)
+
+    @property
+    def far_ends(self) -> NDArray[np.uint64]:
+        """Farthest key that matches, for each key."""
+        if len(self.far):
+            return self.far
+        return self.near & ~self.span if self.last else self.near | self.span
 
 
 SearchKeys: TypeAlias = Keys | KeyRanges

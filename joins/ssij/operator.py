@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins.errors import MemoryBudgetError
 from headrace.joins.input_buffer import BatchSlice, compact
-from headrace.joins.predicates import Equality
+from headrace.joins.predicates import AsOf, Equality
 from headrace.joins.relation import scan_seconds
 from headrace.joins.ssij.context import SSIJContext
 from headrace.joins.ssij.cost import PhaseEstimate
@@ -51,6 +51,7 @@ from headrace.joins.ssij.memory.reservation import fitting_snapshot
 from headrace.joins.ssij.memory.store import Store
 from headrace.joins.ssij.options import SSIJOptions, Tuning
 from headrace.joins.ssij.phases.direct import DirectPhase
+from headrace.joins.ssij.phases.direct_nearest import DirectNearestPhase
 from headrace.joins.ssij.phases.join import JoinPhase
 from headrace.joins.ssij.phases.nearest import NearestPhase
 from headrace.joins.ssij.phases.online import OnlinePhase
@@ -120,6 +121,7 @@ class SSIJAlgorithm(JoinAlgorithm):
             self.counters,
             self.columns,
             equality=isinstance(self.predicate, Equality),
+            nearest=isinstance(self.predicate, AsOf),
             deadlines=self.deadlines,
         )
         self.thresholds = Thresholds(self.store, reader.device, options.input_threshold, options.stream_threshold)
@@ -271,10 +273,10 @@ class SSIJAlgorithm(JoinAlgorithm):
             return not thresholds.waiting_pays(waiting_nbytes)
         return thresholds.caching_pays()
 
-    def _online_phase(self) -> OnlinePhase | DirectPhase | RowTierPhase | NearestPhase:
-        if self.bound.step:
-            return NearestPhase(self.context)
+    def _online_phase(self) -> OnlinePhase | DirectPhase | RowTierPhase | NearestPhase | DirectNearestPhase:
         direct, rows_tier = self.store.direct, self.store.tiers.rows
+        if self.bound.step:
+            return NearestPhase(self.context) if direct is None else DirectNearestPhase(self.context, direct)
         if rows_tier is not None and rows_tier.ready:
             return RowTierPhase(self.context, rows_tier)
         return OnlinePhase(self.context) if direct is None else DirectPhase(self.context, direct)

@@ -1,11 +1,16 @@
-"""Rows of the error table: the reasons for each rejection, and the original record."""
+"""Rows of the error table: the reasons for each rejection, and the original record.
+
+The original record is exact, so that it can be retried: `record` holds it as text, `record_bytes` its bytes where the
+text is not exact, and `heading` what its file said about its columns (`headrace.storage.records.Originals`). A batch
+that retries rejected rows adds resolutions instead (`headrace.pipelines.batch.resolutions`).
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime  # noqa: TC003 - fields of a dataclass that is pickled
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,15 +18,14 @@ import pyarrow.compute as pc
 
 from headrace.etl import CAUSES_COLUMN
 from headrace.etl.settlement import CAUSES_TYPE
+from headrace.pipelines.batch.resolutions import Action, resolution_rows
 from headrace.pipelines.spark.frame import FILE, MALFORMED, RECORD_NUMBER
-from headrace.storage.records import RecordFormat, raw_records
+from headrace.storage.records import Originals, RecordFormat, original_records
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
-__all__ = ["ERROR_SCHEMA", "Origin", "error_rows"]
+__all__ = ["ADDED_COLUMNS", "ERROR_SCHEMA", "Origin", "error_rows", "rejected_rows"]
 
 ERROR_SCHEMA = pa.schema(
     [
@@ -33,8 +37,12 @@ ERROR_SCHEMA = pa.schema(
         ("reason", pa.string()),
         ("causes", CAUSES_TYPE),
         ("record", pa.string()),
+        ("heading", pa.string()),
+        ("record_bytes", pa.binary()),
     ]
 )
+ADDED_COLUMNS = ("heading", "record_bytes")
+"""Columns that error tables of earlier releases do not have."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,9 @@ class Origin:
         Start time of the batch.
     folder, form
         Source folder, and record format of its files.
+    retried
+        Stream and batch that rejected the rows, by file, for a batch that retries rejected rows; None for other
+        batches.
     """
 
     pipeline: str
@@ -57,6 +68,26 @@ class Origin:
     loaded_at: datetime
     folder: str
     form: RecordFormat
+    retried: Mapping[str, tuple[str, int]] | None = None
+
+
+def rejected_rows(rejected: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
+    """Return rejected rows as rows of the error table, or of the table of resolutions for a batch of retried rows."""
+    if origin.retried is None:
+        return error_rows(rejected, origin)
+    causes = _causes(rejected)
+    files = rejected.column(FILE).dictionary_encode()
+    given = [origin.retried[name] for name in files.dictionary.to_pylist()]
+    identity = {
+        "stream": pa.array([stream for stream, _ in given], pa.string()).take(files.indices),
+        "batch": pa.array([batch for _, batch in given], pa.int64()).take(files.indices),
+        FILE: rejected.column(FILE),
+        RECORD_NUMBER: rejected.column(RECORD_NUMBER),
+    }
+    by = (origin.pipeline, origin.stream, origin.batch, origin.loaded_at)
+    rows = resolution_rows(identity, Action.REJECTED, *by, reason=_reasons(causes), causes=causes)
+    (batch,) = rows.combine_chunks().to_batches()
+    return batch
 
 
 def error_rows(rejected: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
@@ -80,7 +111,7 @@ def error_rows(rejected: pa.RecordBatch, origin: Origin) -> pa.RecordBatch:
         RECORD_NUMBER: rejected.column(RECORD_NUMBER),
         "reason": _reasons(causes),
         "causes": causes,
-        "record": _records(rejected, origin),
+        **_records(rejected, origin),
     }
     return pa.RecordBatch.from_arrays([columns[name] for name in ERROR_SCHEMA.names], schema=ERROR_SCHEMA)
 
@@ -122,17 +153,21 @@ def _reasons(causes: pa.ListArray) -> pa.Array:
     return pc.binary_join(pa.ListArray.from_arrays(offsets, texts), "; ")
 
 
-def _records(rejected: pa.RecordBatch, origin: Origin) -> pa.Array:
-    """Return the original records, read again from their files."""
+def _records(rejected: pa.RecordBatch, origin: Origin) -> dict[str, pa.Array]:
+    """Return the original records, read again from their files, by column."""
     files = rejected.column(FILE).dictionary_encode()
     numbers = np.asarray(rejected.column(RECORD_NUMBER))
-    texts: list[str | None] = [None] * rejected.num_rows
+    order: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+    found: list[Originals] = []
     for code, name in enumerate(files.dictionary.to_pylist()):
         rows = np.flatnonzero(np.asarray(files.indices) == code)
-        _place(texts, rows, raw_records(Path(origin.folder) / name, origin.form, numbers[rows].tolist()))
-    return pa.array(texts, pa.string())
-
-
-def _place(texts: list[str | None], rows: NDArray[np.int64], records: Sequence[str]) -> None:
-    for row, record in zip(rows, records, strict=True):
-        texts[row] = record
+        order.append(rows)
+        found.append(original_records(Path(origin.folder) / name, origin.form, numbers[rows].tolist()))
+    back = pa.array(np.argsort(np.concatenate([np.empty(0, np.int64), *order])))
+    columns = {
+        "record": [each.texts for each in found],
+        "heading": [pa.repeat(pa.scalar(each.heading, pa.string()), len(each.texts)) for each in found],
+        "record_bytes": [each.data for each in found],
+    }
+    kinds = {name: ERROR_SCHEMA.field(name).type for name in columns}
+    return {name: pa.chunked_array(parts, kinds[name]).combine_chunks().take(back) for name, parts in columns.items()}

@@ -64,6 +64,7 @@ def summarise(notes: Sequence[Mapping[str, Any]]) -> BatchCounts:
     """Return the sums of the notes of all tasks in a batch."""
     outcomes = OutcomeCounts()
     malformed = 0
+    filtered = sum(note.get("filtered", 0) for note in notes)
     joins: dict[str, dict[str, Any]] = {}
     for note in notes:
         if "settled" in note:
@@ -73,6 +74,9 @@ def summarise(notes: Sequence[Mapping[str, Any]]) -> BatchCounts:
             _add(joins.setdefault(join["role"], {"outcomes": {}, "replicas": {}}), join)
     outcomes += OutcomeCounts(
         rows_in=malformed, rejected=malformed, rows={Outcome.REJECTED: malformed} if malformed else {}
+    )
+    outcomes += OutcomeCounts(
+        rows_in=filtered, filtered=filtered, rows={Outcome.FILTERED: filtered} if filtered else {}
     )
     return BatchCounts(
         rows_in=sum(note["rows"] for note in notes if note["stage"] == 0),
@@ -99,12 +103,12 @@ def reconcile(counts: BatchCounts, written: Mapping[str, int | None]) -> None:
         If the counts differ.
     """
     outcomes = counts.outcomes
-    out = outcomes.loaded + outcomes.dropped + outcomes.routed + outcomes.rejected
+    out = outcomes.loaded + outcomes.dropped + outcomes.routed + outcomes.rejected + outcomes.filtered
     if counts.rows_in != out or outcomes.rows_in != out:
         raise ConservationError(
             f"{counts.rows_in} rows came in, {outcomes.rows_in} reached the last stage, but {outcomes.loaded} were "
-            f"loaded, {outcomes.dropped} dropped, {outcomes.routed} routed and {outcomes.rejected} rejected: a "
-            "defect of Headrace"
+            f"loaded, {outcomes.dropped} dropped, {outcomes.routed} routed, {outcomes.rejected} rejected and "
+            f"{outcomes.filtered} filtered: a defect of Headrace"
         )
     expected = {"facts": outcomes.loaded, "errors": outcomes.rejected, "duplicates": outcomes.routed}
     for table, rows in written.items():
@@ -142,7 +146,7 @@ def record_of(
 
 def _outcome_counts(value: Mapping[str, Any]) -> OutcomeCounts:
     return OutcomeCounts(
-        **{name: value[name] for name in ("rows_in", "loaded", "dropped", "routed", "rejected")},
+        **{name: value[name] for name in ("rows_in", "loaded", "dropped", "routed", "rejected", "filtered")},
         rows=_outcomes(value["rows"]),
         lookups={role: _outcomes(tally) for role, tally in value["lookups"].items()},
     )

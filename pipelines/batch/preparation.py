@@ -1,22 +1,29 @@
 """Preparation of a pipeline: checks all of it against the Delta tables before the first row is read or any change made.
 
-It then creates missing dimensions and adds missing unknown members. `headrace.pipelines.delta.support` lists the
-supported table features.
+It then creates missing dimensions, changes the columns of existing ones as declared, and adds missing special members.
+`headrace.pipelines.delta.support` lists the supported table features.
 """
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.etl import Dimension, DuplicateAction, Duplicates, KeyRule, Lookup
-from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
+from headrace.etl import Dimension, DuplicateAction, Duplicates, Lookup
+from headrace.pipelines.batch.error_rows import ADDED_COLUMNS, ERROR_SCHEMA
+from headrace.pipelines.batch.merge import MERGE_KEY, check_merge
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Prepared
-from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit
+from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit, MergeKeyRule
+from headrace.pipelines.batch.transform import Transform, check_transform
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name
+from headrace.pipelines.config.declared import key_rules, special_members, spellings
+from headrace.pipelines.config.rules import stream_problems
+from headrace.pipelines.delta.columns import add_columns
 from headrace.pipelines.delta.constraints import constraint_columns
+from headrace.pipelines.delta.merges import set_properties
 from headrace.pipelines.delta.support import (
     Described,
     Role,
@@ -26,8 +33,15 @@ from headrace.pipelines.delta.support import (
     refuse_twins,
     require_support,
 )
-from headrace.pipelines.delta.tables import create_dimension, create_table, has_table, open_table
-from headrace.pipelines.dimension.unknown_member import add_unknown_member
+from headrace.pipelines.delta.tables import DeltaHandle, create_dimension, create_table, has_table, open_table
+from headrace.pipelines.dimension.schema_changes import (
+    SchemaChange,
+    change_schema,
+    changed_schema,
+    planned_changes,
+    refuse_changes,
+)
+from headrace.pipelines.dimension.special_members import add_special_members
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.spark.frame import FILE
 from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
@@ -35,6 +49,8 @@ from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from headrace.etl import KeyRule
+    from headrace.pipelines.batch.merge import MergeRule
     from headrace.pipelines.batch.storable import StorableRule
     from headrace.pipelines.config.model import DimensionConfig, PipelineConfig
 
@@ -66,11 +82,20 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     DeclarationError, KeyInputError, PipelineFileError
         If a lookup or the duplicates cannot use these columns.
     """
-    stream = arrow_schema(config.source.columns)
+    transform = _transform(config)
+    stream = arrow_schema(config.source.columns) if transform is None else transform.schema
     found = {name: _dimension(config, name) for name in config.dimensions}
     dimensions = {name: each.dimension for name, each in found.items()}
     lookups = {
-        item.role: Lookup(dimensions[item.dimension], item.role, dict(item.on), item.policy, tuple(item.carry))
+        item.role: Lookup(
+            dimensions[item.dimension],
+            item.role,
+            dict(item.on),
+            item.policy,
+            tuple(item.carry),
+            item.null_key,
+            item.unfit_key,
+        )
         for item in config.lookups
     }
     for lookup in lookups.values():
@@ -83,10 +108,21 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     }
     if config.duplicates is not None:
         shards[DUPLICATES_ROLE] = config.duplicates.shards or parallelism
-    prepared = Prepared(config, stream, lookups, duplicates, shards)
+    prepared = Prepared(config, stream, lookups, duplicates, shards, transform=transform)
     _check_names(prepared)
     tables = _checked_tables(prepared, found)
     return CheckedPipeline(_with_rules(prepared, tables, found), found)
+
+
+def _transform(config: PipelineConfig) -> Transform | None:
+    """Return the checked transformations, whose columns are those that the rest of the pipeline names; or None."""
+    if not config.transform:
+        return None
+    transform = check_transform(config, arrow_schema(config.source.columns))
+    problems = stream_problems(config, {field.name: type_name(field.type) for field in transform.schema})
+    if problems:
+        raise config.error(problems)
+    return transform
 
 
 @dataclass(frozen=True)
@@ -97,16 +133,17 @@ class CheckedPipeline:
     _found: Mapping[str, _Found]
 
     def create(self) -> Prepared:
-        """Create missing tables, add missing unknown members, and return the prepared pipeline."""
+        """Create missing tables, make the planned changes of existing ones, and return the prepared pipeline."""
         prepared, config = self.prepared, self.prepared.config
-        notices = []
+        notices: list[str | None] = []
         for name, each in self._found.items():
             if each.table is None:
                 create_dimension(config.dimensions[name].path, each.dimension)
             else:
-                notices.append(add_unknown_member(each.dimension, each.table))
+                notices += _changed(name, each.table, each)
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
-        _ensure_table(config.errors_path, ERROR_SCHEMA)
+        _remember_merge_key(config.sink.path, prepared.merge)
+        notices.append(_ensure_errors(config.errors_path))
         if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
             _ensure_table(config.duplicates_path, prepared.duplicate_schema)
         return replace(prepared, notices=tuple(notice for notice in notices if notice is not None))
@@ -114,15 +151,49 @@ class CheckedPipeline:
 
 @dataclass(frozen=True)
 class _Found:
-    """A dimension and the description of its table, which is None if the table does not exist yet."""
+    """A dimension, the description of its table (None if there is none yet), and changes of the table's columns."""
 
     dimension: Dimension
     table: Described | None
+    changes: tuple[SchemaChange, ...] = ()
+
+
+def _changed(name: str, table: Described, found: _Found) -> Iterator[str]:
+    """Change a dimension's columns, add its special members, and yield what was done."""
+    if found.changes:
+        change_schema(table.path, found.changes)
+        yield from (change.told(name, table.path) for change in found.changes)
+        table = described_table(table.path) or table
+    yield from add_special_members(found.dimension, table)
 
 
 def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()) -> None:
     if not has_table(path):
         create_table(path, schema, partition_by)
+
+
+def _ensure_errors(path: str) -> str | None:
+    """Create the error table, or add the columns that a table of an earlier release lacks; return what was added."""
+    table = described_table(path)
+    if table is None:
+        create_table(path, ERROR_SCHEMA)
+        return None
+    missing = [name for name in ADDED_COLUMNS if name not in table.schema.names]
+    if not missing:
+        return None
+    add_columns(path, [ERROR_SCHEMA.field(name) for name in missing])
+    return f"the error table {path} was given the columns {', '.join(missing)}, which keep rejected rows exact"
+
+
+def _remember_merge_key(path: str, rule: MergeRule | None) -> None:
+    """Note in the fact table that each of its rows has its own key, so that the next run need not check it.
+
+    Appends delete the note, since they may add a key again.
+    """
+    handle, key = DeltaHandle(path), "" if rule is None else json.dumps(rule.key)
+    set_properties(
+        handle, lambda: {} if handle.table.metadata().configuration.get(MERGE_KEY, "") == key else {MERGE_KEY: key}
+    )
 
 
 def described_table(path: str) -> Described | None:
@@ -137,7 +208,7 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
     """Return a dimension as in its Delta table, or as declared if the table does not exist yet."""
     declared = config.dimensions[name]
     surrogate = config.surrogate_key(name)
-    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
+    rules = key_rules(declared)
     refuse_twins([*(declared.columns or ()), surrogate], f"dimension {name!r}")
     table = described_table(declared.path)
     if table is None:
@@ -145,17 +216,45 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
     label = f"dimension {name!r}"
     wanted = {**dict.fromkeys(declared.natural_key), surrogate: "bigint"}
     wanted |= {column: kind for column, kind in (declared.columns or {}).items() if column != _INFERRED_FLAG}
+    changes = _schema_changes(table, declared, surrogate)
+    pending = {change.column for change in changes}
     for column, kind in wanted.items():
-        _require_column(table, label, column, None if kind is None else arrow_type(kind))
+        if column not in pending:
+            _require_column(table, label, column, None if kind is None else arrow_type(kind))
+    there = changed_schema(table.schema, changes)
     flag = _INFERRED_FLAG
-    has_flag = flag in table.schema.names and table.schema.field(flag).type == pa.bool_()
+    has_flag = flag in there.names and there.field(flag).type == pa.bool_()
     carried = {column for item in config.lookups if item.dimension == name for column in item.carry}
     kept = {*declared.natural_key, *carried}
-    columns = pa.schema([field for field in table.schema if _is_attribute(field, table, kept, {surrogate, flag})])
+    columns = pa.schema([field for field in there if _is_attribute(field, table, kept, {surrogate, flag})])
     dimension = Dimension(
-        name, tuple(declared.natural_key), surrogate, columns, rules, inferred_flag=flag if has_flag else None
+        name,
+        tuple(declared.natural_key),
+        surrogate,
+        columns,
+        rules,
+        inferred_flag=flag if has_flag else None,
+        special=special_members(declared, name, columns),
+        spellings=spellings(declared),
     )
-    return _Found(dimension, table)
+    return _Found(dimension, table, tuple(changes))
+
+
+def _schema_changes(table: Described, declared: DimensionConfig, surrogate: str) -> list[SchemaChange]:
+    """Return the changes that give a dimension's table the declared columns.
+
+    Raises
+    ------
+    DeltaTableError
+        If the table cannot be changed.
+    """
+    kinds = {column: arrow_type(kind) for column, kind in (declared.columns or {}).items()}
+    fixed = (*declared.natural_key, surrogate, _INFERRED_FLAG)
+    changes = planned_changes(
+        table.schema, {column: kind for column, kind in kinds.items() if column != _INFERRED_FLAG}, fixed
+    )
+    refuse_changes(table.path, changes)
+    return changes
 
 
 def _is_attribute(field: pa.Field, table: Described, kept: set[str], apart: set[str]) -> bool:
@@ -176,7 +275,9 @@ def _declared_dimension(
             f"create`, or give dimensions.{name}.columns to begin with an empty one"
         )
     columns = pa.schema([pa.field(column, arrow_type(kind)) for column, kind in declared.columns.items()])
-    dimension = Dimension(name, tuple(declared.natural_key), surrogate, columns, rules)
+    special, spelled = special_members(declared, name, columns), spellings(declared)
+    key = tuple(declared.natural_key)
+    dimension = Dimension(name, key, surrogate, columns, rules, special=special, spellings=spelled)
     refuse_float_keys(dimension.key_schema, f"dimension {name!r}")
     return dimension
 
@@ -195,9 +296,13 @@ def _checked_tables(prepared: Prepared, found: Mapping[str, _Found]) -> dict[str
         table = described_table(use.path)
         if table is None:
             continue
+        later = ADDED_COLUMNS if use.role is Role.ERRORS else ()
         for field in schema:
-            _require_column(table, use.label, field.name, field.type)
+            if field.name in table.schema.names or field.name not in later:
+                _require_column(table, use.label, field.name, field.type)
         require_support(table, use)
+        if use.role is Role.MERGED and prepared.merge is not None:
+            check_merge(prepared.merge, table)
         tables[use.path] = table
     _check_partitions(prepared, tables.get(prepared.config.sink.path))
     return tables
@@ -223,12 +328,13 @@ def _use_of_dimension(prepared: Prepared, name: str, found: _Found) -> Use:
 def _sinks(prepared: Prepared) -> list[tuple[Use, pa.Schema]]:
     """Return the tables other than dimensions that the pipeline writes, and the columns that it writes to each."""
     config, facts, rejected = prepared.config, prepared.fact_schema, ERROR_SCHEMA
-    keys = () if prepared.duplicates is None else tuple(prepared.duplicates.key.names)
+    keys = tuple(config.sink.key) if prepared.duplicates is None else tuple(prepared.duplicates.key.names)
+    role = Role.FACTS if prepared.merge is None else Role.MERGED
     certain = frozenset(name for name in facts.names if name not in _nullable_facts(prepared))
     label = "the fact table"
     written = frozenset(facts.names)
     uses = [
-        (Use(Role.FACTS, label, config.sink.path, written, keys, never_null=certain, rejects=True), facts),
+        (Use(role, label, config.sink.path, written, keys, never_null=certain, rejects=True), facts),
         (
             Use(
                 Role.ERRORS,
@@ -325,10 +431,11 @@ def _check_names(prepared: Prepared) -> None:
 def _with_rules(prepared: Prepared, tables: Mapping[str, Described], found: Mapping[str, _Found]) -> Prepared:
     """Return the pipeline with the rules that reject rows that a table cannot hold."""
     stream = set(prepared.stream.names)
-    rules: list[StorableRule] = [*_key_limits(prepared, found)]
+    rules: list[StorableRule] = [*_key_limits(prepared, found), *map(MergeKeyRule, prepared.config.sink.key)]
     for use, schema in _sinks(prepared):
         if use.rejects:
-            planned = tuple(prepared.config.sink.partition_by) if use.role is Role.FACTS else ()
+            facts = use.role in {Role.FACTS, Role.MERGED}
+            planned = tuple(prepared.config.sink.partition_by) if facts else ()
             rules += _table_rules(use, schema, tables.get(use.path), planned)
     return replace(
         prepared,

@@ -18,6 +18,7 @@ import json
 import logging
 import random
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,7 +29,7 @@ from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Group, Prepared, St
 from headrace.pipelines.batch.state import Batch
 from headrace.pipelines.batch.tables import BatchTables
 from headrace.pipelines.catalog import BatchRecord
-from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
+from headrace.pipelines.errors import BatchError, ConservationError, DeltaTableError, TableMovedError
 from headrace.pipelines.source.identity import application
 from headrace.pipelines.spark.columns import spark_schema
 from headrace.pipelines.spark.failures import explained
@@ -36,10 +37,11 @@ from headrace.pipelines.spark.frame import NOTE, SHARD, STATE, State, member_col
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame
 
+    from headrace.pipelines.batch.resolutions import RetryOf
     from headrace.pipelines.batch.worker import Stage
     from headrace.pipelines.catalog import Catalog
 
@@ -135,11 +137,13 @@ class BatchProtocol:
             )
         batch = self._batch(number, stream, note["attempt"])
         self._tables.follow_up(note, batch)
-        record = BatchRecord(**{**note["record"], "run": self._run, "detail": {"recovered": True}})
+        record = BatchRecord(**{**note["record"], "run": self._run, "detail": _recovered(note)})
         self._catalog.record_batch(record)
         return record
 
-    def run_batch(self, pieces: DataFrame, number: int, stream: str, attempt: str = "") -> BatchRecord:
+    def run_batch(
+        self, pieces: DataFrame, number: int, stream: str, attempt: str = "", retry: RetryOf | None = None
+    ) -> BatchRecord:
         """Load a batch that is not in the facts yet.
 
         Parameters
@@ -152,6 +156,9 @@ class BatchProtocol:
             Identity of the stream, which Delta's transactions carry.
         attempt
             Id of the attempt, stored in the note of the facts.
+        retry
+            Rejected rows that the batch retries; the frame then has the columns of
+            `headrace.pipelines.batch.retry_step.RETRIED_RECORDS`. None for a batch of files.
 
         Raises
         ------
@@ -160,14 +167,17 @@ class BatchProtocol:
         QualityError
             If the data violated a guarantee. No fact was committed.
         """
+        if retry is not None:
+            self._tables.open_resolutions()
         batch = self._batch(number, stream, attempt)
+        batch.retry = retry
         batch.own = {role: self._tables.keys_given(role, batch) for role in self._inferring()}
-        for retry in range(_ATTEMPTS):
+        for planned in range(_ATTEMPTS):
             try:
                 return self._load(pieces, batch)
             except TableMovedError as moved:
                 _LOG.info("batch %d is planned again: %s", number, moved)
-                time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**retry)))  # noqa: S311 - spreads writers
+                time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**planned)))  # noqa: S311 - spreads writers
             finally:
                 while batch.persisted:
                     batch.persisted.pop().unpersist()
@@ -187,6 +197,11 @@ class BatchProtocol:
 
     def _load(self, frame: DataFrame, batch: Batch) -> BatchRecord:
         notes: list[dict[str, Any]] = []
+        batch.pieces = frame
+        if self._prepared.transform is not None:
+            stage = self._prepared.reading_stage(self._stage_run(batch))
+            read = frame.mapInArrow(stage, spark_schema(stage.schema))
+            frame = self._prepared.transform.apply(read, batch.persisted)
         rounds = self._prepared.rounds()
         for number, groups in enumerate(rounds):
             targets = self._targets(groups, batch)
@@ -198,9 +213,12 @@ class BatchProtocol:
                 self._tables.add_members(frame, role, notes, targets[role], batch)
         counts = summarise(notes)
         reconcile(counts, {})
+        _require_retried(counts, batch)
         note = self._tables.commit_facts(frame, notes, counts, self._record(counts, batch), batch)
         self._tables.follow_up(note, batch)
         record = self._record(counts, batch)
+        if "merged" in note:
+            record = replace(record, detail={**record.detail, "merged": note["merged"]})
         self._hook("before record")
         self._catalog.record_batch(record)
         self._hook("after record")
@@ -229,7 +247,13 @@ class BatchProtocol:
         config = self._config
         began = datetime.fromtimestamp(batch.began, UTC)
         origin = Origin(
-            config.name, batch.stream, batch.number, began, config.source.path, record_format(config.source)
+            config.name,
+            batch.stream,
+            batch.number,
+            began,
+            config.source.path,
+            record_format(config.source),
+            None if batch.retry is None else batch.retry.origins,
         )
         return StageRun(self._run, self._prepared.shards, batch.files, origin)
 
@@ -252,10 +276,16 @@ class BatchProtocol:
     def _notes(self, frame: DataFrame, batch: Batch) -> list[dict[str, Any]]:
         """Compute the frame, and return the notes of its tasks."""
         self._hook("before join")
-        with batch.phase("join"), explained("the join of a batch"):
+        with batch.phase("join"), explained(self._computation()):
             rows = frame.where(frame[STATE] == int(State.NOTE)).select(NOTE).collect()
         self._hook("after join")
         return [json.loads(row[0]) for row in rows]
+
+    def _computation(self) -> str:
+        """Return what the tasks of a batch compute, for the message of a failure."""
+        transform = self._prepared.transform
+        steps = () if transform is None else transform.python_steps
+        return " or ".join([*(f"a user-defined function in {step}" for step in steps), "the join of a batch"])
 
     # Record
 
@@ -279,6 +309,20 @@ class BatchProtocol:
                 "versions": dict(batch.versions),
             },
         )
+
+
+def _require_retried(counts: BatchCounts, batch: Batch) -> None:
+    """Raise an error unless each row that the batch retries came in once."""
+    if batch.retry is not None and counts.rows_in != batch.retry.rows.num_rows:
+        raise ConservationError(
+            f"{batch.retry.rows.num_rows} rejected rows were to be retried, but {counts.rows_in} came in: a defect of "
+            "Headrace"
+        )
+
+
+def _recovered(note: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the details of a batch whose run ended early, from the note of its facts."""
+    return {"recovered": True, **({"outcomes": note["outcomes"]} if "outcomes" in note else {})}
 
 
 def _rows_of_the_stream(frame: DataFrame) -> DataFrame:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.batch.steps import Task
     from headrace.storage.records import Records
 
-__all__ = ["ReadStep", "record_format"]
+__all__ = ["ReadStep", "framed", "record_format"]
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,8 @@ class ReadStep:
         schema = source_schema(self.columns)
         try:
             for records in read_records(piece, self.form):
-                yield _framed(records, row["file"], schema)
+                file = pa.repeat(pa.scalar(row["file"], pa.string()), records.rows.num_rows)
+                yield framed(records, file, records.numbers, schema)
         except RecordFileError as error:
             _refuse_changed(row)  # a changed file is the more likely cause
             raise SourceFileError(
@@ -89,15 +90,15 @@ class ReadStep:
         _refuse_changed(row)
 
 
-def _framed(records: Records, file: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Return records as frame rows."""
+def framed(records: Records, files: pa.Array, numbers: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
+    """Return records as frame rows, with the file of each record and its number in that file."""
     rows = records.rows.num_rows
     rejected = np.zeros(rows, dtype=np.bool_)
     rejected[np.asarray(records.rejects.column("row"))] = True
     state = np.where(rejected, int(State.MALFORMED), int(State.OPEN)).astype(np.int8)
     own = {
-        FILE: pa.repeat(pa.scalar(file, pa.string()), rows),
-        RECORD_NUMBER: records.numbers,
+        FILE: files,
+        RECORD_NUMBER: numbers,
         MALFORMED: _causes(records) if rejected.any() else pa.nulls(rows, MALFORMED_TYPE),
         STATE: pa.array(state),
         NOTE: pa.nulls(rows, pa.string()),

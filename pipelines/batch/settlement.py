@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.etl import Duplicates, Lookup, OutcomeCounts, settle
-from headrace.pipelines.batch.error_rows import Origin, error_rows
+from headrace.pipelines.batch.error_rows import Origin, rejected_rows
 from headrace.pipelines.delta.data_files import FileSpec, FileWriter
 from headrace.pipelines.spark.frame import FILE, REJECTED, ROUTED, STATE, State, conform, with_state
 
@@ -95,7 +95,7 @@ class Settling:
         for rejected in (settled.rejected, _those(batch, malformed)):
             if rejected.num_rows:
                 yield from self._put(
-                    self._rejected, error_rows(rejected, self._settlement.origin), REJECTED, State.REJECTED
+                    self._rejected, rejected_rows(rejected, self._settlement.origin), REJECTED, State.REJECTED
                 )
 
     def note(self) -> dict[str, Any]:

@@ -23,11 +23,15 @@ from headrace.etl import (
 )
 from headrace.etl.lookup import Policy
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
+from headrace.pipelines.batch.merge import merge_rule
 from headrace.pipelines.batch.read_step import ReadStep, record_format
+from headrace.pipelines.batch.resolutions import RESOLUTION_SCHEMA
+from headrace.pipelines.batch.retry_step import RetryStep
 from headrace.pipelines.batch.settlement import AUDIT_SCHEMA, Settlement
 from headrace.pipelines.batch.steps import DuplicateStep, LookupStep
 from headrace.pipelines.batch.storable import StorableStep
 from headrace.pipelines.batch.worker import Stage
+from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.delta.data_files import FileSpec
 from headrace.pipelines.replica.catch_up import ReplicaSpec
 from headrace.pipelines.replica.operators import Joiner
@@ -35,6 +39,7 @@ from headrace.pipelines.replica.rows import LoadedKeyRows, MemberRows
 from headrace.pipelines.spark.frame import (
     FILE,
     NOTE,
+    RECORD_NUMBER,
     REJECTED,
     ROUTED,
     SHARD,
@@ -48,7 +53,9 @@ from headrace.storage.units import parse_duration, parse_memory
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from headrace.pipelines.batch.merge import MergeRule
     from headrace.pipelines.batch.storable import StorableRule
+    from headrace.pipelines.batch.transform import Transform
     from headrace.pipelines.config.model import PipelineConfig
     from headrace.pipelines.replica.rows import ReplicaRows
 
@@ -143,6 +150,8 @@ class Prepared:
         Table rules for stream columns, and for columns that lookups add. A row that violates a rule is rejected.
     notices
         Changes that the preparation made.
+    transform
+        Transformations between the source and the lookups, or None. A stage of its own then reads the files.
     """
 
     config: PipelineConfig
@@ -153,6 +162,7 @@ class Prepared:
     early_rules: tuple[StorableRule, ...] = ()
     late_rules: tuple[StorableRule, ...] = ()
     notices: tuple[str, ...] = ()
+    transform: Transform | None = None
 
     @property
     def fact_schema(self) -> pa.Schema:
@@ -161,6 +171,11 @@ class Prepared:
         added = [field for look in self.lookups.values() for field in look.added_schema() if field.name not in own]
         audit = AUDIT_SCHEMA if self.config.sink.audit else ()
         return pa.schema([*self.stream, *added, pa.field(OUTCOME_COLUMN, pa.string()), *audit])
+
+    @property
+    def merge(self) -> MergeRule | None:
+        """Rule by which facts are merged into the fact table; None if they are appended."""
+        return merge_rule(self.config, self.fact_schema)
 
     @property
     def duplicate_schema(self) -> pa.Schema:
@@ -205,6 +220,12 @@ class Prepared:
         dimension = lookup.dimension
         return ShardRule(lookup.stream_columns, dimension.key_schema, shards, dimension.rules)
 
+    def reading_stage(self, run: StageRun) -> Stage:
+        """Return the stage that reads the files for the transformations."""
+        source = arrow_schema(self.config.source.columns)
+        reader = self._reader(run, source)
+        return Stage(0, run.owner, reader, (), None, None, source_schema(source))
+
     def stages(
         self,
         rounds: list[list[Group]],
@@ -242,9 +263,9 @@ class Prepared:
         members = self._member_fields(groups[first : number + 1])
         following = None if last else groups[number + 1]
         return Stage(
-            number=number,
+            number=number if self.transform is None else number + 1,
             owner=run.owner,
-            reader=ReadStep(record_format(self.config.source), self.stream) if number == 0 else None,
+            reader=self._reader(run, self.stream) if number == 0 and self.transform is None else None,
             steps=(
                 *_storable(self.early_rules if number == 0 else ()),
                 *(self._step(role, targets[role], run) for role in groups[number].roles),
@@ -257,13 +278,23 @@ class Prepared:
             schema=pa.schema([*(self._settled_fields(run) if last else self._fields(groups[: number + 2])), *members]),
         )
 
+    def _reader(self, run: StageRun, columns: pa.Schema) -> ReadStep | RetryStep:
+        reader = ReadStep if run.origin.retried is None else RetryStep
+        return reader(record_format(self.config.source), columns)
+
+    def _rejects(self, run: StageRun) -> tuple[str, pa.Schema]:
+        """Return the table that receives rejected rows, and its columns."""
+        if run.origin.retried is None:
+            return self.config.errors_path, ERROR_SCHEMA
+        return self.config.resolutions_path, RESOLUTION_SCHEMA
+
     def _settlement(self, run: StageRun) -> Settlement:
         return Settlement(
             lookups=tuple(self.lookups.values()),
             duplicates=self.duplicates,
             duplicate_schema=self.duplicate_schema,
             facts=_file_spec(self.config.sink.path, self.fact_schema, run),
-            rejected=_file_spec(self.config.errors_path, ERROR_SCHEMA, run),
+            rejected=_file_spec(*self._rejects(run), run),
             routed=_file_spec(self.config.duplicates_path, self.duplicate_schema, run),
             origin=run.origin,
         )
@@ -282,8 +313,11 @@ class Prepared:
     def _settled_fields(self, run: StageRun) -> list[pa.Field]:
         """Return the output columns of the last stage: the rows that Spark writes, and notes."""
         facts = [] if self.config.sink.path in run.files else list(self.fact_schema)
+        if self.merge is not None:  # the order of the records of one key
+            places = [field for field in source_schema(pa.schema([])) if field.name in {FILE, RECORD_NUMBER}]
+            facts += [field for field in places if field.name not in self.fact_schema.names]
         channels = (
-            (REJECTED, self.config.errors_path, ERROR_SCHEMA),
+            (REJECTED, *self._rejects(run)),
             (ROUTED, self.config.duplicates_path, self.duplicate_schema),
         )
         own = [(name, pa.struct(schema)) for name, path, schema in channels if path not in run.files]

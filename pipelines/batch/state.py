@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame
 
+    from headrace.pipelines.batch.resolutions import RetryOf
+
 __all__ = ["Batch"]
 
 
@@ -33,6 +35,8 @@ class Batch:
         Partition columns of each table whose files the tasks write, by table path.
     clock
         Function that returns seconds since 1970.
+    retry
+        Rejected rows that the batch retries; None for a batch of files.
 
     Attributes
     ----------
@@ -46,6 +50,8 @@ class Batch:
         Duration of each phase so far, in seconds.
     persisted
         Frames to unpersist.
+    pieces
+        Pieces of the batch's files.
     """
 
     number: int
@@ -53,11 +59,13 @@ class Batch:
     attempt: str
     files: Mapping[str, tuple[str, ...]]
     clock: Callable[[], float] = time.time
+    retry: RetryOf | None = None
     began: float = field(init=False)
     own: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     persisted: list[DataFrame] = field(default_factory=list)
+    pieces: DataFrame | None = None
 
     def __post_init__(self) -> None:
         self.began = self.clock()

@@ -30,7 +30,7 @@ from headrace.etl import (
 from headrace.pipelines.delta.data_files import FileSpec, FileWriter
 from headrace.pipelines.errors import ReplicaDamagedError
 from headrace.pipelines.replica.operators import Joiner, Serving, close, serve
-from headrace.pipelines.spark.frame import STATE, State, member_column, with_state
+from headrace.pipelines.spark.frame import FILE, RECORD_NUMBER, STATE, State, member_column, with_state
 from headrace.storage.errors import CorruptionError, StorageIOError
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class LookupStep:
         passing = _Passing(batches)
         first = next(passing, None)
         if first is not None:
-            keyed = _keyed(first, self.lookup.stream_columns, 0)
+            keyed = _keyed(first, self._columns(), 0)
             with _Join(self.joiner, shard, task, keyed.schema) as join:
                 for held in _held(chain([first], passing), everything=infers):
                     yield from self._resolved(held, join, allocator, task)
@@ -111,7 +111,7 @@ class LookupStep:
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows with the lookup's columns and their new state; keep the inferred members."""
         starts = np.cumsum([0, *(batch.num_rows for batch in held)])
-        names = self.lookup.stream_columns
+        names = self._columns()
         keyed = (_keyed(batch, names, start) for batch, start in zip(held, starts[:-1], strict=True))
         visible_to = join.serving.visible_to
         outputs = list(
@@ -121,7 +121,7 @@ class LookupStep:
         outcomes = found.column(self.lookup.outcome_column)
         join.tally(outcomes)
         if pc.any(pc.equal(outcomes, str(Outcome.INFERRED)), min_count=0).as_py():
-            members = new_members(self.lookup, outputs, self.joiner.base)
+            members = new_members(self.lookup, outputs, self.joiner.base, self._order())
             if members.num_rows:
                 self._keep_members(members, join, task)
         added = found.select(self.lookup.added_schema().names).take(pa.array(np.argsort(found.column(_ROW))))
@@ -132,6 +132,14 @@ class LookupStep:
             )
             rejected = pc.equal(whole.column(self.lookup.outcome_column), str(Outcome.REJECTED))
             yield with_state(whole, rejected, State.REJECTED)
+
+    def _columns(self) -> tuple[str, ...]:
+        """Return the columns that the join receives in addition to the row number."""
+        return (*self.lookup.stream_columns, *self._order())
+
+    def _order(self) -> tuple[str, ...]:
+        """Return the columns that say which row came first, if the dimension keeps first spellings."""
+        return (FILE, RECORD_NUMBER) if self.lookup.dimension.spellings else ()
 
     def _keep_members(self, members: pa.Table, join: _Join, task: Task) -> None:
         """Write new members into a file, or keep them to travel with the rows."""
@@ -247,7 +255,7 @@ class _Join:
 
 
 def _keyed(batch: pa.RecordBatch, names: tuple[str, ...], start: int) -> pa.RecordBatch:
-    """Return the columns of a lookup's key, and the number of each row."""
+    """Return columns of a batch, and the number of each row."""
     rows = pa.array(np.arange(start, start + batch.num_rows))
     return pa.RecordBatch.from_arrays([*(batch.column(name) for name in names), rows], names=[*names, _ROW])
 

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["CAUSE_TYPE", "ColumnRule", "ConstraintRule", "KeyLimit", "StorableRule", "StorableStep", "unstorable"]
+__all__ = [
+    "CAUSE_TYPE",
+    "ColumnRule",
+    "ConstraintRule",
+    "KeyLimit",
+    "MergeKeyRule",
+    "StorableRule",
+    "StorableStep",
+    "unstorable",
+]
 
 CAUSE_TYPE: Final = pa.struct({"column": pa.string(), "value": pa.string(), "reason": pa.string()})
 _MALFORMED: Final = "_malformed"
@@ -162,7 +171,25 @@ class KeyLimit:
         return long
 
 
-StorableRule: TypeAlias = ColumnRule | ConstraintRule | KeyLimit
+@dataclass(frozen=True)
+class MergeKeyRule:
+    """A column that identifies a fact in a merge, so that it cannot be null."""
+
+    column: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that the rule needs."""
+        return (self.column,)
+
+    def broken_by(self, batch: pa.RecordBatch) -> Iterator[tuple[NDArray[np.bool_], str]]:
+        """Yield a mask of the rows that violate the rule, and the reason."""
+        values = batch.column(self.column)
+        if values.null_count:
+            yield np.asarray(values.is_null()), "is null, but sink.key identifies the fact by it"
+
+
+StorableRule: TypeAlias = ColumnRule | ConstraintRule | KeyLimit | MergeKeyRule
 
 
 def unstorable(batch: pa.RecordBatch, rules: Iterable[StorableRule]) -> tuple[NDArray[np.bool_], pa.Array]:

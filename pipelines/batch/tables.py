@@ -15,10 +15,14 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
+
 from headrace.pipelines.batch.metrics import reconcile
+from headrace.pipelines.batch.resolutions import RESOLUTION_SCHEMA
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE
 from headrace.pipelines.delta.commits import Commit, append, append_exactly, commit_exactly, commit_files
-from headrace.pipelines.delta.data_files import DataFile
+from headrace.pipelines.delta.data_files import DataFile, FileSpec, FileWriter
+from headrace.pipelines.delta.merges import merge, set_properties
 from headrace.pipelines.delta.support import takes_files
 from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle, has_table, registered_streams
 from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
@@ -30,9 +34,9 @@ from headrace.pipelines.spark.frame import REJECTED, ROUTED, STATE, State, membe
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+    from headrace.pipelines.batch.merge import MergeRule
     from headrace.pipelines.batch.metrics import BatchCounts
     from headrace.pipelines.batch.stages import Prepared, Target
     from headrace.pipelines.batch.state import Batch
@@ -40,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchTables"]
 
+RESOLUTIONS: Final = "resolutions"
 _STAGED: Final = "_headrace_staged"
 _CHANNELS: Final = {"errors": (State.REJECTED, REJECTED), "duplicates": (State.DUPLICATE, ROUTED)}
 
@@ -64,15 +69,23 @@ class BatchTables:
         self._hook = hook
         roles = [*prepared.lookups, *([DUPLICATES_ROLE] if prepared.duplicates is not None else [])]
         paths = [*map(prepared.path, roles), self._config.sink.path, self._config.errors_path]
-        if has_table(self._config.duplicates_path):
-            paths.append(self._config.duplicates_path)
+        others = (self._config.duplicates_path, self._config.resolutions_path)
+        paths += [path for path in others if has_table(path)]
         self._handles = {path: DeltaHandle(path) for path in dict.fromkeys(paths)}
-        self._paths = {"errors": self._config.errors_path, "duplicates": self._config.duplicates_path}
+        self._paths = {
+            "errors": self._config.errors_path,
+            "duplicates": self._config.duplicates_path,
+            RESOLUTIONS: self._config.resolutions_path,
+        }
 
     @property
     def facts(self) -> DeltaHandle:
         """Handle of the fact table."""
         return self._handles[self._config.sink.path]
+
+    def open_resolutions(self) -> None:
+        """Open the table of resolutions, which a retry needs and which may be new."""
+        self._handle(self._paths[RESOLUTIONS])
 
     def joined_by(self, role: str) -> DeltaHandle:
         """Return the table that a role joins with."""
@@ -83,7 +96,7 @@ class BatchTables:
         return {
             path: tuple(handle.table.metadata().partition_columns)
             for path, handle in self._handles.items()
-            if takes_files(handle.table)
+            if takes_files(handle.table) and not (path == self._config.sink.path and self._prepared.merge)
         }
 
     # Members
@@ -172,19 +185,52 @@ class BatchTables:
         """
         pending = self._pending(frame, notes, counts, batch)
         plain = {name: value for name, value in asdict(record).items() if name != "detail"}
-        note = {"attempt": batch.attempt, "record": plain, "pending": pending}
+        outcomes = counts.outcomes.as_dict()
+        note = {"attempt": batch.attempt, "record": plain, "pending": pending, "outcomes": outcomes}
+        if batch.retry is not None:
+            note["retried"] = batch.retry.summary()
         commit = Commit(batch.application("facts"), batch.number, note)
         path, version = self._config.sink.path, batch.versions.get(DUPLICATES_ROLE)
         files = _noted_files(notes, "facts")
         if path in batch.files:
             reconcile(counts, {"facts": sum(file.rows for file in files)})
         self._begin("facts", path)
+        if self._prepared.merge is not None:
+            merged = self._merge_facts(frame, self._prepared.merge, counts, commit, batch)
+            self._hook("after facts")
+            return {**note, "merged": merged}
         with batch.phase("facts"), explained(f"the commit to {path}"):
             self._write_facts(frame, files if path in batch.files else None, version, commit, batch.stream)
         self._hook("after facts")
         if path not in batch.files:
             reconcile(counts, {"facts": self._rows_written(commit)})
         return note
+
+    def _merge_facts(
+        self, frame: DataFrame, rule: MergeRule, counts: BatchCounts, commit: Commit, batch: Batch
+    ) -> dict[str, int]:
+        """Merge facts in one commit, and return what became of them; register their stream before."""
+        path = self._config.sink.path
+        with batch.phase("facts"), explained(f"the commit to {path}"):
+            self._register(batch.stream)
+            rows = frame.where(frame[STATE] == int(State.OPEN))
+            assert batch.pieces is not None
+            folded = rule.fold(rows, batch.pieces, batch.persisted)
+            reconcile(counts, {"facts": folded.rows})
+            self._hook("before merge")
+            self._refuse_loaded(commit)
+            merge(folded.frame, path, folded.clauses(), commit)
+            self._require_own(commit)
+        written = self._last_note(commit)
+        return folded.counts({} if written is None else written["metrics"])
+
+    def _register(self, stream: str) -> None:
+        """Register the stream of a merge in the fact table, in a commit of its own: MERGE sets no properties.
+
+        A stream without a batch does not count, so an end of the run before the facts is harmless.
+        """
+        source = source_of(self._config)
+        set_properties(self.facts, lambda: registered_streams(self.facts, self._config.name, stream, source))
 
     def follow_up(self, note: Mapping[str, Any], batch: Batch) -> None:
         """Commit the rejected rows and routed duplicates that the facts' note names, unless this was already done."""
@@ -207,21 +253,38 @@ class BatchTables:
         """Return what must be committed after the facts: files that tasks wrote, or rows that Spark stages here."""
         pending: dict[str, Any] = {}
         for part, rows in (("errors", counts.outcomes.rejected), ("duplicates", counts.outcomes.routed)):
-            if not rows:
+            retries = batch.retry is not None and part == "errors"
+            target = RESOLUTIONS if retries else part
+            if not rows and not retries:
                 continue
-            if self._paths[part] in batch.files:
+            if self._paths[target] in batch.files:
                 files = _noted_files(notes, part)
                 reconcile(counts, {part: sum(file.rows for file in files)})
-                pending[part] = {"files": [asdict(file) for file in files]}
+                taken = self._retried_files(batch) if retries else []
+                pending[target] = {"files": [asdict(file) for file in (*taken, *files)]}
             else:
-                pending[part] = {"staged": self._staged(frame, part, batch)}
+                pending[target] = {"staged": self._staged(frame, part, target, batch)}
         return pending
 
-    def _staged(self, frame: DataFrame, part: str, batch: Batch) -> str:
+    def _retried_files(self, batch: Batch) -> list[DataFile]:
+        """Write the rows that say which rejected rows the batch retries; no commit names their file yet."""
+        path = self._paths[RESOLUTIONS]
+        with FileWriter(FileSpec(path, RESOLUTION_SCHEMA, tuple(batch.files[path]))) as writer:
+            writer.write(self._retried_rows(batch))
+            return writer.close()
+
+    def _retried_rows(self, batch: Batch) -> pa.RecordBatch:
+        assert batch.retry is not None
+        return batch.retry.resolutions(self._config.name, batch.stream, batch.number, batch.began)
+
+    def _staged(self, frame: DataFrame, part: str, target: str, batch: Batch) -> str:
         """Write rows to a folder next to the table that will receive them, and return the folder."""
         state, channel = _CHANNELS[part]
-        folder = f"{self._paths[part]}/{_STAGED}/{batch.stream}-{batch.number}-{batch.attempt}-{part}"
+        folder = f"{self._paths[target]}/{_STAGED}/{batch.stream}-{batch.number}-{batch.attempt}-{target}"
         rows = frame.where(frame[STATE] == int(state)).where(frame[channel].isNotNull()).select(f"{channel}.*")
+        if target == RESOLUTIONS:
+            taken = pa.Table.from_batches([self._retried_rows(batch)])
+            rows = rows.unionByName(frame.sparkSession.createDataFrame(taken))
         with batch.phase(part), explained(f"writing to {folder}"):
             rows.coalesce(1).write.mode("overwrite").parquet(folder)
         return folder

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from headrace.pipelines.batch.read_step import ReadStep
+    from headrace.pipelines.batch.retry_step import RetryStep
     from headrace.pipelines.batch.storable import StorableStep
 
 __all__ = ["Stage"]
@@ -44,7 +45,7 @@ class Stage:
     owner
         Id of the run, see `headrace.pipelines.replica.operators.serve`.
     reader
-        Reader of the file pieces that the first stage receives; None for later stages.
+        Reader of the file pieces or retried records that the first stage receives; None for later stages.
     steps
         Lookups and the duplicate search, in order.
     next_shard
@@ -57,7 +58,7 @@ class Stage:
 
     number: int
     owner: str
-    reader: ReadStep | None
+    reader: ReadStep | RetryStep | None
     steps: tuple[LookupStep | DuplicateStep | StorableStep, ...]
     next_shard: ShardRule | None
     settles: Settlement | None
@@ -88,7 +89,7 @@ class Stage:
         yield self._leaving(channel_row(self.schema, State.NOTE, {NOTE: text}))
 
     def _counted(self, batches: Iterable[pa.RecordBatch], task: Task, note: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches without `_shard`; count stream rows and refuse rows of another shard."""
+        """Yield the batches without `_shard` and filtered rows; count stream rows and refuse rows of another shard."""
         for batch in batches:
             if SHARD in batch.schema.names:
                 shards = pc.min_max(batch.column(SHARD)).as_py()
@@ -96,7 +97,7 @@ class Stage:
                     raise BatchError(f"stage {self.number}: rows of shards {shards} came to the task of {task.shard}")
             rows = batch.drop_columns([SHARD]) if SHARD in batch.schema.names else batch
             note["rows"] += int(pc.sum(pc.less(rows.column(STATE), State.MEMBER)).as_py() or 0)
-            yield rows
+            yield _unfiltered(rows, note)
 
     def _settled(self, batches: Iterator[pa.RecordBatch], note: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         """Settle the rows and yield those that Spark writes; before the last stage, yield all rows."""
@@ -112,6 +113,16 @@ class Stage:
         if self.next_shard is not None:
             batch = self.next_shard.append_to(batch)
         return conform(batch, self.schema)
+
+
+def _unfiltered(batch: pa.RecordBatch, note: dict[str, Any]) -> pa.RecordBatch:
+    """Return a batch without the rows that a transformation filtered out, which end here and are counted."""
+    filtered = pc.equal(batch.column(STATE), State.FILTERED)
+    count = int(pc.sum(filtered).as_py() or 0)
+    if not count:
+        return batch
+    note["filtered"] = note.get("filtered", 0) + count
+    return batch.filter(pc.invert(filtered))
 
 
 def _shard(batch: pa.RecordBatch) -> int:

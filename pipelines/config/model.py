@@ -7,20 +7,23 @@ Parsing is strict: the error for an unknown or misspelled field gives its positi
 from __future__ import annotations
 
 import codecs
+import datetime as dt
 import json
 import os
 import re
+from collections.abc import Sequence  # noqa: TC003 - pydantic resolves annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 from headrace.pipelines.config.column_types import canonical
 from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, described
 from headrace.pipelines.config.rules import inconsistencies
 from headrace.pipelines.config.source_format import fields_for_options, record_format
+from headrace.pipelines.config.transform import TransformStep  # noqa: TC001 - pydantic resolves annotations
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.paths import anchored, local_url, sqlite_url, table_location
 from headrace.storage.errors import HeadraceError
@@ -34,6 +37,7 @@ __all__ = [
     "SinkConfig",
     "SourceConfig",
     "SparkConfig",
+    "SpecialConfig",
     "TriggerConfig",
     "json_schema",
     "load_pipeline",
@@ -85,6 +89,8 @@ Encoding = Annotated[str, AfterValidator(_encoding)]
 Character = Annotated[str, Field(min_length=1, max_length=1)]
 TimeZone = Annotated[str, AfterValidator(_zone)]
 Location = Annotated[str, Field(min_length=1)]
+Target = Literal["unknown", "not_applicable", "invalid", "reject"]
+SpecialValues = dict[str, str | bool | int | float | dt.datetime | dt.date | None]
 Columns = Annotated[list[str], Field(min_length=1)]
 
 
@@ -144,6 +150,14 @@ class SourceConfig(_Strict):
         return self
 
 
+class SpecialConfig(_Strict):
+    """Special members of a dimension, each with the values of its attributes; the others are null."""
+
+    unknown: SpecialValues = Field(default_factory=dict, description="Member -1, which every dimension has")
+    not_applicable: SpecialValues | None = Field(default=None, description="Member -2; none by default")
+    invalid: SpecialValues | None = Field(default=None, description="Member -3; none by default")
+
+
 class DimensionConfig(_Strict):
     """A dimension: a Delta table that analysts query."""
 
@@ -153,8 +167,11 @@ class DimensionConfig(_Strict):
     columns: dict[str, ColumnType] | None = Field(
         default=None, description="Columns with types; when given, a missing table is created with them"
     )
-    rules: dict[str, list[Literal["trim", "casefold", "nfc"]]] = Field(
+    rules: dict[str, list[Literal["trim", "casefold", "nfc", "nfkc", "blank", "convert"]]] = Field(
         default_factory=dict, description="Normalisation of natural key columns before they are compared"
+    )
+    special: SpecialConfig = Field(
+        default_factory=SpecialConfig, description="Members for facts without a usable key, and their attributes"
     )
     shards: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         default=None, description="Into how many parts the keys are divided; one for each core by default"
@@ -169,6 +186,10 @@ class LookupConfig(_Strict):
     on: dict[str, str] = Field(min_length=1, description="Natural key column for each stream column")
     policy: Literal["infer", "unknown", "reject", "fail"] = Field(
         default="unknown", description="What happens to a key that is not in the dimension"
+    )
+    null_key: Target = Field(default="unknown", description="Special member of facts whose key is null, or reject")
+    unfit_key: Target | None = Field(
+        default=None, description="The same for a value that no key can equal; by default the policy decides"
     )
     carry: list[str] = Field(default_factory=list, description="Attributes that facts take along as <role>_<attribute>")
 
@@ -190,6 +211,18 @@ class SinkConfig(_Strict):
     errors: Location | None = Field(default=None, description="The error table; <path>_errors by default")
     duplicates: Location | None = Field(
         default=None, description="The table of routed duplicates; <path>_duplicates by default"
+    )
+    mode: Literal["append", "merge"] = Field(
+        default="append", description="Whether a fact whose key is in the table updates the stored row"
+    )
+    key: list[str] = Field(default_factory=list, description="Columns that identify a fact in a merge")
+    order_by: list[str] = Field(
+        default_factory=list, description="Of records with one key, the last by these columns wins"
+    )
+    update: list[str] = Field(default_factory=list, description="Columns that a merge updates; by default all")
+    keep: list[str] = Field(default_factory=list, description="Columns that keep the first record's values")
+    nulls: Literal["overwrite", "keep"] = Field(
+        default="overwrite", description="Whether a later null overwrites a stored value"
     )
     audit: bool = Field(default=False, description="Facts say where they came from: _file, _batch and _loaded_at")
 
@@ -214,6 +247,9 @@ class PipelineConfig(_Strict):
 
     name: Name
     source: SourceConfig
+    transform: list[TransformStep] = Field(
+        default_factory=list, description="Steps between the source and the lookups, in order"
+    )
     dimensions: dict[ColumnPart, DimensionConfig] = Field(default_factory=dict)
     lookups: list[LookupConfig] = Field(default_factory=list)
     duplicates: DuplicatesConfig | None = None
@@ -229,6 +265,7 @@ class PipelineConfig(_Strict):
     checkpoint: Location | None = Field(default=None, description="Folder of the ledger of loaded files")
     replicas: Location | None = Field(default=None, description="Folder for replicas on each host that joins")
     spark: SparkConfig = Field(default_factory=SparkConfig)
+    _places: Places | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _consistent(self) -> PipelineConfig:
@@ -242,9 +279,25 @@ class PipelineConfig(_Strict):
         return self.dimensions[dimension].surrogate_key or f"{dimension}_key"
 
     @property
+    def folder(self) -> Path | None:
+        """Folder of the pipeline file; None for a configuration that was not read from a file."""
+        return None if self._places is None else self._places.file.parent
+
+    def error(self, problems: Sequence[Problem]) -> PipelineFileError:
+        """Return the error for problems that were found after the file was read, each with its line."""
+        if self._places is None:
+            return PipelineFileError("; ".join(problem.text for problem in problems))
+        return PipelineFileError(described(problems, self._places))
+
+    @property
     def errors_path(self) -> str:
         """Path of the table of rejected rows."""
         return self.sink.errors or f"{self.sink.path.rstrip('/')}_errors"
+
+    @property
+    def resolutions_path(self) -> str:
+        """Path of the table that says which rejected rows were retried or dismissed."""
+        return f"{self.errors_path.rstrip('/')}_resolutions"
 
     @property
     def duplicates_path(self) -> str:
@@ -278,6 +331,7 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
         raise PipelineFileError(describe(error, places, PipelineConfig)) from error
     anchored_config = _anchored(config, file.parent)
     _refuse_odd_tables(anchored_config, places)
+    anchored_config._places = places  # noqa: SLF001 - errors that are found later name the line, too
     return anchored_config
 
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.pipelines.config.column_types import canonical
+from headrace.pipelines.config.column_types import canonical, nearest
+from headrace.pipelines.config.merge import merge_problems
 from headrace.pipelines.config.problems import Problem
+from headrace.pipelines.config.special_rules import special_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.model import DimensionConfig, LookupConfig, PipelineConfig
     from headrace.pipelines.config.problems import DocumentPath
 
-__all__ = ["AUDIT_COLUMNS", "inconsistencies"]
+__all__ = ["AUDIT_COLUMNS", "inconsistencies", "stream_problems"]
 
 AUDIT_COLUMNS = ("_file", "_batch", "_loaded_at")
 _OUTCOME = "_outcome"
@@ -27,17 +29,24 @@ _INEXACT = ("float", "double")
 
 def inconsistencies(config: PipelineConfig) -> list[Problem]:
     """Return every inconsistency between the fields of a pipeline."""
-    problems = [*_role_problems(config), *_column_problems(config), *_name_problems(config)]
+    problems = [*_role_problems(config), *_source_problems(config), *_name_problems(config)]
     for name, dimension in config.dimensions.items():
-        problems += _dimension_problems(config, name, dimension)
+        problems += [*_dimension_problems(config, name, dimension), *special_problems(config, name)]
     problems += [
         problem for place, lookup in enumerate(config.lookups) for problem in _on_problems(config, place, lookup)
     ]
-    if not problems:
-        problems += _fact_problems(config)
-    if not config.lookups and config.duplicates is None:
-        problems.append(Problem((), "a pipeline has at least one lookup, or looks for duplicates"))
+    if not config.transform:
+        problems += _column_problems(config, config.source.columns)
+    if not problems and not config.transform:
+        problems += _fact_problems(config, config.source.columns)
+    if not config.lookups and config.duplicates is None and config.sink.mode != "merge":
+        problems.append(Problem((), "a pipeline has at least one lookup, looks for duplicates, or merges"))
     return problems
+
+
+def stream_problems(config: PipelineConfig, stream: Mapping[str, str]) -> list[Problem]:
+    """Return every inconsistency with the columns that `transform` results in, given their names and types."""
+    return _column_problems(config, stream) or _fact_problems(config, stream)
 
 
 def _role_problems(config: PipelineConfig) -> list[Problem]:
@@ -56,9 +65,18 @@ def _role_problems(config: PipelineConfig) -> list[Problem]:
     return problems
 
 
-def _column_problems(config: PipelineConfig) -> list[Problem]:
-    """Return references to columns that the source does not have, and source columns with reserved names."""
-    stream = list(config.source.columns)
+def _source_problems(config: PipelineConfig) -> list[Problem]:
+    """Return source columns with reserved names."""
+    return [
+        Problem(("source", "schema", name), f"source column {name!r} begins with '_', which is kept for Headrace")
+        for name in config.source.columns
+        if name[:1] == "_"
+    ]
+
+
+def _column_problems(config: PipelineConfig, stream: Mapping[str, str]) -> list[Problem]:
+    """Return references to columns that the stream does not have."""
+    where = "the stream after `transform`" if config.transform else "the source's schema"
     named: list[tuple[str, DocumentPath, Iterable[str]]] = [
         (f"lookup {lookup.role!r}", ("lookups", place, "on"), lookup.on) for place, lookup in enumerate(config.lookups)
     ]
@@ -68,28 +86,28 @@ def _column_problems(config: PipelineConfig) -> list[Problem]:
     problems = [
         Problem(
             (*location, column) if location[0] == "lookups" else location,
-            f"{place} names column {column!r}, which the source's schema does not have; it has {', '.join(stream)}",
+            f"{place} names column {column!r}, which {where} does not have{_near(config, column, stream)}; it has "
+            f"{', '.join(stream)}",
         )
         for place, location, columns in named
         for column in columns
         if column not in stream
     ]
-    problems += [
-        Problem(("source", "schema", name), f"source column {name!r} begins with '_', which is kept for Headrace")
-        for name in stream
-        if name[:1] == "_"
-    ]
-    return problems + _inexact_keys(config)
+    return problems + _inexact_keys(config, stream)
 
 
-def _inexact_keys(config: PipelineConfig) -> list[Problem]:
+def _near(config: PipelineConfig, column: str, stream: Mapping[str, str]) -> str:
+    return nearest(column, list(stream)) if config.transform else ""
+
+
+def _inexact_keys(config: PipelineConfig, stream: Mapping[str, str]) -> list[Problem]:
     """Return duplicate keys that are floating-point columns."""
     if config.duplicates is None:
         return []
     return [
-        Problem(("duplicates", "key"), f"duplicates: column {name!r} {_inexact(config.source.columns[name])}")
+        Problem(("duplicates", "key"), f"duplicates: column {name!r} {_inexact(stream[name])}")
         for name in config.duplicates.key
-        if canonical(config.source.columns.get(name, "string")) in _INEXACT
+        if canonical(stream.get(name, "string")) in _INEXACT
     ]
 
 
@@ -174,9 +192,9 @@ def _on_problems(config: PipelineConfig, place: int, lookup: LookupConfig) -> li
     return problems
 
 
-def _fact_problems(config: PipelineConfig) -> list[Problem]:
+def _fact_problems(config: PipelineConfig, stream: Mapping[str, str]) -> list[Problem]:
     """Return fact columns that share a name, and partition columns that the facts do not have."""
-    facts: list[tuple[str, DocumentPath]] = [(name, ("source", "schema", name)) for name in config.source.columns]
+    facts: list[tuple[str, DocumentPath]] = [(name, ("source", "schema", name)) for name in stream]
     for place, lookup in enumerate(config.lookups):
         facts.append((f"{lookup.role}_key", ("lookups", place, "role")))
         facts += [(f"{lookup.role}_{name}", ("lookups", place, "carry")) for name in lookup.carry]
@@ -199,7 +217,7 @@ def _fact_problems(config: PipelineConfig) -> list[Problem]:
         for name in config.sink.partition_by
         if name not in names
     ]
-    return problems
+    return problems + merge_problems(config, stream, names)
 
 
 def _clashes(names: Iterable[str]) -> list[tuple[str, str]]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.delta.data_files import DataFile
 
-__all__ = ["Commit", "append", "append_exactly", "commit_exactly", "commit_files"]
+__all__ = ["Commit", "append", "append_exactly", "commit_exactly", "commit_files", "conflicts", "published"]
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 100
@@ -161,7 +161,7 @@ def append(frame: DataFrame, path: str, commit: Commit) -> None:
     writer = writer.option("txnAppId", commit.application).option("txnVersion", commit.transaction)
     for _ in range(_ATTEMPTS):
         try:
-            with _conflicts(f"another writer changed {path}"):
+            with conflicts(f"another writer changed {path}"):
                 return writer.save(path)
         except TableMovedError as moved:
             _LOG.info("rows are appended again: %s", moved)
@@ -196,12 +196,12 @@ def append_exactly(frame: DataFrame, path: str, version: int, commit: Commit) ->
     operation = getattr(delta, "DeltaOperations$Write")(
         jvm.org.apache.spark.sql.SaveMode.Append, none, none, note, none, none, none, none, none
     )
-    with _conflicts(f"another writer changed {path} after version {version}"):
+    with conflicts(f"another writer changed {path} after version {version}"):
         transaction.commit(actions, operation)
 
 
 @contextmanager
-def _conflicts(message: str) -> Iterator[None]:
+def conflicts(message: str) -> Iterator[None]:
     """Convert each of Delta's conflict errors, which share no base class in Python, to `TableMovedError`."""
     from delta import exceptions  # noqa: PLC0415 - pyspark is heavy
 
@@ -251,6 +251,44 @@ def _publish(path: str, table: DeltaTable, files: Sequence[DataFile], commit: Co
         return False
     _checkpoint(table, version)
     return True
+
+
+def published(
+    path: str,
+    table: DeltaTable,
+    files: Sequence[DataFile],
+    commit: Commit,
+    *,
+    schema: str,
+    removals: Sequence[Mapping[str, Any]],
+) -> bool:
+    """Replace the files of a table and its schema, at exactly the version after the one that is open.
+
+    Parameters
+    ----------
+    path, table
+        Path of the table, and the open table.
+    files
+        New data files.
+    commit
+        Description of the commit.
+    schema
+        New schema, as Delta stores it.
+    removals
+        Actions that remove the old files.
+
+    Returns
+    -------
+    bool
+        False if another writer created that version first.
+    """
+    version = table.version() + 1
+    information = _commit_info(table, files, commit, blind=False)
+    information["commitInfo"]["operation"] = "CHANGE COLUMN"
+    information["commitInfo"]["operationParameters"] = {}
+    metadata = {**_metadata(table, commit.properties), "schemaString": schema}
+    actions = [information, {"metaData": metadata}, *removals, *({"add": _added(file)} for file in files)]
+    return _create_entry(path, version, "\n".join(map(json.dumps, actions)) + "\n")
 
 
 def _create_entry(path: str, version: int, text: str) -> bool:

@@ -61,6 +61,7 @@ class Role(StrEnum):
     DIMENSION = "looked up"
     INFERRED = "looked up and given new members"
     FACTS = "given facts"
+    MERGED = "given facts by merge"
     ERRORS = "given rejected rows"
     DUPLICATES = "given routed duplicates"
 
@@ -320,7 +321,7 @@ def _constraints(table: Described, _: Use) -> Iterable[str]:
 
 def _uncheckable(table: Described, use: Use) -> Iterable[str]:
     """Return the constraints that cannot be checked row by row before the rows are written."""
-    if use.role is not Role.FACTS:
+    if use.role not in {Role.FACTS, Role.MERGED}:
         return table.constraints
     return [name for name, text in table.constraints.items() if unsupported_part(text, table.schema) is not None]
 
@@ -365,7 +366,7 @@ def _text_partitions(table: Described, use: Use) -> Iterable[str]:
     return [name for name in texts if name in use.written and name not in use.never_null]
 
 
-_WRITTEN: Final = (Role.INFERRED, Role.FACTS, Role.ERRORS, Role.DUPLICATES)
+_WRITTEN: Final = (Role.INFERRED, Role.FACTS, Role.MERGED, Role.ERRORS, Role.DUPLICATES)
 _BY_SPARK: Final = dict.fromkeys(_WRITTEN, Way.SPARK)
 _DROP: Final = "drop the feature: ALTER TABLE {table} DROP FEATURE `{first}`"
 _REWRITE: Final = (
@@ -392,12 +393,23 @@ FEATURES: Final[tuple[Feature, ...]] = (
     Feature("column mapping", _mapped, dict(_BY_SPARK)),
     Feature("deletion vectors", _protocol("deletionVectors")),
     Feature("change data feed turned off", lambda table, _: [] if _follows(table) else ["off"]),
-    Feature("append-only", lambda table, _: [] if table.properties.get("delta.appendOnly") != "true" else ["on"]),
+    Feature(
+        "append-only",
+        lambda table, _: [] if table.properties.get("delta.appendOnly") != "true" else ["on"],
+        _refused(
+            "a merge updates stored rows",
+            "use `sink.mode: append`, or allow updates: ALTER TABLE {table} SET TBLPROPERTIES ('delta.appendOnly' = "
+            "'false')",
+            (Role.MERGED,),
+        ),
+    ),
     Feature("timestamps without time zone", _protocol("timestampNtz")),
     Feature(
         "type widening or vacuum protocol check",
         _unreadable,
-        _refused("its rows cannot be read without Spark", _DROP, (Role.DIMENSION, Role.INFERRED, Role.FACTS)),
+        _refused(
+            "its rows cannot be read without Spark", _DROP, (Role.DIMENSION, Role.INFERRED, Role.FACTS, Role.MERGED)
+        ),
     ),
     Feature("type widening", _protocol("typeWidening", "typeWidening-preview"), dict(_BY_SPARK)),
     Feature("vacuum protocol check", _protocol("vacuumProtocolCheck"), dict(_BY_SPARK)),
@@ -473,7 +485,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
             "Delta pads their text with blanks, so no text of the stream would equal it",
             "declare the rule `trim` for the column, or make it text: ALTER TABLE {table} ALTER COLUMN `{first}` TYPE "
             "STRING",
-            (Role.DIMENSION, Role.INFERRED, Role.FACTS),
+            (Role.DIMENSION, Role.INFERRED, Role.FACTS, Role.MERGED),
         ),
     ),
     Feature(
@@ -482,13 +494,15 @@ FEATURES: Final[tuple[Feature, ...]] = (
         _refused(
             "floats have no exact equality",
             "name other columns, or write its rows into a new table with a decimal, bigint or string column",
-            (Role.DIMENSION, Role.INFERRED, Role.FACTS),
+            (Role.DIMENSION, Role.INFERRED, Role.FACTS, Role.MERGED),
         ),
     ),
     Feature(
         "key columns of a nested type",
         _odd_keys,
-        _refused("they cannot be compared", "name other columns", (Role.DIMENSION, Role.INFERRED, Role.FACTS)),
+        _refused(
+            "they cannot be compared", "name other columns", (Role.DIMENSION, Role.INFERRED, Role.FACTS, Role.MERGED)
+        ),
     ),
 )
 

@@ -46,6 +46,7 @@ COMMIT_VERSION = "_commit_version"
 GREATEST_KEY = "headrace.greatestKey"
 STREAMS = "headrace.streams"
 _COMMITS_SEARCHED = 50
+_LAST_NUMBER = "delta.identity.highWaterMark"
 _PROPERTIES = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "false"}
 
 
@@ -110,8 +111,14 @@ class DeltaHandle:
             )
 
     def _columns(self) -> dict[str, Any]:
-        """Return the schema's description of each column, with its details in no particular order."""
-        return {field.name: json.loads(field.to_json()) for field in self._table.schema().fields}
+        """Return the schema's description of each column, with its details in no particular order.
+
+        The last number of an identity column is not part of it: each commit of facts changes that.
+        """
+        columns = {field.name: json.loads(field.to_json()) for field in self._table.schema().fields}
+        for column in columns.values():
+            column.get("metadata", {}).pop(_LAST_NUMBER, None)
+        return columns
 
     def _require_there(self) -> None:
         """Raise an error unless the log is the one that was opened: a commit to another log would damage that table."""
@@ -224,7 +231,11 @@ class DeltaHandle:
         """
         for limit in (_COMMITS_SEARCHED, None):
             notes = [
-                {**note, "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0))}
+                {
+                    **note,
+                    "rows_written": int(commit.get("operationMetrics", {}).get("numOutputRows", 0)),
+                    "metrics": commit.get("operationMetrics", {}),
+                }
                 for commit in self.commits(limit)
                 if (note := _note(commit)).get("application") == application and note.get("transaction") == transaction
             ]
@@ -367,7 +378,7 @@ def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (),
 
 
 def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = None) -> int:
-    """Create a dimension's Delta table with its unknown member, and assign surrogate keys to the given members.
+    """Create a dimension's Delta table with its special members, and assign surrogate keys to the given members.
 
     Parameters
     ----------
@@ -381,7 +392,7 @@ def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = No
     Returns
     -------
     int
-        Number of members, without the unknown member.
+        Number of members, without special members.
 
     Raises
     ------
@@ -391,7 +402,7 @@ def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = No
         If a natural key is null or occurs twice.
     """
     members = dimension.table_schema.empty_table() if rows is None else number_members(dimension, rows)
-    whole = pa.concat_tables([dimension.unknown_member(), members])
+    whole = pa.concat_tables([dimension.special_rows(), members])
     create_table(path, dimension.table_schema, rows=whole)
     return int(members.num_rows)
 

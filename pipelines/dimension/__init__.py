@@ -1,4 +1,4 @@
-"""Operations on whole dimension tables: creation, description, checks against facts, and the unknown member."""
+"""Operations on whole dimension tables: creation, description, checks against facts, columns, special members."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.pipelines.dimension.check import Finding, Repair
+    from headrace.pipelines.dimension.columns import ColumnChange, add_column, drop_column, source_types, widen_column
+    from headrace.pipelines.dimension.inferred import inferred_members
     from headrace.pipelines.dimension.tables import (
         DimensionSummary,
         check_dimension,
@@ -18,20 +20,28 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ColumnChange",
     "DimensionSummary",
     "Finding",
     "Repair",
+    "add_column",
     "check_dimension",
     "create_dimension",
     "describe_dimension",
+    "drop_column",
     "find_members",
+    "inferred_members",
     "plan_repair",
+    "source_types",
+    "widen_column",
 ]
 
 __getattr__ = lazy_exports(
     __name__,
     {
         "check": ("Finding", "Repair"),
+        "columns": ("ColumnChange", "add_column", "drop_column", "source_types", "widen_column"),
+        "inferred": ("inferred_members",),
         "tables": (
             "DimensionSummary",
             "check_dimension",

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
-from headrace.etl import UNKNOWN_KEY
+from headrace.etl import UNKNOWN_KEY, Special
 from headrace.etl.ranking import key_text
 from headrace.pipelines.delta.reads import scan_table
 from headrace.pipelines.delta.tables import GREATEST_KEY, has_table, open_table
+from headrace.pipelines.dimension.special_members import special_rows, wrong_values
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.replica.row_sizes import LONGEST_KEY, LONGEST_ROW, RowSizes
 
@@ -142,7 +143,8 @@ class Audit:
             )
             for rule in self._rules()
         ]
-        return [each for each in found if each.rows] + [finding for finding, _ in self._property_findings()]
+        others = [finding for finding, _ in (*self._value_findings(), *self._property_findings())]
+        return [each for each in found if each.rows] + others
 
     def repairs(self) -> list[Repair]:
         """Return the repair of each finding, in execution order."""
@@ -152,7 +154,7 @@ class Audit:
             rows = self._count(changes, of_facts=rule.of_facts)
             if self._count(rule.broken) or (rule.of_facts and rows):
                 plans.append(Repair(rule.rule, rule.action, rows, self._examples(changes, change)))
-        plans += [repair for _, repair in self._property_findings()]
+        plans += [repair for _, repair in (*self._value_findings(), *self._property_findings())]
         renumbered = self._run("SELECT count(*) FROM targets WHERE key IS DISTINCT FROM number")[0][0]
         if renumbered and all(plan.rule != _PROPERTY_RULE for plan in plans):
             plans.append(self._property_repair())
@@ -174,6 +176,7 @@ class Audit:
             ]
         )
         self._create("members", schema)
+        self._specials = special_rows(self._table, self._dimension)
         position = 0
         for batch in scan_table(self._table, replicated.table_schema.names):
             rows = pa.Table.from_batches([batch])
@@ -231,12 +234,14 @@ class Audit:
         with the same surrogate key, the one that most facts refer to keeps it; the others get keys above the highest
         ever assigned.
         """
-        complete = " AND ".join(f"{name} IS NOT NULL" for name in self._names)
+        complete = self._complete("")
+        other = ", ".join(["0", *(str(int(member)) for member in self._others())])
         valid = "coalesce(key >= 1, false)"
         self._run(
             f"""
             CREATE TABLE known AS
-            SELECT *, ({complete}) AS complete FROM members WHERE key IS DISTINCT FROM {UNKNOWN_KEY};
+            SELECT *, ({complete}) AS complete FROM members
+            WHERE key IS DISTINCT FROM {UNKNOWN_KEY} AND NOT (coalesce(key IN ({other}), false) AND NOT ({complete}));
             CREATE TABLE kept AS
             SELECT * FROM known WHERE complete
             QUALIFY row_number() OVER (PARTITION BY {self._key} ORDER BY NOT {valid}, key, position) = 1;
@@ -253,12 +258,22 @@ class Audit:
             SELECT role, facts.key AS key, {self._columns("facts")}, n, coalesce(number, {UNKNOWN_KEY}) AS number
             FROM facts LEFT JOIN targets USING ({self._key})
             WHERE facts.key IS DISTINCT FROM coalesce(number, {UNKNOWN_KEY})
-                AND facts.key IS DISTINCT FROM {UNKNOWN_KEY};
+                AND facts.key IS DISTINCT FROM {UNKNOWN_KEY}
+                AND NOT (coalesce(facts.key IN ({other}), false) AND NOT ({self._complete("facts.")}));
             CREATE TABLE wrong AS
-            SELECT * FROM facts WHERE key IS DISTINCT FROM {UNKNOWN_KEY} AND NOT EXISTS (
+            SELECT * FROM facts WHERE key IS DISTINCT FROM {UNKNOWN_KEY}
+                AND NOT (coalesce(key IN ({other}), false) AND NOT ({complete})) AND NOT EXISTS (
                 FROM known WHERE known.key = facts.key AND {self._same("known", "facts")});
             """
         )
+
+    def _others(self) -> list[Special]:
+        """Return the declared special members other than the unknown member."""
+        return [member for member in self._dimension.special.present if member is not Special.UNKNOWN]
+
+    def _complete(self, prefix: str) -> str:
+        """Return the condition that no part of the natural key is null."""
+        return " AND ".join(f"{prefix}{name} IS NOT NULL" for name in self._names)
 
     def _columns(self, table: str) -> str:
         return ", ".join(f"{table}.{name} AS {name}" for name in self._names)
@@ -286,7 +301,6 @@ class Audit:
             f"SELECT m.key AS key, {self._columns('m')}, k.key AS number FROM known AS m JOIN kept AS k ON "
             f"{self._same('m', 'k')} WHERE m.position <> k.position"
         )
-        named = ", ".join(f"any_value({name}) AS {name}" for name in self._names)
         return [
             _Rule(
                 "every member has a surrogate key",
@@ -312,13 +326,7 @@ class Audit:
                 f"{renumbered} AND key < 1",
                 gets,
             ),
-            _Rule(
-                "there is one unknown member",
-                f"SELECT {named}, {UNKNOWN_KEY} AS key, unnest(range(abs(count(*) - 1))) FROM members "
-                f"WHERE key = {UNKNOWN_KEY}",
-                "member {key}",
-                "keep one member -1, or add it; the next run adds a missing one",
-            ),
+            *(self._rule_of_special(member) for member in self._dimension.special.present),
             _Rule(
                 "natural keys are not null",
                 f"{known} WHERE NOT complete",
@@ -341,6 +349,30 @@ class Audit:
             ),
             *(self._rule_of_role(item) for item in self._config.lookups if item.dimension == self._dimension.name),
         ]
+
+    def _rule_of_special(self, member: Special) -> _Rule:
+        key, named = int(member), ", ".join(f"any_value({name}) AS {name}" for name in self._names)
+        nameless = "" if member is Special.UNKNOWN else f" AND NOT ({self._complete('')})"
+        return _Rule(
+            f"there is one {member.text.replace('_', ' ')} member",
+            f"SELECT {named}, {key} AS key, unnest(range(abs(count(*) - 1))) FROM members WHERE key = {key}{nameless}",
+            "member {key}",
+            f"keep one member {key}, or add it; the next run adds a missing one",
+        )
+
+    def _value_findings(self) -> list[tuple[Finding, Repair]]:
+        """Return the special members that do not have the values of their declaration."""
+        wrong = wrong_values(self._dimension, self._specials)
+        if not wrong:
+            return []
+        rule = "special members have the declared values"
+        shown = tuple(
+            f"member {int(member)}: {name} is {self._specials[int(member)][name]!r}, and is declared {value!r}"
+            for member, values in wrong.items()
+            for name, value in values.items()
+        )
+        action = "set the declared values; the next run does it"
+        return [(Finding(rule, len(wrong), shown), Repair(rule, action, len(wrong), shown))]
 
     def _rule_of_role(self, item: LookupConfig) -> _Rule:
         role = f"role = '{item.role}'"

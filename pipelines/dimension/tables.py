@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from headrace.etl import UNKNOWN_KEY, Dimension, KeyRule
+from headrace.etl import Dimension, Special, SpecialMembers
 from headrace.pipelines.config.column_types import arrow_schema
+from headrace.pipelines.config.declared import key_rules, special_members, spellings
 from headrace.pipelines.delta.reads import plain_schema, scan_table
 from headrace.pipelines.delta.support import refuse_float_keys, refuse_twins
 from headrace.pipelines.delta.tables import create_dimension as write_dimension
@@ -20,7 +21,7 @@ from headrace.pipelines.replica.row_sizes import LONGEST_ROW, RowSizes, long_row
 from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import duckdb
     from deltalake import DeltaTable
@@ -37,11 +38,13 @@ __all__ = [
     "declared_dimension",
     "describe_dimension",
     "find_members",
+    "opened_dimension",
     "plan_repair",
     "replicated",
 ]
 
 _POSITION: Final = "position of a wanted key"
+_KEY: Final = "part of a normalized key"
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,15 @@ def declared_dimension(config: PipelineConfig, name: str, schema: pa.Schema | No
         schema = arrow_schema(declared.columns)
     if schema is None:
         schema = _types_of(_open(name, declared))
-    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
-    return Dimension(name, tuple(declared.natural_key), config.surrogate_key(name), schema, rules)
+    return Dimension(
+        name,
+        tuple(declared.natural_key),
+        config.surrogate_key(name),
+        schema,
+        key_rules(declared),
+        special=special_members(declared, name, schema),
+        spellings=spellings(declared),
+    )
 
 
 def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> DimensionSummary:
@@ -137,11 +147,13 @@ def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
     table = _open(name, declared)
     key = config.surrogate_key(name)
     flag = "is_inferred" if "is_inferred" in _types_of(table).names else "false"
+    nameless = " OR ".join(f"{_quoted(column)} IS NULL" for column in declared.natural_key)
+    unnamed = ", ".join(str(int(member)) for member in Special if member is not Special.UNKNOWN)
     members, inferred, greatest = _query(
         table,
-        [key] if flag == "false" else [key, flag],
-        f"SELECT count(*), count(*) FILTER ({flag}), coalesce(max({_quoted(key)}), 0) FROM members "  # noqa: S608 - quoted
-        f"WHERE {_quoted(key)} <> {UNKNOWN_KEY}",
+        [key, *declared.natural_key, *([] if flag == "false" else [flag])],
+        f"SELECT count(*), count(*) FILTER ({flag}), greatest(coalesce(max({_quoted(key)}), 0), 0) FROM members "  # noqa: S608 - quoted
+        f"WHERE {_quoted(key)} <> {Special.UNKNOWN} AND NOT ({_quoted(key)} IN ({unnamed}) AND ({nameless}))",
     )[0]
     columns = tuple((column.name, str(column.type)) for column in _types_of(table))
     return DimensionSummary(
@@ -177,10 +189,20 @@ def _audit(config: PipelineConfig, name: str) -> Audit:
             f"{', '.join(schema.names)}"
         )
     carried = {column for item in config.lookups if item.dimension == name for column in item.carry}
-    kept = [each for each in schema if each.name in declared.natural_key or each.name in carried]
-    rules = {column: KeyRule(tuple(steps)) for column, steps in declared.rules.items()}
+    special = special_members(declared, name, schema)
+    texts = {column for member in special.present for column in special.values(member) or {}}
+    absent = sorted(texts - {*schema.names})
+    if absent:
+        raise DeltaTableError(
+            f"dimension {name!r}: special members have values of {absent[0]!r}, which the Delta table {declared.path} "
+            f"does not have; it has {', '.join(schema.names)}; add the column: headrace dimension add-column {name} "
+            f"{absent[0]} TYPE"
+        )
+    kept = [each for each in schema if each.name in {*declared.natural_key, *carried, *texts}]
+    rules = key_rules(declared)
     key = config.surrogate_key(name)
-    dimension = Dimension(name, tuple(declared.natural_key), key, pa.schema(kept), rules, inferred_flag=None)
+    natural = tuple(declared.natural_key)
+    dimension = Dimension(name, natural, key, pa.schema(kept), rules, inferred_flag=None, special=special)
     return Audit(config, dimension, declared.path, replicated(config, dimension))
 
 
@@ -218,14 +240,15 @@ def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]
     wanted = pa.table(
         {column: key.values for column, key in zip(dimension.natural_key, dimension.conform_key(values), strict=True)}
     )
-    return _semi_join(table, wanted)
+    return _semi_join(table, dimension, wanted)
 
 
 def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
     """Return a dimension with the columns that a replica holds: its keys, and the attributes that the facts carry."""
     carried = {name for item in config.lookups if item.dimension == dimension.name for name in item.carry}
     kept = [field for field in dimension.schema if field.name in carried or field.name in dimension.natural_key]
-    return replace(dimension, schema=pa.schema(kept), inferred_flag=None)
+    plain = replace(dimension, special=SpecialMembers(), spellings={})
+    return replace(plain, schema=pa.schema(kept), inferred_flag=None)
 
 
 def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:
@@ -251,16 +274,31 @@ def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.
         raise long_row(f"dimension {dimension.name!r}", path, longest, dimension.natural_key, int(needs.max()))
 
 
-def _semi_join(table: DeltaTable, wanted: pa.Table) -> FoundMembers:
-    using = ", ".join(_quoted(column) for column in wanted.column_names)
-    wanted = wanted.append_column(_POSITION, pa.array(range(wanted.num_rows), pa.int64()))
+def _semi_join(table: DeltaTable, dimension: Dimension, wanted: pa.Table) -> FoundMembers:
+    keys = [f"{_KEY} {position}" for position in range(wanted.num_columns)]
+    using = ", ".join(map(_quoted, keys))
+    wanted = wanted.rename_columns(keys).append_column(_POSITION, pa.array(range(wanted.num_rows), pa.int64()))
     with _duckdb() as connection:
-        connection.register("members", scan_table(table, _types_of(table).names))
+        connection.register("members", _keyed_members(table, dimension, keys))
         connection.register("wanted", wanted)
         found = connection.sql(f"FROM members SEMI JOIN wanted USING ({using}) ORDER BY ALL").to_arrow_table()
         connection.register("found", found)
         unmatched = connection.sql(f"FROM wanted ANTI JOIN found USING ({using})").to_arrow_table()
-        return FoundMembers(found, sorted(unmatched.column(_POSITION).to_pylist()))
+        return FoundMembers(found.drop_columns(keys), sorted(unmatched.column(_POSITION).to_pylist()))
+
+
+def _keyed_members(table: DeltaTable, dimension: Dimension, names: Sequence[str]) -> pa.RecordBatchReader:
+    """Return all rows of a dimension's table, with the normalized natural key in additional columns."""
+    schema = _types_of(table)
+    kinds = [field.type for field in dimension.key_schema]
+    whole = pa.schema([*schema, *(pa.field(name, kind) for name, kind in zip(names, kinds, strict=True))])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in scan_table(table, schema.names):
+            keys = dimension.conform_key([batch.column(name) for name in dimension.natural_key])
+            yield pa.RecordBatch.from_arrays([*batch.columns, *(key.values for key in keys)], schema=whole)
+
+    return pa.RecordBatchReader.from_batches(whole, batches())
 
 
 def _declared(config: PipelineConfig, name: str) -> DimensionConfig:
@@ -268,6 +306,18 @@ def _declared(config: PipelineConfig, name: str) -> DimensionConfig:
         known = ", ".join(config.dimensions) or "none"
         raise DeltaTableError(f"pipeline {config.name!r} has no dimension {name!r}; its dimensions are {known}")
     return config.dimensions[name]
+
+
+def opened_dimension(config: PipelineConfig, name: str) -> tuple[DeltaTable, str]:
+    """Return the open table of a dimension at its latest version, and its path.
+
+    Raises
+    ------
+    DeltaTableError
+        If the pipeline declares no such dimension, or its table does not exist.
+    """
+    declared = _declared(config, name)
+    return _open(name, declared), declared.path
 
 
 def _open(name: str, declared: DimensionConfig) -> DeltaTable:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.etl import UNKNOWN_KEY, Dimension, Duplicates, member_rows, shard_of, without_blank_keys
+from headrace.etl import Dimension, Duplicates, is_special, member_rows, shard_of, without_blank_keys
 from headrace.etl.ranking import rank_rows
 from headrace.pipelines.delta.tables import CHANGE_TYPE, COMMIT_VERSION
 
@@ -142,8 +142,7 @@ class MemberRows:
 
     def _members(self, table: pa.Table) -> pa.Table:
         """Return the changes of members that a row can refer to, as `member_rows` defines them."""
-        known = pc.not_equal(table.column(self.dimension.surrogate_key), UNKNOWN_KEY)
-        return without_blank_keys(self.dimension, table.filter(pc.fill_null(known, fill_value=True)))
+        return without_blank_keys(self.dimension, table.filter(pc.invert(is_special(self.dimension, table))))
 
 
 @dataclass(frozen=True)

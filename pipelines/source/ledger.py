@@ -16,7 +16,7 @@ import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from sqlalchemy import Connection, Engine
 
-__all__ = ["Change", "Comparison", "Ledger", "LedgerFile", "Plan"]
+__all__ = ["Change", "Comparison", "Ledger", "LedgerFile", "Plan", "RejectedRow"]
 
 FILE_NAME: Final = "ledger.db"
 LOADED: Final = "loaded"
@@ -110,6 +110,25 @@ _PLANNED = Table(
     Column("skipped", Integer, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
+_RETRIED = Table(
+    "retried",
+    METADATA,
+    Column("number", Integer, primary_key=True),
+    Column("batch", BigInteger, nullable=False),
+    Column("stream", Text, nullable=False),
+    Column("rejected_in", BigInteger, nullable=False),
+    Column("file", Text, nullable=False),
+    Column("record", BigInteger, nullable=False),
+)
+
+
+class RejectedRow(NamedTuple):
+    """Identity of a rejected row: the stream and the batch that rejected it, its file, and its record number there."""
+
+    stream: str
+    batch: int
+    file: str
+    record: int
 
 
 @dataclass(frozen=True)
@@ -126,12 +145,15 @@ class Plan:
         Files of the batch as they were when it was planned.
     skipped
         Names of the files that were skipped after the batch was planned.
+    retried
+        Rejected rows that the batch retries. Such a batch has no files.
     """
 
     number: int
     attempt: str
     files: tuple[FoundFile, ...]
     skipped: frozenset[str] = frozenset()
+    retried: tuple[RejectedRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -293,11 +315,13 @@ class Ledger:
             if row is None:
                 return None
             planned = connection.execute(select(_PLANNED).order_by(_PLANNED.c.name)).all()
+            retried = connection.execute(select(_RETRIED).order_by(_RETRIED.c.number)).all()
         return Plan(
             row.number,
             row.attempt,
             tuple(FoundFile(each.name, each.size, each.mtime_ns) for each in planned),
             frozenset(each.name for each in planned if each.skipped),
+            tuple(RejectedRow(each.stream, each.rejected_in, each.file, each.record) for each in retried),
         )
 
     def last_loaded(self) -> int | None:
@@ -312,8 +336,17 @@ class Ledger:
         last = self.last_loaded()
         return 0 if last is None else last + 1
 
-    def plan(self, number: int, attempt: str, files: Sequence[FoundFile]) -> None:
+    def plan(self, number: int, attempt: str, files: Sequence[FoundFile], retried: Sequence[RejectedRow] = ()) -> None:
         """Record a batch before any part of it is written.
+
+        Parameters
+        ----------
+        number, attempt
+            Number of the batch, and identity of the plan.
+        files
+            Files of the batch; none for a batch that retries rejected rows.
+        retried
+            Rejected rows that the batch retries.
 
         Raises
         ------
@@ -328,7 +361,10 @@ class Ledger:
             if taken is not None:
                 raise LedgerError(f"batch {number} cannot be planned: the ledger {self.path} has batch {taken} already")
             connection.execute(insert(_BATCHES).values(number=number, attempt=attempt, state=PLANNED))
-            connection.execute(insert(_PLANNED), rows)
+            if rows:
+                connection.execute(insert(_PLANNED), rows)
+            if retried:
+                connection.execute(insert(_RETRIED), [_retried_values(number, row) for row in retried])
 
     def done(self, number: int, fingerprints: Mapping[str, str | None] | None = None) -> None:
         """Mark the pending batch as loaded.
@@ -346,6 +382,7 @@ class Ledger:
             files = [FoundFile(row.name, row.size, row.mtime_ns) for row in connection.execute(planned)]
             self._record(connection, files, LOADED, number, known)
             connection.execute(delete(_PLANNED).where(_PLANNED.c.batch == number))
+            connection.execute(delete(_RETRIED).where(_RETRIED.c.batch == number))
             connection.execute(update(_BATCHES).where(_BATCHES.c.number == number).values(state=LOADED))
         self._index.put(files)
 
@@ -353,6 +390,7 @@ class Ledger:
         """Delete the plan of a batch that the facts do not hold. Its files return to their previous state."""
         with self._transaction() as connection:
             connection.execute(delete(_PLANNED).where(_PLANNED.c.batch == number))
+            connection.execute(delete(_RETRIED).where(_RETRIED.c.batch == number))
             connection.execute(delete(_BATCHES).where(_BATCHES.c.number == number, _BATCHES.c.state == PLANNED))
 
     # Files
@@ -535,6 +573,10 @@ def _read_files(connection: Connection, names: Sequence[str]) -> Iterator[Ledger
     for first in range(0, len(names), _NAMES_IN_A_QUERY):
         part = names[first : first + _NAMES_IN_A_QUERY]
         yield from (LedgerFile(*row) for row in connection.execute(select(_FILES).where(_FILES.c.name.in_(part))))
+
+
+def _retried_values(number: int, row: RejectedRow) -> dict[str, Any]:
+    return {"batch": number, "stream": row.stream, "rejected_in": row.batch, "file": row.file, "record": row.record}
 
 
 def _upsert(

@@ -74,6 +74,7 @@ class State(IntEnum):
     MALFORMED = 1
     REJECTED = 2
     DUPLICATE = 3
+    FILTERED = 4
     MEMBER = 10
     NOTE = 11
 

@@ -122,6 +122,8 @@ def low_bound(
     if is_bytes(target):
         array, valid = coerce(column, target, name)
         return (_successors(array) if strict else array), valid
+    if column.type == target and not offset and not strict:
+        return coerce(column, target, name)
     words, valid, _, over = _scaled(column, target, name, offset, low=True, strict=strict)
     return fixed_to_array(target, [words]), _both(valid, over)
 
@@ -138,7 +140,7 @@ def high_bound(
 
     There is no greatest text below another text, so for text and binary types the caller handles `strict`.
     """
-    if is_bytes(target):
+    if is_bytes(target) or (column.type == target and not offset and not strict):
         return coerce(column, target, name)
     words, valid, under, _ = _scaled(column, target, name, offset, low=False, strict=strict)
     return fixed_to_array(target, [words]), _both(valid, under)

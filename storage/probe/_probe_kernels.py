@@ -26,13 +26,18 @@ if TYPE_CHECKING:
 __all__ = [
     "FACTS",
     "FACTS_OF_A_COLUMN",
+    "GROUP",
+    "ask_for_facts",
     "describe_pages",
     "greatest_key",
+    "guess_rows",
     "is_null",
+    "key_block",
     "locate_frames",
     "probe_pages",
     "rows_of",
     "value_above",
+    "write_row",
 ]
 
 FACTS = 3
@@ -40,10 +45,11 @@ FACTS = 3
 unit of the key above the base, and what is to be added for the whole part to be the row."""
 FACTS_OF_A_COLUMN = 2
 """Words of a page's column: its directory entry."""
+GROUP = 8
+"""Keys searched between two requests for memory: two groups of lines are about what a core can wait for at once."""
 
-_GROUP = 8  # of keys: two groups of lines are about what a core can wait for at once
 _SAMPLES = 32
-_IN_GUESSES = np.uint64(2 * _GROUP - 1)
+_IN_GUESSES = np.uint64(2 * GROUP - 1)
 _U8, _U16 = np.uint64(0xFF), np.uint64(0xFFFF)
 _KEY_WIDTH = np.uint64(16)
 _BITMAP, _WIDTH, _ROWS = np.uint64(32), np.uint64(48), np.uint64(32)
@@ -185,7 +191,7 @@ def _ask_for(frames: Bytes, place: int) -> None:
 
 
 @njit(inline="always")
-def _ask_for_facts(facts: Bytes, nbytes: int, frame: Int32s, begin: int, stop: int) -> None:
+def ask_for_facts(facts: Bytes, nbytes: int, frame: Int32s, begin: int, stop: int) -> None:
     """Ask for what is known of the pages of some keys."""
     for i in range(begin, stop):
         if frame[i] >= 0:
@@ -195,7 +201,7 @@ def _ask_for_facts(facts: Bytes, nbytes: int, frame: Int32s, begin: int, stop: i
 
 
 @njit(inline="always")
-def _guess_rows(
+def guess_rows(
     frames: Bytes,
     page_size: int,
     facts: Words,
@@ -225,6 +231,40 @@ def _guess_rows(
                 packed = facts[fact + _U64(FACTS + FACTS_OF_A_COLUMN * word + 1)]
                 _ask_for(frames, page + _I64(packed & _U16) + at * _I64(_width(packed)))
         guess[i & _IN_GUESSES] = at
+
+
+@njit(inline="always")
+def key_block(packed: np.uint64) -> tuple[int, int, int]:
+    """Return rows, width and place of a page's keys, from the third word of its facts."""
+    return _I64(packed >> _ROWS), _I64((packed >> _KEY_WIDTH) & _U8), _I64(packed & _U16)
+
+
+@njit(inline="always")
+def write_row(
+    frames: Bytes,
+    page: int,
+    facts: Words,
+    fact: np.uint64,
+    at: int,
+    sizes: Int64s,
+    starts: Int64s,
+    out: Bytes,
+    valid: Bytes,
+    missing: Int64s,
+    results: np.uint64,
+) -> None:
+    """Write the columns of a row of a page as a result; row -1 gives nulls."""
+    for word in range(len(sizes)):
+        value, present = _U64(0), at >= 0
+        if present:
+            entry = fact + _U64(FACTS + FACTS_OF_A_COLUMN * word)
+            packed = facts[entry + _U64(1)]
+            present = not is_null(frames, page, packed, at)
+            if present:
+                value = facts[entry] + value_above(frames, page, packed, at)
+        valid[word, results] = present
+        missing[word] += not present
+        store_u64(out, starts[word] + _I64(results) * sizes[word], value)
 
 
 @njit(inline="always")
@@ -267,17 +307,7 @@ def _write_results(
         source[results] = i
         if at < 0 and (not outer or place == -1):
             continue
-        for word in range(len(sizes)):
-            value, present = _U64(0), at >= 0
-            if present:
-                entry = fact + _U64(FACTS + FACTS_OF_A_COLUMN * word)
-                packed = facts[entry + _U64(1)]
-                present = not is_null(frames, page, packed, at)
-                if present:
-                    value = facts[entry] + value_above(frames, page, packed, at)
-            valid[word, results] = present
-            missing[word] += not present
-            store_u64(out, starts[word] + _I64(results) * sizes[word], value)
+        write_row(frames, page, facts, fact, at, sizes, starts, out, valid, missing, results)
         results += _U64(1)
     return results
 
@@ -324,15 +354,15 @@ def probe_pages(
     stride, words = facts.shape[1], len(sizes)
     flat, flat_guesses = facts.reshape(facts.size), guesses.reshape(guesses.size)
     lines, nbytes = flat.view(np.uint8), WORD * stride
-    guess = np.empty(2 * _GROUP, dtype=np.int64)
-    begin, results, group, end = _U64(0), _U64(0), _U64(_GROUP), _U64(len(key))
+    guess = np.empty(2 * GROUP, dtype=np.int64)
+    begin, results, group, end = _U64(0), _U64(0), _U64(GROUP), _U64(len(key))
     stop = min(group, end)
-    _ask_for_facts(lines, nbytes, frame, begin, min(stop + group, end))
-    _guess_rows(frames, page_size, flat, flat_guesses, stride, words, key, above, frame, begin, stop, guess)
+    ask_for_facts(lines, nbytes, frame, begin, min(stop + group, end))
+    guess_rows(frames, page_size, flat, flat_guesses, stride, words, key, above, frame, begin, stop, guess)
     while begin < end:
         ahead = min(stop + group, end)
-        _ask_for_facts(lines, nbytes, frame, ahead, min(ahead + group, end))
-        _guess_rows(frames, page_size, flat, flat_guesses, stride, words, key, above, frame, stop, ahead, guess)
+        ask_for_facts(lines, nbytes, frame, ahead, min(ahead + group, end))
+        guess_rows(frames, page_size, flat, flat_guesses, stride, words, key, above, frame, stop, ahead, guess)
         results = _write_results(
             frames, page_size, flat, stride, key, above, frame, outer, begin, stop, guess, sizes, starts, out, valid,
             missing, row, source, results,

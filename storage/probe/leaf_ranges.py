@@ -53,6 +53,11 @@ class LeafRanges:
         """Return the maximum bytes for a number of leaves."""
         return 4 * (_PER_LEAF * leaves + 1)
 
+    @property
+    def separators(self) -> NDArray[np.uint64]:
+        """Separator before each leaf."""
+        return self._separators
+
     def locate(self, keys: KeyWords, frame_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
         """Find the leaf of each key, and its frame.
 

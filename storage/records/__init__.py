@@ -14,15 +14,24 @@ if TYPE_CHECKING:
     from headrace.storage.errors import RecordFileError
     from headrace.storage.records.formats import COMPRESSIONS, SUFFIXES, Kind, RecordFormat, compression_of, kind_of
     from headrace.storage.records.inference import infer_columns, sound_batches, with_delimiter
+    from headrace.storage.records.originals import (
+        INEXACT,
+        Originals,
+        original_heading,
+        original_records,
+        read_originals,
+    )
     from headrace.storage.records.pieces import Piece, split
     from headrace.storage.records.reading import raw_records, read_records
     from headrace.storage.records.records import REJECTS, Records
 
 __all__ = [
     "COMPRESSIONS",
+    "INEXACT",
     "REJECTS",
     "SUFFIXES",
     "Kind",
+    "Originals",
     "Piece",
     "RecordFileError",
     "RecordFormat",
@@ -30,7 +39,10 @@ __all__ = [
     "compression_of",
     "infer_columns",
     "kind_of",
+    "original_heading",
+    "original_records",
     "raw_records",
+    "read_originals",
     "read_records",
     "sound_batches",
     "split",
@@ -41,7 +53,9 @@ _HOMES = {
     "COMPRESSIONS": "headrace.storage.records.formats",
     "REJECTS": "headrace.storage.records.records",
     "SUFFIXES": "headrace.storage.records.formats",
+    "INEXACT": "headrace.storage.records.originals",
     "Kind": "headrace.storage.records.formats",
+    "Originals": "headrace.storage.records.originals",
     "Piece": "headrace.storage.records.pieces",
     "RecordFileError": "headrace.storage.errors",
     "RecordFormat": "headrace.storage.records.formats",
@@ -49,7 +63,10 @@ _HOMES = {
     "compression_of": "headrace.storage.records.formats",
     "infer_columns": "headrace.storage.records.inference",
     "kind_of": "headrace.storage.records.formats",
+    "original_heading": "headrace.storage.records.originals",
+    "original_records": "headrace.storage.records.originals",
     "raw_records": "headrace.storage.records.reading",
+    "read_originals": "headrace.storage.records.originals",
     "read_records": "headrace.storage.records.reading",
     "sound_batches": "headrace.storage.records.inference",
     "split": "headrace.storage.records.pieces",

@@ -16,7 +16,7 @@ from headrace.storage.errors import RecordFileError
 from headrace.storage.records import _csv_kernels as kernels
 from headrace.storage.records._value_kernels import equal_fields
 from headrace.storage.records.records import Records, Rejections
-from headrace.storage.records.sources import BlockReader, is_utf8, open_text
+from headrace.storage.records.sources import BlockReader, is_utf8, open_text, reading
 from headrace.storage.records.values import Fields, convert, decoded
 
 if TYPE_CHECKING:
@@ -27,7 +27,16 @@ if TYPE_CHECKING:
     from headrace.storage.records.formats import RecordFormat, StrPath
     from headrace.storage.records.pieces import Piece
 
-__all__ = ["CsvBlock", "block_fields", "column_places", "csv_blocks", "csv_records", "dialect", "read_heading"]
+__all__ = [
+    "CsvBlock",
+    "block_fields",
+    "column_places",
+    "csv_blocks",
+    "csv_records",
+    "dialect",
+    "heading_text",
+    "read_heading",
+]
 
 _ROWS = (1 << 16) - 40  # no power of two: columns would share lines of the processor's cache
 _LEAST_ROWS = 1 << 10
@@ -61,6 +70,20 @@ def read_heading(path: StrPath, form: RecordFormat) -> list[str] | None:
     with open_text(path, form) as source:
         reader = BlockReader(source)
         return None if _heading_end(reader, path, form) is None else _names(reader, path, form)
+
+
+def heading_text(path: StrPath, form: RecordFormat) -> str | None:
+    """Return the first record of a file as text, or None if it has no record.
+
+    Raises
+    ------
+    RecordFileError
+        If the heading cannot be read.
+    """
+    with reading(path, form.kind), open_text(path, form) as source:
+        reader = BlockReader(source)
+        end = _heading_end(reader, path, form)
+        return None if end is None else decoded(reader.data[reader.position : end]).strip("\r\n")
 
 
 def _heading_end(reader: BlockReader, path: StrPath, form: RecordFormat) -> int | None:
@@ -156,6 +179,10 @@ class CsvBlock:
     def text(self, record: int) -> str:
         """Return a record as it came; bytes that are not UTF-8 in hexadecimal."""
         return decoded(self.data[self.bounds[0, record] : self.bounds[1, record]])
+
+    def raw(self, record: int) -> bytes:
+        """Return the bytes of a record as it came, in UTF-8 if the file has another encoding."""
+        return bytes(self.data[self.bounds[0, record] : self.bounds[1, record]])
 
 
 def csv_blocks(piece: Piece, form: RecordFormat, columns: int) -> Iterator[CsvBlock]:

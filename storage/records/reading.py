@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace.storage.records.formats import RecordFormat, StrPath
     from headrace.storage.records.records import Records
 
-__all__ = ["lines_of", "raw_records", "read_records"]
+__all__ = ["lines_of", "raw_bytes", "raw_records", "read_records"]
 
 _BLANKS = b" \t\r\n"
 _BOM = b"\xef\xbb\xbf"
@@ -90,24 +90,43 @@ def raw_records(path: StrPath, form: RecordFormat, numbers: Sequence[int]) -> li
             from headrace.storage.records.parquet_files import parquet_raw  # noqa: PLC0415 - loaded only for it
 
             return parquet_raw(str(path), numbers)
-        texts = dict(_texts(str(path), form, set(numbers)))
-    missing = [number for number in numbers if number not in texts]
+    return [raw.decode("utf-8", "backslashreplace") for raw in raw_bytes(path, form, numbers)]
+
+
+def raw_bytes(path: StrPath, form: RecordFormat, numbers: Sequence[int]) -> list[bytes]:
+    """Return the bytes of records of text, in UTF-8 if the file has another encoding.
+
+    Parameters
+    ----------
+    path, form
+        The file, and its format.
+    numbers
+        Numbers of records, from 1.
+
+    Raises
+    ------
+    RecordFileError
+        If the file cannot be read, or has fewer records.
+    """
+    with reading(path, form.kind):
+        found = dict(_raw(str(path), form, set(numbers)))
+    missing = [number for number in numbers if number not in found]
     if missing:
         raise RecordFileError(f"{path} has no record {missing[0]}; it has changed since it was read")
-    return [texts[number] for number in numbers]
+    return [found[number] for number in numbers]
 
 
-def _texts(path: str, form: RecordFormat, numbers: set[int]) -> Iterator[tuple[int, str]]:
+def _raw(path: str, form: RecordFormat, numbers: set[int]) -> Iterator[tuple[int, bytes]]:
     last = max(numbers)
     if form.kind == "json":
-        yield from (item for item in lines_of(path, form, last) if item[0] in numbers)
+        yield from (item for item in raw_lines(path, form, last) if item[0] in numbers)
         return
     columns = len(read_heading(path, form) or ()) if form.header else 1
     first = 1
     ordered = sorted(numbers)
     for block in csv_blocks(Piece(path), form, columns):
         inside = ordered[bisect.bisect_left(ordered, first) : bisect.bisect_left(ordered, first + block.records)]
-        yield from ((number, block.text(number - first)) for number in inside)
+        yield from ((number, block.raw(number - first)) for number in inside)
         first += block.records
         if first > last:
             return
@@ -115,6 +134,12 @@ def _texts(path: str, form: RecordFormat, numbers: set[int]) -> Iterator[tuple[i
 
 def lines_of(path: str, form: RecordFormat, last: int) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file that are records, up to a number."""
+    for number, line in raw_lines(path, form, last):
+        yield number, line.decode("utf-8", "backslashreplace")
+
+
+def raw_lines(path: str, form: RecordFormat, last: int) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file that are records, up to a number, as bytes."""
     number = 0
     with open_text(path, form) as source:
         lines = source if isinstance(source, io.BufferedIOBase) else io.BufferedReader(source)
@@ -122,6 +147,6 @@ def lines_of(path: str, form: RecordFormat, last: int) -> Iterator[tuple[int, st
             text = line.removeprefix(_BOM) if place == 0 else line
             if text.strip(_BLANKS):
                 number += 1
-                yield number, text.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
+                yield number, text.rstrip(b"\r\n")
             if number == last:
                 return

@@ -113,6 +113,7 @@ def test_outcomes_take_precedence_from_rejected_down():
     assert [str(o) for o in sorted(Outcome, key=lambda o: -o.severity)] == [
         "rejected",
         "duplicate",
+        "filtered",
         "late",
         "unknown",
         "inferred",

@@ -12,6 +12,7 @@ import numpy as np
 
 from headrace.storage.leaf import FixedRows, gather
 from headrace.storage.probe import LeafRanges, RowHash, SlotForm
+from headrace.storage.probe import _nearest_kernels as nearest_kernels
 from headrace.storage.probe import _probe_kernels as kernels
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.joins.predicates import NearestWords
     from headrace.storage.format import KeyWords
     from headrace.storage.tree import Snapshot
 
@@ -101,6 +103,38 @@ class DirectLookup:
         results = kernels.probe_pages(
             frames, self._layout.page_size, self._descriptors, self._guesses, keys.words, keys.above, frame, outer,
             fixed.sizes, fixed.starts, fixed.out, fixed.valid, fixed.missing, row, source,
+        )  # fmt: skip
+        source = source[:results]
+        return LookupResult(source, self._in_order(fixed.arrays(results), frames, frame, row, source))
+
+    def resume(self, words: NearestWords, leaf: NDArray[np.int32], frame_of: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the frames of the leaves that keys go on to, whose own leaf could not decide.
+
+        -1 is a leaf in no frame, -2 one that cannot have a match.
+        """
+        separators, far = self._ranges.separators, words.far_ends
+        inside = (leaf >= 0) & (leaf < len(separators))
+        place = np.clip(leaf, 0, len(separators) - 1)
+        bound = separators[np.minimum(place + 1, len(separators) - 1) if words.last else place]
+        possible = inside & ((far < bound) if words.last else (far >= bound))
+        return np.where(possible, frame_of[place], np.int32(-2))
+
+    def probe_nearest(
+        self,
+        frames: NDArray[np.uint8],
+        words: NearestWords,
+        leaf: NDArray[np.int32],
+        frame: NDArray[np.int32],
+        frame_of: NDArray[np.int32],
+        outer: bool,
+    ) -> LookupResult:
+        """Find the nearest rows in cached pages. See `headrace.storage.probe._nearest_kernels.probe_nearest`."""
+        fixed = FixedRows(self._fixed, len(words))
+        row, source = np.empty((2, len(words)), dtype=np.int32)
+        results = nearest_kernels.probe_nearest(
+            frames, self._layout.page_size, self._descriptors, self._guesses, words.near, words.far, words.span,
+            words.last, self._ranges.separators, frame_of, leaf, frame, outer, fixed.sizes, fixed.starts, fixed.out,
+            fixed.valid, fixed.missing, row, source,
         )  # fmt: skip
         source = source[:results]
         return LookupResult(source, self._in_order(fixed.arrays(results), frames, frame, row, source))

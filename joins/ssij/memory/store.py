@@ -97,7 +97,9 @@ class Store:
     columns
         Relation columns of the results.
     equality
-        Whether keys are looked up, not ranges of keys. Only then can there be tiers or direct look-ups.
+        Whether keys are looked up, not ranges of keys. Only then can there be tiers.
+    nearest
+        Whether the one row nearest to a key is looked up. Like equality it allows direct look-ups.
     deadlines
         How long tuples may wait.
     """
@@ -112,6 +114,7 @@ class Store:
         columns: Sequence[str],
         *,
         equality: bool,
+        nearest: bool = False,
         deadlines: Deadlines | None = None,
     ) -> None:
         self.snapshot = snapshot
@@ -131,7 +134,7 @@ class Store:
         self.max_scan = options.max_scan
         frame_maps = frame_maps_nbytes(snapshot)
         spare = budget.limit - least_memory(snapshot, reader, frame_maps, direct=False)
-        direct = equality and not self.paged and DirectLookup.possible(snapshot, columns, spare)
+        direct = (equality or nearest) and not self.paged and DirectLookup.possible(snapshot, columns, spare)
         self._frame_maps = frame_maps + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
         pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps, direct=direct)
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages, parts_to_read_into(pages, reader.device))
@@ -144,7 +147,7 @@ class Store:
             columns,
             budget,
             self.cache,
-            None if self._fixed else self.direct,
+            None if self._fixed or nearest else self.direct,
             equality=equality,
             beside_pages=options.record_tier,
         )

@@ -247,7 +247,8 @@ class _Step:
         An active record tier and the filter need to see each page with its matches as it is read.
         """
         direct, tiers = self._store.direct, self._store.tiers
-        if direct is None or tiers.filter is not None or tiers.records_active or not self._keep.all():
+        equality = isinstance(self._context.bound, BoundEquality)
+        if direct is None or not equality or tiers.filter is not None or tiers.records_active or not self._keep.all():
             return None
         return _CachedJoin(self._context, direct, self._chunks)
 

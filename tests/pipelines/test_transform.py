@@ -1,0 +1,365 @@
+"""Transformations in pipeline files: real runs against an oracle in plain Python, and what is refused."""
+
+import csv
+import datetime as dt
+import re
+from decimal import Decimal
+
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from headrace.pipelines.errors import BatchError, PipelineFileError
+from headrace.pipelines.runner import run
+
+pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("spark")]
+
+SCHEMA = {"id": "bigint", "day": "string", "customer": "string", "price": "string", "quantity": "int", "kind": "string"}
+STEPS = [
+    {"where": "kind <> 'test'"},
+    {"rename": {"kind": "category"}},
+    {"derive": {"price": "CAST(price AS decimal(10,2))", "day": "to_date(day, 'dd.MM.yyyy')"}},
+    {"derive": {"total": "CAST(price * quantity AS decimal(12,2))", "customer": "upper(trim(customer))"}},
+    {"where": "total > 0"},
+    {"select": ["customer", "id", "day", "total", "category"]},
+]
+
+
+class Shop:
+    """A folder with a pipeline file and the files of its source."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.lines = []
+        (folder / "in").mkdir(parents=True)
+        self.document = {
+            "name": "orders",
+            "source": {"format": "csv", "path": "in", "schema": SCHEMA},
+            "transform": STEPS,
+            "dimensions": {"customer": {"path": "w/customer", "natural_key": ["name"], "columns": {"name": "string"},
+                                        "shards": 2}},
+            "lookups": [{"dimension": "customer", "role": "customer", "on": {"customer": "name"}, "policy": "infer"}],
+            "sink": {"path": "w/facts"},
+            "trigger": {"max_files": 1},
+            "replicas": "../replicas",
+        }  # fmt: skip
+
+    @property
+    def pipeline(self):
+        return self.folder / "pipeline.yml"
+
+    def write(self, **changes):
+        """Write the pipeline file with changes, and return its lines."""
+        self.pipeline.write_text(yaml.safe_dump({**self.document, **changes}, sort_keys=False))
+        return self.pipeline.read_text().splitlines()
+
+    def add(self, rows):
+        """Put a file of rows into the source's folder."""
+        path = self.folder / "in" / f"{len(self.lines):03d}.csv"
+        with path.with_name(".hidden").open("w", newline="") as stream:
+            csv.writer(stream).writerows([SCHEMA, *rows])
+        path.with_name(".hidden").rename(path)
+        self.lines.append([line.decode() for line in path.read_bytes().splitlines()])
+
+    def read(self, name="facts", order="id"):
+        """Return the rows of a Delta table."""
+        return sorted(DeltaTable(str(self.folder / "w" / name)).to_pyarrow_table().to_pylist(), key=lambda r: r[order])
+
+
+@pytest.fixture
+def shop(tmp_path):
+    return Shop(tmp_path / "shop")
+
+
+def rows_of(rng, count, first=0):
+    """Return rows, some of which are filtered, some of which do not convert."""
+
+    def pick(values):
+        return values[int(rng.integers(len(values)))]
+
+    return [
+        (
+            first + i,
+            pick(["01.02.2024", "29.02.2024", "30.02.2024"] if i % 5 == 0 else ["03.04.2024"]),
+            pick([" ann", "Bob ", "CY", "", f"new{first + i}"]),
+            pick(["1.50", "2", "-1", "", "n/a"] if i % 3 == 0 else ["12.25", "3"]),
+            pick([1, 2, 3, ""]),
+            pick(["test", "book", "toy", ""]),
+        )
+        for i in range(count)
+    ]
+
+
+def expected_of(row):
+    """Return what becomes of a row: 'filtered', the columns that fail, or the fact."""
+    identity, day, customer, price, quantity, kind = row
+    if kind in ("test", ""):
+        return "filtered"
+    failed = []
+    if price and not re.fullmatch(r"-?\d+(\.\d+)?", price):
+        failed.append("price")
+    date = None
+    try:
+        date = dt.datetime.strptime(day, "%d.%m.%Y").replace(tzinfo=dt.UTC).date()
+    except ValueError:
+        failed.append("day")
+    if failed:
+        return sorted(failed)
+    total = None if price == "" or quantity == "" else (Decimal(price) * quantity).quantize(Decimal("0.01"))
+    if total is None or total <= 0:
+        return "filtered"
+    name = customer.strip().upper() or None
+    return {"customer": name, "id": identity, "day": date, "total": total, "category": kind}
+
+
+def check(shop, files, result):
+    """Compare facts, rejected rows and counts with the oracle."""
+    judged = [(number, at, expected_of(row)) for number, rows in enumerate(files) for at, row in enumerate(rows, 1)]
+    facts = [each for _, _, each in judged if isinstance(each, dict)]
+    members = {row["name"]: row["customer_key"] for row in shop.read("customer", "customer_key")}
+    found = shop.read()
+    assert [{name: row[name] for name in facts[0]} for row in found] == sorted(facts, key=lambda row: row["id"])
+    assert all(row["customer_key"] == members[row["customer"]] for row in found)
+    assert set(members) == {None} | {row["customer"] for row in facts}
+    rejected = {
+        (f"{number:03d}.csv", at): (each, shop.lines[number][at])
+        for number, at, each in judged
+        if isinstance(each, list)
+    }
+    errors = shop.read("facts_errors", "_record_number")
+    told = {
+        (row["_file"], row["_record_number"]): (sorted(cause["column"] for cause in row["causes"]), row["record"])
+        for row in errors
+    }
+    assert told == rejected
+    assert len(errors) == len(rejected)
+    if result is not None:
+        assert result.total("loaded") == len(facts)
+        assert result.as_dict()["filtered"] == sum(each == "filtered" for _, _, each in judged)
+        assert result.as_dict()["outcomes"]["filtered"] == result.as_dict()["filtered"]
+        assert result.total("rejected") == len(rejected)
+        assert result.total("rows_in") == len(judged)
+
+
+def test_steps_are_applied_in_order_and_every_record_is_accounted_for(shop, rng):
+    shop.write()
+    files = [rows_of(rng, 60), rows_of(rng, 40, 1000)]
+    for rows in files:
+        shop.add(rows)
+    result = run(shop.pipeline)
+    check(shop, files, result)
+    assert list(DeltaTable(str(shop.folder / "w/facts")).schema().to_arrow().names)[:5] == [
+        "customer", "id", "day", "total", "category",
+    ]  # fmt: skip
+
+
+class CrashError(Exception):
+    """Raised by a hook in place of a crash."""
+
+
+@pytest.mark.timeout(900)
+def test_a_crash_at_any_step_changes_nothing(shop, rng):
+    shop.write()
+    files = []
+    for number, step in enumerate(
+        ("before join", "after join", "after members:customer", "after facts", "after errors")
+    ):
+        files.append(rows_of(rng, 40, 1000 * number))
+        shop.add(files[-1])
+
+        def crash(name, step=step):
+            if name == step:
+                raise CrashError(step)
+
+        with pytest.raises(BatchError, match=step):
+            run(shop.pipeline, hook=crash)
+        if number == 2:
+            shop.write(lookups=[{**shop.document["lookups"][0]}], trigger={"max_files": 2})
+    result = run(shop.pipeline)
+    assert result.as_dict()["filtered"] == result.as_dict()["outcomes"].get("filtered", 0)
+    check(shop, files, None)
+
+
+RULES = """
+import pandas as pd
+from pyspark.sql import functions as F
+import helpers
+
+seen = []
+
+
+@F.udf("string")
+def word(text):
+    return helpers.spelled(text)
+
+
+@F.pandas_udf("long")
+def plus(values: pd.Series) -> pd.Series:
+    assert values.notna().all(), "a closed row reached the function"
+    return values + 1
+
+
+def clean(frame):
+    frame = frame.where("kind is not null").withColumn("_no", F.lit(1)).drop("_no")
+    return frame
+
+
+def tidy(frame):
+    tidied = frame.where("kind is not null and quantity > 1").withColumn("spelled", word("kind"))
+    return tidied.withColumn("next", plus("id")).where(word("kind") != "TOY").select("next", "id", "spelled")
+
+
+def plain(frame):
+    return frame.select((F.col("id") * 2).alias("double"), "id", F.lit(None).cast("string").alias("nothing"))
+
+
+def stateful(frame):
+    seen.append(1)
+    return frame.withColumn("calls", F.lit(len(seen)))
+
+
+def not_a_frame(frame):
+    return frame.count()
+
+
+def other(frame):
+    return frame.sparkSession.range(3)
+
+
+def broken(frame):
+    return frame.nothing
+
+
+def last(frame):
+    from pyspark.sql import Window
+    return frame.withColumn("n", F.row_number().over(Window.orderBy("id")))
+
+
+def fails(frame):
+    return frame.withColumn("spelled", F.udf(lambda text: 1 // 0, "int")("id"))
+"""
+
+
+def test_a_python_function_sees_open_rows_only(shop):
+    (shop.folder / "rules.py").write_text(RULES)
+    (shop.folder / "helpers.py").write_text("def spelled(text):\n    return text.upper()\n")
+    shop.write(transform=[{"python": "rules:tidy"}, {"python": "rules:plain"}, {"derive": {"next": "id + 1"}}],
+               dimensions={}, lookups=[], duplicates={"key": ["id"], "shards": 1})  # fmt: skip
+    rows = [
+        (1, "", "a", "", 2, "book"),
+        (2, "", "a", "", 1, "book"),
+        (3, "", "a", "", 9, ""),
+        (4, "", "b", "", 3, "toy"),
+    ]
+    shop.add([*rows, ("x", "", "", "", "", ""), (5, "", "b", "", 3, "map"), (5, "", "b", "", 3, "map")])
+    result = run(shop.pipeline)
+    wanted = [{"double": 2 * i, "id": i, "nothing": None, "next": i + 1, "_outcome": "matched"} for i in (1, 5)]
+    assert shop.read() == wanted
+    counts = ("rows_in", "loaded", "dropped", "rejected", "filtered")
+    assert [result.as_dict()[name] for name in counts] == [7, 2, 1, 1, 3]
+    shop.write(transform=[{"python": "rules:fails"}], dimensions={}, lookups=[], duplicates={"key": ["id"]},
+               sink={"path": "w/others"}, name="others")  # fmt: skip
+    with pytest.raises(
+        BatchError,
+        match=r"function in transform.0.python or .*: integer division.*ZeroDivisionError",
+    ):
+        run(shop.pipeline)
+
+
+REFUSED = [
+    ([{"where": "knd <> 'test'"}], "where", "there is no column 'knd' (did you mean 'kind'?); this step has id, day"),
+    ([{"derive": {"a": "rand()"}}], "a:", "rand() may give another value"),
+    ([{"derive": {"a": "date_add(now(), 1)"}}], "a:", "now() may give another value"),
+    ([{"derive": {"a": "unix_timestamp()"}}], "a:", "current_timestamp() may give another value"),
+    ([{"derive": {"a": "uuid()"}}], "a:", "uuid() may give"),
+    ([{"derive": {"a": "monotonically_increasing_id()"}}], "a:", "monotonically_increasing_id() may give"),
+    ([{"derive": {"a": "input_file_name()"}}], "a:", "input_file_name() may give"),
+    ([{"derive": {"a": "current_user()"}}], "a:", "current_user() may give"),
+    ([{"derive": {"a": "cast('today' as date)"}}], "a:", "the text 'today' as a time may give"),
+    ([{"derive": {"a": "to_timestamp(' Now ')"}}], "a:", "as a time may give"),
+    ([{"derive": {"a": "DATE 'Today'"}}], "a:", "changes from day to day"),
+    ([{"derive": {"a": "sum(id)"}}], "a:", "an aggregate combines several records"),
+    ([{"derive": {"a": "row_number() over (order by id)"}}], "a:", "Spark's operator Window is not allowed"),
+    ([{"derive": {"a": "explode(array(1, 2))"}}], "a:", "Spark's operator Generate is not allowed: explode"),
+    ([{"derive": {"a": "(select max(id) from range(3))"}}], "a:", "a subquery reads rows outside the record"),
+    ([{"derive": {"a": "id +"}}], "a:", "correct the expression"),
+    ([{"derive": {"a": "nofunction(id)"}}], "a:", "nofunction"),
+    ([{"derive": {"a": "id", "b": "a + 1"}}], "b:", "'a' is derived in this step"),
+    ([{"derive": {"Kind": "id"}}], "Kind", "differ only in case; write 'kind'"),
+    ([{"derive": {"_state": "0"}}], "_state", "begins with '_', which is kept for Headrace"),
+    ([{"derive": {"a": "array(id)"}}], "derive", "column 'a' has the type array<bigint>, which facts cannot hold"),
+    ([{"derive": {"a": "null"}}], "derive", "column 'a' has the type void"),
+    ([{"where": "kind"}], "where", "FILTER_NOT_BOOLEAN|boolean|BOOLEAN"),
+    ([{"rename": {"kin": "category"}}], "kin:", "there is no column 'kin' (did you mean 'kind'?)"),
+    ([{"rename": {"kind": "DAY"}}], "rename", "column 'DAY' and 'day' differ only in case"),
+    ([{"rename": {"kind": "id"}}], "rename", "column 'id' occurs twice"),
+    ([{"select": ["id", "price", "quantitty"]}], "quantitty", "(did you mean 'quantity'?)"),
+    ([{"select": ["id", "id"]}], "select", "column 'id' occurs twice"),
+    (
+        [{"select": ["id"]}],
+        "customer: name",
+        "names column 'customer', which the stream after `transform` does not have",
+    ),
+    ([{"rename": {"customer": "client"}}], "customer: name", "does not have; it has id, day, client"),
+    ([{"python": "rules:stateful"}], "python", "gives two plans when it is called twice"),
+    ([{"python": "rules:not_a_frame"}], "python", "returned int; return a Spark DataFrame"),
+    ([{"python": "rules:other"}], "python", "is not made from the one that the function received"),
+    ([{"python": "rules:broken"}], "python", "rules:broken failed for an empty frame: "),
+    ([{"python": "rules:last"}], "python", "Spark's operator Window is not allowed"),
+    ([{"python": "rules:clean"}], "python", "column '_no' begins with '_'"),
+    ([{"python": "rules:tydy"}], "python", "has no function 'tydy' (did you mean 'tidy'?)"),
+    ([{"python": "ruls:tidy"}], "python", "there is no module 'ruls' (did you mean 'rules'?)"),
+    (
+        [{"derive": {"a": "id"}, "where": "true"}],
+        "derive",
+        "a step is exactly one of derive, where, rename, select, python",
+    ),
+    ([{"drive": {"a": "id"}}], "drive", "did you mean 'derive'?"),
+]
+
+
+def test_what_would_not_be_the_same_again_is_refused_with_its_line(shop):
+    (shop.folder / "rules.py").write_text(RULES)
+    (shop.folder / "helpers.py").write_text("")
+    shop.add([(1, "", "a", "", 2, "book")])
+    for steps, mark, reason in REFUSED:
+        lines = shop.write(transform=steps)
+        with pytest.raises(PipelineFileError) as error:
+            run(shop.pipeline)
+        message = str(error.value)
+        assert any(part in message for part in reason.split("|")), f"{steps}: {message}"
+        line = next(number for number, text in enumerate(lines, 1) if text.strip(" -").startswith(mark))
+        assert f"line {line}, column" in message, f"{steps}: {message}"
+    assert not (shop.folder / "w").exists()
+
+
+def test_a_condition_that_fails_rejects_the_record(shop):
+    steps = [{"rename": {"kind": "the `kind`.of"}}, {"where": "CAST(price AS int) / quantity > 1 AND id > 0"}]
+    shop.write(transform=[*steps, {"derive": {"the `kind`.of": "upper(`the ``kind``.of`)"}}])
+    shop.add(
+        [(1, "", "a", "x", 2, "map"), (2, "", "a", "7", 2, "map"), (3, "", "b", "7", 0, "b"), (4, "", "", "1", 2, "")]
+    )
+    result = run(shop.pipeline)
+    assert [(row["id"], row["the `kind`.of"]) for row in shop.read()] == [(2, "MAP")]
+    assert [result.as_dict()[name] for name in ("rows_in", "loaded", "rejected", "filtered")] == [4, 1, 2, 1]
+    errors = shop.read("facts_errors", "_record_number")
+    assert [(row["_record_number"], row["record"]) for row in errors] == [(1, "1,,a,x,2,map"), (3, "3,,b,7,0,b")]
+    assert [row["causes"][0]["value"] for row in errors] == [
+        "id = 1, price = x, quantity = 2",
+        "id = 3, price = 7, quantity = 0",
+    ]
+    assert all(row["reason"].startswith("transform.1.where: (((CAST(") for row in errors)
+
+
+def test_expressions_follow_ansi_rules_whatever_the_session_says(shop, spark):
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    try:
+        shop.write(transform=[{"derive": {"price": "CAST(price AS int)"}}])
+        shop.add([(1, "", "a", "x", 2, "book"), (2, "", "a", "7", 2, "book")])
+        result = run(shop.pipeline)
+    finally:
+        spark.conf.set("spark.sql.ansi.enabled", "true")
+    assert [(row["id"], row["price"]) for row in shop.read()] == [(2, 7)]
+    assert result.total("rejected") == 1
+    (error,) = shop.read("facts_errors", "_record_number")
+    assert error["reason"] == "price = x: transform.0.derive: CAST(price AS INT) fails for this record"
