@@ -188,6 +188,12 @@ class PageCache:
             self._resident = resident = LeafMap(self._leaf_of[frames], frames, -1)
         return resident
 
+    @property
+    def frame_array(self) -> NDArray[np.int32]:
+        """int32[leaves], the frame map of a cache that maps all leaves. Read it only."""
+        assert self._frame_of is not None
+        return self._frame_of
+
     @staticmethod
     def map_nbytes(frames_max: int, leaves: int) -> int:
         """Return the bytes of an empty cache."""

@@ -15,7 +15,6 @@ from headrace.joins.input_buffer import arrivals_at
 from headrace.joins.predicates import BoundEquality
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascending
 from headrace.joins.ssij.phases.base import ProbingPhase
-from headrace.storage.read import LeafMap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -132,9 +131,7 @@ class DirectPhase(ProbingPhase[DirectProbe]):
         cache, bound = self._store.cache, self._context.bound
         assert isinstance(bound, BoundEquality)
         keys = bound.words(batch.rows)
-        frame_of = cache.frame_map
-        assert not isinstance(frame_of, LeafMap)
-        leaf, frame, waiting = self._lookup.locate(keys, frame_of)
+        leaf, frame, waiting = self._lookup.locate(keys, cache.frame_array)
         absent, leaves = self._ask_filter(keys, leaf, frame), self._snapshot.leaves
         return DirectProbe(batch, keys, leaf, frame, waiting - absent, leaves, waiting, absent)
 
