@@ -171,6 +171,28 @@ def test_a_table_that_outgrows_even_that_ends_the_join_with_the_memory_for_a_new
         assert pa.Table.from_batches(found)["v"].null_count == 1
 
 
+@pytest.mark.parametrize("step", [1, 997])
+@pytest.mark.parametrize("spare", [0, 100_000])
+def test_leaves_may_lie_on_disk_in_any_order(build, tools, step, spare):
+    """A small commit relocates some leaves, and a large one writes all inner nodes anew."""
+    keys = np.arange(100_000)
+    with build(pa.table({"k": keys, "v": keys}), ["k"], unique=True, page_size=PAGE) as table:
+        for start in (0, 3, 500):
+            changed = np.arange(start, 100_000, 7)[:: step * 3]
+            table.apply(pa.table({"k": changed, "v": -changed}))
+            keys = np.where(np.isin(np.arange(100_000), changed), -np.arange(100_000), keys)
+        memory = tools.least_memory(SSIJ, table, "k", index="paged") + spare
+        with SSIJ(table, on="k", memory=memory, index="paged") as join:
+            assert not join.store.snapshot.in_key_order
+            asked = np.random.default_rng(8).permutation(100_000)[:20_000]
+            found = []
+            for part in np.array_split(asked, 20):
+                found += join.push(pa.record_batch({"k": part}))
+            found += join.finish()
+        rows = pa.Table.from_batches(found).sort_by("k")
+        assert rows["v"].to_pylist() == keys[np.sort(asked)].tolist()
+
+
 def test_pages_of_its_snapshot_are_not_reused_by_a_writer(build, tools):
     """The table moves on, and other commits free its pages, while the join still reads its old state."""
     rows = pa.table({"k": np.arange(200_000), "v": np.zeros(200_000, dtype=np.int64)})

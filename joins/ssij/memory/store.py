@@ -130,7 +130,7 @@ class Store:
         self._pins = 0
         self._queued = 0
         self._page = snapshot.page_size
-        self.disk_order = disk_order(snapshot)
+        self.disk_order = _NO_LEAVES if self.paged else disk_order(snapshot)
         self.max_scan = options.max_scan
         frame_maps = frame_maps_nbytes(snapshot)
         spare = budget.limit - least_memory(snapshot, reader, frame_maps, direct=False)
