@@ -4,6 +4,7 @@ import datetime as dt
 import itertools
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 
 import duckdb
 import numpy as np
@@ -19,7 +20,7 @@ from headrace.joins.predicates.offsets import ticks
 from headrace.storage.errors import KeyInputError
 
 HOW = pytest.mark.parametrize("how", ["inner", "left"])
-OPERATORS = pytest.mark.parametrize("operator", [SSIJ, IndexNestedLoops])
+OPERATORS = pytest.mark.parametrize("operator", [SSIJ, partial(SSIJ, index="paged"), IndexNestedLoops])
 
 
 @dataclass(frozen=True)
