@@ -1,4 +1,4 @@
-"""`headrace demo`: load a year of flights into a warehouse and query it."""
+"""`headrace demo`: load a year of flights into a warehouse and query it. `brokerage` has its subcommand."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from headrace.cli.blocks import Grid, Pairs, Text
-from headrace.cli.options import FOLDER, ReportingCommand, pass_console
+from headrace.cli.options import FOLDER, ReportingGroup, pass_console
 from headrace.cli.run import load, outcome_pairs
 
 if TYPE_CHECKING:
@@ -34,14 +35,28 @@ class Demo:
     facts: Facts
 
 
-@click.command("demo", cls=ReportingCommand, short_help="Load a year of real flights and query the warehouse.")
+@click.group(
+    "demo",
+    cls=ReportingGroup,
+    places={"brokerage": "headrace.cli.brokerage:brokerage"},
+    invoke_without_command=True,
+    short_help="Load a year of real flights and query the warehouse.",
+)
 @click.option("--dir", "folder", type=FOLDER, default=Path("demo"), show_default=True, help="Folder of the warehouse.")
 @pass_console
-def demo(console: Console, /, folder: Path) -> None:
+@click.pass_context
+def demo(ctx: click.Context, console: Console, /, folder: Path) -> None:
     """Load the flights of New York in 2013 into Delta tables and ask three questions.
 
-    Replaces an earlier demo in the folder.
+    Replaces an earlier demo in the folder. A command loads other data.
     """
+    if ctx.invoked_subcommand is None:
+        _load_flights(console, folder)
+    elif ctx.get_parameter_source("folder") is not ParameterSource.DEFAULT:
+        raise click.UsageError(f"give --dir behind the command: headrace demo {ctx.invoked_subcommand} --dir {folder}")
+
+
+def _load_flights(console: Console, folder: Path) -> None:
     from headrace.samples.demo import make_dimensions, prepare
 
     left = f"at most an unfinished demo in {folder}, which the next one replaces"

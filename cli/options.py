@@ -11,6 +11,7 @@ from typing import Any, TypeVar, cast
 import click
 
 from headrace.cli.console import Console
+from headrace.cli.lazy import LazyGroup
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -24,6 +25,7 @@ __all__ = [
     "PATH",
     "SIZE",
     "ReportingCommand",
+    "ReportingGroup",
     "csv_options",
     "match_options",
     "pass_console",
@@ -201,10 +203,22 @@ class ReportingCommand(click.Command):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.params += [
-            _console_flag(["-q", "--quiet"], "Show no progress."),
-            _console_flag(["--json", "json_mode"], "Print the result as JSON."),
-        ]
+        self.params += _console_flags()
+
+
+class ReportingGroup(LazyGroup):
+    """A group that is a command of its own, with the options of `ReportingCommand`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.params += _console_flags()
+
+
+def _console_flags() -> list[click.Parameter]:
+    return [
+        _console_flag(["-q", "--quiet"], "Show no progress."),
+        _console_flag(["--json", "json_mode"], "Print the result as JSON."),
+    ]
 
 
 def _console_flag(names: list[str], text: str) -> click.Option:

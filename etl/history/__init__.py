@@ -53,35 +53,41 @@ from typing import TYPE_CHECKING, Any
 
 from headrace.etl.history.applying import Applied, ChangeOutcome, apply_changes
 from headrace.etl.history.as_of import AsOfLookup, Operators, current_dimension, resolve_as_of
+from headrace.etl.history.cascading import Reference, cascade
 from headrace.etl.history.checking import violations
 from headrace.etl.history.declaration import AttributeType, History
 from headrace.etl.history.inferring import inferred_entries, inferred_members, special_versions
+from headrace.etl.history.snapshots import snapshot_changes
 from headrace.etl.special import Special, SpecialMembers
 
 if TYPE_CHECKING:
-    from headrace.etl.history.store import HistoryDimension
+    from headrace.etl.history.store import Follow, HistoryDimension
 
 __all__ = [
     "Applied",
     "AsOfLookup",
     "AttributeType",
     "ChangeOutcome",
+    "Follow",
     "History",
     "HistoryDimension",
     "Operators",
+    "Reference",
     "Special",
     "SpecialMembers",
     "apply_changes",
+    "cascade",
     "current_dimension",
     "inferred_entries",
     "inferred_members",
     "resolve_as_of",
+    "snapshot_changes",
     "special_versions",
     "violations",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "HistoryDimension":  # the tables import numba
-        return import_module("headrace.etl.history.store").HistoryDimension
+    if name in {"Follow", "HistoryDimension"}:  # the tables import numba
+        return getattr(import_module("headrace.etl.history.store"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from headrace.etl.history.changes import take_in
 from headrace.etl.history.declaration import AT
-from headrace.etl.history.merging import REPLAYED, Merged, merge
+from headrace.etl.history.merging import REPLAYED, WON, Merged, merge
 from headrace.etl.history.moves import moved_ranges
 from headrace.etl.history.values import differ, pick, rows_differ, single
 from headrace.etl.history.versions import Versions, present
@@ -296,13 +296,11 @@ def _reported(
 ) -> pa.Table:
     """Return outcome, cause, and lateness of the changes in input order."""
     code = np.full(len(causes), _CODE[ChangeOutcome.REJECTED], dtype=np.int8)
-    status = np.full(len(merged.status), _CODE[ChangeOutcome.SUPERSEDED], dtype=np.int8)
-    status[merged.status == REPLAYED] = _CODE[ChangeOutcome.REPLAYED]
-    won = merged.change >= 0
-    status[merged.change[won]] = outcome[won]
-    code[position] = status
+    won = merged.status == WON
+    lost = np.where(merged.status == REPLAYED, _CODE[ChangeOutcome.REPLAYED], _CODE[ChangeOutcome.SUPERSEDED])
+    code[position] = np.where(won, outcome[merged.row], lost)
     is_late = np.zeros(len(causes), dtype=np.bool_)
-    is_late[position[merged.change[won]]] = late[won]
+    is_late[position] = won & late[merged.row]
     rows, texts = routed
     cause_at = np.full(len(causes), -1, dtype=np.int64)
     mine = merged.change[rows] >= 0

@@ -1,7 +1,8 @@
 """Conversion of incoming changes to one layout. Invalid changes are rejected with a cause.
 
 Layout (`change_schema`): natural key, time, sequence, delete flag, attributes, original spelling of the key. A delete
-has only audit attributes.
+has only audit attributes. With partial changes, each register (attribute, spelling, delete flag) also has a column with
+the sequence of the change, which is null if the change does not give the register.
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def change_schema(history: History) -> pa.Schema:
             pa.field(history.is_deleted, pa.bool_()),
             *history.dimension.attributes,
             *(pa.field(name, pa.string()) for name in history.spelled.values()),
+            *(pa.field(name, history.stored_sequence) for name in history.given.values()),
         ]
     )
 
@@ -78,9 +80,12 @@ def take_in(history: History, changes: pa.Table | pa.RecordBatch) -> Intake:
     """
     _check_names(history, changes.schema)
     reader = _Reader(history, changes)
-    columns = [*reader.key(), reader.at(), reader.sequence()]
+    sequence = reader.sequence()
+    columns = [*reader.key(), reader.at(), sequence]
     deleted = reader.deleted()
-    columns += [deleted, *reader.attributes(np.asarray(deleted)), *reader.spelled()]
+    given = reader.given(np.asarray(deleted))
+    columns += [deleted, *reader.attributes(given), *reader.spelled()]
+    columns += [_only(sequence, given[name]) for name in history.given]
     rows = pa.Table.from_arrays(columns, names=change_schema(history).names)
     accepted = np.flatnonzero(np.asarray(reader.causes.is_null()))
     if len(accepted) < rows.num_rows:
@@ -88,9 +93,13 @@ def take_in(history: History, changes: pa.Table | pa.RecordBatch) -> Intake:
     return Intake(rows.cast(change_schema(history)), accepted, reader.causes)
 
 
+def _only(column: pa.Array, which: NDArray[np.bool_]) -> pa.Array:
+    return column if which.all() else pc.if_else(pa.array(which), column, pa.scalar(None, column.type))
+
+
 def _check_names(history: History, given: pa.Schema) -> None:
     wanted = [*history.dimension.natural_key, history.effective, history.sequence, history.operation]
-    wanted += history.dimension.attributes.names
+    wanted += history.dimension.attributes.names if history.partial is None else []
     missing = [name for name in wanted if name is not None and name not in given.names]
     if missing:
         raise DeclarationError(
@@ -107,6 +116,42 @@ class _Reader:
         self._changes = changes
         self._rows = changes.num_rows
         self.causes = pa.nulls(self._rows, pa.string())
+        self._listed = self._read_lists()
+
+    def _read_lists(self) -> pa.Array | None:
+        """Return the lists of given attributes, or None if no change has a list."""
+        name = self._history.partial
+        if name is None or name not in self._changes.schema.names:
+            return None
+        lists = single(self._changes.column(name))
+        kind = lists.type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)) or not (
+            pa.types.is_string(kind.value_type) or pa.types.is_large_string(kind.value_type)
+        ):
+            raise DeclarationError(
+                f"column {name!r} names the attributes that a change gives, so it is a list of text, not {kind}"
+            )
+        return lists
+
+    @property
+    def _is_full(self) -> NDArray[np.bool_]:
+        """Changes that give all attributes that the changes have columns for."""
+        return np.ones(self._rows, dtype=np.bool_) if self._listed is None else np.asarray(self._listed.is_null())
+
+    def _lists(self) -> dict[str, NDArray[np.bool_]]:
+        """Return which changes list each attribute; a list with another name rejects its change."""
+        columns = [n for n in self._history.dimension.attributes.names if n in self._changes.schema.names]
+        listed = {name: np.zeros(self._rows, dtype=np.bool_) for name in columns}
+        if self._listed is None:
+            return listed
+        rows = np.asarray(pc.list_parent_indices(self._listed))
+        names = pc.list_flatten(self._listed)
+        for name, mask in listed.items():
+            mask[rows[np.asarray(pc.fill_null(pc.equal(names, name), fill_value=False))]] = True
+        other = np.zeros(self._rows, dtype=np.bool_)
+        other[rows[~np.asarray(pc.is_in(names, value_set=pa.array(columns, names.type)))]] = True
+        self._reject(other, f"{self._history.partial!r} names what is no attribute with a column")
+        return listed
 
     def _column(self, name: str) -> pa.Array:
         column = single(self._changes.column(name))
@@ -159,9 +204,12 @@ class _Reader:
         if history.operation is None:
             return pa.repeat(pa.scalar(value=False), self._rows)
         given = self._column(history.operation)
+        carried = ~self._is_full & np.asarray(given.is_null())
         if pa.types.is_boolean(given.type):
-            self._reject(np.asarray(given.is_null()), f"{history.operation!r} is null")
+            self._reject(np.asarray(given.is_null()) & ~carried, f"{history.operation!r} is null")
             return given.fill_null(fill_value=False)
+        if pa.types.is_null(given.type):
+            given = given.cast(pa.string())
         if not (pa.types.is_string(given.type) or pa.types.is_large_string(given.type)):
             raise DeclarationError(
                 f"column {history.operation!r} says what a change does, so it is text, not {given.type}"
@@ -170,17 +218,32 @@ class _Reader:
         deleted = pc.is_in(given, value_set=deletes)
         known = pc.or_(deleted, pc.is_in(given, value_set=upserts))
         valid = ", ".join((*history.upserts, *history.deletes))
-        self._reject(~np.asarray(known), f"{history.operation!r} is none of {valid}")
+        self._reject(~np.asarray(known) & ~carried, f"{history.operation!r} is none of {valid}")
         return deleted
 
-    def attributes(self, deleted: NDArray[np.bool_]) -> list[pa.Array]:
-        """Return the attributes in their types; null for deletes, except audit attributes."""
+    def given(self, deleted: NDArray[np.bool_]) -> dict[str, NDArray[np.bool_]]:
+        """Return which changes give each register. Deletes give only audit attributes."""
+        history, every = self._history, np.ones(self._rows, dtype=np.bool_)
+        attributes = dict.fromkeys(history.dimension.attributes.names, every)
+        if history.partial is not None:
+            attributes = dict.fromkeys(attributes, ~every)
+            attributes |= {name: listed | self._is_full for name, listed in self._lists().items()}
+        given = {n: g if history.type_of(n) == "audit" else g & ~deleted for n, g in attributes.items()}
+        given |= dict.fromkeys(history.spelled.values(), every)
+        operated = ~every if history.operation is None else np.asarray(self._column(history.operation).is_valid())
+        return given | {history.is_deleted: operated}
+
+    def attributes(self, given: dict[str, NDArray[np.bool_]]) -> list[pa.Array]:
+        """Return the attributes in their types; null where a change does not give them."""
         columns = []
         for field in self._history.dimension.attributes:
+            if field.name not in self._changes.schema.names:
+                columns.append(pa.nulls(self._rows, field.type))
+                continue
             values, fits = self._fitted(field.name, field.type)
-            kept = self._history.type_of(field.name) == "audit"
-            if deleted.any() and not kept:
-                values, fits = pc.if_else(pa.array(deleted), pa.scalar(None, values.type), values), fits | deleted
+            absent = ~given[field.name]
+            if absent.any():
+                values, fits = _only(values, ~absent), fits | absent
             self._reject(~fits, f"{field.name!r} does not fit {field.type}")
             columns.append(canonical(values))
         return columns

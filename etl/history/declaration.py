@@ -18,10 +18,11 @@ from headrace.storage.format import scale_of, stored_type
 if TYPE_CHECKING:
     from headrace.etl.dimension import Dimension
 
-__all__ = ["AT", "BEGINNING", "SEQUENCE", "AttributeType", "History"]
+__all__ = ["AT", "BEGINNING", "GIVEN", "SEQUENCE", "AttributeType", "History"]
 
 AT: Final = "_at"
 SEQUENCE: Final = "_sequence"
+GIVEN: Final = "_sequence_"
 BEGINNING: Final = dt.date(1, 1, 1)
 UPSERTS: Final = ("I", "U", "insert", "update", "upsert", "update_postimage")
 DELETES: Final = ("D", "delete")
@@ -55,6 +56,9 @@ class History:
         Column of the changes that marks deletes; None if there are no deletes.
     upserts, deletes
         Values of the column `operation` for upserts and for deletes.
+    partial
+        Column of the changes with the names of the attributes that a change gives, as a list of text; all others keep
+        their value as of the time of the change. None if every change is a full row; see `headrace.etl.history`.
     type_0
         Attributes that keep their first value.
     type_1
@@ -101,6 +105,7 @@ class History:
     operation: str | None = None
     upserts: tuple[str, ...] = UPSERTS
     deletes: tuple[str, ...] = DELETES
+    partial: str | None = None
     type_0: tuple[str, ...] = ()
     type_1: tuple[str, ...] = ()
     type_1_current: tuple[str, ...] = ()
@@ -166,8 +171,20 @@ class History:
     @property
     def recorded(self) -> dict[str, str]:
         """Entry column with the value of its own change, for each column where the version may show another value."""
+        if self.partial is not None:
+            return {name: _RECORDED + name for name in self.registers}
         apart = [*self.type_0, *self.type_1, *self.type_1_current, *self.audit, *self.spelled.values()]
         return {name: _RECORDED + name for name in apart}
+
+    @property
+    def registers(self) -> tuple[str, ...]:
+        """Columns that partial changes set one by one; each has a sequence of its own."""
+        return (*self.dimension.attributes.names, *self.spelled.values(), self.is_deleted)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Column with the sequence of the change that set a register, null if no change of that time did."""
+        return {} if self.partial is None else {name: GIVEN + name for name in self.registers}
 
     @property
     def version_schema(self) -> pa.Schema:
@@ -199,6 +216,7 @@ class History:
         """Columns of an entry: the columns of its version, its time and sequence, and the values of its own change."""
         shown = self.version_schema
         own = [pa.field(column, shown.field(name).type) for name, column in self.recorded.items()]
+        own += [pa.field(column, self.stored_sequence) for column in self.given.values()]
         key = [column.with_nullable(nullable=False) for column in self.dimension.key_schema]
         rest = [column for column in shown if column.name not in self.dimension.natural_key]
         at = pa.field(AT, self.instant_type, nullable=False)
@@ -237,6 +255,20 @@ def _check_columns(history: History) -> None:
         raise DeclarationError(f"{where}: two columns are called {twice!r}; choose another name for one of them")
     if set(history.upserts) & set(history.deletes):
         raise DeclarationError(f"{where}: an operation is both in `upserts` and in `deletes`")
+    _check_partial(history, where)
+
+
+def _check_partial(history: History, where: str) -> None:
+    if history.partial is None:
+        return
+    taken = [*history.dimension.schema.names, history.effective, history.sequence, history.operation]
+    if history.partial in taken:
+        raise DeclarationError(f"{where}: `partial` names column {history.partial!r}, which has another purpose")
+    if history.type_0:
+        raise DeclarationError(
+            f"{where}: attribute {history.type_0[0]!r} of type 0 keeps the value of the first full row, so its changes "
+            "cannot be partial; give it another type, or send full rows and leave out `partial`"
+        )
 
 
 def _check_times(history: History) -> None:

@@ -3,21 +3,25 @@
 Of the changes of a member and time, the greatest sequence wins. With equal sequences, an upsert wins over a delete; of
 two upserts, the row with the smaller attributes wins, compared in the column order of the dimension, nulls last. This
 is a total order, so the winner of a set does not depend on the arrival order.
+
+With partial changes, each register (attribute, spelling, delete flag) has its own winner: the greatest sequence among
+the changes of its member and time that give it, then the smaller value, nulls last. `carrying` completes the rows.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.etl.history.carrying import Registers
 from headrace.etl.history.changes import change_schema
 from headrace.etl.history.declaration import AT, SEQUENCE
 from headrace.etl.history.instants import ticks_of
-from headrace.etl.history.values import differ_from_previous, single
+from headrace.etl.history.values import differ_from_previous, order_of, single
 from headrace.etl.ranking import rank_rows, sort_rows
 
 if TYPE_CHECKING:
@@ -51,9 +55,14 @@ class Merged:
     placeholder
         Position of the inferred entry, for the first row of an inferred member; -1 for other rows.
     change
-        Position of the winning change; -1 if the stored entry won.
+        Position of the winning change; -1 if the stored entry won. With partial changes, several may win a register
+        each; this is one of them.
     status : int8[changes]
         Status of each change: WON, REPLAYED, or SUPERSEDED.
+    row : int64[changes]
+        Row of each change's member and time.
+    own
+        Columns of entries that record what the changes of a row's member and time gave, by name.
     """
 
     columns: dict[str, pa.Array]
@@ -63,15 +72,17 @@ class Merged:
     placeholder: NDArray[np.int64]
     change: NDArray[np.int64]
     status: NDArray[np.int8]
+    row: NDArray[np.int64]
+    own: dict[str, pa.Array] = field(default_factory=dict)
 
 
 def as_changes(history: History, entries: pa.Table) -> pa.Table:
     """Return the recorded changes of stored entries in the layout of changes."""
     deleted = single(entries.column(history.is_deleted))
     columns = []
-    for field in change_schema(history):
-        column = single(entries.column(history.recorded.get(field.name, field.name)))
-        if field.name in history.versioned:
+    for column_of in change_schema(history):
+        column = single(entries.column(history.recorded.get(column_of.name, column_of.name)))
+        if column_of.name in history.versioned and history.partial is None:
             column = pc.if_else(deleted, pa.scalar(None, column.type), column)
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=change_schema(history))
@@ -93,8 +104,11 @@ def merge(history: History, entries: pa.Table, changes: pa.Table) -> Merged:
     stored, waiting = np.flatnonzero(~inferred), np.flatnonzero(inferred)
     rows = pa.concat_tables([as_changes(history, entries.take(pa.array(stored))), changes]).combine_chunks()
     ranks, waiting_ranks = _member_ranks(history, rows, entries.take(pa.array(waiting)))
+    origin = np.concatenate([stored, -1 - np.arange(changes.num_rows)])
+    if history.partial is not None:
+        return _merge_registers(history, rows, ranks, origin, (waiting, waiting_ranks))
     ordered = _Ordered(history, rows, ranks)
-    origin = np.concatenate([stored, -1 - np.arange(changes.num_rows)])[ordered.order]
+    origin = origin[ordered.order]
     winners = ordered.winners
     group = ordered.group
     old = np.full(len(winners), -1, dtype=np.int64)
@@ -104,15 +118,68 @@ def merge(history: History, entries: pa.Table, changes: pa.Table) -> Merged:
     status[-1 - origin[new & ordered.replays]] = REPLAYED
     won = origin[winners]
     status[-1 - won[won < 0]] = WON
+    row = np.empty(changes.num_rows, dtype=np.int64)
+    row[-1 - origin[new]] = group[new]
     member = ranks[ordered.order][winners]
+    columns = {name: ordered.column(name, winners) for name in rows.column_names}
     return Merged(
-        columns={name: ordered.column(name, winners) for name in rows.column_names},
+        columns=columns,
         starts=np.diff(member, prepend=-1) != 0,
         at=ordered.at[winners],
         old=old,
         placeholder=_placed(member, waiting_ranks, waiting),
         change=np.where(won < 0, -1 - won, -1),
         status=status,
+        row=row,
+        own={own: columns[name] for name, own in history.recorded.items()},
+    )
+
+
+def _merge_registers(
+    history: History,
+    rows: pa.Table,
+    ranks: NDArray[np.int64],
+    origin: NDArray[np.int64],
+    inferred: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> Merged:
+    """Merge rows register by register.
+
+    Parameters
+    ----------
+    history
+        The declaration.
+    rows
+        Stored entries, then changes, in the layout of `change_schema`.
+    ranks
+        Rank of the member of each row.
+    origin
+        Position of the stored entry, or -1 minus the position of the change, of each row.
+    inferred
+        Positions and ranks of inferred members.
+    """
+    registers = Registers(history, rows, ranks, origin < 0)
+    new = origin < 0
+    old = np.full(len(registers.first), -1, dtype=np.int64)
+    old[registers.group[~new]] = origin[~new]
+    change = np.full(len(registers.first), -1, dtype=np.int64)
+    won = new & registers.wins
+    change[registers.group[won]] = -1 - origin[won]
+    status = np.full(int(new.sum()), SUPERSEDED, dtype=np.int8)
+    status[-1 - origin[new & registers.replays]] = REPLAYED
+    status[-1 - origin[won]] = WON
+    row = np.empty(len(status), dtype=np.int64)
+    row[-1 - origin[new]] = registers.group[new]
+    columns, own = registers.columns()
+    return Merged(
+        columns=columns,
+        starts=registers.starts,
+        at=registers.at,
+        old=old,
+        placeholder=_placed(ranks[registers.first], inferred[1], inferred[0]),
+        change=change,
+        status=status,
+        row=row,
+        own=own,
     )
 
 
@@ -142,7 +209,7 @@ class _Ordered:
     def __init__(self, history: History, rows: pa.Table, ranks: NDArray[np.int64]) -> None:
         self._rows = rows
         at = ticks_of(single(rows.column(AT)))
-        sequence = _order_of(single(rows.column(SEQUENCE)))
+        sequence = order_of(single(rows.column(SEQUENCE)))
         self.order = np.lexsort((sequence, at, ranks))
         content = [name for name in rows.column_names if name not in {*history.entry_key, SEQUENCE}]
         self._break_ties(content, [ranks, at, sequence])
@@ -183,15 +250,6 @@ class _Ordered:
     def column(self, name: str, positions: NDArray[np.int64]) -> pa.Array:
         """Return the values of a column at positions of the sorted order."""
         return single(self._rows.column(name)).take(pa.array(self.order[positions]))
-
-
-def _order_of(column: pa.Array) -> NDArray[np.int64]:
-    """Return integers that sort like a column without nulls."""
-    if pa.types.is_date32(column.type) or pa.types.is_timestamp(column.type):
-        return ticks_of(column)
-    if pa.types.is_signed_integer(column.type):
-        return np.asarray(column).astype(np.int64)
-    return np.asarray(pc.rank(column, sort_keys="ascending", tiebreaker="dense")).astype(np.int64)
 
 
 def _differ(values: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -20,16 +20,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.etl.errors import DimensionError
+from headrace.etl.errors import DeclarationError, DimensionError
 from headrace.etl.history.applying import Applied, apply_changes
 from headrace.etl.history.as_of import AsOfLookup, Operators, current_dimension, resolve_as_of
-from headrace.etl.history.changes import take_in
+from headrace.etl.history.cascading import Reference, cascade
 from headrace.etl.history.checking import violations
 from headrace.etl.history.declaration import AT, History
 from headrace.etl.history.inferring import inferred_members, special_versions
+from headrace.etl.history.stored import named_members, stored_entries, time_limits
+from headrace.etl.history.values import single
 from headrace.etl.lookup import Policy
 from headrace.etl.surrogate import KeyAllocator
-from headrace.joins import SSIJ, AsOf, Range
+from headrace.joins import SSIJ, AsOf
 from headrace.storage import Table
 from headrace.storage.errors import TableExistsError
 
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-__all__ = ["HistoryDimension"]
+__all__ = ["Follow", "HistoryDimension"]
 
 _ENTRIES: Final = "entries.table"
 _CURRENT: Final = "current.table"
@@ -46,6 +48,32 @@ _LOCK: Final = "lock"
 _KEYS: Final = "headrace.history.keys"
 _FOLLOWED: Final = "headrace.history.entries"
 _WAIT: Final = 60.0
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Parent dimension whose new versions give its children new versions, and the parents that may have new ones.
+
+    Parameters
+    ----------
+    reference
+        Reference from the children to the parent.
+    parent
+        The parent dimension, with all its changes applied.
+    changed
+        Table with the natural keys of the parents that may have changed since the last cascade, such as their changes.
+    sequence
+        Sequence of the changes that the cascade causes, such as the number of the load. Each load has a greater one;
+        repeating a load with the same one has no effect.
+    audit
+        Values of audit attributes for versions that only the cascade opens.
+    """
+
+    reference: Reference
+    parent: HistoryDimension
+    changed: pa.Table | pa.RecordBatch
+    sequence: Any
+    audit: dict[str, Any] = field(default_factory=dict)
 
 
 class HistoryDimension:
@@ -128,7 +156,8 @@ class HistoryDimension:
             stored = json.loads((place / _DECLARATION).read_text())
         except FileNotFoundError:
             raise DimensionError(f"{place} holds no dimension with history; make one with `create`") from None
-        differing = [name for name, text in _described(history).items() if stored.get(name) != text]
+        described = _described(history)
+        differing = [name for name in {**described, **stored} if stored.get(name) != described.get(name)]
         if differing:
             raise DimensionError(
                 f"{place}: the dimension was made with another declaration of {', '.join(differing)}; "
@@ -159,19 +188,52 @@ class HistoryDimension:
 
     # Changes
 
-    def apply_changes(self, changes: pa.Table | pa.RecordBatch) -> Applied:
+    def apply_changes(self, changes: pa.Table | pa.RecordBatch, *, follow: Follow | None = None) -> Applied:
         """Apply changes of members in one atomic, durable commit.
 
         Parameters
         ----------
         changes
             Changes in any order; see `headrace.etl.history.apply_changes`. Repeating the same changes has no effect.
+        follow
+            Parent dimension whose new versions give its children in this dimension new versions. Their changes follow
+            `changes` in the result.
         """
         with self._writing():
-            touched = self._entries_of(changes)
+            if follow is not None:
+                changes = self._cascaded(changes, follow)
+            touched = self._entries_for(named_members(self.history, changes))
             applied = apply_changes(self.history, touched, changes, KeyAllocator(self.greatest_key))
             self._commit(applied.upserts, applied.deletes, applied.new_keys)
         return applied
+
+    def _cascaded(self, changes: pa.Table | pa.RecordBatch, follow: Follow) -> pa.Table:
+        """Return changes with those that the versions of a parent dimension cause."""
+        reference, parent = follow.reference, follow.parent
+        if reference.child != self.history or reference.parent != parent.history:
+            raise DeclarationError(
+                f"the reference leads from {reference.child.dimension.name!r} to {reference.parent.dimension.name!r}; "
+                "declare it with the histories of these two dimensions"
+            )
+        touched = self._entries_for(_distinct([named_members(self.history, changes), self._referring(follow)]))
+        parents = parent.versions_of(_distinct([_referred(reference, table) for table in (touched, changes)]))
+        return cascade(reference, touched, changes, parents, sequence=follow.sequence, audit=follow.audit)
+
+    def _referring(self, follow: Follow) -> pa.Table:
+        """Return the keys of members with an entry that refers to a parent that may have changed."""
+        names, on = list(self.history.dimension.natural_key), follow.reference.on
+        wanted = named_members(follow.parent.history, follow.changed)
+        parent = follow.parent.history.dimension
+        child_of = {column: name for name, column in on.items()}
+        found = [self.history.dimension.key_schema.empty_table()]
+        for batch in self._entries.scan():
+            referred = parent.conform_key([batch.column(child_of[name]) for name in parent.natural_key])
+            keys = [f"_key_{place}" for place in range(len(names))]
+            columns = [*(key.values for key in referred), *(batch.column(name) for name in names)]
+            rows = pa.table(columns, names=[*parent.natural_key, *keys])
+            met = rows.join(wanted, list(parent.natural_key), join_type="left semi").select(keys)
+            found.append(met.rename_columns(names).cast(found[0].schema))
+        return pa.concat_tables(found)
 
     def ensure(self, keys: pa.Table | pa.RecordBatch) -> pa.Table:
         """Return the surrogate keys of the current versions of members; missing members are inferred.
@@ -290,6 +352,8 @@ class HistoryDimension:
         """Return facts in input order with the columns that the lookup adds."""
         position = "_position"
         table = pa.table(facts) if isinstance(facts, pa.Table) else pa.Table.from_batches([facts])
+        # A join does not keep flags of columns without nulls, so the results of several joins would differ in them.
+        table = table.cast(pa.schema([column.with_nullable(nullable=True) for column in table.schema]))
         table = table.append_column(position, pa.array(np.arange(table.num_rows)))
         added = declared.added_schema()
         with self._operators(declared) as operators:
@@ -319,6 +383,17 @@ class HistoryDimension:
     @property
     def _stored_versions(self) -> pa.Schema:
         return pa.schema([self._entries.schema.field(name) for name in self.history.version_schema.names])
+
+    def versions_of(self, keys: pa.Table | pa.RecordBatch) -> pa.Table:
+        """Return all versions of some members.
+
+        Parameters
+        ----------
+        keys
+            Table with the columns of the natural key; other columns and repeated keys do not matter.
+        """
+        entries = self._entries_for(named_members(self.history, keys))
+        return entries.filter(_begins(self.history, entries)).select(self.history.version_schema.names)
 
     def inferred(self) -> pa.Table:
         """Return the inferred members: facts introduced them, and their record has not arrived."""
@@ -372,23 +447,9 @@ class HistoryDimension:
         on = lookup.entry_on(backward=backward)
         return SSIJ(self._entries, on=on, how="left", columns=lookup.entry_columns, memory=self._memory)
 
-    def _entries_of(self, changes: pa.Table | pa.RecordBatch) -> pa.Table:
-        """Return all entries of the members that changes name."""
-        keys = _distinct_keys(self.history, changes)
-        names = [f"_named_{name}" for name in self.history.dimension.natural_key]
-        low, high = _ends(self.history.instant_type, keys.num_rows)
-        stream = pa.Table.from_arrays([*keys.columns, low, high], names=[*names, "_low", "_high"])
-        on = Range("_low", "_high", AT, list(zip(names, self.history.dimension.natural_key, strict=True)))
-        wanted = self.history.entry_schema
-        with SSIJ(self._entries, on=on, columns=wanted.names, memory=self._memory) as join:
-            found = [
-                result.select(list(range(len(names) + 2, result.num_columns)))
-                for batch in stream.combine_chunks().to_batches()
-                for result in join.push(batch)
-            ]
-            found += [result.select(list(range(len(names) + 2, result.num_columns))) for result in join.finish()]
-        parts = [pa.RecordBatch.from_arrays(batch.columns, names=wanted.names) for batch in found]
-        return pa.Table.from_batches(parts).cast(wanted) if parts else wanted.empty_table()
+    def _entries_for(self, members: pa.Table) -> pa.Table:
+        """Return all entries of members, given by distinct normalized keys."""
+        return stored_entries(self.history, self._entries, members, self._memory)
 
 
 class _NewestEntry:
@@ -412,7 +473,7 @@ class _NewestEntry:
 
     def push(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Push a batch of the stream and return the results that are ready."""
-        far = _ends(self._kind, batch.num_rows)[1]
+        far = time_limits(self._kind, batch.num_rows)[1]
         return self._without_far(self._join.push(batch.append_column(self._FAR, far)))
 
     def flush(self) -> Iterator[pa.RecordBatch]:
@@ -430,17 +491,18 @@ def _begins(history: History, entries: pa.Table | pa.RecordBatch) -> Any:
     return pc.equal(entries.column(AT), entries.column(history.valid_from))
 
 
-def _distinct_keys(history: History, changes: pa.Table | pa.RecordBatch) -> pa.Table:
-    rows = take_in(history, changes).rows.select(list(history.dimension.natural_key))
-    return rows.group_by(rows.column_names).aggregate([])
+def _referred(reference: Reference, rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Return the distinct keys of the parents that entries or changes of children refer to."""
+    parent, names = reference.parent, list(reference.on)
+    if not set(names) <= set(rows.schema.names):
+        return parent.dimension.key_schema.empty_table()
+    columns = [single(rows.column(name)) for name in names]
+    return named_members(parent, pa.table(columns, names=list(reference.on.values())))
 
 
-def _ends(kind: pa.DataType, rows: int) -> tuple[pa.Array, pa.Array]:
-    """Return the minimum and the maximum instant of a type."""
-    width = np.int32 if kind == pa.date32() else np.int64
-    limits = np.iinfo(width)
-    low, high = (pa.array(np.full(rows, limit, dtype=width)).view(kind) for limit in (limits.min, limits.max))
-    return low, high
+def _distinct(keys: list[pa.Table]) -> pa.Table:
+    table = pa.concat_tables(keys)
+    return table.group_by(table.column_names).aggregate([])
 
 
 def _build_current(
@@ -449,7 +511,7 @@ def _build_current(
     dimension = current_dimension(history)
     names = dimension.table_schema.names
     selected = (batch.select(names) for batch in batches)
-    columns = [field.with_nullable(field.name not in dimension.natural_key) for field in dimension.table_schema]
+    columns = [column.with_nullable(column.name not in dimension.natural_key) for column in dimension.table_schema]
     reader = pa.RecordBatchReader.from_batches(
         pa.schema(columns), (_as(batch, pa.schema(columns)) for batch in selected)
     )
@@ -474,9 +536,11 @@ def _declare(folder: Path, history: History) -> None:
 def _described(history: History) -> dict[str, str]:
     """Return the declaration as text by field, for comparison."""
     dimension = history.dimension
-    described = {field.name: repr(getattr(history, field.name)) for field in fields(history) if field.name != "special"}
+    described = {each.name: repr(getattr(history, each.name)) for each in fields(history) if each.name != "special"}
     del described["dimension"]
-    columns = {field.name: str(field.type) for field in dimension.schema}
+    if history.partial is None:  # dimensions of earlier versions do not declare it
+        del described["partial"]
+    columns = {column.name: str(column.type) for column in dimension.schema}
     rules = {name: repr(dimension.rule(name)) for name in dimension.natural_key}
     return described | {
         "natural_key": repr(dimension.natural_key),

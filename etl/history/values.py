@@ -8,12 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from headrace.etl.history.instants import ticks_of
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-__all__ = ["canonical", "differ", "differ_from_previous", "pick", "rows_differ", "single"]
+__all__ = ["canonical", "differ", "differ_from_previous", "order_of", "pick", "rows_differ", "single"]
 
 
 def single(column: pa.Array | pa.ChunkedArray) -> pa.Array:
@@ -65,6 +67,15 @@ def rows_differ(left: Sequence[pa.Array], right: Sequence[pa.Array], rows: int) 
     for one, other in zip(left, right, strict=True):
         differs |= differ(one, other)
     return differs
+
+
+def order_of(column: pa.Array) -> NDArray[np.int64]:
+    """Return integers that sort like the values of a column; undefined where it is null."""
+    if pa.types.is_date32(column.type) or pa.types.is_timestamp(column.type):
+        return ticks_of(column)
+    if pa.types.is_signed_integer(column.type):
+        return np.asarray(column.fill_null(0)).astype(np.int64)
+    return np.asarray(pc.rank(column, sort_keys="ascending", tiebreaker="dense")).astype(np.int64)
 
 
 def pick(column: pa.Array, positions: NDArray[np.int64]) -> pa.Array:

@@ -134,20 +134,27 @@ class _Rows:
         """Return all columns of entries except the surrogate key."""
         history, columns = self._history, self._merged.columns
         shown = {name: columns[name] for name in (*history.dimension.natural_key, AT, SEQUENCE, history.is_deleted)}
-        last = self._last_present()
-        source = {
-            "0": self._first_present(),
-            "1": last[self.last_of_member],
-            "1 current": last[self.last_of_run],
-            "2": last,
-            "audit": self._first_of_run[self.run],
-        }
+        source = self._sources()
         for name in history.dimension.attributes.names:
             shown[name] = pick(columns[name], source[history.type_of(name)])
         first = self._first_of_member[self.member]
         shown |= {name: pick(columns[name], first) for name in history.spelled.values()}
-        shown |= {own: columns[name] for name, own in history.recorded.items()}
-        return shown | self._bounds()
+        return shown | self._merged.own | self._bounds()
+
+    def _sources(self) -> dict[str, NDArray[np.int64]]:
+        """Return for each attribute type the row that a version takes the value from, or -1."""
+        first_of_run = self._first_of_run[self.run]
+        if self._history.partial is not None:  # each row has the values that it carries, also if it is deleted
+            whole = {"1": self.last_of_member, "1 current": self.last_of_run, "2": first_of_run}
+            return {**whole, "audit": first_of_run}
+        last = self._last_present()
+        return {
+            "0": self._first_present(),
+            "1": last[self.last_of_member],
+            "1 current": last[self.last_of_run],
+            "2": last,
+            "audit": first_of_run,
+        }
 
     def _bounds(self) -> dict[str, pa.Array]:
         history, at = self._history, single(self._merged.columns[AT])

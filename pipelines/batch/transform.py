@@ -256,7 +256,7 @@ class _Checker:
         if kind == "MISSING_GROUP_BY":
             return "an aggregate combines several records; a step is computed row by row"
         first = _SQL_STATE.sub("", str(error)).strip().splitlines()
-        return _ERROR_CLASS.sub("", first[0] if first else kind).rstrip(".") + "; correct the expression"
+        return _ERROR_CLASS.sub("", first[0] if first else kind).rstrip(".") + "; correct the step"
 
     def _refused(self, reason: str, place: DocumentPath) -> PipelineFileError:
         return self._config.error([Problem(place, f"{'.'.join(map(str, place))}: {reason}")])

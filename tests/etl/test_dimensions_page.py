@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PAGE = Path(__file__).parents[2] / "docs" / "dimensions.md"
-MODULES = ["as_of", "declaration", "instants", "store", "values"]
+MODULES = ["as_of", "declaration", "instants", "snapshots", "store", "values"]
 
 
 def test_the_examples_of_the_page_run(tmp_path, monkeypatch):

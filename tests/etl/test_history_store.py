@@ -229,3 +229,8 @@ def test_a_handle_goes_on_with_a_replica_that_was_built_again(dimension, tmp_pat
         other.refresh()
         assert not other._is_behind
         assert cities(other, facts((7, 20), (8, 6))) == ["Narvik", "Moss"]
+
+
+def test_facts_with_columns_that_are_never_null_are_looked_up(dimension):
+    schema = pa.schema([pa.field("customer", pa.int64(), nullable=False), pa.field("day", pa.date32(), nullable=False)])
+    assert cities(dimension, facts((7, -5), (7, 3), (7, 12)).cast(schema)) == ["Oslo", "Oslo", "Bergen"]

@@ -8,7 +8,7 @@ import pyarrow as pa
 import yaml
 
 from headrace.etl import Dimension, KeyRule
-from headrace.etl.history import History, SpecialMembers
+from headrace.etl.history import History, Reference, SpecialMembers
 
 FOLDER = Path(__file__).parent / "cases"
 TYPES = {
@@ -20,7 +20,8 @@ TYPES = {
     "money": pa.decimal128(10, 2),
     "time": pa.timestamp("us", "UTC"),
 }
-STEPS = {"changes", "versions", "facts", "moved", "ensure"}
+STEPS = {"changes", "versions", "facts", "moved", "ensure", "snapshot", "parents"}
+CARRIED = "..."
 
 
 def case_names():
@@ -29,7 +30,7 @@ def case_names():
 
 def read_case(name):
     case = yaml.safe_load((FOLDER / f"{name}.yml").read_text())
-    assert set(case) <= {"about", "dimension", "steps"}, f"{name}: {sorted(case)}"
+    assert set(case) <= {"about", "dimension", "parent", "steps"}, f"{name}: {sorted(case)}"
     for step in case["steps"]:
         assert set(step) & STEPS, f"{name}: a step is one of {sorted(STEPS)}"
     return case
@@ -53,6 +54,25 @@ def declaration(given):
         if name in given:
             given[name] = tuple(given[name])
     return History(dimension, effective="since", **given)
+
+
+def reference(given, history):
+    """Return the declaration of a parent dimension, and the reference of the children to it."""
+    given = dict(given)
+    on, carry = given.pop("match"), given.pop("carry")
+    return Reference(history, declaration(given), on, carry)
+
+
+def changes_of_text(text, history):
+    """Return drawn changes, and the columns with expectations; three dots are a value that is carried."""
+    kinds = change_types(history)
+    table, expected = table_of(text.replace(CARRIED, "-"), kinds)
+    if history.partial is None:
+        return table, expected
+    header, rows = drawn(text)
+    attributes = [name for name in history.dimension.attributes.names if name in header]
+    given = [[name for name in attributes if row[header.index(name)] != CARRIED] for row in rows]
+    return table.append_column(history.partial, pa.array(given, pa.list_(pa.string()))), expected
 
 
 def change_types(history):

@@ -8,10 +8,10 @@ layer runs the same files with a backend of its own: `run_case(case, make_backen
 import math
 
 import pyarrow as pa
-from case_files import change_types, declaration, table_of, value_of
+from case_files import change_types, changes_of_text, declaration, reference, table_of, value_of
 
 from headrace.etl import KeyAllocator
-from headrace.etl.history import HistoryDimension, apply_changes
+from headrace.etl.history import Follow, HistoryDimension, apply_changes, snapshot_changes
 
 EXPECTED_OF_CHANGES = ("outcome", "cause", "late")
 
@@ -20,10 +20,15 @@ class LocalBackend:
     """The local API on clustered tables."""
 
     def __init__(self, history, folder):
-        self.dimension = HistoryDimension.create(folder, history, memory="16MiB")
+        self.dimension = HistoryDimension.create(folder / history.dimension.name, history, memory="16MiB")
 
     def apply(self, changes):
         return self.dimension.apply_changes(changes)
+
+    def apply_with_parents(self, changes, refers, parent, parents, sequence):
+        """Apply changes of children, and what the changes of their parents cause."""
+        follow = Follow(refers, parent.dimension, parents, sequence)
+        return self.dimension.apply_changes(changes, follow=follow)
 
     def ensure(self, keys):
         return self.dimension.ensure(keys)
@@ -82,9 +87,15 @@ class Labels:
 def run_case(case, make_backend):
     history = declaration(case.get("dimension"))
     backend, labels = make_backend(history), Labels()
+    refers = reference(case["parent"], history) if "parent" in case else None
+    parent = make_backend(refers.parent) if refers else None
     applied = None
-    for step in case["steps"]:
-        if "changes" in step:
+    for number, step in enumerate(case["steps"]):
+        if refers is not None and {"parents", "changes"} & set(step):
+            applied = _load(backend, parent, refers, step, number)
+        elif "snapshot" in step:
+            applied = _snapshot(backend, history, step)
+        elif "changes" in step:
             applied = _changes(backend, history, step["changes"])
         elif "ensure" in step:
             backend.ensure(table_of(step["ensure"], change_types(history))[0])
@@ -95,11 +106,33 @@ def run_case(case, make_backend):
         else:
             _compare(step["moved"], applied.moved, {f.name: f.type for f in applied.moved.schema}, labels)
     backend.close()
+    if parent:
+        parent.close()
+
+
+def _load(backend, parent, refers, step, number):
+    """Apply the changes of parents and of children of one load."""
+    types = change_types(refers.parent)
+    parents = table_of(step["parents"], types)[0] if "parents" in step else pa.schema(list(types.items())).empty_table()
+    parent.apply(parents)
+    own = pa.schema(list(change_types(refers.child).items())).empty_table().drop_columns(list(refers.carry))
+    changes, expected = changes_of_text(step["changes"], refers.child) if "changes" in step else (own, {})
+    return _expected(backend.apply_with_parents(changes, refers, parent, parents, number), expected)
+
+
+def _snapshot(backend, history, step):
+    table, expected = table_of(step["snapshot"], change_types(history))
+    at = value_of(str(step["at"]), history.effective_type)
+    options = {name: step[name] for name in ("sequence", "missing") if name in step}
+    return _expected(backend.apply(snapshot_changes(history, backend.versions(), table, at, **options)), expected)
 
 
 def _changes(backend, history, text):
-    table, expected = table_of(text, change_types(history))
-    applied = backend.apply(table)
+    table, expected = changes_of_text(text, history)
+    return _expected(backend.apply(table), expected)
+
+
+def _expected(applied, expected):
     assert set(expected) <= set(EXPECTED_OF_CHANGES), f"not a column of changes: {sorted(expected)}"
     for name, cells in expected.items():
         kind = applied.outcomes.schema.field(name).type
