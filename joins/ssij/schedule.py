@@ -264,6 +264,7 @@ class Schedule:
     def phase_ends(self, seconds: float) -> None:
         """Note the end of a join phase and the seconds that its steps took."""
         self._running_since = None
+        self._known = (0, 0.0)
         self._phase.note(seconds)
         for recent in (self._behind, self._phase, self._look_up):
             recent.next()

@@ -258,6 +258,19 @@ def test_phases_start_early_enough_after_phases_whose_pages_lay_closer_together(
     assert join.stats.deadline_misses == learned
 
 
+def test_a_phase_is_not_estimated_by_the_reads_of_the_one_before(table):
+    clock, deadline = Clock(), 3.0
+    join = make(table, clock, deadline, memory="192KiB", input_threshold=1, stream_threshold=10**6)
+    leaf, _ = table.snapshot().locate(table.snapshot().codec.encode([pa.array(range(KEYS))]))
+    first = np.searchsorted(leaf, np.arange(leaf[-1] + 1))  # key of each leaf
+    together, apart = first[:15], first[15::4][:15]
+    drive(join, clock, [(0.0, together)])
+    at = clock.now
+    join.push(pa.record_batch({"k": apart, "at": np.full(len(apart), at)}), at=at).drain()
+    reads = SEEK + TRANSFER * (int(leaf[apart[-1]] - leaf[apart[0]]) + 1)  # over the gaps, which cost less than seeks
+    assert join.due <= at + deadline - reads
+
+
 @pytest.mark.parametrize("work", [0.02, 0.1])
 def test_a_stream_that_is_only_pulled_does_not_cut_phases(build, work):
     """Each push costs `work`, and the next one comes at once: stopping for it makes those late that wait."""
