@@ -32,8 +32,10 @@ from headrace.pipelines.errors import ReplicaDamagedError
 from headrace.pipelines.history.differences import RowDifferences, row_differences
 from headrace.pipelines.history.moved import moved_rows
 from headrace.pipelines.replica.catch_up import ReplicaSpec, catch_up, discard
+from headrace.pipelines.replica.row_sizes import LONGEST_ROW
 from headrace.pipelines.spark.frame import FILE, NOTE, RECORD_NUMBER, SHARD, STATE, ShardRule, State, source_schema
 from headrace.storage.errors import CorruptionError, StorageIOError
+from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,9 +46,10 @@ if TYPE_CHECKING:
     from headrace.pipelines.replica.catch_up import Reached
     from headrace.storage import Table
 
-__all__ = ["NOTE_SCHEMA", "ApplyShard", "ReadChanges", "Tables"]
+__all__ = ["NOTE_SCHEMA", "ApplyShard", "ReadChanges", "Tables", "text_limit"]
 
 NOTE_SCHEMA = pa.schema([(NOTE, pa.string())])
+_PAGE_RESERVE = 1 << 13  # for the key, its spellings, columns of fixed width, and the directory of the page
 _KEPT = (str(ChangeOutcome.REJECTED), str(ChangeOutcome.ROUTED))
 
 
@@ -149,6 +152,9 @@ class ApplyShard:
 
     def _applied(self, shard: int, rows: pa.Table, errors: FileWriter) -> dict[str, Any]:
         """Apply changes, or the rows of a snapshot, and return the counts of what was done."""
+        given = rows.num_rows
+        rows = self._fitting(rows, errors)
+        long = given - rows.num_rows
         with self._replica(shard) as (table, reached):
             changes, same = self._changes(shard, rows, table)
             entries = stored_entries(self.history, table, named_members(self.history, changes), self.memory)
@@ -159,8 +165,9 @@ class ApplyShard:
         self._keep(errors, _not_applied(self.history.dimension.name, changes, applied))
         outcomes = Counter({str(outcome): count for outcome, count in applied.counts.items()})
         outcomes[str(ChangeOutcome.UNCHANGED)] += same
+        outcomes[str(ChangeOutcome.REJECTED)] += long
         return {
-            "rows": changes.num_rows + same - rows.num_rows,
+            "rows": changes.num_rows + same + long - given,
             "replica": reached.action,
             "replica_rows": reached.rows,
             "replica_seconds": reached.seconds,
@@ -168,6 +175,22 @@ class ApplyShard:
             "late": pc.sum(applied.outcomes.column("late")).as_py() or 0,
             **self._written(applied, differences),
         }
+
+    def _fitting(self, rows: pa.Table, errors: FileWriter) -> pa.Table:
+        """Return the changes whose entries fit in a page of a replica, and keep the others as rejected."""
+        limit = text_limit(self.history)
+        names = [field.name for field in self.history.dimension.attributes if is_bytes(field.type)]
+        if not rows.num_rows or not names:
+            return rows
+        texts = [rows.column(name) for name in names]
+        size = np.sum([np.asarray(pc.fill_null(pc.binary_length(text), 0)) for text in texts], axis=0)
+        if size.max() <= limit:
+            return rows
+        fits = pa.array(size <= limit)
+        long = rows.filter(pc.invert(fits)).select([FILE, RECORD_NUMBER])
+        reasons = pa.repeat(f"the change has more than {limit} bytes of text, which fit in no page", long.num_rows)
+        self._keep(errors, _with_causes(long, self.history.dimension.name, reasons))
+        return rows.filter(fits)
 
     @contextmanager
     def _replica(self, shard: int) -> Iterator[tuple[Table, Reached]]:
@@ -223,6 +246,17 @@ class ApplyShard:
             errors.write(error_rows(batch, self.origin))
 
 
+def text_limit(history: History) -> int:
+    """Return the bytes of text that a change may have, so that every entry fits in a page of a replica.
+
+    An entry has the text of its own change, and for each type of attribute whose value other changes decide, text of
+    one other change.
+    """
+    texts = [name for name in history.recorded if is_bytes(history.entry_schema.field(name).type)]
+    kinds = {history.type_of(name) for name in texts}
+    return (LONGEST_ROW - _PAGE_RESERVE) // (1 + len(kinds))
+
+
 def _divided(batches: list[pa.RecordBatch]) -> tuple[pa.Table, pa.Table]:
     """Return the records that do not fit their columns, and the others."""
     if not batches:
@@ -256,6 +290,11 @@ def _not_applied(dimension: str, changes: pa.Table, applied: Applied) -> pa.Tabl
     chosen = pc.is_in(applied.outcomes.column("outcome"), value_set=pa.array(_KEPT))
     rows = changes.select([FILE, RECORD_NUMBER]).filter(chosen)
     reasons = applied.outcomes.column("cause").filter(chosen).combine_chunks()
+    return _with_causes(rows, dimension, reasons)
+
+
+def _with_causes(rows: pa.Table, dimension: str, reasons: pa.Array) -> pa.Table:
+    """Return the origin of changes with the reason why each was not applied."""
     nothing = pa.nulls(len(reasons), pa.string())
     fields = [pa.repeat(pa.scalar(dimension), len(reasons)), nothing, nothing, reasons]
     structs = pa.StructArray.from_arrays(fields, fields=list(CAUSES_TYPE.value_type))
