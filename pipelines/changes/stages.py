@@ -6,6 +6,9 @@ names yet. A shard has all changes of its members, so the versions that it compu
 
 There may be more shards than replicas: a multiple, so that a shard needs one replica only. That bounds the memory of a
 task, which holds the changes of one shard and the stored entries of the members that they name.
+
+Where the changes are many for the size of the dimension, the stored entries are found by a scan of the Delta table. A
+replica would have to follow as many changes at random places, each of which rewrites a page.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,12 +28,15 @@ import pyarrow.compute as pc
 from headrace.etl import CAUSES_COLUMN, KeyAllocator
 from headrace.etl.history import ChangeOutcome, apply_changes
 from headrace.etl.history.stored import named_members, stored_entries
+from headrace.etl.history.values import single
 from headrace.etl.settlement import CAUSES_TYPE
 from headrace.pipelines.batch.error_rows import Origin, error_rows
 from headrace.pipelines.batch.steps import Task
 from headrace.pipelines.delta.data_files import DataFile, FileSpec, FileWriter
+from headrace.pipelines.delta.live_files import LiveFiles, read_live_file
 from headrace.pipelines.errors import ReplicaDamagedError
 from headrace.pipelines.history.differences import RowDifferences, row_differences
+from headrace.pipelines.history.layout import delta_schema, entries_of
 from headrace.pipelines.history.moved import moved_rows
 from headrace.pipelines.replica.catch_up import ReplicaSpec, catch_up, discard
 from headrace.pipelines.replica.row_sizes import LONGEST_ROW
@@ -111,6 +118,8 @@ class ApplyShard:
         Batch that the changes come from.
     snapshot
         Snapshot that the rows belong to, with the declaration of `snapshot_history`; None for changes.
+    scans
+        Whether the stored entries are found by a scan of the Delta table instead of in replicas.
     """
 
     history: History
@@ -122,6 +131,7 @@ class ApplyShard:
     tables: Tables
     origin: Origin
     snapshot: Snapshot | None = None
+    scans: bool = False
 
     @property
     def needs_every_shard(self) -> bool:
@@ -155,9 +165,7 @@ class ApplyShard:
         given = rows.num_rows
         rows = self._fitting(rows, errors)
         long = given - rows.num_rows
-        with self._replica(shard) as (table, reached):
-            changes, same = self._changes(shard, rows, table)
-            entries = stored_entries(self.history, table, named_members(self.history, changes), self.memory)
+        changes, same, entries, replica = self._met(shard, rows)
         allocator = KeyAllocator(self.base, self.shards, shard)
         applied = apply_changes(self.history, entries, changes, allocator)
         differences = row_differences(self.history, entries, applied)
@@ -168,13 +176,21 @@ class ApplyShard:
         outcomes[str(ChangeOutcome.REJECTED)] += long
         return {
             "rows": changes.num_rows + same + long - given,
-            "replica": reached.action,
-            "replica_rows": reached.rows,
-            "replica_seconds": reached.seconds,
+            "replica": replica,
             "outcomes": dict(outcomes),
             "late": pc.sum(applied.outcomes.column("late")).as_py() or 0,
             **self._written(applied, differences),
         }
+
+    def _met(self, shard: int, rows: pa.Table) -> tuple[pa.Table, int, pa.Table, str]:
+        """Return the changes, the number of snapshot rows that are none, the stored entries of members, and a note."""
+        if self.scans:
+            members = named_members(self.history, rows)
+            return rows, 0, scanned_entries(self.history, self.replica.path, self.version, members), "scanned"
+        with self._replica(shard) as (table, reached):
+            changes, same = self._changes(shard, rows, table)
+            entries = stored_entries(self.history, table, named_members(self.history, changes), self.memory)
+        return changes, same, entries, reached.action
 
     def _fitting(self, rows: pa.Table, errors: FileWriter) -> pa.Table:
         """Return the changes whose entries fit in a page of a replica, and keep the others as rejected."""
@@ -244,6 +260,28 @@ class ApplyShard:
     def _keep(self, errors: FileWriter, rows: pa.Table) -> None:
         for batch in rows.combine_chunks().to_batches():
             errors.write(error_rows(batch, self.origin))
+
+
+def scanned_entries(history: History, path: str, version: int, members: pa.Table) -> pa.Table:
+    """Return the entries of some members from a scan of the Delta table; there may be entries of other members.
+
+    Parameters
+    ----------
+    history
+        The declaration.
+    path, version
+        Path of the table, and the version to read.
+    members
+        Natural keys, each once.
+    """
+    schema = delta_schema(history)
+    wanted = {name: single(members.column(name)) for name in history.dimension.natural_key}
+    found = [schema.empty_table()]
+    for file in LiveFiles(path).at(version):
+        for _, batch in read_live_file(path, file, schema):
+            named = [pc.is_in(batch.column(name), value_set=values) for name, values in wanted.items()]
+            found.append(pa.Table.from_batches([batch.filter(reduce(pc.and_, named))]))
+    return entries_of(history, pa.concat_tables(found).combine_chunks())
 
 
 def text_limit(history: History) -> int:
