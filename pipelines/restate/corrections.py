@@ -65,10 +65,10 @@ def corrections(rows: DataFrame, prepared: Prepared, role: str, target: Target, 
     schema = pa.schema([*kinds, pa.field(STATE, pa.int8()), pa.field(NOTE, pa.string()), *lookup.added_schema()])
     dimension = lookup.dimension
     rule = ShardRule(lookup.stream_columns, dimension.key_schema, target.shards, dimension.rules)
-    ready = _Ready(rule)
-    sharded = pa.schema([*kinds, pa.field(STATE, pa.int8()), pa.field(NOTE, pa.string()), pa.field(SHARD, pa.int32())])
-    frame = rows.mapInArrow(ready, spark_schema(sharded))
-    frame = frame.repartitionById(target.shards, SHARD) if target.shards > 1 else frame.drop(SHARD)
+    frame = _open(rows)
+    if target.shards > 1:
+        sharded = pa.schema([*_arrow_schema(frame), pa.field(SHARD, pa.int32())])
+        frame = frame.mapInArrow(_Sharded(rule), spark_schema(sharded)).repartitionById(target.shards, SHARD)
     stage = Stage(0, run.owner, None, (step,), None, None, schema)
     return frame.mapInArrow(stage, spark_schema(schema))
 
@@ -163,15 +163,20 @@ def _arrow_schema(frame: DataFrame) -> pa.Schema:
     return pa.schema([(field.name, field.type) for field in to_arrow_schema(frame.schema, timezone="UTC")])
 
 
+def _open(rows: DataFrame) -> DataFrame:
+    """Return rows as open rows of a stage."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
+
+    state = f.lit(int(State.OPEN)).cast("tinyint").alias(STATE)
+    return rows.select("*", state, f.lit(None).cast("string").alias(NOTE))
+
+
 @dataclass(frozen=True)
-class _Ready:
-    """Appends the state, an empty note, and the shard to rows. Picklable."""
+class _Sharded:
+    """Appends the shard to rows. Picklable."""
 
     rule: ShardRule
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            rows = batch.num_rows
-            states = pa.repeat(pa.scalar(int(State.OPEN), pa.int8()), rows)
-            whole = batch.append_column(STATE, states).append_column(NOTE, pa.nulls(rows, pa.string()))
-            yield self.rule.append_to(whole)
+            yield self.rule.append_to(batch)
