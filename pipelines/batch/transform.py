@@ -274,6 +274,11 @@ def _arrow_schema(config: PipelineConfig, given: Any) -> pa.Schema:
     fields = []
     for field in given:
         kind = field.dataType.simpleString()
+        if "." in field.name or "`" in field.name:
+            text = (
+                f"transform: column {field.name!r} has a dot or a backtick, which Spark's stages do not take; rename it"
+            )
+            raise config.error([Problem(("transform", len(config.transform) - 1), text)])
         try:
             fields.append(pa.field(field.name, arrow_type(kind)))
         except PipelineFileError as error:
