@@ -46,7 +46,7 @@ class Settings:
     members: int = 250_000
     versions: int = 4
     facts: int = 250_000
-    pairs: int = 8
+    pairs: int = 6
     skewed_percent: float = 10.0
 
 

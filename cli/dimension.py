@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv as csv_text
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from headrace.cli.console import Console
     from headrace.cli.streams import CsvFormat
+    from headrace.pipelines.changes import ApplyResult
     from headrace.pipelines.config import PipelineConfig
     from headrace.pipelines.dimension import DimensionSummary, Finding, Repair
 
@@ -34,6 +35,7 @@ UNCHANGED = "the dimension as it was"
     "dimension",
     cls=LazyGroup,
     places={
+        "restate": "headrace.cli.restate:restate",
         "inferred": "headrace.cli.dimension_columns:inferred",
         "add-column": "headrace.cli.dimension_columns:add_column",
         "widen-column": "headrace.cli.dimension_columns:widen_column",
@@ -69,6 +71,67 @@ def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv:
             rows = pa.Table.from_batches(stream.batches(), stream.schema)
         summary = create_dimension(config, name, rows)
     _show(summary, console)
+
+
+@dimension.command("apply", cls=ReportingCommand)
+@click.argument("name")
+@click.argument("source", type=PATH)
+@pipeline_option
+@click.option("--again", is_flag=True, help="Read files again that were applied before.")
+@click.option("--snapshot", "at", metavar="TIME", help="SOURCE has all members as of this time, not changes.")
+@click.option(
+    "--missing",
+    type=click.Choice(["keep", "delete"]),
+    default="keep",
+    show_default=True,
+    help="What happens to members that a snapshot lacks.",
+)
+@click.option("--sequence", help="Sequence of a snapshot's changes, if the history has a sequence.")
+@click.option("--spark", is_flag=True, help="Apply the changes in Spark's workers instead of in this process.")
+@pass_console
+def apply(
+    console: Console,
+    /,
+    name: str,
+    source: Path,
+    *,
+    pipeline: Path,
+    again: bool,
+    at: str | None,
+    missing: Literal["delete", "keep"],
+    sequence: str | None,
+    spark: bool,
+) -> None:
+    """Apply the changes in SOURCE to dimension NAME, which has a history.
+
+    SOURCE is a file or a folder of CSV, JSON lines, or Parquet, or a Delta table. Changes may come in any order.
+    Each file is applied once; changes that were applied before add nothing.
+    """
+    from headrace.pipelines.changes import SnapshotOptions, apply_files
+    from headrace.pipelines.config import load_pipeline
+
+    left = "changes that were committed; run again to continue"
+    with console.step(f"applying {source} to dimension {name}", left=left):
+        config = load_pipeline(pipeline)
+        snapshot = None if at is None else SnapshotOptions(at, sequence, missing)
+        engine: Literal["local", "spark"] = "spark" if spark else "local"
+        result = apply_files(config, name, source, again=again, snapshot=snapshot, engine=engine)
+    _show_applied(result, console)
+
+
+@dimension.command("compact", cls=ReportingCommand)
+@click.argument("name")
+@pipeline_option
+@pass_console
+def compact(console: Console, /, name: str, pipeline: Path) -> None:
+    """Compact the Delta table of dimension NAME: fewer files, without removed rows. No row changes."""
+    from headrace.pipelines.changes import compact_dimension
+    from headrace.pipelines.config import load_pipeline
+
+    with console.step(f"compacting dimension {name}", left=UNCHANGED):
+        found = compact_dimension(load_pipeline(pipeline), name)
+    pairs = {key.replace("_", " "): value for key, value in asdict(found).items()}
+    console.result({"dimension": name, **asdict(found)}, Pairs(f"Dimension {name}", pairs))
 
 
 @dimension.command("list", cls=ReportingCommand)
@@ -111,11 +174,13 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
 
     Exit code 0 if every check passes, 3 if a rule is violated.
     """
+    from headrace.pipelines.changes import check_history
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import check_dimension
 
     with console.step(f"checking dimension {name}", left=UNCHANGED):
-        findings = check_dimension(load_pipeline(pipeline), name)
+        config = load_pipeline(pipeline)
+        findings = check_history(config, name) if _has_history(config, name) else check_dimension(config, name)
     document = {"dimension": name, "ok": not findings, "findings": [asdict(finding) for finding in findings]}
     if not findings:
         console.result(document, Text(f"dimension {name} is sound"))
@@ -136,11 +201,13 @@ def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -
 
     Exit code 0 if there is nothing to repair, 3 otherwise.
     """
+    from headrace.pipelines.changes import plan_history_repair
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import plan_repair
 
     with console.step(f"checking dimension {name}", left=UNCHANGED):
-        repairs = plan_repair(load_pipeline(pipeline), name)
+        config = load_pipeline(pipeline)
+        repairs = plan_history_repair(config, name) if _has_history(config, name) else plan_repair(config, name)
     document = {"dimension": name, "ok": not repairs, "changed": False, "repairs": [asdict(each) for each in repairs]}
     if not repairs:
         console.result(document, Text(f"dimension {name} is sound; there is nothing to repair"))
@@ -169,6 +236,28 @@ def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path
     found = Grid(f"{len(keys) - len(missing)} of {counted(len(keys), 'key')} found", members.column_names, rows)
     absent = Text(f"Not found: {', '.join(keys[at] for at in missing)}")
     console.result(members.to_pylist(), found, *([absent] if missing else []))
+
+
+def _show_applied(result: ApplyResult, console: Console) -> None:
+    """Show what became of the changes."""
+    if not result.batches:
+        text = f"{result.path} has the changes of all files already; read them again with --again"
+        console.result(result.as_dict(), Text(text))
+        return
+    names = ("rows", "inserted", "updated", "retired", "moved_ranges", "late")
+    pairs = {"path": result.path, "version": result.version, "files": result.files}
+    pairs |= {name.replace("_", " "): result.total(name) for name in names}
+    shown = Pairs(f"Dimension {result.dimension}", pairs)
+    outcomes = Grid("Changes by outcome", ("outcome", "changes"), sorted(result.outcomes.items()))
+    kept = sum(result.outcomes.get(each, 0) for each in ("rejected", "routed"))
+    note = [Text(f"{counted(kept, 'change')} that did not apply: see {result.errors}")] if kept else []
+    console.result(result.as_dict(), shown, outcomes, *note)
+
+
+def _has_history(config: PipelineConfig, name: str) -> bool:
+    """Return whether a dimension is declared with a history."""
+    declared = config.dimensions.get(name)
+    return declared is not None and declared.history is not None
 
 
 def _examples(title: str, found: list[Finding] | list[Repair]) -> list[Grid]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.etl.history.as_of import AsOfLookup
     from headrace.etl.lookup import Lookup
 
 __all__ = ["CAUSES_COLUMN", "CAUSES_TYPE", "OUTCOME_COLUMN", "Settled", "causes", "row_severity", "settle"]
@@ -54,7 +55,7 @@ class Settled:
     counts: OutcomeCounts
 
 
-def row_severity(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> NDArray[np.int8]:
+def row_severity(batch: pa.RecordBatch, lookups: Sequence[Lookup | AsOfLookup]) -> NDArray[np.int8]:
     """Return the severity of each row's outcome, from its lookups and from `_duplicate` if present."""
     severity = most_severe([batch.column(lookup.outcome_column) for lookup in lookups], batch.num_rows)
     if DUPLICATE_COLUMN in batch.schema.names:
@@ -63,7 +64,7 @@ def row_severity(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> NDArray[np
     return severity
 
 
-def causes(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> pa.Array:
+def causes(batch: pa.RecordBatch, lookups: Sequence[Lookup | AsOfLookup]) -> pa.Array:
     """Return the causes of rejection of each row: one for each lookup that rejected it, in lookup order."""
     rows: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
     parts: list[pa.Array] = [pa.array([], CAUSES_TYPE.value_type)]
@@ -84,7 +85,9 @@ def causes(batch: pa.RecordBatch, lookups: Sequence[Lookup]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), listed).cast(CAUSES_TYPE)
 
 
-def settle(batch: pa.RecordBatch, lookups: Sequence[Lookup], duplicates: Duplicates | None = None) -> Settled:
+def settle(
+    batch: pa.RecordBatch, lookups: Sequence[Lookup | AsOfLookup], duplicates: Duplicates | None = None
+) -> Settled:
     """Split a batch, with resolved lookups and marked duplicates, by destination.
 
     Parameters

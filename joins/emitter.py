@@ -224,7 +224,7 @@ def rows_at(rows: pa.RecordBatch, index: NDArray[np.int32]) -> pa.RecordBatch:
 
 def _relation_row_bytes(snapshot: Snapshot, columns: Sequence[str]) -> float:
     """Return a first estimate: fixed widths, and for text an even share of a row's bytes on its page."""
-    rows_per_page = max(1.0, snapshot.rows / max(1, len(snapshot.leaf_pages)))
+    rows_per_page = max(1.0, snapshot.rows / max(1, snapshot.leaves))
     text = snapshot.page_size / rows_per_page / max(1, len(snapshot.schema))
     total = 1.0
     for column in columns:

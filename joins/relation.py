@@ -22,7 +22,6 @@ __all__ = [
     "TableLike",
     "affordable_scan",
     "disk_order",
-    "in_key_order",
     "open_relation",
     "unchanged_leaves",
 ]
@@ -135,23 +134,18 @@ def affordable_scan(reader: PageReader, max_scan: int, spare: int) -> int:
     return min(max_scan, 1 + spare // _VECTOR_SHARE // per_page)
 
 
-def in_key_order(snapshot: Snapshot) -> bool:
-    """Return whether the leaves lie on disk in key order."""
-    return bool((snapshot.leaf_pages[1:] > snapshot.leaf_pages[:-1]).all())
-
-
 def disk_order(snapshot: Snapshot) -> NDArray[np.int32]:
     """Return the leaves in disk order; an empty array if that is key order."""
-    if in_key_order(snapshot):
+    if snapshot.in_key_order:
         return np.empty(0, dtype=np.int32)
     return np.argsort(snapshot.leaf_pages).astype(np.int32)
 
 
 def scan_seconds(snapshot: Snapshot, device: DeviceModel, most: int) -> float:
     """Return the cost in seconds of reading all leaves and the gaps between them, `most` pages a read."""
-    if len(snapshot.leaf_pages) == 0:
+    pages = snapshot.extent
+    if pages == 0:
         return 0.0
-    pages = int(snapshot.leaf_pages.max() - snapshot.leaf_pages.min()) + 1
     return device.cost(-(-pages // most), pages)
 
 

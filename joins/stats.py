@@ -159,6 +159,8 @@ class SSIJStats(JoinStats):
         Relation pages that a join phase left in the cache, and pages that left the cache.
     pages_cached
         Pages in the cache now (gauge).
+    nodes_read
+        Inner nodes read, where not all of them are in memory.
     """
 
     online_phases: int = 0
@@ -172,6 +174,7 @@ class SSIJStats(JoinStats):
     pages_kept: int = 0
     pages_evicted: int = 0
     pages_cached: int = field(default=0, metadata=_GAUGE)
+    nodes_read: int = 0
 
 
 @dataclass(slots=True)
@@ -196,6 +199,11 @@ class Counters:
     rows_filtered: int = 0
     pages_kept: int = 0
     pages_evicted: int = 0
+    nodes_read: int = 0
+
+    def add_nodes(self, report: ReadReport) -> None:
+        """Count a read of inner nodes."""
+        self.nodes_read += report.pages_wanted
 
     def add_read(self, report: ReadReport) -> None:
         """Count a read."""

@@ -88,6 +88,8 @@ class BatchLoop:
         Function that returns the frame of rejected rows, and their description for the loader.
     on_batch
         Function called with the record of each batch after the batch is marked as loaded.
+    before
+        Function called before the files of each batch are taken, so that what it does precedes the batch.
     hook
         Function called with the name of each step. Tests use it to inject failures.
     holds
@@ -111,6 +113,7 @@ class BatchLoop:
         *,
         retry_of: Callable[[Sequence[RejectedRow]], tuple[Any, Any]] | None = None,
         on_batch: Callable[[BatchRecord], None] | None = None,
+        before: Callable[[], None] = lambda: None,
         hook: Callable[[str], None] = lambda _step: None,
         holds: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -123,6 +126,7 @@ class BatchLoop:
         self._frame_of = frame_of
         self._retry_of = retry_of
         self._on_batch = on_batch
+        self._before = before
         self._hook = hook
         self._clock = clock
         self.records: list[BatchRecord] = []
@@ -146,6 +150,7 @@ class BatchLoop:
         self.resume()
         while not stop.asked:
             began = self._clock()
+            self._before()
             files = self._intake.take()
             self._hook("after listing")
             if files:

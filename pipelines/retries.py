@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from headrace.pipelines.config.model import PipelineConfig, load_pipeline
 from headrace.pipelines.rejects.retries import open_rows, retry_batches
 from headrace.pipelines.runner import RunResult, opened
 
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace.pipelines.catalog import BatchRecord
-    from headrace.pipelines.config.model import PipelineConfig
     from headrace.pipelines.rejects.rows import Selection
     from headrace.pipelines.spark.sessions import SparkSettings
 
@@ -70,8 +70,10 @@ def retry(
     HeadraceError
         As in `headrace.pipelines.runner.run`.
     """
+    config = pipeline if isinstance(pipeline, PipelineConfig) else load_pipeline(pipeline)
+    open_rows(config, selection)  # refuses a row that is not there, before Spark starts
     selected = 0
-    with opened(pipeline, "retry", spark=spark, on_batch=on_batch, hook=hook, clock=clock) as run:
+    with opened(config, "retry", spark=spark, on_batch=on_batch, hook=hook, clock=clock) as run:
 
         def work() -> None:
             nonlocal selected

@@ -11,13 +11,15 @@ import signal
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipelines.batch.preparation import check_pipeline
 from headrace.pipelines.batch.protocol import BatchProtocol
 from headrace.pipelines.catalog import Catalog
+from headrace.pipelines.changes.applying import ChangeStreams, check_change_folders, lease_of
+from headrace.pipelines.changes.engines import SparkEngine
 from headrace.pipelines.config.model import PipelineConfig, load_pipeline
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
 from headrace.pipelines.errors import DeltaTableError
@@ -28,9 +30,9 @@ from headrace.pipelines.replica.kernels import compiling
 from headrace.pipelines.source.identity import check_identity, replaced_stream
 from headrace.pipelines.source.intake import Intake
 from headrace.pipelines.source.ledger import Ledger
-from headrace.pipelines.source.pieces import check_source, option_text, piece_frame
+from headrace.pipelines.source.pieces import check_source, piece_frame
 from headrace.pipelines.spark.failures import explained
-from headrace.pipelines.spark.sessions import SparkSettings, session
+from headrace.pipelines.spark.sessions import SparkSettings, session, spark_settings
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
@@ -71,6 +73,8 @@ class RunResult:
         empty files, changes that `source.changed` ignores.
     notices
         Changes to tables that prepared the pipeline, such as an added unknown member.
+    changes
+        For each dimension that declares a folder of changes, the number of changes by outcome.
     """
 
     run: str
@@ -84,6 +88,7 @@ class RunResult:
     duplicates: str
     left_out: tuple[LeftOut, ...] = ()
     notices: tuple[str, ...] = ()
+    changes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
     def total(self, name: str) -> int:
         """Return the sum of a count over all batches, such as `rows_in`, `loaded`, `rejected` or `new_members`."""
@@ -196,13 +201,14 @@ def opened(
     config = pipeline if isinstance(pipeline, PipelineConfig) else load_pipeline(pipeline)
     assert config.catalog is not None
     check_source(config.source)
+    check_change_folders(config)
     with Catalog(config.catalog, clock) as catalog:
         kernels = compiling()  # while Spark starts
-        started = session(spark or _spark_settings(config))
+        started = session(spark or spark_settings(config))
         kernels.join()
         checked = check_pipeline(config, started.sparkContext.defaultParallelism)
         with (
-            Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock) as leases,
+            Leases(catalog, _leases(config), clock=clock) as leases,
             Ledger(str(config.checkpoint), clock) as ledger,
         ):
             facts = DeltaHandle(config.sink.path) if has_table(config.sink.path) else None
@@ -213,6 +219,7 @@ def opened(
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)
             _finish_replaced(protocol, replaced_stream(config, ledger, facts))
             intake = Intake(config.source, config.trigger, ledger)
+            changes = ChangeStreams(config, SparkEngine(started), holds=leases.check, hook=step, clock=clock)
             loop = BatchLoop(
                 config.source.path,
                 ledger,
@@ -221,10 +228,11 @@ def opened(
                 partial(piece_frame, started, config.source),
                 retry_of=RetrySource(started, config),
                 on_batch=on_batch,
+                before=changes.apply_waiting,
                 hook=step,
                 holds=leases.check,
             )
-            yield OpenRun(prepared, catalog, number, loop, intake)
+            yield OpenRun(prepared, catalog, number, loop, intake, changes)
 
 
 class OpenRun:
@@ -240,7 +248,16 @@ class OpenRun:
         Request that ends the run after the current batch.
     """
 
-    def __init__(self, prepared: Prepared, catalog: Catalog, number: str, loop: BatchLoop, intake: Intake) -> None:
+    def __init__(
+        self,
+        prepared: Prepared,
+        catalog: Catalog,
+        number: str,
+        loop: BatchLoop,
+        intake: Intake,
+        changes: ChangeStreams,
+    ) -> None:
+        self._changes = changes
         self.config = prepared.config
         self._notices = prepared.notices
         self._catalog = catalog
@@ -272,6 +289,7 @@ class OpenRun:
             duplicates=self.config.duplicates_path,
             left_out=self._intake.left_out,
             notices=self._notices,
+            changes={name: dict(counts) for name, counts in self._changes.outcomes.items()},
         )
 
     @contextmanager
@@ -295,13 +313,14 @@ class OpenRun:
                 signal.signal(number, handler)
 
 
+def _leases(config: PipelineConfig) -> list[str]:
+    """Return the names of the leases of a run: its pipeline, and the dimensions whose changes it applies."""
+    applies = [name for name, declared in config.dimensions.items() if declared.changes is not None]
+    return [f"pipeline:{config.checkpoint}", *(lease_of(config, name) for name in applies)]
+
+
 def _no_hook(_step: str) -> None:
     """Do nothing."""
-
-
-def _spark_settings(config: PipelineConfig) -> SparkSettings:
-    conf = {name: option_text(value) for name, value in config.spark.conf.items()}
-    return SparkSettings(master=config.spark.master, app_name=f"headrace {config.name}", conf=conf)
 
 
 def _finish_replaced(protocol: BatchProtocol, stream: str | None) -> None:

@@ -450,9 +450,9 @@ def _names(key: object) -> tuple[str, ...]:
 
 def table_stats(snapshot: Snapshot, reader: PageReader) -> TableStats:
     """Return the statistics of a snapshot."""
-    rows_per_leaf = snapshot.rows / max(len(snapshot.entries), 1)
+    rows_per_leaf = snapshot.rows / max(snapshot.leaves, 1)
     filter_bits, filter_bytes = _filter_size(snapshot.path, rows_per_leaf)
-    head, leaves, size = snapshot.superblock, len(snapshot.entries), reader.backend.size()
+    head, leaves, size = snapshot.superblock, snapshot.leaves, reader.backend.size()
     ordered = scan_cost(reader, np.arange(leaves, dtype=np.int64))
     return TableStats(
         rows=head.rows,

@@ -15,7 +15,19 @@ ALLOWED = {layer: {*LAYERS[: rank + 1]} for rank, layer in enumerate(LAYERS)}
 ALLOWED["cli"].add("samples")
 ROOMS = ("file", "format", "leaf", "tree", "read", "filter", "probe", "commit", "records", "load")
 """Rooms of storage: a room imports only those to its left, and of the modules on top only the errors."""
-PIPELINE_ROOMS = ("config", "spark", "delta", "replica", "source", "dimension", "batch", "rejects")
+PIPELINE_ROOMS = (
+    "config",
+    "spark",
+    "delta",
+    "history",
+    "replica",
+    "source",
+    "dimension",
+    "batch",
+    "rejects",
+    "changes",
+    "restate",
+)
 """Rooms of pipelines: a room imports only those to its left, and of the modules on top only those that know no room."""
 PIPELINE_TOP = {"_lazy", "errors", "paths", "catalog", "lease", "process_identity"}
 SPARK_FREE = ("storage", "joins", "etl")

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from headrace.etl.dimension import Dimension
 from headrace.etl.errors import ConservationError, DeclarationError
 from headrace.etl.history.declaration import AT
+from headrace.etl.history.inferring import bounds_of_all_times
 from headrace.etl.history.instants import to_instants
 from headrace.etl.lookup import Lookup, Policy
 from headrace.etl.outcomes import Outcome
@@ -122,7 +123,13 @@ class AsOfLookup:
                     f"{where}: dimension {self.history.dimension.name!r} has no member {target!r}; declare it in "
                     "`History.special`"
                 )
-        self.current  # noqa: B018 - checks the rest
+        object.__setattr__(self, "policy", self.current.policy)
+        spelled = [name for name in self.carry if name in self.history.spelled.values()]
+        if spelled and self.policy is Policy.INFER:
+            raise DeclarationError(
+                f"{where} infers members and carries {spelled[0]!r}, which is not known before all facts are; leave it "
+                "out of `carry`, or use another policy"
+            )
 
     @property
     def current(self) -> Lookup:
@@ -138,9 +145,29 @@ class AsOfLookup:
         )
 
     @property
+    def dimension(self) -> Dimension:
+        """Base dimension of the history."""
+        return self.history.dimension
+
+    @property
+    def stream_columns(self) -> tuple[str, ...]:
+        """Stream columns in natural key order."""
+        return self.current.stream_columns
+
+    @property
     def key_column(self) -> str:
         """Name of the column with the surrogate key."""
         return self.current.key_column
+
+    @property
+    def outcome_column(self) -> str:
+        """Name of the column with this lookup's outcome for each row."""
+        return self.current.outcome_column
+
+    @property
+    def reason_column(self) -> str:
+        """Name of the column with the reason for a rejection by this lookup, null otherwise."""
+        return self.current.reason_column
 
     @property
     def time_column(self) -> str:
@@ -204,6 +231,7 @@ def resolve_as_of(
     batches: Iterable[pa.RecordBatch],
     allocator: KeyAllocator | None = None,
     *,
+    visible_to: int | None = None,
     own: Sequence[tuple[int, int]] = (),
 ) -> Iterator[pa.RecordBatch]:
     """Replace natural keys with the surrogate keys of the versions that were valid at the facts' times.
@@ -218,8 +246,9 @@ def resolve_as_of(
         Batches of the stream. For an inferring lookup: exactly the rows of the allocator's shard.
     allocator
         Allocator of surrogate keys, required only for the policy ``infer``.
-    own
-        Ranges of surrogate keys from an earlier attempt; see `headrace.etl.surrogate.resolve`.
+    visible_to, own
+        Greatest visible surrogate key, and ranges of surrogate keys from an earlier attempt; see
+        `headrace.etl.surrogate.resolve`.
 
     Yields
     ------
@@ -231,7 +260,7 @@ def resolve_as_of(
     DeclarationError, KeyInputError, MissingMembersError
         As for `headrace.etl.surrogate.resolve`.
     """
-    return _AsOf(lookup, operators, allocator, own).run(batches)
+    return _AsOf(lookup, operators, allocator, visible_to, own).run(batches)
 
 
 class _AsOf:
@@ -242,11 +271,13 @@ class _AsOf:
         lookup: AsOfLookup,
         operators: Operators,
         allocator: KeyAllocator | None,
+        visible_to: int | None,
         own: Sequence[tuple[int, int]],
     ) -> None:
         self._lookup = lookup
         self._operators = operators
         self._allocator = allocator
+        self._visible_to = visible_to
         self._own = own
         self._settled: list[pa.RecordBatch] = []
         self._stream = 0
@@ -254,7 +285,12 @@ class _AsOf:
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         found = resolve(
-            self._lookup.current, self._operators.current, self._timed(batches), self._allocator, own=self._own
+            self._lookup.current,
+            self._operators.current,
+            self._timed(batches),
+            self._allocator,
+            visible_to=self._visible_to,
+            own=self._own,
         )
         for batch in found:
             yield from self._counted(self._by_time(batch))
@@ -300,6 +336,7 @@ class _AsOf:
     def _by_time(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield completed rows, and join older rows with the table of entries."""
         lookup, history = self._lookup, self._lookup.history
+        batch = self._with_bounds(batch)
         begun = batch.column(f"{lookup.role}_{history.valid_from}")
         matched = pc.equal(batch.column(lookup.current.outcome_column), str(Outcome.MATCHED))
         earlier = pc.and_(matched, pc.fill_null(pc.less(batch.column(lookup.time_column), begun), fill_value=False))
@@ -313,6 +350,21 @@ class _AsOf:
             yield from self._before_first(_rows(batch, before))
         if older.any():
             yield from self._ask_entries(_rows(batch, older))
+
+    def _with_bounds(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows whose inferred members carry the bounds that the members have in the dimension."""
+        lookup = self._lookup
+        inferred = pc.equal(batch.column(lookup.outcome_column), str(Outcome.INFERRED))
+        if not pc.any(inferred, min_count=0).as_py():
+            return batch
+        found = batch.column(f"{lookup.role}_{lookup.history.version}").is_valid()  # by an earlier attempt
+        added = pc.and_not(inferred, found)
+        for name, column in bounds_of_all_times(lookup.history, 1, inferred=True).items():
+            position = batch.schema.get_field_index(f"{lookup.role}_{name}")
+            if position >= 0 and name in lookup.carry:
+                filled = pc.if_else(added, column[0], batch.column(position))
+                batch = batch.set_column(position, batch.schema.field(position), filled)
+        return batch
 
     def _before_first(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Yield rows whose current version is the first version and begins after their event time."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from headrace.etl.lookup import Lookup
     from headrace.etl.special import Special
 
-__all__ = ["inferred_entries", "inferred_members", "special_versions"]
+__all__ = ["bounds_of_all_times", "inferred_entries", "inferred_members", "special_versions"]
 
 
 def inferred_members(history: History, lookup: Lookup, batches: Iterable[pa.RecordBatch], base: int = 0) -> pa.Table:
@@ -72,7 +72,7 @@ def inferred_entries(history: History, spelled: pa.Table, surrogate_keys: Any) -
         given[history.recorded[column]] = given[column]
     begin = pa.scalar(BEGINNING, pa.date32()).cast(history.instant_type)
     given |= {AT: pa.repeat(begin, rows)}
-    return _table(history.entry_schema, rows, given | _bounds(history, rows, inferred=True))
+    return _table(history.entry_schema, rows, given | bounds_of_all_times(history, rows, inferred=True))
 
 
 def special_versions(history: History, members: Iterable[Special] | None = None) -> pa.Table:
@@ -84,10 +84,13 @@ def special_versions(history: History, members: Iterable[Special] | None = None)
         for field in history.dimension.attributes
     }
     given[history.dimension.surrogate_key] = pa.array([int(member) for member in wanted], pa.int64())
-    return _table(history.version_schema, len(wanted), given | _bounds(history, len(wanted), inferred=False))
+    return _table(
+        history.version_schema, len(wanted), given | bounds_of_all_times(history, len(wanted), inferred=False)
+    )
 
 
-def _bounds(history: History, rows: int, *, inferred: bool) -> dict[str, pa.Array]:
+def bounds_of_all_times(history: History, rows: int, *, inferred: bool) -> dict[str, pa.Array]:
+    """Return the additional columns of versions that are the only one of their member and valid for all times."""
     kind = history.instant_type
     begin = pa.scalar(BEGINNING, pa.date32()).cast(kind)
     end = pa.scalar(history.end, pa.date32()).cast(kind)

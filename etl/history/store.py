@@ -27,11 +27,12 @@ from headrace.etl.history.cascading import Reference, cascade
 from headrace.etl.history.checking import violations
 from headrace.etl.history.declaration import AT, History
 from headrace.etl.history.inferring import inferred_members, special_versions
+from headrace.etl.history.stored import named_members, stored_entries, time_limits
 from headrace.etl.history.values import single
 from headrace.etl.lookup import Policy
 from headrace.etl.ranking import rank_rows
-from headrace.etl.surrogate import MAX_KEY_BYTES, KeyAllocator, key_bytes
-from headrace.joins import SSIJ, AsOf, Range
+from headrace.etl.surrogate import KeyAllocator
+from headrace.joins import SSIJ, AsOf
 from headrace.storage import Table
 from headrace.storage.errors import TableExistsError
 
@@ -206,7 +207,7 @@ class HistoryDimension:
         with self._writing():
             if follow is not None:
                 changes = self._cascaded(changes, follow)
-            touched = self._entries_for(_keys_of(self.history, changes))
+            touched = self._entries_for(named_members(self.history, changes))
             applied = apply_changes(self.history, touched, changes, KeyAllocator(self.greatest_key))
             self._commit(applied.upserts, applied.deletes, applied.new_keys)
         return applied
@@ -219,7 +220,7 @@ class HistoryDimension:
                 f"the reference leads from {reference.child.dimension.name!r} to {reference.parent.dimension.name!r}; "
                 "declare it with the histories of these two dimensions"
             )
-        touched = self._entries_for(_distinct([_keys_of(self.history, changes), self._referring(follow)]))
+        touched = self._entries_for(_distinct([named_members(self.history, changes), self._referring(follow)]))
         parents = parent.versions_of(_distinct([_referred(reference, table) for table in (touched, changes)]))
         return cascade(reference, touched, changes, parents, sequence=follow.sequence, audit=follow.audit)
 
@@ -228,7 +229,7 @@ class HistoryDimension:
         names, on = list(self.history.dimension.natural_key), follow.reference.on
         parent = follow.parent.history.dimension
         child_of = {column: name for name, column in on.items()}
-        wanted = _keys_of(follow.parent.history, follow.changed)
+        wanted = named_members(follow.parent.history, follow.changed)
         found = [self.history.dimension.key_schema.empty_table()]
         for batch in self._entries.scan():
             referred = parent.conform_key([batch.column(child_of[name]) for name in parent.natural_key])
@@ -393,7 +394,7 @@ class HistoryDimension:
         keys
             Table with the columns of the natural key; other columns and repeated keys do not matter.
         """
-        entries = self._entries_for(_keys_of(self.history, keys))
+        entries = self._entries_for(named_members(self.history, keys))
         return entries.filter(_begins(self.history, entries)).select(self.history.version_schema.names)
 
     def inferred(self) -> pa.Table:
@@ -448,22 +449,9 @@ class HistoryDimension:
         on = lookup.entry_on(backward=backward)
         return SSIJ(self._entries, on=on, how="left", columns=lookup.entry_columns, memory=self._memory)
 
-    def _entries_for(self, keys: pa.Table) -> pa.Table:
+    def _entries_for(self, members: pa.Table) -> pa.Table:
         """Return all entries of members, given by distinct normalized keys."""
-        names = [f"_named_{name}" for name in self.history.dimension.natural_key]
-        low, high = _ends(self.history.instant_type, keys.num_rows)
-        stream = pa.Table.from_arrays([*keys.columns, low, high], names=[*names, "_low", "_high"])
-        on = Range("_low", "_high", AT, list(zip(names, self.history.dimension.natural_key, strict=True)))
-        wanted = self.history.entry_schema
-        with SSIJ(self._entries, on=on, columns=wanted.names, memory=self._memory) as join:
-            found = [
-                result.select(list(range(len(names) + 2, result.num_columns)))
-                for batch in stream.combine_chunks().to_batches()
-                for result in join.push(batch)
-            ]
-            found += [result.select(list(range(len(names) + 2, result.num_columns))) for result in join.finish()]
-        parts = [pa.RecordBatch.from_arrays(batch.columns, names=wanted.names) for batch in found]
-        return pa.Table.from_batches(parts).cast(wanted) if parts else wanted.empty_table()
+        return stored_entries(self.history, self._entries, members, self._memory)
 
 
 class _NewestEntry:
@@ -487,7 +475,7 @@ class _NewestEntry:
 
     def push(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Push a batch of the stream and return the results that are ready."""
-        far = _ends(self._kind, batch.num_rows)[1]
+        far = time_limits(self._kind, batch.num_rows)[1]
         return self._without_far(self._join.push(batch.append_column(self._FAR, far)))
 
     def flush(self) -> Iterator[pa.RecordBatch]:
@@ -505,23 +493,13 @@ def _begins(history: History, entries: pa.Table | pa.RecordBatch) -> Any:
     return pc.equal(entries.column(AT), entries.column(history.valid_from))
 
 
-def _keys_of(history: History, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Return the distinct normalized keys of rows; null keys and keys that no member can have are left out."""
-    dimension = history.dimension
-    keys = dimension.conform_key([single(rows.column(name)) for name in dimension.natural_key])
-    usable = ~np.logical_or.reduce([key.null | key.unfit for key in keys])
-    usable &= key_bytes([key.values for key in keys]) <= MAX_KEY_BYTES
-    table = pa.Table.from_arrays([key.values for key in keys], schema=dimension.key_schema)
-    return _distinct([table.filter(pa.array(usable))])
-
-
 def _referred(reference: Reference, rows: pa.Table | pa.RecordBatch) -> pa.Table:
     """Return the distinct keys of the parents that entries or changes of children refer to."""
     parent, names = reference.parent, list(reference.on)
     if not set(names) <= set(rows.schema.names):
         return parent.dimension.key_schema.empty_table()
     columns = [single(rows.column(name)) for name in names]
-    return _keys_of(parent, pa.table(columns, names=list(reference.on.values())))
+    return named_members(parent, pa.table(columns, names=list(reference.on.values())))
 
 
 def _are_among(keys: list[Conformed], wanted: pa.Table) -> NDArray[np.bool_]:
@@ -537,14 +515,6 @@ def _are_among(keys: list[Conformed], wanted: pa.Table) -> NDArray[np.bool_]:
 def _distinct(keys: list[pa.Table]) -> pa.Table:
     table = pa.concat_tables(keys)
     return table.group_by(table.column_names).aggregate([])
-
-
-def _ends(kind: pa.DataType, rows: int) -> tuple[pa.Array, pa.Array]:
-    """Return the minimum and the maximum instant of a type."""
-    width = np.int32 if kind == pa.date32() else np.int64
-    limits = np.iinfo(width)
-    low, high = (pa.array(np.full(rows, limit, dtype=width)).view(kind) for limit in (limits.min, limits.max))
-    return low, high
 
 
 def _build_current(

@@ -97,6 +97,11 @@ class MemoryBudget:
         else:
             self.release(component, -change)
 
+    def clear(self) -> None:
+        """Release everything, after all components were freed."""
+        for component in self._held:
+            self.resize(component, 0)
+
     def settle(self) -> None:
         """Keep the process within the limit: what allocators keep counts too. Call it where memory changes hands."""
         self._process.settle()

@@ -13,7 +13,8 @@ IV-A: CR          `headrace.storage.read.cache`; frames that other components do
 IV-A: IB          `headrace.joins.input_buffer`
 IV-A: SB, II      `memory.stream_buffer`, `memory.inverted_index`
 IV-B: pending     `operator` (`SSIJAlgorithm`); IB_thresh and SB_thresh in `schedule`
-IV-B: online      `phases.online` (algorithm 1), `phases.direct`, `phases.nearest`, `phases.row_tier`
+IV-B: online      `phases.online` (algorithm 1), `phases.direct`, `phases.nearest`, `phases.direct_nearest`,
+                  `phases.row_tier`
 IV-B: join        `phases.join` (algorithm 2), `phases.pair_batches`, `phases.read_ahead`
 IV-C: utility     `headrace.storage.read.cache`; ToKeep and ToRemove: `choose_resident` in `phases._join_kernels`
 IV-D: read plan   `headrace.storage.read.plan`; S, T, maxDist: `headrace.storage.read.device`; maxScan: `options`

@@ -22,7 +22,7 @@ phase first. A batch that finds no room waits for steps of the phase until there
 
 Memory bound::
 
-    limit >= index (inner nodes, maps from leaf to frame and demand)
+    limit >= index (inner nodes, maps from leaf to frame and demand; or paged: the lowest nodes' entries, some frames)
            + negative filter        if the table has one: at most three quarters of the rest; nothing while inactive
            + record tier            a third of the rest, if the table has one; nothing while inactive
            + row tier               all rows beside their pages, if both leave an eighth of the memory
@@ -30,13 +30,15 @@ Memory bound::
            + input buffer           \
            + stream buffer           } at least a page each
            + inverted index         /  with 9 bytes for each page of a join phase's plan
-           + workspace              an eighth of the rest, at least two pages, at most 48 MiB
+           + workspace              an eighth of the rest, at least two pages, at most 48 MiB; for ranges of keys that
+                                    are not looked up directly a quarter, as long as that is at most 2 MiB
            + read buffer            two pages; of the rest a sixth or 64 pages, at most three eighths or 512 pages
            + the queue of reads + the cost model's statistics
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
@@ -46,6 +48,7 @@ from headrace.joins.predicates import AsOf, Equality
 from headrace.joins.relation import scan_seconds
 from headrace.joins.ssij.context import SSIJContext
 from headrace.joins.ssij.cost import PhaseEstimate
+from headrace.joins.ssij.memory.reservation import fitting_snapshot
 from headrace.joins.ssij.memory.store import Store
 from headrace.joins.ssij.options import SSIJOptions, Tuning
 from headrace.joins.ssij.phases.direct import DirectPhase
@@ -68,7 +71,7 @@ if TYPE_CHECKING:
     from headrace.joins.deadlines import Arrivals
     from headrace.joins.predicates import On
     from headrace.joins.protocol import Output
-    from headrace.joins.relation import TableLike
+    from headrace.joins.relation import Relation, TableLike
     from headrace.storage.read import PageReader
     from headrace.storage.tree import Snapshot
 
@@ -91,9 +94,29 @@ class SSIJAlgorithm(JoinAlgorithm):
 
     def __init__(self, parameters: JoinParameters, options: SSIJOptions) -> None:
         super().__init__(parameters)
+        self._options = options
+        device = self.relation.reader.device
+        self.estimate = PhaseEstimate(device.seek, device.transfer)
+        self._workers = Workers(options.threads)
+        self._fit_relation(self.relation)
+        self._make_memory()
+        self._row_nbytes = 1.0
+        self._queued_rows = 0
+        self._phase: JoinPhase | None = None
+        self._context: SSIJContext | None = None
+
+    def _fit_relation(self, relation: Relation) -> None:
+        """Join with a relation, of which inner nodes are paged if they do not fit."""
+        limit, index, note = self.budget.limit, self._options.index, self.counters.add_nodes
+        snapshot = fitting_snapshot(relation.snapshot, relation.reader, limit, index, note)
+        self.relation = replace(relation, snapshot=snapshot)
+
+    def _make_memory(self) -> None:
+        """Divide the memory for the snapshot. Nothing is held yet."""
+        options, reader = self._options, self.relation.reader
         self.store = Store(
             self.snapshot,
-            self.relation.reader,
+            reader,
             self.budget,
             options,
             self.counters,
@@ -102,17 +125,11 @@ class SSIJAlgorithm(JoinAlgorithm):
             nearest=isinstance(self.predicate, AsOf),
             deadlines=self.deadlines,
         )
-        device = self.relation.reader.device
-        self.thresholds = Thresholds(self.store, device, options.input_threshold, options.stream_threshold)
-        self.estimate = PhaseEstimate(device.seek, device.transfer, self._scan_seconds())
-        longest = device.cost(1, self.store.longest_read)
+        self.thresholds = Thresholds(self.store, reader.device, options.input_threshold, options.stream_threshold)
+        longest = reader.device.cost(1, self.store.longest_read)
         self._schedule = Schedule(self.deadlines, self.store, self.thresholds, self.estimate, longest)
-        self._workers = Workers(options.threads)
-        self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
-        self._row_nbytes = 1.0
-        self._queued_rows = 0
-        self._phase: JoinPhase | None = None
-        self._context: SSIJContext | None = None
+        self._queue = ReadQueue(reader, self.store.read_buffer.frames)
+        self.estimate.scan = self._scan_seconds()
 
     def refresh(self, change: Callable[[], Any]) -> Iterator[pa.RecordBatch]:
         """Return the task of completing all tuples, changing the relation, and switching to its newest snapshot."""
@@ -145,6 +162,7 @@ class SSIJAlgorithm(JoinAlgorithm):
             pages_kept=counters.pages_kept,
             pages_evicted=counters.pages_evicted,
             pages_cached=len(self.store.cache.resident_frames),
+            nodes_read=counters.nodes_read,
         )
 
     # Pending phase
@@ -224,6 +242,7 @@ class SSIJAlgorithm(JoinAlgorithm):
         online = self._online_phase()
         waiting = online.probe(batch)
         while not self.store.fits(sum(tuples for tuples, _ in waiting), sum(lists for _, lists in waiting)):
+            del online  # and what it has found: steps need the workspace
             if not self.store.stream.rows:
                 yield from self._join_in_parts(batch)
                 return
@@ -348,11 +367,17 @@ class SSIJAlgorithm(JoinAlgorithm):
     def _install(self, change: Callable[[], Any]) -> Iterator[pa.RecordBatch]:
         yield from self._drain()
         change()
-        self.relation = self.relation.newest()
+        self._fit_relation(self.relation.newest())
         self._queue.close()
-        self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
-        self.store.install(self.snapshot)
-        self.estimate.scan = self._scan_seconds()
+        if self.store.can_install(self.snapshot):
+            self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
+            self.store.install(self.snapshot)
+            self.estimate.scan = self._scan_seconds()
+        else:
+            self._context = None
+            del self.store, self.thresholds, self._schedule, self._queue
+            self.budget.clear()
+            self._make_memory()
         self._rebind()
 
     # Bindings
@@ -422,6 +447,9 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         Fixed share of the memory, beside index and workspace, for cached pages. By default they have what tuples leave.
     read_plan
         ``"optimal"``, or ``"greedy"`` for comparison.
+    index
+        ``"fitting"`` to have all inner nodes in memory if they fit, and otherwise read them when they are needed; for
+        comparison ``"whole"`` or ``"paged"``.
     threads
         Threads that join parts of a batch; by default as many as the process may use, at most four.
     reader

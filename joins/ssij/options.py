@@ -33,6 +33,7 @@ _POLICIES: dict[str, Callable[[], CachePolicy]] = {
     "lru": LRU,
     "none": UtilityCounter,
 }
+_INDEXES = ("fitting", "whole", "paged")
 _PLANNERS: dict[str, Planner] = {"optimal": plan_reads, "greedy": plan_reads_greedily}
 
 
@@ -47,6 +48,7 @@ class Tuning(TypedDict, total=False):
     cache_policy: str
     memory_split: float | None
     read_plan: str
+    index: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +69,14 @@ class SSIJOptions:
     cache_policy: str = "utility"
     memory_split: float | None = None
     read_plan: str = "optimal"
+    index: str = "fitting"
 
     def __post_init__(self) -> None:
         for name in ("max_scan", "input_threshold", "stream_threshold", "threads"):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and value >= 1):
                 raise JoinInputError(f"`{name}` must be a whole number, at least 1, not {value!r}")
-        for name, known in (("cache_policy", _POLICIES), ("read_plan", _PLANNERS)):
+        for name, known in (("cache_policy", _POLICIES), ("read_plan", _PLANNERS), ("index", _INDEXES)):
             value = getattr(self, name)
             if value not in known:
                 raise JoinInputError(f"`{name}` must be {' or '.join(map(repr, known))}, not {value!r}")

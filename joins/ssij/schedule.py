@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.ssij.memory import _index_kernels
 from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ class Thresholds:
         if self._stream is not None:
             return self._stream
         snapshot = self._store.snapshot
-        relation = len(snapshot.leaf_pages) * snapshot.page_size
+        relation = snapshot.leaves * snapshot.page_size
         most = _STREAM_TIGHT if self._store.budget.limit < _TIGHT * relation else _STREAM
         return max(1, min(most, int(self._free // _STREAM_SHARE / (row_nbytes + LEAF_RUN_NBYTES))))
 
@@ -108,12 +107,7 @@ class Thresholds:
 
     def _reading_seconds(self) -> float:
         """Return the cost of reading the wanted pages by the cheapest plan with reads of any length."""
-        store, device = self._store, self._device
-        wanted = store.stream.demand
-        seconds = _index_kernels.reading_cost(
-            wanted, store.disk_order, store.snapshot.leaf_pages, device.seek, device.transfer
-        )
-        return float(seconds)
+        return self._store.reading_seconds(self._device)
 
     @property
     def _free(self) -> int:
@@ -311,7 +305,7 @@ class Schedule:
         few = self._estimate.seconds(len(leaves)) <= _DETOUR_SHARE * seconds
         if not few or len(leaves) == store.stream.pages:
             return leaves[:0]
-        return leaves[np.argsort(store.snapshot.leaf_pages[leaves])]
+        return leaves[np.argsort(store.snapshot.pointers(leaves)[0])]
 
     def _in_a_hurry(self, seconds: float) -> bool:
         """Return whether a phase of this duration, or one like those before, takes too long to wait for two of them.
@@ -334,7 +328,7 @@ class Schedule:
         most = min(self._thresholds.join(row_nbytes), store.tuples_at_most(row_nbytes))
         together = max(most, store.stream.rows)
         phases = -(-(store.stream.rows + store.input.rows) // together)
-        pages = min(store.stream.pages + store.input.rows, len(store.snapshot.leaf_pages))
+        pages = min(store.stream.pages + store.input.rows, store.snapshot.leaves)
         return phases * self._estimate.seconds(pages)
 
     @property

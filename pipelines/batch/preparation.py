@@ -20,6 +20,7 @@ from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLim
 from headrace.pipelines.batch.transform import Transform, check_transform
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type, type_name
 from headrace.pipelines.config.declared import key_rules, special_members, spellings
+from headrace.pipelines.config.history import as_of_lookup, history_of
 from headrace.pipelines.config.rules import stream_problems
 from headrace.pipelines.delta.columns import add_columns
 from headrace.pipelines.delta.constraints import constraint_columns
@@ -43,6 +44,9 @@ from headrace.pipelines.dimension.schema_changes import (
 )
 from headrace.pipelines.dimension.special_members import add_special_members
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+from headrace.pipelines.history.layout import delta_schema
+from headrace.pipelines.history.tables import add_special_members as add_special_versions
+from headrace.pipelines.history.tables import check_declaration, create_history
 from headrace.pipelines.spark.frame import FILE
 from headrace.storage.format import PAGE_SIZES, key_limit, stored_type
 
@@ -50,9 +54,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from headrace.etl import KeyRule
+    from headrace.etl.history import AsOfLookup, History
     from headrace.pipelines.batch.merge import MergeRule
     from headrace.pipelines.batch.storable import StorableRule
-    from headrace.pipelines.config.model import DimensionConfig, PipelineConfig
+    from headrace.pipelines.config.model import DimensionConfig, LookupConfig, PipelineConfig
 
 __all__ = ["CheckedPipeline", "check_pipeline", "described_table", "prepare"]
 
@@ -85,19 +90,7 @@ def check_pipeline(config: PipelineConfig, parallelism: int) -> CheckedPipeline:
     transform = _transform(config)
     stream = arrow_schema(config.source.columns) if transform is None else transform.schema
     found = {name: _dimension(config, name) for name in config.dimensions}
-    dimensions = {name: each.dimension for name, each in found.items()}
-    lookups = {
-        item.role: Lookup(
-            dimensions[item.dimension],
-            item.role,
-            dict(item.on),
-            item.policy,
-            tuple(item.carry),
-            item.null_key,
-            item.unfit_key,
-        )
-        for item in config.lookups
-    }
+    lookups = {item.role: _lookup(item, found[item.dimension]) for item in config.lookups}
     for lookup in lookups.values():
         lookup.check(stream)
     duplicates = _duplicates(config, stream)
@@ -137,8 +130,14 @@ class CheckedPipeline:
         prepared, config = self.prepared, self.prepared.config
         notices: list[str | None] = []
         for name, each in self._found.items():
-            if each.table is None:
-                create_dimension(config.dimensions[name].path, each.dimension)
+            path = config.dimensions[name].path
+            if each.table is None and each.history is not None:
+                create_history(path, each.history)
+            elif each.table is None:
+                create_dimension(path, each.dimension)
+            elif each.history is not None:
+                added = add_special_versions(path, each.history)
+                notices += [f"dimension {name!r}: the special member {key} was added to {path}" for key in added]
             else:
                 notices += _changed(name, each.table, each)
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
@@ -156,6 +155,7 @@ class _Found:
     dimension: Dimension
     table: Described | None
     changes: tuple[SchemaChange, ...] = ()
+    history: History | None = None
 
 
 def _changed(name: str, table: Described, found: _Found) -> Iterator[str]:
@@ -211,6 +211,8 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
     rules = key_rules(declared)
     refuse_twins([*(declared.columns or ()), surrogate], f"dimension {name!r}")
     table = described_table(declared.path)
+    if declared.history is not None:
+        return _with_history(config, name, table)
     if table is None:
         return _Found(_declared_dimension(declared, name, surrogate, rules), None)
     label = f"dimension {name!r}"
@@ -255,6 +257,31 @@ def _schema_changes(table: Described, declared: DimensionConfig, surrogate: str)
     )
     refuse_changes(table.path, changes)
     return changes
+
+
+def _with_history(config: PipelineConfig, name: str, table: Described | None) -> _Found:
+    """Return a dimension with history, whose table has all columns of its layout or does not exist yet."""
+    history, label = history_of(config, name), f"dimension {name!r}"
+    refuse_float_keys(history.dimension.key_schema, label)
+    if table is not None:
+        for column in delta_schema(history):
+            _require_column(table, label, column.name, column.type)
+        check_declaration(table.properties, history, label, table.path)
+    return _Found(history.dimension, table, history=history)
+
+
+def _lookup(declared: LookupConfig, found: _Found) -> Lookup | AsOfLookup:
+    if found.history is not None:
+        return as_of_lookup(found.history, declared)
+    return Lookup(
+        found.dimension,
+        declared.role,
+        dict(declared.on),
+        declared.policy,
+        tuple(declared.carry),
+        declared.null_key,
+        declared.unfit_key,
+    )
 
 
 def _is_attribute(field: pa.Field, table: Described, kept: set[str], apart: set[str]) -> bool:
@@ -318,11 +345,16 @@ def _use_of_dimension(prepared: Prepared, name: str, found: _Found) -> Use:
         Role.INFERRED if infers else Role.DIMENSION,
         f"dimension {name!r}",
         prepared.config.dimensions[name].path,
-        written=frozenset(dimension.table_schema.names) if infers else frozenset(),
+        written=frozenset(_columns_of(found).names) if infers else frozenset(),
         keys=dimension.natural_key,
         trimmed=trimmed,
         never_null=frozenset(always),
     )
+
+
+def _columns_of(found: _Found) -> pa.Schema:
+    """Return the columns that new members get."""
+    return found.dimension.table_schema if found.history is None else delta_schema(found.history)
 
 
 def _sinks(prepared: Prepared) -> list[tuple[Use, pa.Schema]]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.etl.history import AsOfLookup
+
 __all__ = ["AUDIT_SCHEMA", "Settlement", "Settling"]
 
 _BATCH: Final = "_batch"
@@ -47,7 +49,7 @@ class Settlement:
         Batch that the rows originate from.
     """
 
-    lookups: tuple[Lookup, ...]
+    lookups: tuple[Lookup | AsOfLookup, ...]
     duplicates: Duplicates | None
     duplicate_schema: pa.Schema
     facts: FileSpec | None

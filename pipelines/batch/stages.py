@@ -9,8 +9,8 @@ A second role of the same dimension waits for the members of the first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
@@ -21,6 +21,8 @@ from headrace.etl import (
     Duplicates,
     Lookup,
 )
+from headrace.etl.history import AsOfLookup
+from headrace.etl.history.declaration import AT
 from headrace.etl.lookup import Policy
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
 from headrace.pipelines.batch.merge import merge_rule
@@ -33,9 +35,11 @@ from headrace.pipelines.batch.storable import StorableStep
 from headrace.pipelines.batch.worker import Stage
 from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.delta.data_files import FileSpec
+from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.replica.catch_up import ReplicaSpec
 from headrace.pipelines.replica.operators import Joiner
 from headrace.pipelines.replica.rows import LoadedKeyRows, MemberRows
+from headrace.pipelines.replica.version_rows import current_rows, version_rows
 from headrace.pipelines.spark.frame import (
     FILE,
     NOTE,
@@ -51,7 +55,7 @@ from headrace.pipelines.spark.frame import (
 from headrace.storage.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from headrace.pipelines.batch.merge import MergeRule
     from headrace.pipelines.batch.storable import StorableRule
@@ -59,7 +63,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.model import PipelineConfig
     from headrace.pipelines.replica.rows import ReplicaRows
 
-__all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "StageRun", "Target"]
+__all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "StageRun", "Target", "member_schema"]
 
 DUPLICATES_ROLE = "(duplicates)"
 
@@ -156,7 +160,7 @@ class Prepared:
 
     config: PipelineConfig
     stream: pa.Schema
-    lookups: Mapping[str, Lookup]
+    lookups: Mapping[str, Lookup | AsOfLookup]
     duplicates: Duplicates | None
     shards: Mapping[str, int]
     early_rules: tuple[StorableRule, ...] = ()
@@ -268,7 +272,7 @@ class Prepared:
             reader=self._reader(run, self.stream) if number == 0 and self.transform is None else None,
             steps=(
                 *_storable(self.early_rules if number == 0 else ()),
-                *(self._step(role, targets[role], run) for role in groups[number].roles),
+                *(self.step(role, targets[role], run) for role in groups[number].roles),
                 *_storable(self.late_rules if last else ()),
             ),
             next_shard=self.shard_rule(following.roles[0], run.shards[following.roles[0]])
@@ -325,25 +329,48 @@ class Prepared:
 
     def _member_fields(self, groups: list[Group]) -> list[pa.Field]:
         inferring = [self.lookups[role] for group in groups for role in group.roles if self.infers(role)]
-        return [pa.field(member_column(look.role), pa.struct(look.dimension.table_schema)) for look in inferring]
+        return [pa.field(member_column(look.role), pa.struct(member_schema(look))) for look in inferring]
 
-    def _step(self, role: str, target: Target, run: StageRun) -> LookupStep | DuplicateStep:
+    def step(self, role: str, target: Target, run: StageRun) -> LookupStep | DuplicateStep:
+        """Return the step of a role at its planned version."""
         if role == DUPLICATES_ROLE:
             assert self.duplicates is not None
             rows: ReplicaRows = LoadedKeyRows(Duplicates(self.duplicates.key, rules=self.duplicates.rules))
             joiner = self._joiner(role, target, rows, self.duplicates.operator_on, self.duplicates.operator_columns)
             return DuplicateStep(self.duplicates, joiner)
         lookup = self.lookups[role]
+        files = _file_spec(self.path(role), member_schema(lookup), run)
+        if isinstance(lookup, AsOfLookup):
+            rows = current_rows(lookup.history, self._carried(lookup.dimension.name))
+            current = lookup.current
+            joiner = self._joiner(role, target, rows, current.operator_on, current.operator_columns)
+            return LookupStep(lookup, joiner, files, target.own, self._older(lookup, target))
         rows = MemberRows(self._narrow(lookup.dimension))
         joiner = self._joiner(role, target, rows, lookup.operator_on, lookup.operator_columns)
-        files = _file_spec(self.path(role), lookup.dimension.table_schema, run)
         return LookupStep(lookup, joiner, files, target.own)
+
+    def _older(self, lookup: AsOfLookup, target: Target) -> tuple[Joiner, ...]:
+        """Return the joiners over all versions that a lookup needs: none for lookups of the current version."""
+        if lookup.event_time is None:
+            return ()
+        rows = version_rows(lookup.history, self._carried(lookup.dimension.name))
+        directions: list[Literal["backward", "forward"]] = ["backward"]
+        directions += ["forward"] if lookup.before_first == "first" else []
+        joiners = []
+        for direction in directions:
+            name = f"{lookup.role} ({direction})"
+            joiner = self._joiner(name, target, rows, lookup.current.operator_on, lookup.entry_columns, lookup.role)
+            memory = joiner.memory // len(directions)
+            joiners.append(replace(joiner, nearest=(lookup.time_column, AT, direction), memory=memory))
+        return tuple(joiners)
+
+    def _carried(self, dimension: str) -> set[str]:
+        """Return the columns of a dimension that some fact carries."""
+        return {name for look in self.lookups.values() if look.dimension.name == dimension for name in look.carry}
 
     def _narrow(self, dimension: Dimension) -> Dimension:
         """Return the dimension with only the attributes that some fact carries, as replicas hold it."""
-        carried = {
-            name for look in self.lookups.values() if look.dimension.name == dimension.name for name in look.carry
-        }
+        carried = self._carried(dimension.name)
         kept = [field for field in dimension.schema if field.name in carried or field.name in dimension.natural_key]
         return Dimension(
             dimension.name,
@@ -355,26 +382,46 @@ class Prepared:
         )
 
     def _joiner(
-        self, role: str, target: Target, rows: ReplicaRows, on: list[tuple[str, str]], columns: list[str]
+        self,
+        name: str,
+        target: Target,
+        rows: ReplicaRows,
+        on: list[tuple[str, str]],
+        columns: Sequence[str],
+        role: str | None = None,
     ) -> Joiner:
-        config = self.config
+        """Return a joiner with one share of the memory; `role` is its role if `name` is another one."""
+        config, path = self.config, self.path(role or name)
         replica = ReplicaSpec(
-            rows, self.path(role), target.table_id, target.shards, config.replicas, parse_memory(config.replica_memory)
+            rows, path, target.table_id, target.shards, config.replicas, parse_memory(config.replica_memory)
         )
-        replicas = sum(self.shards.get(each, 1) for each in (*self.lookups, *self._duplicate_roles()))
         return Joiner(
-            role,
+            name,
             replica,
             target.version,
             target.base,
             tuple(on),
             tuple(columns),
-            memory=parse_memory(config.memory) // replicas,
+            memory=parse_memory(config.memory) // self._memory_shares(),
             deadline=None if config.deadline is None else parse_duration(config.deadline),
         )
 
+    def _memory_shares(self) -> int:
+        """Return the number of operators that share the memory of a worker, since any task may need any replica.
+
+        An as-of lookup has two shares for each shard: one for the current versions, one for all versions.
+        """
+        dated = {role for role, look in self.lookups.items() if isinstance(look, AsOfLookup) and look.event_time}
+        roles = (*self.lookups, *self._duplicate_roles())
+        return sum(self.shards.get(role, 1) * (2 if role in dated else 1) for role in roles)
+
     def _duplicate_roles(self) -> tuple[str, ...]:
         return () if self.duplicates is None else (DUPLICATES_ROLE,)
+
+
+def member_schema(lookup: Lookup | AsOfLookup) -> pa.Schema:
+    """Return the columns of new members of a lookup's dimension in Delta."""
+    return delta_schema(lookup.history) if isinstance(lookup, AsOfLookup) else lookup.dimension.table_schema
 
 
 def _storable(rules: tuple[StorableRule, ...]) -> tuple[StorableStep, ...]:

@@ -6,6 +6,7 @@ A step takes the rows of a task and yields them with additional columns. Rows th
 from __future__ import annotations
 
 from collections import deque
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
@@ -27,8 +28,10 @@ from headrace.etl import (
     new_members,
     resolve,
 )
+from headrace.etl.history import AsOfLookup, Operators, inferred_members, resolve_as_of
 from headrace.pipelines.delta.data_files import FileSpec, FileWriter
 from headrace.pipelines.errors import ReplicaDamagedError
+from headrace.pipelines.history.layout import version_rows
 from headrace.pipelines.replica.operators import Joiner, Serving, close, serve
 from headrace.pipelines.spark.frame import FILE, RECORD_NUMBER, STATE, State, member_column, with_state
 from headrace.storage.errors import CorruptionError, StorageIOError
@@ -72,56 +75,71 @@ class Task:
 class LookupStep:
     """One lookup and its replicas: one shard for an inferring lookup, else the whole dimension.
 
-    The join receives only keys and row numbers, so that its memory is available for the dimension. Its results are then
-    added to the rows in row order.
+    The join receives only keys, event times and row numbers, so that its memory is available for the dimension. Its
+    results are then added to the rows in row order.
 
     Parameters
     ----------
     lookup, joiner
-        Lookup, and the joiner that serves it.
+        Lookup, and the joiner that serves it. For a dimension with history, it joins the current versions.
     files
         File specification for new members; None if they travel with the rows.
     own
         Ranges of surrogate keys that earlier attempts at the batch assigned, see `headrace.etl.resolve`.
+    older
+        Joiners over all versions of a dimension with history, backward and forward in time, as far as the lookup needs
+        them. They open their replica only for facts that are older than the current version.
     """
 
-    lookup: Lookup
+    lookup: Lookup | AsOfLookup
     joiner: Joiner
     files: FileSpec | None = None
     own: tuple[tuple[int, int], ...] = ()
+    older: tuple[Joiner, ...] = ()
 
     def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
         """Yield all rows with the lookup's columns; rows that are not open bypass the lookup."""
         infers = self.lookup.policy is Policy.INFER
-        shard = task.shard if infers else 0
         shards = self.joiner.replica.shards
+        shard = task.shard if shards > 1 else 0
         allocator = KeyAllocator(self.joiner.base, shards, shard) if infers else None
         passing = _Passing(batches)
         first = next(passing, None)
         if first is not None:
-            keyed = _keyed(first, self._columns(), 0)
-            with _Join(self.joiner, shard, task, keyed.schema) as join:
+            keyed = _keyed(first, self._asked, 0)
+            with ExitStack() as stack:
+                join = stack.enter_context(_Join(self.joiner, shard, task, keyed.schema))
+                older = [stack.enter_context(_OlderJoin(joiner, shard, task)) for joiner in self.older]
                 for held in _held(chain([first], passing), everything=infers):
-                    yield from self._resolved(held, join, allocator, task)
+                    yield from self._resolved(held, join, older, allocator, task)
         for batch in passing.closed():
             yield self._passed(batch)
 
+    @property
+    def _asked(self) -> tuple[str, ...]:
+        """Columns of the rows that determine the result of the lookup."""
+        names = list(self.lookup.stream_columns)
+        if isinstance(self.lookup, AsOfLookup) and self.lookup.event_time is not None:
+            names.append(self.lookup.event_time)
+        return tuple(dict.fromkeys([*names, *self._order()]))
+
     def _resolved(
-        self, held: list[pa.RecordBatch], join: _Join, allocator: KeyAllocator | None, task: Task
+        self,
+        held: list[pa.RecordBatch],
+        join: _Join,
+        older: list[_OlderJoin],
+        allocator: KeyAllocator | None,
+        task: Task,
     ) -> Iterator[pa.RecordBatch]:
         """Yield rows with the lookup's columns and their new state; keep the inferred members."""
         starts = np.cumsum([0, *(batch.num_rows for batch in held)])
-        names = self._columns()
-        keyed = (_keyed(batch, names, start) for batch, start in zip(held, starts[:-1], strict=True))
-        visible_to = join.serving.visible_to
-        outputs = list(
-            resolve(self.lookup, join.serving.operator, keyed, allocator, visible_to=visible_to, own=self.own)
-        )
+        keyed = (_keyed(batch, self._asked, start) for batch, start in zip(held, starts[:-1], strict=True))
+        outputs = list(self._outputs(keyed, join, older, allocator))
         found = pa.Table.from_batches(outputs).combine_chunks()
         outcomes = found.column(self.lookup.outcome_column)
         join.tally(outcomes)
         if pc.any(pc.equal(outcomes, str(Outcome.INFERRED)), min_count=0).as_py():
-            members = new_members(self.lookup, outputs, self.joiner.base, self._order())
+            members = self._new_members(outputs)
             if members.num_rows:
                 self._keep_members(members, join, task)
         added = found.select(self.lookup.added_schema().names).take(pa.array(np.argsort(found.column(_ROW))))
@@ -133,9 +151,25 @@ class LookupStep:
             rejected = pc.equal(whole.column(self.lookup.outcome_column), str(Outcome.REJECTED))
             yield with_state(whole, rejected, State.REJECTED)
 
-    def _columns(self) -> tuple[str, ...]:
-        """Return the columns that the join receives in addition to the row number."""
-        return (*self.lookup.stream_columns, *self._order())
+    def _outputs(
+        self,
+        keyed: Iterator[pa.RecordBatch],
+        join: _Join,
+        older: list[_OlderJoin],
+        allocator: KeyAllocator | None,
+    ) -> Iterator[pa.RecordBatch]:
+        current, visible_to = join.serving.operator, join.serving.visible_to
+        if isinstance(self.lookup, AsOfLookup):
+            operators = Operators(current, *older)
+            return resolve_as_of(self.lookup, operators, keyed, allocator, visible_to=visible_to, own=self.own)
+        return resolve(self.lookup, current, keyed, allocator, visible_to=visible_to, own=self.own)
+
+    def _new_members(self, outputs: list[pa.RecordBatch]) -> pa.Table:
+        """Return the inferred members as rows of the dimension's Delta table."""
+        if not isinstance(self.lookup, AsOfLookup):
+            return new_members(self.lookup, outputs, self.joiner.base, self._order())
+        history = self.lookup.history
+        return version_rows(history, inferred_members(history, self.lookup.current, outputs, self.joiner.base))
 
     def _order(self) -> tuple[str, ...]:
         """Return the columns that say which row came first, if the dimension keeps first spellings."""
@@ -238,8 +272,7 @@ class _Join:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, CorruptionError | StorageIOError):
-            close(self._joiner, self._shard, damaged=True)
-            raise ReplicaDamagedError(f"{error}; the replica has been discarded, and the task begins again") from error
+            raise self.damaged(error) from error
         if error is not None and not isinstance(error, MissingMembersError):
             close(self._joiner, self._shard)
             return
@@ -248,10 +281,57 @@ class _Join:
         self.note["outcomes"] = self._outcomes
         self._task.joins.append(self.note)
 
+    def damaged(self, error: BaseException) -> ReplicaDamagedError:
+        """Discard the replica, and return the error that makes the task begin again."""
+        close(self._joiner, self._shard, damaged=True)
+        return ReplicaDamagedError(f"{error}; the replica has been discarded, and the task begins again")
+
     def tally(self, outcomes: pa.Array) -> None:
         """Count outcomes."""
         for counted in pc.value_counts(outcomes).to_pylist():
             self._outcomes[counted["values"]] = self._outcomes.get(counted["values"], 0) + counted["counts"]
+
+
+class _OlderJoin:
+    """A join over all versions, which is opened for the first row that needs it."""
+
+    def __init__(self, joiner: Joiner, shard: int, task: Task) -> None:
+        self._given = (joiner, shard, task)
+        self._join: _Join | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._join is None:
+            return
+        if isinstance(error, CorruptionError | StorageIOError):  # of another replica: `_guarding` converts its own
+            error = ReplicaDamagedError(str(error))
+        self._join.__exit__(kind, error, trace)
+
+    def push(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Push a batch, and yield the results that are ready."""
+        join = self._join or _Join(*self._given, batch.schema)
+        with _guarding(join):
+            if self._join is None:
+                join.__enter__()
+                self._join = join
+            yield from join.serving.operator.push(batch)
+
+    def flush(self) -> Iterator[pa.RecordBatch]:
+        """Yield the results of all rows pushed so far."""
+        if self._join is not None:
+            with _guarding(self._join):
+                yield from self._join.serving.operator.flush()
+
+
+@contextmanager
+def _guarding(join: _Join) -> Iterator[None]:
+    """Discard the replica of a join if its file turns out to be damaged, and not that of the join around it."""
+    try:
+        yield
+    except (CorruptionError, StorageIOError) as error:
+        raise join.damaged(error) from error
 
 
 def _keyed(batch: pa.RecordBatch, names: tuple[str, ...], start: int) -> pa.RecordBatch:

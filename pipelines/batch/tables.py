@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from headrace.pipelines.batch.metrics import reconcile
 from headrace.pipelines.batch.resolutions import RESOLUTION_SCHEMA
-from headrace.pipelines.batch.stages import DUPLICATES_ROLE
+from headrace.pipelines.batch.stages import DUPLICATES_ROLE, member_schema
 from headrace.pipelines.delta.commits import Commit, append, append_exactly, commit_exactly, commit_files
 from headrace.pipelines.delta.data_files import DataFile, FileSpec, FileWriter
 from headrace.pipelines.delta.merges import merge, set_properties
@@ -121,9 +121,9 @@ class BatchTables:
         TableMovedError
             If another writer changed the dimension in the meantime.
         """
-        dimension = self._prepared.lookups[role].dimension
+        lookup = self._prepared.lookups[role]
         handle, path = self.joined_by(role), self._prepared.path(role)
-        version, greatest = handle.latest().version, handle.greatest_key(dimension.surrogate_key)
+        version, greatest = handle.latest().version, handle.greatest_key(lookup.dimension.surrogate_key)
         if greatest <= handle.remembered_key():
             return
         self._holds()
@@ -132,7 +132,7 @@ class BatchTables:
             if path in batch.files:
                 commit_exactly(path, handle.table, version, (), commit)
             else:
-                append_exactly(_no_rows(dimension.table_schema), path, version, commit)
+                append_exactly(_no_rows(member_schema(lookup)), path, version, commit)
 
     def add_members(
         self, frame: DataFrame, role: str, notes: Sequence[Mapping[str, Any]], target: Target, batch: Batch
@@ -187,6 +187,7 @@ class BatchTables:
         plain = {name: value for name, value in asdict(record).items() if name != "detail"}
         outcomes = counts.outcomes.as_dict()
         note = {"attempt": batch.attempt, "record": plain, "pending": pending, "outcomes": outcomes}
+        note["versions"] = dict(batch.versions)
         if batch.retry is not None:
             note["retried"] = batch.retry.summary()
         commit = Commit(batch.application("facts"), batch.number, note)

@@ -256,7 +256,7 @@ class _Checker:
         if kind == "MISSING_GROUP_BY":
             return "an aggregate combines several records; a step is computed row by row"
         first = _SQL_STATE.sub("", str(error)).strip().splitlines()
-        return _ERROR_CLASS.sub("", first[0] if first else kind).rstrip(".") + "; correct the expression"
+        return _ERROR_CLASS.sub("", first[0] if first else kind).rstrip(".") + "; correct the step"
 
     def _refused(self, reason: str, place: DocumentPath) -> PipelineFileError:
         return self._config.error([Problem(place, f"{'.'.join(map(str, place))}: {reason}")])
@@ -274,6 +274,11 @@ def _arrow_schema(config: PipelineConfig, given: Any) -> pa.Schema:
     fields = []
     for field in given:
         kind = field.dataType.simpleString()
+        if "." in field.name or "`" in field.name:
+            text = (
+                f"transform: column {field.name!r} has a dot or a backtick, which Spark's stages do not take; rename it"
+            )
+            raise config.error([Problem(("transform", len(config.transform) - 1), text)])
         try:
             fields.append(pa.field(field.name, arrow_type(kind)))
         except PipelineFileError as error:

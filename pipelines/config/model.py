@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Sequence  # noqa: TC003 - pydantic resolves annotations
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
@@ -32,6 +33,7 @@ from headrace.storage.units import parse_duration, parse_memory
 __all__ = [
     "DimensionConfig",
     "DuplicatesConfig",
+    "HistoryConfig",
     "LookupConfig",
     "PipelineConfig",
     "SinkConfig",
@@ -150,6 +152,38 @@ class SourceConfig(_Strict):
         return self
 
 
+class HistoryConfig(_Strict):
+    """What becomes of a member's earlier values; the fields are those of `headrace.etl.history.History`."""
+
+    effective: str = Field(description="Column of the changes from whose value on a change is valid")
+    effective_type: ColumnType = Field(default="timestamp", description="Its type: date, timestamp or timestamp_ntz")
+    by_day: bool = Field(default=False, description="Versions begin on whole days, although the changes have times")
+    sequence: str | None = Field(
+        default=None, description="Column that decides between changes of one time: the greatest value wins"
+    )
+    sequence_type: ColumnType = Field(default="bigint", description="Type of the column `sequence`")
+    operation: str | None = Field(default=None, description="Column that says whether a change is a delete")
+    upserts: Columns | None = Field(default=None, description="Values of `operation` for inserts and updates")
+    deletes: Columns | None = Field(default=None, description="Values of `operation` for deletes")
+    type_0: list[str] = Field(default_factory=list, description="Attributes that keep their first value")
+    type_1: list[str] = Field(default_factory=list, description="Attributes whose newest value is in all versions")
+    type_1_current: list[str] = Field(
+        default_factory=list, description="Attributes that are overwritten in the version that a change falls into"
+    )
+    type_2: list[str] | None = Field(
+        default=None, description="Attributes whose changes open a version; by default all that no other type names"
+    )
+    audit: list[str] = Field(
+        default_factory=list, description="Attributes of the change that opened a version; never compared"
+    )
+    valid_from: str = Field(default="valid_from", description="Name of the column with the start of a version")
+    valid_to: str = Field(default="valid_to", description="Name of the column with the end of a version, exclusive")
+    is_current: str = Field(default="is_current", description="Name of the column that marks the current version")
+    version: str = Field(default="version", description="Name of the column that numbers the versions of a member")
+    is_deleted: str = Field(default="is_deleted", description="Name of the column that marks deleted versions")
+    end: date | None = Field(default=None, description="End of the current version, such as 9999-12-31; null if absent")
+
+
 class SpecialConfig(_Strict):
     """Special members of a dimension, each with the values of its attributes; the others are null."""
 
@@ -176,6 +210,12 @@ class DimensionConfig(_Strict):
     shards: Annotated[int, Field(ge=1, le=4096)] | None = Field(
         default=None, description="Into how many parts the keys are divided; one for each core by default"
     )
+    history: HistoryConfig | None = Field(
+        default=None, description="One row for each version of a member; without it one row for each member"
+    )
+    changes: Location | None = Field(
+        default=None, description="Folder with files of changes, which a run applies before each batch of facts"
+    )
 
 
 class LookupConfig(_Strict):
@@ -192,6 +232,16 @@ class LookupConfig(_Strict):
         default=None, description="The same for a value that no key can equal; by default the policy decides"
     )
     carry: list[str] = Field(default_factory=list, description="Attributes that facts take along as <role>_<attribute>")
+    event_time: str | None = Field(
+        default=None,
+        description="Time of the fact, for a dimension with history; the current version counts by default",
+    )
+    before_first: Literal["first", "unknown", "not_applicable", "invalid", "reject"] = Field(
+        default="first", description="Where a fact goes that is older than the first version of its member"
+    )
+    null_time: Literal["current", "unknown", "not_applicable", "invalid", "reject"] = Field(
+        default="unknown", description="Where a fact without event time goes"
+    )
 
 
 class DuplicatesConfig(_Strict):
@@ -443,7 +493,7 @@ def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
         update={
             "source": moved(config.source, "path"),
             "sink": moved(config.sink, "path", "errors", "duplicates"),
-            "dimensions": {name: moved(dimension, "path") for name, dimension in config.dimensions.items()},
+            "dimensions": {name: moved(dimension, "path", "changes") for name, dimension in config.dimensions.items()},
             "checkpoint": anchored(config.checkpoint or str(state / config.name / "checkpoint"), folder),
             "catalog": local_url(config.catalog, folder) if config.catalog else sqlite_url(state / "catalog.db"),
             "replicas": anchored(config.replicas, folder) if config.replicas is not None else None,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.pipelines.config.column_types import canonical, nearest
+from headrace.pipelines.config.column_types import arrow_schema, canonical, nearest
+from headrace.pipelines.config.history import as_of_lookup, declared_history
 from headrace.pipelines.config.merge import merge_problems
 from headrace.pipelines.config.problems import Problem
 from headrace.pipelines.config.special_rules import special_problems
+from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -25,6 +27,7 @@ AUDIT_COLUMNS = ("_file", "_batch", "_loaded_at")
 _OUTCOME = "_outcome"
 _INFERRED_FLAG = "is_inferred"
 _INEXACT = ("float", "double")
+_OF_TIMES = ("before_first", "null_time")
 
 
 def inconsistencies(config: PipelineConfig) -> list[Problem]:
@@ -93,7 +96,22 @@ def _column_problems(config: PipelineConfig, stream: Mapping[str, str]) -> list[
         for column in columns
         if column not in stream
     ]
-    return problems + _inexact_keys(config, stream)
+    return [*problems, *_inexact_keys(config, stream)] or _time_problems(config, stream)
+
+
+def _time_problems(config: PipelineConfig, stream: Mapping[str, str]) -> list[Problem]:
+    """Return lookups into dimensions with history that the columns of the stream do not suit."""
+    problems = []
+    for place, lookup in enumerate(config.lookups):
+        dimension = config.dimensions.get(lookup.dimension)
+        if dimension is None or dimension.history is None:
+            continue
+        try:
+            history = declared_history(lookup.dimension, dimension, config.surrogate_key(lookup.dimension))
+            as_of_lookup(history, lookup).check(arrow_schema(dict(stream)))
+        except InputError as error:
+            problems.append(Problem(("lookups", place), str(error)))
+    return problems
 
 
 def _near(config: PipelineConfig, column: str, stream: Mapping[str, str]) -> str:
@@ -145,7 +163,22 @@ def _dimension_problems(config: PipelineConfig, name: str, dimension: DimensionC
     ]
     if dimension.columns is not None:
         problems += _declared_problems(name, dimension, dimension.columns)
-    return problems
+    return problems or _history_problems(config, name, dimension)
+
+
+def _history_problems(config: PipelineConfig, name: str, dimension: DimensionConfig) -> list[Problem]:
+    if dimension.history is None and dimension.changes is not None:
+        text = f"dimension {name!r} has `changes`, which need a history; declare dimensions.{name}.history"
+        return [Problem(("dimensions", name, "changes"), text)]
+    if dimension.history is None:
+        return []
+    place: DocumentPath = ("dimensions", name, "history")
+    try:
+        history = declared_history(name, dimension, config.surrogate_key(name))
+    except InputError as error:
+        return [Problem(place, str(error))]
+    clashes = _clashes(history.entry_schema.names)
+    return [Problem(place, f"history of dimension {name!r}: {_clash(*pair)}") for pair in clashes]
 
 
 def _declared_problems(name: str, dimension: DimensionConfig, columns: Mapping[str, str]) -> list[Problem]:
@@ -177,6 +210,17 @@ def _on_problems(config: PipelineConfig, place: int, lookup: LookupConfig) -> li
             f"{lookup.dimension!r} is {', '.join(dimension.natural_key)}; name each column once"
         )
         problems.append(Problem(("lookups", place, "on"), text))
+    if dimension.history is not None:
+        return problems or _as_of_problems(config, place, lookup, dimension)
+    problems += [
+        Problem(
+            ("lookups", place, name),
+            f"lookup {lookup.role!r} has `{name}`, but dimension {lookup.dimension!r} has no history; declare "
+            f"dimensions.{lookup.dimension}.history, or leave `{name}` out",
+        )
+        for name in ("event_time", *_OF_TIMES)
+        if name in lookup.model_fields_set
+    ]
     if dimension.columns is not None:
         apart = {*dimension.natural_key, config.surrogate_key(lookup.dimension), _INFERRED_FLAG}
         attributes = [column for column in dimension.columns if column not in apart]
@@ -190,6 +234,27 @@ def _on_problems(config: PipelineConfig, place: int, lookup: LookupConfig) -> li
             if column not in attributes
         ]
     return problems
+
+
+def _as_of_problems(
+    config: PipelineConfig, place: int, lookup: LookupConfig, dimension: DimensionConfig
+) -> list[Problem]:
+    """Return mismatches between a lookup and its dimension with history."""
+    try:
+        history = declared_history(lookup.dimension, dimension, config.surrogate_key(lookup.dimension))
+    except InputError:
+        return []  # reported at the dimension
+    given = [name for name in _OF_TIMES if name in lookup.model_fields_set and lookup.event_time is None]
+    if given:
+        text = (
+            f"lookup {lookup.role!r} has `{given[0]}` without `event_time`; name the column with the time of the fact"
+        )
+        return [Problem(("lookups", place, given[0]), text)]
+    try:
+        as_of_lookup(history, lookup)
+    except InputError as error:
+        return [Problem(("lookups", place), str(error))]
+    return []
 
 
 def _fact_problems(config: PipelineConfig, stream: Mapping[str, str]) -> list[Problem]:

@@ -23,14 +23,24 @@ from headrace.pipelines.delta.support import takes_files
 from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
     from pyspark.sql import DataFrame
 
     from headrace.pipelines.delta.data_files import DataFile
 
-__all__ = ["Commit", "append", "append_exactly", "commit_exactly", "commit_files", "conflicts", "published"]
+__all__ = [
+    "Commit",
+    "append",
+    "append_exactly",
+    "commit_exactly",
+    "commit_files",
+    "conflicts",
+    "create_entry",
+    "listed_file",
+    "published",
+]
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 100
@@ -106,7 +116,14 @@ def commit_files(
     )
 
 
-def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[DataFile], commit: Commit) -> None:
+def commit_exactly(
+    path: str,
+    table: DeltaTable,
+    version: int,
+    files: Sequence[DataFile],
+    commit: Commit,
+    more: Callable[[int], Sequence[dict[str, Any]]] | None = None,
+) -> None:
     """Add files to a table if its rows have not changed since a version.
 
     Commits of other writers that changed no row (`OPTIMIZE`, an application transaction) may come in between.
@@ -121,6 +138,9 @@ def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[D
         Data files that tasks wrote.
     commit
         Description of the commit.
+    more
+        Function that returns further actions of the commit, such as the removal of rows, for the version that the
+        commit follows.
 
     Raises
     ------
@@ -136,7 +156,7 @@ def commit_exactly(path: str, table: DeltaTable, version: int, files: Sequence[D
             raise TableMovedError(f"another writer changed {path} after version {version}")
         version = table.version()
         _require_files(path, files, final=False)
-        if _publish(path, table, files, commit, blind=False):
+        if _publish(path, table, files, commit, blind=False, more=() if more is None else more(version)):
             return
 
 
@@ -233,21 +253,30 @@ def _change_metadata(jvm: Any, transaction: Any, properties: Mapping[str, str]) 
     transaction.updateMetadata(old.copy(*kept, settings, old.createdTime()), False)  # noqa: FBT003 - Scala's parameter
 
 
-def _publish(path: str, table: DeltaTable, files: Sequence[DataFile], commit: Commit, *, blind: bool) -> bool:
+def _publish(
+    path: str,
+    table: DeltaTable,
+    files: Sequence[DataFile],
+    commit: Commit,
+    *,
+    blind: bool,
+    more: Sequence[dict[str, Any]] = (),
+) -> bool:
     """Create the log entry after the table's version; return False if another writer created that version first."""
     if files and not takes_files(table):
         raise BatchError(
             f"{path} was changed during the batch and no longer takes plain files; run again, nothing is lost"
         )
     version = table.version() + 1
-    actions = [_commit_info(table, files, commit, blind=blind)]
+    actions = [_commit_info(table, files, commit, blind=blind, appends=not more)]
     if commit.properties:
         actions.append({"metaData": _metadata(table, commit.properties)})
     if commit.application:
         now = int(time.time() * 1000)
         actions.append({"txn": {"appId": commit.application, "version": commit.transaction, "lastUpdated": now}})
-    actions += [{"add": _added(file)} for file in files]
-    if not _create_entry(path, version, "\n".join(map(json.dumps, actions)) + "\n"):
+    actions += [{"add": listed_file(file)} for file in files]
+    actions += more
+    if not create_entry(path, version, "\n".join(map(json.dumps, actions)) + "\n"):
         return False
     _checkpoint(table, version)
     return True
@@ -283,16 +312,22 @@ def published(
         False if another writer created that version first.
     """
     version = table.version() + 1
-    information = _commit_info(table, files, commit, blind=False)
+    information = _commit_info(table, files, commit, blind=False, appends=False)
     information["commitInfo"]["operation"] = "CHANGE COLUMN"
     information["commitInfo"]["operationParameters"] = {}
     metadata = {**_metadata(table, commit.properties), "schemaString": schema}
-    actions = [information, {"metaData": metadata}, *removals, *({"add": _added(file)} for file in files)]
-    return _create_entry(path, version, "\n".join(map(json.dumps, actions)) + "\n")
+    actions = [information, {"metaData": metadata}, *removals, *({"add": listed_file(file)} for file in files)]
+    return create_entry(path, version, "\n".join(map(json.dumps, actions)) + "\n")
 
 
-def _create_entry(path: str, version: int, text: str) -> bool:
-    """Write a log entry durably to a temporary file, and link it to its version unless that version exists."""
+def create_entry(path: str, version: int, text: str) -> bool:
+    """Write a log entry durably to a temporary file, and link it to its version.
+
+    Returns
+    -------
+    bool
+        False if the version exists already.
+    """
     log = Path(path) / "_delta_log"
     written = log / f".{uuid.uuid4()}.tmp"
     try:
@@ -320,17 +355,13 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _commit_info(table: DeltaTable, files: Sequence[DataFile], commit: Commit, *, blind: bool) -> dict[str, Any]:
-    partitions = json.dumps(table.metadata().partition_columns)
-    appends = {"operation": "WRITE", "operationParameters": {"mode": "Append", "partitionBy": partitions}}
-    changes = {
-        "operation": "SET TBLPROPERTIES",
-        "operationParameters": {"properties": json.dumps(dict(commit.properties))},
-    }
+def _commit_info(
+    table: DeltaTable, files: Sequence[DataFile], commit: Commit, *, blind: bool, appends: bool
+) -> dict[str, Any]:
     return {
         "commitInfo": {
             "timestamp": int(time.time() * 1000),
-            **(appends if commit.application else changes),
+            **_operation(table, commit, appends=appends),
             "readVersion": table.version(),
             "isolationLevel": "Serializable",
             "isBlindAppend": blind,
@@ -343,6 +374,16 @@ def _commit_info(table: DeltaTable, files: Sequence[DataFile], commit: Commit, *
             "engineInfo": "headrace",
         }
     }
+
+
+def _operation(table: DeltaTable, commit: Commit, *, appends: bool) -> dict[str, Any]:
+    if not commit.application:
+        properties = {"properties": json.dumps(dict(commit.properties))}
+        return {"operation": "SET TBLPROPERTIES", "operationParameters": properties}
+    if not appends:
+        return {"operation": "MERGE", "operationParameters": {}}
+    partitions = json.dumps(table.metadata().partition_columns)
+    return {"operation": "WRITE", "operationParameters": {"mode": "Append", "partitionBy": partitions}}
 
 
 def _metadata(table: DeltaTable, properties: Mapping[str, str]) -> dict[str, Any]:
@@ -360,7 +401,8 @@ def _metadata(table: DeltaTable, properties: Mapping[str, str]) -> dict[str, Any
     }
 
 
-def _added(file: DataFile) -> dict[str, Any]:
+def listed_file(file: DataFile) -> dict[str, Any]:
+    """Return the `add` action of a file."""
     return {
         "path": file.path,
         "partitionValues": file.partition,

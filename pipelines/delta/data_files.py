@@ -49,11 +49,14 @@ class FileSpec:
         Columns to write.
     partition_by
         Partition columns of the table. A file has one value for each, stored in its log entry.
+    subfolder
+        Subfolder of the table that receives the files, for files that are not data files.
     """
 
     path: str
     schema: pa.Schema
     partition_by: tuple[str, ...] = ()
+    subfolder: str = ""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class FileWriter:
         """Write rows, which have the table's columns in any order and may have additional ones."""
         for partition, rows in self._parts(batch):
             if partition not in self._open:
-                self._open[partition] = _OpenFile(Path(self._spec.path), self._schema)
+                self._open[partition] = _OpenFile(Path(self._spec.path), self._spec.subfolder, self._schema)
             self._open[partition].write(conform(rows, self._schema))
 
     def close(self) -> list[DataFile]:
@@ -123,14 +126,17 @@ class FileWriter:
 class _OpenFile:
     """An open Parquet file, written in row groups."""
 
-    def __init__(self, folder: Path, schema: pa.Schema) -> None:
-        self._path = folder / f"part-{uuid.uuid4()}.snappy.parquet"
+    def __init__(self, table: Path, subfolder: str, schema: pa.Schema) -> None:
+        self._table = table
+        self._path = table / subfolder / f"part-{uuid.uuid4()}.snappy.parquet"
         self._schema = schema
         self._waiting: list[pa.RecordBatch] = []
         self._rows = 0
         self._floating = [field.name for field in schema if pa.types.is_floating(field.type)]
         self._with_nan: set[str] = set()
         with _named(self._path):
+            if self._path.parent != table:
+                self._path.parent.mkdir(exist_ok=True)
             self._writer = pq.ParquetWriter(self._path, schema, compression="snappy")
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -149,7 +155,8 @@ class _OpenFile:
             seen = self._path.stat()
         statistics = json.dumps(_statistics(metadata, self._schema, self._with_nan))
         written = int(seen.st_mtime * 1000)
-        return DataFile(self._path.name, partition, seen.st_size, written, metadata.num_rows, statistics)
+        path = self._path.relative_to(self._table).as_posix()
+        return DataFile(path, partition, seen.st_size, written, metadata.num_rows, statistics)
 
     def abandon(self) -> None:
         """Remove the file, even if the disk is full and the file cannot be completed."""

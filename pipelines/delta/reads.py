@@ -1,8 +1,9 @@
 """Rows and changes of a Delta table, read without Spark, with the same values that Spark reads.
 
-There are two readers, because neither reads every table exactly. Arrow's dataset reads plain tables, and Spark's INT96
+There are three readers, because none reads every table exactly. Arrow's dataset reads plain tables, and Spark's INT96
 timestamps over their whole range. DataFusion's scan reads column mapping, deletion vectors and v2 checkpoints, but it
 wraps INT96 timestamps outside the years 1677 to 2262. It is not used if the statistics do not rule out such timestamps.
+`headrace.pipelines.delta.live_files` reads local tables whose only such feature is deletion vectors.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from headrace.pipelines.delta.live_files import LiveFiles, read_live_file
 from headrace.pipelines.errors import DeltaTableError
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from pyarrow.fs import SubTreeFileSystem
 
-__all__ = ["SCANNED_FEATURES", "feed_is_exact", "physical_name", "plain_schema", "scan_table"]
+__all__ = ["SCANNED_FEATURES", "feed_is_exact", "has_only_vectors", "physical_name", "plain_schema", "scan_table"]
 
 SCANNED_FEATURES: Final = frozenset({"columnMapping", "deletionVectors", "v2Checkpoint", "variantType"})
 _NANOSECONDS: Final = ("1677-09-22", "2262-04-11")
@@ -46,7 +48,7 @@ def scan_table(table: DeltaTable, columns: Sequence[str]) -> pa.RecordBatchReade
     """
     schema = plain_schema(pa.schema(table.schema().to_arrow()))
     wanted = pa.schema([schema.field(name).remove_metadata() for name in columns])
-    if _needs_scan(table):
+    if _needs_scan(table) and not has_only_vectors(table):
         _refuse_far_times(table, wanted)
     return pa.RecordBatchReader.from_batches(wanted, _batches(table, wanted))
 
@@ -99,6 +101,9 @@ def _batches(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     from deltalake.exceptions import DeltaError  # noqa: PLC0415 - heavy
 
     try:
+        if has_only_vectors(table):
+            yield from _live_rows(table, schema)
+            return
         for batch in _reader(table, schema.names):
             yield _as(batch, schema)
     except (DeltaError, OSError, pa.ArrowException) as error:
@@ -106,6 +111,21 @@ def _batches(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
             f"the Delta table {table.table_uri} cannot be read at version {table.version()}: {error}; restore its "
             "files, or drop the feature that the message names (ALTER TABLE ... DROP FEATURE ...)"
         ) from error
+
+
+def has_only_vectors(table: DeltaTable) -> bool:
+    """Return whether a local table has deletion vectors, and nothing else that Arrow's dataset does not read."""
+    features = set(table.protocol().reader_features or ()) & SCANNED_FEATURES
+    mapped = table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none"
+    local = urlsplit(table.table_uri).scheme == "file"
+    return features == {"deletionVectors"} and local and not mapped and not table.metadata().partition_columns
+
+
+def _live_rows(table: DeltaTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    path = unquote(urlsplit(table.table_uri).path)
+    for file in LiveFiles(path).at(table.version()):
+        for _, batch in read_live_file(path, file, schema):
+            yield batch
 
 
 def _reader(table: DeltaTable, columns: list[str]) -> pa.RecordBatchReader:

@@ -15,7 +15,9 @@ import pyarrow as pa
 
 from headrace.pipelines.delta.commits import Commit, published
 from headrace.pipelines.delta.data_files import FileSpec, FileWriter
-from headrace.pipelines.delta.reads import scan_table
+from headrace.pipelines.delta.live_files import LiveFiles
+from headrace.pipelines.delta.reads import has_only_vectors, scan_table
+from headrace.pipelines.delta.row_changes import removed_file
 from headrace.pipelines.delta.support import takes_files
 from headrace.pipelines.errors import DeltaTableError
 
@@ -37,11 +39,13 @@ def refuse_rewrite(table: DeltaTable, path: str) -> None:
     Raises
     ------
     DeltaTableError
-        If the table is partitioned, or needs more than plain files. The message has the remedy.
+        If the table is partitioned, has deletion vectors, or needs more than plain files. The message has the remedy.
     """
     partitions = table.metadata().partition_columns
-    if partitions or not takes_files(table):
+    vectors = "deletionVectors" in (table.protocol().reader_features or ())
+    if partitions or vectors or not takes_files(table):
         why = f"is partitioned by {', '.join(partitions)}" if partitions else "has features that only Spark writes"
+        why = "has deletion vectors" if vectors else why
         raise DeltaTableError(
             f"the Delta table {path} {why}, so Headrace cannot rewrite it with another schema; rewrite it with Spark: "
             f'frame = spark.read.format("delta").load("{path}"), change the columns of the frame, then frame.write.'
@@ -81,14 +85,20 @@ def rewrite(
     """
     refuse_rewrite(table, path)
     files = _written(path, table, schema, convert)
-    removed = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes"]).to_pylist()
-    now = int(time.time() * 1000)
-    removals = [
-        {"remove": {"path": each["path"], "size": each["size_bytes"], "deletionTimestamp": now, "dataChange": True}}
-        for each in removed
-    ]
     text = json.dumps({"type": "struct", "fields": list(fields)})
-    return published(path, table, files, Commit("", 0), schema=text, removals=removals)
+    return published(path, table, files, Commit("", 0), schema=text, removals=_removals(path, table))
+
+
+def _removals(path: str, table: DeltaTable) -> list[dict[str, Any]]:
+    """Return the actions that remove all files; Delta identifies a file by its path and its deletion vector."""
+    now = int(time.time() * 1000)
+    if has_only_vectors(table):
+        return [{"remove": removed_file(file, now)} for file in LiveFiles(path).at(table.version())]
+    files = pa.table(table.get_add_actions(flatten=True)).select(["path", "size_bytes"]).to_pylist()
+    return [
+        {"remove": {"path": each["path"], "size": each["size_bytes"], "deletionTimestamp": now, "dataChange": True}}
+        for each in files
+    ]
 
 
 def _written(

@@ -35,6 +35,7 @@ __all__ = [
     "describe",
     "refuse_float_keys",
     "refuse_twins",
+    "require_row_changes",
     "require_support",
     "takes_files",
 ]
@@ -273,6 +274,33 @@ def _way(table: Described, use: Use) -> Way:
         return Way.SPARK
     asks = (feature for feature in FEATURES if Way.SPARK in feature.support.values())
     return Way.SPARK if any(True for feature in asks for _ in feature.found(table, use)) else Way.FILES
+
+
+def require_row_changes(table: Described, label: str) -> None:
+    """Raise an error unless tasks may change rows of a table by files of new rows, deletion vectors and change files.
+
+    Raises
+    ------
+    DeltaTableError
+        If the table needs Spark's own writer, is partitioned, or lacks deletion vectors or the change feed.
+    """
+    named = f"{label}, the Delta table {table.path},"
+    if not table.local:
+        raise DeltaTableError(f"{named} is not in a local folder, and its rows can be changed only there")
+    use = Use(Role.INFERRED, label, table.path, written=frozenset(table.kinds), never_null=frozenset(table.kinds))
+    require_support(table, use)
+    asks = [feature for feature in FEATURES if Way.SPARK in feature.support.values()]
+    found = [feature.name for feature in asks for _ in feature.found(table, use)]
+    found += ["partitioning"] if table.partition_columns else []
+    if found:
+        raise DeltaTableError(f"{named} has {found[0]}, which is not supported where rows are changed; {_REWRITE}")
+    wanted = {"delta.enableDeletionVectors": "deletionVectors", "delta.enableChangeDataFeed": "changeDataFeed"}
+    for name, feature in wanted.items():
+        if table.properties.get(name) != "true" or feature not in table.writer_features:
+            raise DeltaTableError(
+                f"{named} does not have {name}, without which its rows cannot be changed; turn it on: ALTER TABLE "
+                f"delta.`{table.path}` SET TBLPROPERTIES ('{name}' = 'true')"
+            )
 
 
 # Tests for features

@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.etl import Dimension, greatest_key, number_members
-from headrace.pipelines.delta.reads import feed_is_exact, physical_name, plain_schema, scan_table
+from headrace.pipelines.delta.live_files import LiveFiles
+from headrace.pipelines.delta.reads import feed_is_exact, has_only_vectors, physical_name, plain_schema, scan_table
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.paths import is_link, table_location
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
 
@@ -31,6 +32,7 @@ __all__ = [
     "STREAMS",
     "DeltaHandle",
     "TableVersion",
+    "commit_note",
     "create_dimension",
     "create_table",
     "open_table",
@@ -79,6 +81,7 @@ class DeltaHandle:
         self._table = open_table(path)
         self._form = self._columns(), self._table.metadata().partition_columns
         self._noted, self._noted_up_to = 0, -1
+        self._live: LiveFiles | None = None
 
     def latest(self) -> TableVersion:
         """Read the new commits, and return the latest version.
@@ -147,6 +150,13 @@ class DeltaHandle:
         """The open table, for commits."""
         return self._table
 
+    @property
+    def live(self) -> LiveFiles:
+        """Data files of the table, if it is local and has no other reader feature than deletion vectors."""
+        if self._live is None:
+            self._live = LiveFiles(self.path)
+        return self._live
+
     def schema(self) -> pa.Schema:
         """Return the columns at the version last read."""
         return plain_schema(pa.schema(self._table.schema().to_arrow()))
@@ -191,13 +201,20 @@ class DeltaHandle:
         version = self._table.version()
         if version > self._noted_up_to:
             limit = None if self._noted_up_to < 0 else version - self._noted_up_to
-            notes = (_note(commit).get("greatest_key") for commit in self.commits(limit))
+            notes = (commit_note(commit).get("greatest_key") for commit in self.commits(limit))
             self._noted = max([self._noted, *(key for key in notes if isinstance(key, int))])
             self._noted_up_to = version
         return self._noted
 
     def _stored_key(self, column: str) -> int:
-        """Return the highest key in the table: from the file statistics if they are complete, else from the rows."""
+        """Return the highest key in the table: from the file statistics if they are complete, else from the rows.
+
+        With deletion vectors it may be the key of a removed row, which is as good: a key is never assigned again.
+        """
+        if has_only_vectors(self._table):
+            bounds = [file.bounds(column)[1] for file in self.live.at(self._table.version()) if file.rows != 0]
+            if all(isinstance(bound, int) for bound in bounds):
+                return max((bound for bound in bounds if bound is not None), default=0)
         actions = pa.table(self._table.get_add_actions(flatten=True))
         name = f"max.{physical_name(self._table, column)}"
         if name in actions.column_names:
@@ -237,7 +254,8 @@ class DeltaHandle:
                     "metrics": commit.get("operationMetrics", {}),
                 }
                 for commit in self.commits(limit)
-                if (note := _note(commit)).get("application") == application and note.get("transaction") == transaction
+                if (note := commit_note(commit)).get("application") == application
+                and note.get("transaction") == transaction
             ]
             if notes:
                 return notes[::-1]
@@ -322,7 +340,13 @@ def read_rows(path: str, version: int, columns: Sequence[str]) -> pa.RecordBatch
     return scan_table(table, columns)
 
 
-def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa.Table | None:
+def read_changes(
+    path: str,
+    first: int,
+    last: int,
+    columns: Sequence[str],
+    keep: Callable[[pa.Table], pa.Table] = lambda rows: rows,
+) -> pa.Table | None:
     """Return the changes of versions `first` to `last`, inclusive.
 
     Parameters
@@ -333,6 +357,8 @@ def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa
         First and last version. `last` must exist.
     columns
         Columns to return in addition to `_change_type` and `_commit_version`.
+    keep
+        Function that returns the rows to keep of a part of the feed, so that the rest takes no memory.
 
     Returns
     -------
@@ -347,10 +373,12 @@ def read_changes(path: str, first: int, last: int, columns: Sequence[str]) -> pa
         if not feed_is_exact(table, first, last, columns):
             return None
         reader = table.load_cdf(first, last, columns=[*columns, CHANGE_TYPE, COMMIT_VERSION])
-        changes = pa.table(reader)
+        stream = pa.RecordBatchReader.from_stream(reader)
+        schema = plain_schema(stream.schema)
+        kept = [keep(pa.Table.from_batches([batch]).cast(schema)) for batch in stream]
     except (DeltaError, OSError, pa.ArrowException):
         return None
-    return changes.cast(plain_schema(changes.schema))
+    return pa.concat_tables([schema.empty_table(), *kept])
 
 
 def create_table(path: str, schema: pa.Schema, partition_by: Sequence[str] = (), rows: pa.Table | None = None) -> None:
@@ -430,7 +458,8 @@ def has_table(path: str) -> bool:
     return bool(DeltaTable.is_deltatable(table_location(path)))
 
 
-def _note(commit: Mapping[str, Any]) -> dict[str, Any]:
+def commit_note(commit: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the note of a commit; an empty dict if another writer made it."""
     try:
         note = json.loads(commit.get("userMetadata") or "{}")
     except json.JSONDecodeError:

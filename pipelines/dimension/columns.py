@@ -79,6 +79,7 @@ def add_column(config: PipelineConfig, name: str, column: str, kind: str, rows: 
         If the column exists with another type, the pipeline declares another one, or the source cannot fill it. Nothing
         was written.
     """
+    _refuse_history(config, name, column)
     table, path = opened_dimension(config, name)
     there = plain_schema(pa.schema(table.schema().to_arrow()))
     wanted = arrow_type(kind)
@@ -117,6 +118,7 @@ def widen_column(config: PipelineConfig, name: str, column: str, kind: str) -> C
         If the type is not wider, the pipeline declares another one, or the table cannot be rewritten. Nothing was
         written.
     """
+    _refuse_history(config, name, column)
     table, path = opened_dimension(config, name)
     there = plain_schema(pa.schema(table.schema().to_arrow()))
     old, new = _column(there, name, column), arrow_type(kind)
@@ -142,6 +144,7 @@ def drop_column(config: PipelineConfig, name: str, column: str) -> ColumnChange:
     DeltaTableError
         If the pipeline uses the column, or the table cannot be rewritten. Nothing was written.
     """
+    _refuse_history(config, name, column)
     table, path = opened_dimension(config, name)
     there = plain_schema(pa.schema(table.schema().to_arrow()))
     old = _column(there, name, column)
@@ -154,6 +157,16 @@ def drop_column(config: PipelineConfig, name: str, column: str) -> ColumnChange:
 
 
 # Checks
+
+
+def _refuse_history(config: PipelineConfig, name: str, column: str) -> None:
+    """Raise an error if a dimension has a history, whose versions and entries depend on each column."""
+    declared = config.dimensions.get(name)
+    if declared is not None and declared.history is not None:
+        raise DeltaTableError(
+            f"dimension {name!r} has a history, so the column {column!r} cannot be changed: its versions and the "
+            "changes that they record depend on it; make the dimension again from all changes with the new declaration"
+        )
 
 
 def _column(there: pa.Schema, name: str, column: str) -> pa.DataType:

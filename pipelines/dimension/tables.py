@@ -123,6 +123,11 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
         If a natural key is null or occurs twice.
     """
     path = _declared(config, name).path
+    if _declared(config, name).history is not None:
+        raise DeltaTableError(
+            f"dimension {name!r} has a history, so its members come from changes, which create it: `headrace dimension "
+            f"apply {name} SOURCE`, with --snapshot TIME for a list of members"
+        )
     if has_table(path):
         raise DeltaTableError(
             f"dimension {name!r} is already at {path}, perhaps made by a run; to make it again, remove the table "

@@ -103,12 +103,12 @@ class Reached:
     ----------
     file
         The clustered table.
-    Whether the replica is exactly at V. If not, members above the base must be hidden.
-        Whether it is at V; otherwise members above the base must be left out.
-    Action of the catch-up: `kept`, `advanced`, or `built` with the reason.
-        `kept`, `advanced`, `built`, and for a build why.
-    Number of rows that the catch-up changed or built.
-        Rows changed or built.
+    exact
+        Whether the replica is exactly at V. If not, members above the base must be hidden.
+    action
+        Action of the catch-up: `kept`, `advanced`, or `built` with the reason.
+    rows
+        Number of rows that the catch-up changed or built.
     seconds
         Duration of the catch-up in seconds, including the wait for the lock.
     """
@@ -225,7 +225,7 @@ class _CatchUp:
         if reached > self._version:
             self._require_hidden(reached)
             return False, "kept", 0
-        feed = read_changes(self._spec.path, reached + 1, self._version, self._spec.rows.columns)
+        feed = read_changes(self._spec.path, reached + 1, self._version, self._spec.rows.columns, self._of_feed)
         if feed is None:
             raise _UnusableError("change feed gone")
         changes = self._spec.rows.changes(feed)
@@ -234,7 +234,7 @@ class _CatchUp:
         return True, "advanced", self._apply(table, changes)
 
     def _apply(self, table: Table, changes: Changes) -> int:
-        key = self._spec.rows.key
+        key = self._spec.rows.shard_key
         upserts, deletes, fresh = (
             of_shard(rows, key, self._spec.shards, self._shard)
             for rows in (changes.upserts, changes.deletes, changes.fresh)
@@ -245,6 +245,11 @@ class _CatchUp:
         self._require_room(table, upserts)
         table.apply(upserts=upserts, deletes=deletes, app=(_APPLICATION, self._version))
         return int(upserts.num_rows + deletes.num_rows)
+
+    def _of_feed(self, rows: pa.Table) -> pa.Table:
+        """Return the rows of the feed that may belong to the shard."""
+        key = self._spec.rows.feed_key
+        return rows if key is None else of_shard(rows, key, self._spec.shards, self._shard)
 
     def _require_hidden(self, reached: int) -> None:
         """Refuse to serve an older version, unless all later changes are members above the base.
@@ -316,7 +321,7 @@ class _CatchUp:
 
     def _shard_of(self, piece: pa.RecordBatch) -> pa.Table:
         rows = self._spec.rows.rows(pa.Table.from_batches([piece]), self._version)
-        return of_shard(rows.cast(self._spec.rows.schema), self._spec.rows.key, self._spec.shards, self._shard)
+        return of_shard(rows.cast(self._spec.rows.schema), self._spec.rows.shard_key, self._spec.shards, self._shard)
 
     def _clear(self) -> None:
         """Remove the leftovers of a killed build, and sibling replicas that were not used for a long time."""

@@ -32,6 +32,7 @@ def compile_kernels() -> None:
     with tempfile.TemporaryDirectory(prefix="headrace-compile-") as folder:
         for key in (_INDEX, _INDEX.cast(pa.string())):
             _exercise(Path(folder) / f"{key.type}.headrace", key)
+            _exercise_as_of(Path(folder) / f"{key.type}-versions.headrace", key)
         _exercise_files(Path(folder))
 
 
@@ -72,3 +73,19 @@ def _exercise(path: Path, key: pa.Array) -> None:
         operator.apply(upserts=rows.slice(_ROWS // 2)).drain()
         operator.push(keys).drain()
         operator.finish().drain()
+
+
+def _exercise_as_of(path: Path, key: pa.Array) -> None:
+    """Look up versions by key and time, in both directions."""
+    from headrace.joins import SSIJ, AsOf  # noqa: PLC0415 - numba comes in here
+    from headrace.storage import Table  # noqa: PLC0415 - as above
+
+    at = _INDEX.view(pa.timestamp("us"))
+    rows = pa.table({"key": key, "at": at, "number": _INDEX})
+    facts = pa.record_batch([key, at], names=["key", "time"])
+    with Table.build(path, rows, key=["key", "at"], unique=True) as table:
+        for direction in ("backward", "forward"):
+            operator = SSIJ(table, on=AsOf("time", "at", [("key", "key")], direction), how="left", columns=["number"])
+            operator.push(facts).drain()
+            operator.finish().drain()
+            operator.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from headrace.pipelines.replica.catch_up import Reached, ReplicaSpec, catch_up, discard
 
@@ -39,6 +39,9 @@ class Joiner:
         Memory of the operator in bytes.
     deadline
         Maximum seconds that a tuple waits in the operator; None for no limit.
+    nearest
+        For an as-of join: stream column, key column, and direction of `headrace.joins.AsOf`; `on` then has the columns
+        that must be equal. None for an equality join.
     """
 
     role: str
@@ -49,6 +52,7 @@ class Joiner:
     columns: tuple[str, ...]
     memory: int
     deadline: float | None
+    nearest: tuple[str, str, Literal["backward", "forward"]] | None = None
 
 
 @dataclass
@@ -104,7 +108,8 @@ def serve(joiner: Joiner, shard: int, owner: str, fingerprint: str) -> Serving:
         Fingerprint of the stream's schema, which the operator depends on.
     """
     _make_room(owner)
-    key = (joiner.role, joiner.replica.place(shard), joiner.on, joiner.columns, joiner.memory, fingerprint)
+    place = joiner.replica.place(shard)
+    key = (joiner.role, place, joiner.on, joiner.nearest, joiner.columns, joiner.memory, fingerprint)
     kept = _KEPT.get(key)
     if kept is not None and kept.version == joiner.version and _inode(joiner, shard) == kept.inode:
         return Serving(kept.operator, None, None)
@@ -138,14 +143,18 @@ def _open(joiner: Joiner, key: tuple[Any, ...], kept: _Kept | None, reached: Rea
 
 
 def _new(joiner: Joiner, reached: Reached, inode: int) -> _Kept:
-    from headrace.joins import SSIJ  # noqa: PLC0415 - numba comes in with the first join
+    from headrace.joins import SSIJ, AsOf  # noqa: PLC0415 - numba comes in with the first join
     from headrace.storage import Table  # noqa: PLC0415 - as above
+
+    equal = list(joiner.on)
+    if joiner.nearest is not None:
+        stream, column, direction = joiner.nearest
 
     table = Table.open(reached.file)
     try:
         operator = SSIJ(
             table,
-            on=list(joiner.on),
+            on=equal if joiner.nearest is None else AsOf(stream, column, equal, direction),
             how="left",
             memory=joiner.memory,
             deadline=joiner.deadline,

@@ -1,6 +1,8 @@
 """The contents of a replica, and the conversion of Delta changes to replica changes. Pure functions over Arrow tables.
 
-There are two kinds of replica: the members of a dimension, and the keys that a fact table has loaded.
+There are two kinds of replica here: the members of a dimension, and the keys that a fact table has loaded.
+`headrace.pipelines.replica.version_rows` adds the versions of dimensions with history, and
+`headrace.pipelines.replica.entry_rows` adds their entries.
 `headrace.pipelines.replica.catch_up` handles files, locks and versions.
 """
 
@@ -20,9 +22,10 @@ from headrace.pipelines.delta.tables import CHANGE_TYPE, COMMIT_VERSION
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Changes", "LoadedKeyRows", "MemberRows", "ReplicaRows", "of_shard"]
+__all__ = ["Changes", "FeedOrder", "LoadedKeyRows", "MemberRows", "ReplicaRows", "feed_order", "of_shard"]
 
 _INSERTS = pa.array(["insert", "update_postimage"])
+_UPDATES = pa.array(["update_preimage", "update_postimage"])
 _NAMED = 5
 _FILTER_BITS = 8.0
 
@@ -64,6 +67,14 @@ class ReplicaRows(Protocol):
     @property
     def key(self) -> pa.Schema:
         """Key of the clustered table."""
+
+    @property
+    def shard_key(self) -> pa.Schema:
+        """Columns of the key that determine a row's shard."""
+
+    @property
+    def feed_key(self) -> pa.Schema | None:
+        """Columns of the Delta table that determine a row's shard as they are; None if they need normalization."""
 
     @property
     def unique(self) -> bool:
@@ -112,6 +123,14 @@ class MemberRows:
         return self.dimension.key_schema
 
     @property
+    def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+        return self.key
+
+    @property
+    def feed_key(self) -> None:  # noqa: D102 - as in the protocol
+        return None
+
+    @property
     def unique(self) -> bool:  # noqa: D102 - as in the protocol
         return True
 
@@ -125,7 +144,7 @@ class MemberRows:
     def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the protocol
         feed = self._members(table)
         rows = member_rows(self.dimension, feed)
-        order = _feed_order(feed, rows.select(self.key.names))
+        order = feed_order(feed, rows.select(self.key.names))
         if len(order.repeated):
             return None
         last = rows.take(pa.array(order.last))
@@ -174,6 +193,14 @@ class LoadedKeyRows:
         return pa.schema([self.schema.field(name) for name in self.duplicates.key.names])
 
     @property
+    def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+        return self.key
+
+    @property
+    def feed_key(self) -> None:  # noqa: D102 - as in the protocol
+        return None
+
+    @property
     def unique(self) -> bool:  # noqa: D102 - as in the protocol
         return False
 
@@ -185,18 +212,29 @@ class LoadedKeyRows:
         return self.duplicates.loaded_keys(table, version)
 
     def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the protocol
-        if not pc.all(pc.equal(table.column(CHANGE_TYPE), "insert"), min_count=0).as_py():
+        inserted = pc.equal(table.column(CHANGE_TYPE), "insert")
+        if not (pc.all(inserted, min_count=0).as_py() or self._keeps_keys(table.filter(pc.invert(inserted)))):
             return None
         last = pc.max(table.column(COMMIT_VERSION)).as_py() or 0
         none = self.key.empty_table()
-        return Changes(self.rows(table, last), none, none)
+        return Changes(self.rows(table.filter(inserted), last), none, none)
+
+    def _keeps_keys(self, changed: pa.Table) -> bool:
+        """Return whether all changes are updates that keep the key of their row."""
+        kinds = changed.column(CHANGE_TYPE)
+        if not pc.all(pc.is_in(kinds, value_set=_UPDATES), min_count=0).as_py():
+            return False
+        sign = pc.if_else(pc.equal(kinds, _UPDATES[0]), -1, 1)
+        columns = [COMMIT_VERSION, *self.key.names]
+        balance = changed.select(columns).append_column("_sign", sign).group_by(columns).aggregate([("_sign", "sum")])
+        return bool(pc.all(pc.equal(balance.column("_sign_sum"), 0), min_count=0).as_py())
 
     def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: ARG002, D102 - as in the protocol
         return table.num_rows == 0
 
 
 @dataclass(frozen=True)
-class _FeedOrder:
+class FeedOrder:
     """Positions in a feed: first and last change of each key, keys that one version inserts twice, and the inserts."""
 
     first: NDArray[np.int64]
@@ -205,7 +243,7 @@ class _FeedOrder:
     inserts: NDArray[np.bool_]
 
 
-def _feed_order(feed: pa.Table, keys: pa.Table) -> _FeedOrder:
+def feed_order(feed: pa.Table, keys: pa.Table) -> FeedOrder:
     """Order the changes of each key by version, and deletes before inserts within a version."""
     inserts = np.asarray(pc.is_in(feed.column(CHANGE_TYPE), value_set=_INSERTS))
     version = np.asarray(feed.column(COMMIT_VERSION), dtype=np.int64)
@@ -215,7 +253,7 @@ def _feed_order(feed: pa.Table, keys: pa.Table) -> _FeedOrder:
     ends = np.append(starts[1:], len(order)) - 1 if len(starts) else starts
     before, after = order[:-1], order[1:]
     twice = (ranks[before] == ranks[after]) & (version[before] == version[after]) & inserts[before] & inserts[after]
-    return _FeedOrder(order[starts], order[ends], after[twice], inserts)
+    return FeedOrder(order[starts], order[ends], after[twice], inserts)
 
 
 def of_shard(rows: pa.Table, key: pa.Schema, shards: int, shard: int) -> pa.Table:

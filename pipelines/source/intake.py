@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from headrace.pipelines.errors import SourceFileError
-from headrace.pipelines.source.discovery import FoundFile, LeftOut, discover, examine, fingerprint, skip_command
+from headrace.pipelines.source.discovery import Found, FoundFile, LeftOut, discover, examine, fingerprint, skip_command
 from headrace.storage.units import parse_memory
 
 if TYPE_CHECKING:
@@ -38,6 +38,10 @@ class Intake:
         Ledger of loaded files.
     clock
         Function that returns seconds, for the duration of a listing.
+    listing
+        Function that lists the source; None to list its folder.
+    again
+        Whether files that were loaded before are taken once more.
 
     Attributes
     ----------
@@ -53,8 +57,13 @@ class Intake:
         trigger: TriggerConfig,
         ledger: Ledger,
         clock: Callable[[], float] = time.monotonic,
+        listing: Callable[[], Found] | None = None,
+        *,
+        again: bool = False,
     ) -> None:
         self._source = source
+        self._listing = listing
+        self._again = again
         self._trigger = trigger
         self._most_bytes = None if trigger.max_bytes is None else parse_memory(trigger.max_bytes)
         self._ledger = ledger
@@ -93,11 +102,16 @@ class Intake:
     def _list(self) -> None:
         began = self._clock()
         source = self._source
-        found = discover(source.path, source.files, recursive=source.recursive)
+        if self._listing is None:
+            found = discover(source.path, source.files, recursive=source.recursive)
+        else:
+            found = self._listing()
         compared = self._ledger.compare(found, lambda file: fingerprint(source.path, file))
         if compared.changed and source.changed == "error":
             raise SourceFileError(_told(compared.changed, source.path))
         self._waiting = deque(_in_order(compared, reload=source.changed == "reload"))
+        if self._again:
+            self._waiting, self._again = deque(_by_date(found)), False
         empty = [_EMPTY._replace(name=name) for name in compared.empty]
         changes = [left for change in compared.changed if (left := _left_out(change, source.changed)) is not None]
         self.left_out = (*found.left_out, *empty, *changes)
@@ -137,3 +151,9 @@ def _difference(change: Change) -> str:
     if before.size != now.size:
         return f"{now.name!r} had {before.size:,} bytes {by} and has {now.size:,} now"
     return f"{now.name!r} has other content than {by}"
+
+
+def _by_date(found: Found) -> list[str]:
+    """Return the names of all files, oldest first."""
+    files = map(found.file, range(len(found.names)))
+    return [file.name for file in sorted(files, key=lambda file: (file.mtime_ns, file.name))]

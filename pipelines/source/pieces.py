@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.source.discovery import FoundFile
     from headrace.storage.records import RecordFormat
 
-__all__ = ["check_source", "option_text", "piece_frame", "spread"]
+__all__ = ["check_source", "piece_frame", "piece_rows", "spread"]
 
 _LEAST_BYTES: Final = 16 << 20  # dividing a file takes a pass over it, so it pays off for large files only
 _PIECES_OF_A_CORE: Final = 2
@@ -58,12 +58,30 @@ def piece_frame(spark: SparkSession, source: SourceConfig, files: Sequence[Found
         If a file cannot be divided because it cannot be read.
     """
     cores = spark.sparkContext.defaultParallelism
-    each = max(_LEAST_BYTES, sum(file.size for file in files) // (cores * _PIECES_OF_A_CORE))
-    form = record_format(source)
-    rows = [row for file in files for row in _pieces(source.path, file, form, each)]
+    rows = piece_rows(source, files, cores)
     parts = spread([row["bytes"] for row in rows], cores)
     batches = [pa.RecordBatch.from_pylist([rows[index] for index in part], PIECES) for part in parts]
     return spark.createDataFrame(pa.Table.from_batches(batches, PIECES))
+
+
+def piece_rows(source: SourceConfig, files: Sequence[FoundFile], cores: int) -> list[dict[str, Any]]:
+    """Return the pieces of files as rows of `PIECES`, with the size of each in bytes.
+
+    Parameters
+    ----------
+    source, files
+        Source configuration, and the files.
+    cores
+        Number of tasks that read the pieces.
+
+    Raises
+    ------
+    SourceFileError
+        If a file cannot be divided because it cannot be read.
+    """
+    each = max(_LEAST_BYTES, sum(file.size for file in files) // (cores * _PIECES_OF_A_CORE))
+    form = record_format(source)
+    return [row for file in files for row in _pieces(source.path, file, form, each)]
 
 
 def _pieces(folder: str, file: FoundFile, form: RecordFormat, bytes_each: int) -> list[dict[str, Any]]:
@@ -120,8 +138,3 @@ def spread(sizes: Sequence[int], parts: int) -> list[list[int]]:
         if len(chosen[part]) < room[part]:
             heapq.heappush(least, (size + sizes[index], part))
     return chosen
-
-
-def option_text(value: str | float) -> str:
-    """Return an option value as Spark writes it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)

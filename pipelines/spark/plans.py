@@ -7,6 +7,7 @@ its plans, so this module uses the Scala classes.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -182,8 +183,9 @@ def _require_deterministic(expression: Any) -> None:
         raise NotRowWiseError(f"a subquery reads rows outside the record; use a lookup, or {_REMEDY}")
     for each in _tree(expression):
         name = _class(each)
-        if name == "Cast" and each.dataType().simpleString() in _TIMES and _names_today(each):
-            raise _changing(f"the text {each.child().sql()} as a time")
+        if each.dataType().simpleString() in _TIMES:
+            for text in filter(_names_today, _each(each.children())):
+                raise _changing(f"the text {text.sql()} as a time")
         if name == "VariableReference":
             raise _changing(f"the session variable {each.sql()}")
     if expression.deterministic() and not _contains(expression, "CURRENT_LIKE"):
@@ -199,9 +201,14 @@ def _changing(what: str) -> NotRowWiseError:
     )
 
 
-def _names_today(cast: Any) -> bool:
-    literals = (each for each in _tree(cast.child()) if _class(each) == "Literal")
-    return cast.child().foldable() and any(str(each.value()).strip().lower() in _TODAY for each in literals)
+def _names_today(operand: Any) -> bool:
+    """Return whether the operand of a conversion to a time is a constant text such as 'today', in any spelling."""
+    if operand.dataType().simpleString() != "string" or not operand.foldable():
+        return False
+    texts = [each.value() for each in _tree(operand) if _class(each) == "Literal"]
+    with suppress(Exception):  # not every constant can be computed before the plan is optimized
+        texts.append(operand.eval(_jvm().org.apache.spark.sql.catalyst.InternalRow.empty()))
+    return any(str(text).strip().lower() in _TODAY for text in texts)
 
 
 def _tree(expression: Any) -> Iterator[Any]:

@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["SparkSettings", "session", "spark_log", "stop"]
+    from headrace.pipelines.config.model import PipelineConfig
+
+__all__ = ["SparkSettings", "session", "spark_log", "spark_settings", "stop"]
 
 _LOG = logging.getLogger(__name__)
 _LOGS_KEPT = 20
@@ -92,6 +94,17 @@ class SparkSettings:
     app_name: str = "headrace"
     shuffle_partitions: int = 4
     conf: Mapping[str, str] = field(default_factory=dict)
+
+
+def spark_settings(config: PipelineConfig) -> SparkSettings:
+    """Return the settings that a pipeline file has for Spark."""
+    conf = {name: _option_text(value) for name, value in config.spark.conf.items()}
+    return SparkSettings(master=config.spark.master, app_name=f"headrace {config.name}", conf=conf)
+
+
+def _option_text(value: str | float) -> str:
+    """Return an option value as Spark writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def session(settings: SparkSettings | None = None) -> SparkSession:

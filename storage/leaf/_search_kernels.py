@@ -6,7 +6,7 @@ is, -1 for none. A directory entry is a base and one packed word (see FORMAT.md)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -25,7 +25,6 @@ __all__ = [
     "LAST",
     "first_not_below",
     "mask_of",
-    "order_of",
     "search_bytes",
     "search_u64",
     "text_span",
@@ -36,7 +35,10 @@ ALL, FIRST, LAST, EQUAL = 0, 1, 2, 3
 
 _TEXT_DICTIONARY = np.uint64(2)
 _U16 = np.uint64(0xFFFF)
-_NO = False
+_WINDOW = 7  # rows around a guess, searched without a branch
+_BEFORE = 3  # of them before it
+_STRIDE = 8  # growth of the steps from a guess: most guesses are next to the row, the others may be anywhere
+_NO, _YES = False, True
 _ALL = ~np.uint64(0)
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
@@ -185,70 +187,167 @@ def text_span(frames: Bytes, page: int, base: np.uint64, packed: np.uint64, row:
     return aux + start, aux + end
 
 
+class _Page(NamedTuple):
+    """A page of byte keys, as a search for many keys sees it.
+
+    Attributes
+    ----------
+    start, rows
+        Offset of the page in `frames`, and its rows.
+    base, packed
+        Directory entry of the key column.
+    prefix, shared
+        Offset of the first key in `frames`, and how many leading bytes all keys of the page share.
+    low, scale
+        The eight bytes behind them in the first key, as a number, and rows for each unit above it.
+    stride, mask
+        Bytes of a key if all keys are of one length and lie side by side, else 0; the bits of those eight bytes that
+        belong to the key.
+    """
+
+    start: int
+    rows: int
+    base: np.uint64
+    packed: np.uint64
+    prefix: int
+    shared: int
+    low: np.uint64
+    scale: float
+    stride: int
+    mask: np.uint64
+
+
 @njit(cache=True, nogil=True, inline="always")
-def order_of(
-    frames: Bytes,
-    page: int,
-    base: np.uint64,
-    packed: np.uint64,
-    row: int,
-    prefix: np.uint64,
-    data: Bytes,
-    start: int,
-    end: int,
-) -> int:
-    """Compare the byte key of a row with the one in `data`, whose first eight bytes are `prefix`."""
-    left, left_end = text_span(frames, page, base, packed, row)
+def _word_at(data: Bytes, start: int, end: int) -> np.uint64:
+    """Return up to eight bytes of `data` as a big-endian number, padded with zeros."""
+    length = end - start
+    if length <= 0:
+        return np.uint64(0)
+    if start + WORD > len(data):
+        word = np.uint64(0)
+        for at in range(length):
+            word |= np.uint64(data[start + at]) << np.uint64(56 - 8 * at)
+        return word
+    word = bswap_u64(load_u64(data, start))
+    return word & ~((np.uint64(1) << np.uint64(64 - 8 * length)) - np.uint64(1)) if length < WORD else word
+
+
+@njit(cache=True, nogil=True)
+def _page_of(frames: Bytes, page: int) -> _Page:
+    rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
+    base, packed = load_u64(frames, page + HEADER), load_u64(frames, page + HEADER + 8)
+    if rows == 0:
+        return _Page(page, rows, base, packed, page, 0, np.uint64(0), 0.0, 0, _ALL)
+    first, first_end = text_span(frames, page, base, packed, 0)
+    last, last_end = text_span(frames, page, base, packed, rows - 1)
+    shared, most = 0, min(first_end - first, last_end - last)
+    while shared < most and frames[first + shared] == frames[last + shared]:
+        shared += 1
+    low = _word_at(frames, first + shared, first_end)
+    high = _word_at(frames, last + shared, last_end)
+    scale = (rows - 1) / np.float64(high - low) if high > low else 0.0
+    fixed = packed >> np.uint64(56) != _TEXT_DICTIONARY and (packed >> np.uint64(48)) & np.uint64(0xFF) == 0
+    stride = _I64(base) if fixed else 0
+    behind = max(stride - shared, 0)
+    mask = ~mask_of(np.uint64(WORD - behind)) if behind < WORD else _ALL
+    return _Page(page, rows, base, packed, first, shared, low, scale, stride, mask)
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _order_of(frames: Bytes, page: _Page, row: int, word: np.uint64, data: Bytes, start: int, end: int) -> int:
+    """Compare the key of a row with one in `data` from the first byte on that not all rows share.
+
+    `start` is the offset of that byte, and `word` the eight bytes from there.
+    """
+    left, left_end = text_span(frames, page.start, page.base, page.packed, row)
+    left += page.shared
+    other = _word_at(frames, left, left_end)
+    if other != word:
+        return -1 if other < word else 1
     length = left_end - left
-    word = np.uint64(0)
-    if length > 0:
-        word = bswap_u64(load_u64(frames, left))
-        if length < WORD:
-            word &= ~((np.uint64(1) << np.uint64(64 - 8 * length)) - np.uint64(1))
-    if word != prefix:
-        return -1 if word < prefix else 1
     if length <= WORD or end - start <= WORD:
         return length - (end - start)
     return compare_bytes(frames, left + WORD, left_end, data, start + WORD, end)
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _rank_bytes(
-    frames: Bytes,
-    page: int,
-    rows: tuple[int, int],
-    data: Bytes,
-    key: tuple[np.uint64, int, int],
-    equal: bool,
-    unique: bool,
-) -> tuple[int, bool]:
-    """Return how many rows of a page are below a key, or with `equal` not above it, and whether a row has the key.
+def _row_word(frames: Bytes, page: _Page, row: int) -> np.uint64:
+    """Return the eight bytes of a row's key behind those that all rows share. Keys have to be of one length."""
+    return bswap_u64(load_u64(frames, page.prefix + page.shared + row * page.stride)) & page.mask
 
-    Parameters
-    ----------
-    rows
-        Least and greatest possible result.
-    data, key
-        Bytes of keys; the prefix of the key, and where it begins and ends in `data`.
-    unique
-        Whether to stop at the first row that has the key.
-    """
-    base, packed = load_u64(frames, page + HEADER), load_u64(frames, page + HEADER + 8)
-    low, high = rows
-    prefix, start, end = key
-    found = False
+
+@njit(cache=True, nogil=True)
+def _rank_word(frames: Bytes, page: _Page, word: np.uint64, guess: int) -> int:
+    """Return how many rows have a lesser word. Rows around the guess are searched without a branch."""
+    low, high, begin = 0, page.rows, guess - _BEFORE
+    if begin >= 0 and begin + _WINDOW <= page.rows:
+        below = 4 * _I64(_row_word(frames, page, begin + 3) < word)
+        below += 2 * _I64(_row_word(frames, page, begin + below + 1) < word)
+        below += _I64(_row_word(frames, page, begin + below) < word)
+        if 0 < below < _WINDOW:
+            return begin + below
+        low, high = (0, begin + 1) if below == 0 else (begin + _WINDOW, page.rows)
     while low < high:
         middle = (low + high) >> 1
-        order = order_of(frames, page, base, packed, middle, prefix, data, start, end)
-        if order == 0:
-            found = True
-            if unique:
-                return middle, found
-        if order < 0 or (equal and order == 0):
+        if _row_word(frames, page, middle) < word:
             low = middle + 1
         else:
             high = middle
-    return low, found
+    return low
+
+
+@njit(cache=True, nogil=True)
+def _rank_bytes(frames: Bytes, page: _Page, data: Bytes, start: int, end: int, equal: bool, guess: int) -> int:
+    """Return how many rows of a page are below a key, or with `equal` not above it.
+
+    The search gallops from the row `guess`; if that is negative, from where the key would be if keys lay evenly.
+    """
+    rows = page.rows
+    side = compare_bytes(frames, page.prefix, page.prefix + page.shared, data, start, min(start + page.shared, end))
+    if side != 0:
+        return 0 if side > 0 else rows
+    start += page.shared
+    word = _word_at(data, start, end)
+    if guess < 0:
+        above = np.float64(word - page.low) if word > page.low else 0.0
+        guess = _I64(min(above * page.scale, np.float64(rows - 1)))
+    if page.stride > 0:
+        guess = _rank_word(frames, page, word, guess)
+        if guess == rows or _row_word(frames, page, guess) != word:
+            return guess
+    most, low, high, step = _I64(equal), 0, rows, 1  # rows of an order less than `most` count
+    if rows > 0 and _order_of(frames, page, guess, word, data, start, end) < most:
+        at = low = guess + 1
+        while at < high:
+            if _order_of(frames, page, at, word, data, start, end) < most:
+                low = at + 1
+                at += step
+                step *= _STRIDE
+            else:
+                high = at
+    elif rows > 0:
+        high, at = guess, guess - 1
+        while at >= low:
+            if _order_of(frames, page, at, word, data, start, end) < most:
+                low = at + 1
+            else:
+                high = at
+                at -= step
+                step *= _STRIDE
+    while low < high:
+        middle = (low + high) >> 1
+        if _order_of(frames, page, middle, word, data, start, end) < most:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True, nogil=True, inline="always")
+def _order_of_row(frames: Bytes, page: _Page, row: int, data: Bytes, start: int, end: int) -> int:
+    """Compare the key of a row with one in `data`."""
+    left, left_end = text_span(frames, page.start, page.base, page.packed, row)
+    return compare_bytes(frames, left, left_end, data, start, end)
 
 
 @njit(cache=True, nogil=True)
@@ -264,34 +363,37 @@ def search_bytes(
     row: Int32s,
     count: Int32s,
 ) -> None:
-    """Find the rows of a page in each range of byte keys, as `search_u64` does; `closed` ranges include their end."""
-    low_data, high_data = low.data, high.data
+    """Find the rows of a page in each range of byte keys, as `search_u64` does; `closed` ranges include their end.
+
+    Keys are compared behind the bytes that all rows of a page share, so most comparisons are of one word, by which a
+    search also begins where the key should be.
+    """
+    last, none = np.int32(-1), np.uint64(0)
+    page = _Page(0, 0, none, none, 0, 0, none, 0.0, 0, none)
     for i in range(len(frame)):
         row[i] = 0
         count[i] = 0
         if frame[i] < 0:
             continue
-        page = _I64(frame[i]) * page_size
-        rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
-        first = (low.prefix[i], low.offsets[i], low.offsets[i + 1])
-        last = (high.prefix[i], high.offsets[i], high.offsets[i + 1])
+        if frame[i] != last:
+            last = frame[i]
+            page = _page_of(frames, _I64(last) * page_size)
+        start, stop = low.offsets[i], low.offsets[i + 1]
+        end_start, end_stop = high.offsets[i], high.offsets[i + 1]
         if pick == LAST:
-            at = _rank_bytes(frames, page, (0, rows), high_data, last, closed, _NO)[0] - 1
+            at = _rank_bytes(frames, page, high.data, end_start, end_stop, closed, -1) - 1
             row[i] = max(at, 0)
-            count[i] = -1 if at < 0 else _rank_bytes(frames, page, (at, at + 1), low_data, first, _NO, _NO)[0] == at
+            count[i] = -1 if at < 0 else _order_of_row(frames, page, at, low.data, start, stop) >= 0
             continue
-        at, found = _rank_bytes(frames, page, (0, rows), low_data, first, _NO, unique)
-        end, stop = at, min(at + 1, rows) if pick == FIRST else rows
+        at = _rank_bytes(frames, page, low.data, start, stop, _NO, -1)
+        end = at
         if pick == EQUAL:
-            end = stop = at + found
-            if found and not unique:
-                step = 1
-                while end < rows and _rank_bytes(frames, page, (end, end + 1), high_data, last, closed, _NO)[0] > end:
-                    stop = end + 1
-                    end += step
-                    step += step
-                end, stop = stop, min(end, rows)
-        if end < stop:
-            end = _rank_bytes(frames, page, (end, stop), high_data, last, closed, _NO)[0]
+            if at < page.rows and _order_of_row(frames, page, at, low.data, start, stop) == 0:
+                end = at + 1 if unique else _rank_bytes(frames, page, low.data, start, stop, _YES, at)
+        elif pick == FIRST and at < page.rows:
+            order = _order_of_row(frames, page, at, high.data, end_start, end_stop)
+            end = at + (order < 0 or (closed and order == 0))
+        elif at < page.rows:
+            end = max(_rank_bytes(frames, page, high.data, end_start, end_stop, closed, -1), at)
         row[i] = at if end > at else 0
-        count[i] = -1 if pick == FIRST and at == rows else end - at
+        count[i] = -1 if pick == FIRST and at == page.rows else end - at

@@ -1,6 +1,7 @@
 """Fast probing for joins: leaves located and rows found for many keys at once, in memory.
 
-In: keys of one word. Out: leaf numbers, and rows from a hash table of rows that were read before.
+In: keys of one word. Out: leaf numbers, rows in cached pages with the same key or the nearest one, and rows from a
+hash table of rows that were read before.
 """
 
 from headrace.storage.probe.leaf_ranges import LeafRanges

@@ -1,8 +1,8 @@
 """Frames for leaf pages in one preallocated buffer, and the policies that choose which pages stay.
 
 A frame is free, held (a page is being read into it or joined from it) or resident (found by `frame_of`). Pages are
-named by their leaf ordinal, so that one array maps them. `reader` reads the pages; the join phase of SSIJ decides which
-of them stay.
+named by their leaf ordinal, so that one array maps them; where memory is too small for an array of all leaves, a
+`LeafMap` of the resident ones does. `reader` reads the pages; the join phase of SSIJ decides which of them stay.
 """
 
 from __future__ import annotations
@@ -14,11 +14,14 @@ import numpy as np
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.read import _cache_kernels as kernels
 from headrace.storage.read.frame_memory import SLACK_BYTES, FrameMemory
+from headrace.storage.read.leaf_map import LeafMap, values_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["LRU", "AgeingCounter", "CachePolicy", "PageCache", "UtilityCounter", "page_buffer"]
+    from headrace.storage.read.leaf_map import LeafNumbers
+
+__all__ = ["LRU", "SPARSE_NBYTES", "AgeingCounter", "CachePolicy", "PageCache", "UtilityCounter", "page_buffer"]
 
 
 class CachePolicy(Protocol):
@@ -82,6 +85,10 @@ class LRU:
         """Do nothing: times of use stay valid across phases."""
 
 
+SPARSE_NBYTES = 32
+"""Bytes for each frame of a map of resident pages only, and of the scratch to make it."""
+
+
 def page_buffer(frames: int, page_size: int) -> NDArray[np.uint8]:
     """Return a flat, page-aligned buffer of frames and `SLACK_BYTES`; memory is taken when a frame is first written."""
     return FrameMemory(frames * page_size).buffer
@@ -97,7 +104,7 @@ class PageCache:
     page_size
         Page size in bytes.
     leaves
-        Leaf pages of the snapshot; their ordinals index the map.
+        Leaf pages of the snapshot; their ordinals index the map. None to map the resident ones only.
     policy
         Chooses the page to evict first; by default a `UtilityCounter`.
 
@@ -120,14 +127,15 @@ class PageCache:
     [17]
     """
 
-    def __init__(self, frames_max: int, page_size: int, leaves: int, policy: CachePolicy | None = None) -> None:
+    def __init__(self, frames_max: int, page_size: int, leaves: int | None, policy: CachePolicy | None = None) -> None:
         self.page_size = page_size
         self.frames_max = frames_max
         self.policy: CachePolicy = UtilityCounter() if policy is None else policy
         self._memory = FrameMemory(frames_max * page_size)
         self.buffer: NDArray[np.uint8] = self._memory.buffer
         self.utility: NDArray[np.int64] = np.zeros(frames_max, dtype=np.int64)
-        self._frame_of = np.full(leaves, -1, dtype=np.int32)
+        self._frame_of = None if leaves is None else np.full(leaves, -1, dtype=np.int32)
+        self._resident: LeafMap | None = None
         self._leaf_of = np.full(frames_max, -1, dtype=np.int32)
         # Free frames as a stack: the first `_cold` have no memory yet, so warm ones are always used first.
         self._free = np.arange(frames_max - 1, -1, -1, dtype=np.int32)
@@ -159,8 +167,9 @@ class PageCache:
     @property
     def nbytes(self) -> int:
         """Bytes of memory of the frames used so far, and of all maps; huge pages may add frames within capacity."""
-        maps = (self.utility, self._frame_of, self._leaf_of, self._free)
-        return self._written + SLACK_BYTES + sum(array.nbytes for array in maps)
+        maps = (self.utility, self._leaf_of, self._free)
+        every = SPARSE_NBYTES * self.frames_max if self._frame_of is None else self._frame_of.nbytes
+        return self._written + SLACK_BYTES + every + sum(array.nbytes for array in maps)
 
     @property
     def resident_frames(self) -> NDArray[np.int64]:
@@ -168,8 +177,21 @@ class PageCache:
         return np.flatnonzero(self._leaf_of >= 0)
 
     @property
-    def frame_map(self) -> NDArray[np.int32]:
-        """int32[leaves], the frame of each leaf ordinal, -1 where it is not resident. Read it only."""
+    def frame_map(self) -> LeafNumbers:
+        """The frame of each leaf ordinal, -1 where it is not resident. Read it only."""
+        if self._frame_of is not None:
+            return self._frame_of
+        resident = self._resident
+        if resident is None:  # several threads may find the same at once
+            frames = np.flatnonzero(self._leaf_of >= 0).astype(np.int32)
+            frames = frames[np.argsort(self._leaf_of[frames])]
+            self._resident = resident = LeafMap(self._leaf_of[frames], frames, -1)
+        return resident
+
+    @property
+    def frame_array(self) -> NDArray[np.int32]:
+        """int32[leaves], the frame map of a cache that maps all leaves. Read it only."""
+        assert self._frame_of is not None
         return self._frame_of
 
     @staticmethod
@@ -179,7 +201,7 @@ class PageCache:
 
     def frame_of(self, leaves: NDArray[np.integer]) -> NDArray[np.int32]:
         """Return the frame of each leaf ordinal, -1 where it is not resident."""
-        return self._frame_of[leaves]
+        return values_at(self.frame_map, leaves)
 
     def allocate(self, count: int) -> NDArray[np.int64]:
         """Hold free frames and return them in ascending order.
@@ -199,7 +221,7 @@ class PageCache:
 
     def admit(self, leaves: NDArray[np.integer], frames: NDArray[np.integer], counts: NDArray[np.integer]) -> None:
         """Make pages in held frames resident; page `i` has joined with ``counts[i]`` stream tuples."""
-        self._frame_of[leaves] = frames
+        self._map(leaves, frames)
         self._leaf_of[frames] = leaves
         self.utility[frames] = self.policy.of_candidates(np.asarray(counts, dtype=np.int64))
 
@@ -210,7 +232,7 @@ class PageCache:
     def release(self, frames: NDArray[np.integer]) -> None:
         """Free held or resident frames."""
         leaves = self._leaf_of[frames]
-        self._frame_of[leaves[leaves >= 0]] = -1
+        self._map(leaves[leaves >= 0], -1)
         self._leaf_of[frames] = -1
         self.utility[frames] = 0
         self._free[self._free_count : self._free_count + len(frames)] = frames[::-1]
@@ -219,7 +241,7 @@ class PageCache:
 
     def remove(self, leaves: NDArray[np.integer]) -> None:
         """Drop the leaves that are resident."""
-        frames = self._frame_of[leaves]
+        frames = self.frame_of(leaves)
         self.release(frames[frames >= 0])
 
     def evict(self, count: int) -> NDArray[np.int32]:
@@ -257,13 +279,20 @@ class PageCache:
 
     def remap(self, leaves: int, old: NDArray[np.integer], new: NDArray[np.integer]) -> None:
         """Move to another snapshot: the leaf that was ordinal ``old[i]`` is now ``new[i]``; all others are dropped."""
-        frames = self._frame_of[old]
+        frames = self.frame_of(old)
         kept, ordinals = frames[frames >= 0], np.asarray(new)[frames >= 0]
         lost = np.setdiff1d(np.flatnonzero(self._leaf_of >= 0), kept)
         self.release(lost)
-        self._frame_of = np.full(leaves, -1, dtype=np.int32)
-        self._frame_of[ordinals] = kept
+        if self._frame_of is not None:
+            self._frame_of = np.full(leaves, -1, dtype=np.int32)
+        self._map(ordinals, kept)
         self._leaf_of[kept] = ordinals
+
+    def _map(self, leaves: NDArray[np.integer], frames: NDArray[np.integer] | int) -> None:
+        """Map leaves to frames; a `LeafMap` is made again when it is asked for."""
+        self._resident = None
+        if self._frame_of is not None:
+            self._frame_of[leaves] = frames
 
     @property
     def _written(self) -> int:

@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import copy_bytes, load_u16, load_u64, store_u64
+from headrace.storage.format._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64
 from headrace.storage.format._key_kernels import KeyParts, compare_keys
 from headrace.storage.format.constants import CHILD_BYTES, HEADER, SEPARATOR_END, WORD
 
 if TYPE_CHECKING:
     from headrace.storage.format.arrays import Bytes, Int32s, Int64s, Words
 
-__all__ = ["Children", "locate", "plan_inner", "read_inner", "read_separators", "write_nodes"]
+__all__ = [
+    "Children",
+    "locate",
+    "plan_inner",
+    "read_inner",
+    "read_pointers",
+    "read_separators",
+    "search_nodes",
+    "write_nodes",
+]
 
 _FEWEST = 2
 _GALLOP = 6
@@ -225,3 +234,86 @@ def locate(separators: KeyParts, continued: Bytes, keys: KeyParts, wide: bool, f
             else:
                 bottom = middle + 1
         first[i] = bottom - 1 if bottom > 0 and continued[bottom] != 0 else bottom
+
+
+# Nodes as they are on disk
+
+
+@njit(cache=True, nogil=True)
+def _compare_separator(frames: Bytes, page: int, count: int, child: int, keys: KeyParts, i: int, wide: bool) -> int:
+    """Compare a separator in the page that begins at byte `page` with a key; the sign of the result is their order."""
+    separators = page + HEADER + CHILD_BYTES * count
+    if not wide:
+        word = load_u64(frames, separators + 8 * child)
+        return -1 if word < keys.prefix[i] else int(word > keys.prefix[i])
+    texts = separators + SEPARATOR_END * count
+    start = texts if child == 0 else texts + load_u16(frames, separators + 2 * (child - 1))
+    end = texts + load_u16(frames, separators + 2 * child)
+    return compare_bytes(frames, start, end, keys.data, keys.offsets[i], keys.offsets[i + 1])
+
+
+@njit(cache=True, nogil=True)
+def _first_child(frames: Bytes, page: int, count: int, keys: KeyParts, i: int, wide: bool, least: int) -> int:
+    """Return the first child whose separator compares to key `i` with at least `least`; their number if none does."""
+    low = 0
+    high = count
+    while low < high:
+        middle = (low + high) >> 1
+        if _compare_separator(frames, page, count, middle, keys, i, wide) < least:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True, nogil=True)
+def search_nodes(
+    frames: Bytes,
+    page_size: int,
+    frame: Int32s,
+    count: Int64s,
+    keys: KeyParts,
+    wide: bool,
+    which: Int64s,
+    first: Int32s,
+    last: Int32s,
+) -> None:
+    """Find the children, first to last, of one node for each key that may hold it.
+
+    Parameters
+    ----------
+    frame : int32[n]
+        Frame of the node of each key. The separator of the node is not above the key.
+    count : int64[n]
+        Children of the node.
+    which : int64[n]
+        Places of the keys in `keys`, `first` and `last`.
+    first, last
+        Outputs: numbers of the children.
+    """
+    for at in range(len(which)):
+        i, children = which[at], count[at]
+        page = frame[at] * page_size
+        last[i] = max(_first_child(frames, page, children, keys, i, wide, 1) - 1, 0)
+        begin = _first_child(frames, page, children, keys, i, wide, 0)
+        flags = page + HEADER + CHILD_BYTES * children - children
+        before = begin > 0 and (begin > last[i] or frames[flags + begin] != 0)
+        first[i] = begin - 1 if before else begin
+
+
+@njit(cache=True, nogil=True)
+def read_pointers(
+    frames: Bytes,
+    page_size: int,
+    frame: Int32s,
+    count: Int64s,
+    child: Int64s,
+    which: Int64s,
+    pages: Int64s,
+    checksums: Words,
+) -> None:
+    """Read the pages and checksums of children; parameters as in `search_nodes`, and `child[i]` the child's number."""
+    for at in range(len(which)):
+        start = frame[at] * page_size + HEADER
+        pages[which[at]] = np.int64(load_u64(frames, start + 8 * child[at]))
+        checksums[which[at]] = load_u64(frames, start + 8 * (count[at] + child[at]))

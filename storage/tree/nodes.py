@@ -1,7 +1,8 @@
 """Inner nodes of the B+-tree, written bottom up and read top down into flat arrays. Knows nothing about rows.
 
-All inner nodes are read when a table is opened; the index is then the `Entries` of the lowest level, one for each leaf,
-in key order.
+All inner nodes are read and verified when a table is opened. The index is the `Entries` of the lowest level, one for
+each leaf, in key order. Those of a large table are read again when they are first used, and stay in memory from then
+on; until then only what a `Summary` says of them is known.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from headrace.storage.format.page import aligned_pages, read_heads, read_pages
 from headrace.storage.tree import _tree_kernels as kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from headrace.storage.file.backend import StorageBackend
 
-__all__ = ["Entries", "Index", "InnerLevel", "read_entries", "read_tree", "separators_between"]
+__all__ = ["Entries", "Index", "InnerLevel", "read_entries", "read_index", "read_tree", "separators_between"]
 
+_WINDOW_BYTES = 1 << 20  # of nodes that are read at once
+_KEPT_BYTES = 1 << 20  # of leaf entries that stay in memory although no one has used them
 
 _NO_CHECKSUMS = np.zeros(0, dtype=np.uint64)
 
@@ -196,16 +199,58 @@ def read_tree(
     levels
         Inner levels, root first.
     """
+    entries, levels = _read_above(backend, page_size, kind, root, height, 0)
+    return entries, list(levels)
+
+
+def read_index(backend: StorageBackend, page_size: int, kind: Kind, root: Entries, height: int) -> Index:
+    """Read all inner levels and keep the entries of few leaves, or a summary of those of many.
+
+    See `read_tree` for the parameters.
+    """
+    if height <= 1:
+        return Index(root, ())
+    nodes, levels = _read_above(backend, page_size, kind, root, height, 1)
+    summary, kept, counts = Summary(), [], []
+    for part, children in _read_level(backend, page_size, kind, nodes, 1):
+        summary = summary.followed_by(part)
+        counts.append(children)
+        kept.append(part)
+        if summary.nbytes > _KEPT_BYTES:
+            kept.clear()
+    levels = (*levels, InnerLevel(nodes, _starts(np.concatenate(counts))))
+    if kept and summary.nbytes <= _KEPT_BYTES:
+        return Index(Entries.concat(kept), levels)
+    return Index(
+        lambda: Entries.concat([part for part, _ in _read_level(backend, page_size, kind, nodes, 1)]), levels, summary
+    )
+
+
+def _read_above(
+    backend: StorageBackend, page_size: int, kind: Kind, root: Entries, height: int, lowest: int
+) -> tuple[Entries, tuple[InnerLevel, ...]]:
+    """Return the entries of the nodes of the level `lowest`, and the levels above it."""
     entries, levels = root, []
-    for level in range(height - 1, 0, -1):
-        frames = read_pages(backend, page_size, entries.pages, entries.checksums)
-        counts = _inner_counts(backend, frames, page_size, entries.pages, level)
+    for level in range(height - 1, lowest, -1):
+        parts, counts = zip(*_read_level(backend, page_size, kind, entries, level), strict=True)
+        levels.append(InnerLevel(entries, _starts(np.concatenate(counts))))
+        entries = parts[0] if len(parts) == 1 else Entries.concat(parts)
+    return entries, tuple(levels)
+
+
+def _read_level(
+    backend: StorageBackend, page_size: int, kind: Kind, nodes: Entries, level: int
+) -> Iterator[tuple[Entries, NDArray[np.int64]]]:
+    """Yield the entries of the nodes of a level, as many nodes at a time as a window has, and their numbers."""
+    step = max(1, _WINDOW_BYTES // page_size)
+    for start in range(0, len(nodes), step):
+        part = nodes.slice(start, min(start + step, len(nodes)))
+        frames = read_pages(backend, page_size, part.pages, part.checksums)
+        counts = _inner_counts(backend, frames, page_size, part.pages, level)
         below = read_entries(frames, page_size, kind, counts)
         if isinstance(below, int):
-            raise CorruptPageError(f"{backend.path}: the entries of inner page {int(entries.pages[below])} overrun it")
-        levels.append(InnerLevel(entries, _starts(counts)))
-        entries = below
-    return entries, levels
+            raise CorruptPageError(f"{backend.path}: the entries of inner page {int(part.pages[below])} overrun it")
+        yield below, counts
 
 
 def read_entries(frames: NDArray[np.uint8], page_size: int, kind: Kind, counts: NDArray[np.int64]) -> Entries | int:
@@ -242,16 +287,87 @@ def _inner_counts(
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
-    """Index of a table as the inner nodes have it. Commits that relocate leaves share it.
+class Summary:
+    """What is known of leaf entries that are not in memory.
 
     Attributes
     ----------
-    written
-        Entry of each leaf, in key order.
-    levels
-        Inner levels, root first.
+    leaves, rows, nbytes
+        Number of entries, rows below them, and bytes that they take in memory.
+    in_key_order
+        Whether the pages ascend.
+    lowest, highest
+        Least and greatest page number.
+    ends
+        Leading words of the second separator and of the last; zeros if there is only one leaf.
     """
 
-    written: Entries
-    levels: tuple[InnerLevel, ...]
+    leaves: int = 0
+    rows: int = 0
+    nbytes: int = 0
+    in_key_order: bool = True
+    lowest: int = 0
+    highest: int = 0
+    ends: tuple[np.uint64, np.uint64] = (np.uint64(0), np.uint64(0))
+    _last: int = -1
+
+    def followed_by(self, entries: Entries) -> Summary:
+        """Return the summary of these entries and more that follow them."""
+        if not len(entries):
+            return self
+        pages, prefix = entries.pages, entries.separators.prefix
+        lowest, highest = int(pages.min()), int(pages.max())
+        second = prefix[max(0, 1 - self.leaves) :][:1]
+        several = self.leaves + len(entries) > 1
+        return Summary(
+            self.leaves + len(entries),
+            self.rows + int(entries.rows.sum()),
+            self.nbytes + entries.nbytes,
+            self.in_key_order and int(pages[0]) > self._last and bool((pages[1:] > pages[:-1]).all()),
+            min(self.lowest, lowest) if self.leaves else lowest,
+            max(self.highest, highest),
+            (self.ends[0] if self.leaves > 1 else second[0], prefix[-1]) if several else self.ends,
+            int(pages[-1]),
+        )
+
+
+class Index:
+    """Index of a table as the inner nodes have it. Commits that relocate leaves share it.
+
+    Parameters
+    ----------
+    written
+        Entry of each leaf, in key order, or a function that reads them.
+    levels
+        Inner levels, root first.
+    summary
+        Summary of the entries. It must be given if these are not in memory.
+    """
+
+    __slots__ = ("_summary", "_written", "levels")
+
+    def __init__(
+        self, written: Entries | Callable[[], Entries], levels: tuple[InnerLevel, ...], summary: Summary | None = None
+    ) -> None:
+        self._written = written
+        self._summary = summary
+        self.levels = levels
+
+    @property
+    def written(self) -> Entries:
+        """Entry of each leaf, in key order, which is read if it is not in memory yet."""
+        if not isinstance(self._written, Entries):
+            self._written = self._written()
+        return self._written
+
+    @property
+    def summary(self) -> Summary:
+        """Summary of the entries."""
+        if self._summary is None:
+            self._summary = Summary().followed_by(self.written)
+        return self._summary
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the entries are in memory."""
+        return isinstance(self._written, Entries)

@@ -1,4 +1,4 @@
-"""`Snapshot`: one committed, immutable state of a table with its whole index in memory. Reads no leaves."""
+"""`Snapshot`: one committed, immutable state of a table, with its index. Reads no leaves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headrace.storage.format.keys import KeyCodec, Keys
 from headrace.storage.format.layout import LeafLayout
 from headrace.storage.format.metadata import metadata_pages, read_metadata
 from headrace.storage.format.slots import read_superblock
-from headrace.storage.tree.nodes import Entries, Index, read_tree
+from headrace.storage.tree.nodes import Entries, Index, read_index
 from headrace.storage.tree.relocations import relocated_entries, relocated_leaves
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Snapshot:
         Leaf entries as they are now, in key order; by default made from the index and the relocation list.
     """
 
-    __slots__ = ("__weakref__", "entries", "index", "layout", "path", "superblock")
+    __slots__ = ("__weakref__", "_entries", "index", "layout", "path", "superblock")
 
     def __init__(
         self, path: str, superblock: Superblock, layout: LeafLayout, index: Index, entries: Entries | None = None
@@ -52,7 +52,22 @@ class Snapshot:
         self.superblock = superblock
         self.layout = layout
         self.index = index
-        self.entries = relocated_entries(index.written, superblock.relocations) if entries is None else entries
+        self._entries = entries
+
+    @property
+    def entries(self) -> Entries:
+        """Leaf entries as they are now, in key order. Those of a large table are read when they are first used.
+
+        Raises
+        ------
+        CorruptionError
+            If they are not what was written.
+        """
+        if self._entries is None:
+            entries = relocated_entries(self.index.written, self.superblock.relocations)
+            _check_counts(self, len(entries), int(entries.rows.sum()))
+            self._entries = entries
+        return self._entries
 
     @property
     def txid(self) -> int:
@@ -100,6 +115,27 @@ class Snapshot:
         return self.superblock.rows
 
     @property
+    def leaves(self) -> int:
+        """Number of leaves."""
+        return self.superblock.leaves
+
+    @property
+    def extent(self) -> int:
+        """Pages on disk from the first leaf to the last, as the inner nodes have them."""
+        summary = self.index.summary
+        return summary.highest - summary.lowest + 1 if self.leaves else 0
+
+    @property
+    def in_key_order(self) -> bool:
+        """Whether the leaves lie on disk in key order. No relocated leaf does."""
+        return self.index.summary.in_key_order and not self.superblock.relocations
+
+    @property
+    def key_range(self) -> tuple[np.uint64, np.uint64]:
+        """Leading words of the second separator and of the last; zeros if there is only one leaf."""
+        return self.index.summary.ends
+
+    @property
     def leaf_pages(self) -> NDArray[np.int64]:
         """int64[n], page numbers of the leaves in key order."""
         return self.entries.pages
@@ -122,7 +158,11 @@ class Snapshot:
     @property
     def index_nbytes(self) -> int:
         """Bytes of the index in memory."""
-        return self.entries.nbytes + sum(level.nbytes for level in self.levels)
+        return self.index.summary.nbytes + sum(level.nbytes for level in self.levels)
+
+    def pointers(self, leaves: NDArray[np.integer]) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Return the page numbers and checksums of leaves (ordinals, in any order)."""
+        return self.leaf_pages[leaves], self.leaf_checksums[leaves]
 
     def locate(self, keys: Keys) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the first and the last leaf that may hold each key.
@@ -138,7 +178,7 @@ class Snapshot:
             Ordinals of leaves, `first <= last`. More than one only for a key that spans leaves. A table without
             leaves gives -1 for both.
         """
-        if len(self.entries):
+        if self.leaves:
             return self.entries.locate(keys)
         none = np.full(len(keys), -1, dtype=np.int32)
         return none, none
@@ -175,18 +215,26 @@ def open_snapshot(
         layout, index = known.layout, known.index
     else:
         layout, index = _read_index(backend, head)
-    if head.relocations and relocated_leaves(head.relocations)[-1] >= len(index.written):
+    if head.relocations and relocated_leaves(head.relocations)[-1] >= index.summary.leaves:
         raise CorruptPageError(
             f"{backend.path}: the superblock relocates a leaf that the tree does not have; restore the file"
         )
     snapshot = Snapshot(backend.path, head, layout, index)
-    leaves, rows = len(index.written), int(snapshot.leaf_rows.sum())
+    if index.in_memory:
+        _ = snapshot.entries  # are checked
+    else:
+        rows = head.rows if head.relocations else index.summary.rows
+        _check_counts(snapshot, index.summary.leaves, rows)
+    return snapshot
+
+
+def _check_counts(snapshot: Snapshot, leaves: int, rows: int) -> None:
+    head = snapshot.superblock
     if (leaves, rows) != (head.leaves, head.rows):
         raise CorruptPageError(
-            f"{backend.path}: the tree has {leaves} leaves and {rows} rows, "
+            f"{snapshot.path}: the tree has {leaves} leaves and {rows} rows, "
             f"the superblock says {head.leaves} and {head.rows}; restore the file or build it again"
         )
-    return snapshot
 
 
 def _tree_of(head: Superblock) -> tuple[int, ...]:
@@ -199,8 +247,7 @@ def _read_index(backend: StorageBackend, head: Superblock) -> tuple[LeafLayout, 
         backend, head.page_size, head.metadata_page, head.metadata_bytes, head.metadata_checksum
     )
     layout = LeafLayout(schema, key, head.page_size)
-    written, levels = read_tree(backend, head.page_size, layout.codec.kind, root_entries(head, layout), head.height)
-    return layout, Index(written, tuple(levels))
+    return layout, read_index(backend, head.page_size, layout.codec.kind, root_entries(head, layout), head.height)
 
 
 def root_entries(head: Superblock, layout: LeafLayout) -> Entries:

@@ -90,3 +90,10 @@ def test_a_repeated_natural_key_is_named_and_no_table_is_left(invoke, shop):
     assert outcome.code == 1
     assert "c1" in outcome.err
     assert not (shop / "warehouse").exists()
+
+
+@pytest.mark.usefixtures("customers")
+def test_facts_of_a_dimension_without_history_are_not_restated(invoke):
+    outcome = invoke("dimension", "restate", "customer")
+    assert outcome.code == 1
+    assert "has no dimension 'customer' with history" in outcome.err

@@ -15,7 +15,13 @@ from headrace.joins import SSIJ, IndexNestedLoops, MeshJoin
 from headrace.storage import table as storage_table
 from headrace.storage.errors import MemoryBudgetError
 
-OPERATORS = {"ssij": SSIJ, "meshjoin": MeshJoin, "inlj": IndexNestedLoops}
+
+def paged(*args, **options):
+    """Return SSIJ with paged inner nodes, even where all would fit."""
+    return SSIJ(*args, index="paged", **options)
+
+
+OPERATORS = {"ssij": SSIJ, "paged": paged, "meshjoin": MeshJoin, "inlj": IndexNestedLoops}
 KEY_KINDS = ("int64", "int32", "text", "short pair", "text pair", "date")
 
 
@@ -195,6 +201,7 @@ class Tools:
     expected = staticmethod(expected)
     assert_same_rows = staticmethod(assert_same_rows)
     run = staticmethod(run)
+    paged = staticmethod(paged)
 
 
 @pytest.fixture(scope="session")

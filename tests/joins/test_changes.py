@@ -49,10 +49,10 @@ def changes(state, upserts, deletes, version):
 class Run:
     """A join, the relation as it sees it, the relation as it is, and the results that ought to come."""
 
-    def __init__(self, table, how, memory, threshold):
+    def __init__(self, table, how, memory, threshold, index="fitting"):
         self.table = table
         self.join = SSIJ(
-            table, on="k", how=how, memory=memory, input_threshold=threshold, stream_threshold=2 * threshold
+            table, "k", how, memory, input_threshold=threshold, stream_threshold=2 * threshold, index=index
         )
         self.how, self.version = how, 0
         self.seen = self.actual = dict.fromkeys(range(0, KEYS, 2), 0)
@@ -106,10 +106,11 @@ class Run:
     how=st.sampled_from(["inner", "left"]),
     memory=st.sampled_from(["160KiB", "400KiB", "8MiB"]),
     threshold=st.sampled_from([1, 10, 100]),
+    index=st.sampled_from(["fitting", "paged"]),
 )
-def test_each_tuple_sees_the_relation_before_or_after_a_change(build, todo, how, memory, threshold):
+def test_each_tuple_sees_the_relation_before_or_after_a_change(build, todo, how, memory, threshold, index):
     with build(rows_of(range(0, KEYS, 2), 0), ["k"], unique=True, page_size=4096) as table:
-        run = Run(table, how, memory, threshold)
+        run = Run(table, how, memory, threshold, index)
         for name, *arguments in todo:
             getattr(run, name)(*arguments)
         run.take(run.join.finish())

@@ -16,8 +16,7 @@ from headrace.joins.ssij.memory import _index_kernels
 from headrace.joins.ssij.memory.stream_buffer import ascending
 from headrace.joins.ssij.phases import _join_kernels
 from headrace.joins.ssij.phases.base import sorted_positions
-from headrace.storage.format import Keys
-from headrace.storage.read import plan_cost, plan_reads
+from headrace.storage.read import LeafMap, plan_cost, plan_reads, value_at, values_at
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -35,10 +34,9 @@ def random_runs(rng, leaves, count, longest):
 )
 def test_positions_are_those_of_the_valid_keys_nearly_in_order(keys, bounds, seed):
     valid = np.random.default_rng(seed).random(len(keys)) < 0.8
-    separators = Keys("u64", np.array(bounds, dtype=np.uint64))
-    order = sorted_positions(keys, valid, separators)
+    order = sorted_positions(keys, valid, (np.uint64(bounds[0]), np.uint64(bounds[-1])))
     assert sorted(order.tolist()) == np.flatnonzero(valid).tolist()
-    low, high = int(separators.prefix[1]), int(separators.prefix[-1])
+    low, high = bounds[0], bounds[-1]
     bits = max(len(keys) - 1, 0).bit_length()
     coarse = 2 ** max(0, (high - low).bit_length() - (64 - bits))
     inside = [min(max(int(key), low), high) for key in keys[order]]
@@ -154,6 +152,42 @@ def test_demand_counts_runs_and_new_leaves(seed, longest):
     assert out.tolist() == [leaf for leaf in order.tolist() if twin[leaf]]
     assert _index_kernels.wanted_leaves(demand, none, np.arange(12), 0, none, everything, 0.0, out) == fresh
     assert out.tolist() == np.flatnonzero(twin).tolist()
+
+
+@given(seed=SEEDS, longest=st.sampled_from([1, 5, 30]))
+def test_demand_in_a_list_is_that_of_the_array(seed, longest):
+    rng = np.random.default_rng(seed)
+    leaves, demand = np.empty((2, 0), dtype=np.int32)
+    wanted = np.zeros(40, dtype=np.int32)
+    for _ in range(3):
+        first, last = random_runs(rng, 40, rng.integers(0, 9), longest)
+        _index_kernels.add_demand(first, last, wanted)
+        size = _index_kernels.union_of_runs(first, last, leaves[:0], leaves[:0])
+        more = np.empty((2, size), dtype=np.int32)
+        assert _index_kernels.union_of_runs(first, last, *more) == size
+        merged = np.empty((2, size + len(leaves)), dtype=np.int32)
+        count = _index_kernels.merge_demand(leaves, demand, *more, *merged)
+        leaves, demand = merged[:, :count]
+    assert leaves.tolist() == np.flatnonzero(wanted).tolist()
+    assert demand.tolist() == wanted[leaves].tolist()
+
+
+@given(seed=SEEDS, count=st.integers(0, 12), longest=st.sampled_from([1, 6]))
+def test_a_map_of_few_leaves_answers_as_an_array_does(seed, count, longest):
+    rng = np.random.default_rng(seed)
+    leaves = np.sort(rng.choice(30, count, replace=False)).astype(np.int32)
+    every = np.full(30, -1, dtype=np.int32)
+    every[leaves] = rng.integers(0, 100, count)
+    few = LeafMap(leaves, every[leaves], -1)
+    asked = rng.integers(0, 30, 20)
+    assert values_at(few, asked).tolist() == values_at(every, asked).tolist() == every[asked].tolist()
+    assert [value_at(few, leaf) for leaf in asked] == [value_at(every, leaf) for leaf in asked] == every[asked].tolist()
+    first, last = random_runs(rng, 30, 8, longest)
+    runs, twin = np.empty((2, 8), dtype=np.int32)
+    assert _index_kernels.count_leaf_runs(first, last, few, runs) == _index_kernels.count_leaf_runs(
+        first, last, every, twin
+    )
+    assert runs.tolist() == twin.tolist()
 
 
 @given(seed=SEEDS, head=st.integers(0, 30), widest=st.sampled_from([0.0, 1.0, 3.5, 100.0]))

@@ -4,6 +4,7 @@ import datetime as dt
 import itertools
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 
 import duckdb
 import numpy as np
@@ -19,7 +20,7 @@ from headrace.joins.predicates.offsets import ticks
 from headrace.storage.errors import KeyInputError
 
 HOW = pytest.mark.parametrize("how", ["inner", "left"])
-OPERATORS = pytest.mark.parametrize("operator", [SSIJ, IndexNestedLoops])
+OPERATORS = pytest.mark.parametrize("operator", [SSIJ, partial(SSIJ, index="paged"), IndexNestedLoops])
 
 
 @dataclass(frozen=True)
@@ -470,3 +471,14 @@ def test_columns_without_a_common_order_are_refused(build, operator, dtype):
 def test_a_distance_beyond_all_keys_is_refused_at_once(offset):
     with pytest.raises(JoinInputError, match="distance between keys"):
         ticks(offset, pa.int64(), "below")
+
+
+@pytest.mark.parametrize(("memory", "larger"), [("400KiB", True), ("64MiB", False)])
+def test_ranges_have_a_larger_workspace_where_memory_is_small(build, memory, larger):
+    with (
+        build(pa.table({"k": np.arange(2000), "id": np.arange(2000)}), ["k"], page_size=4096) as table,
+        SSIJ(table, on=Band("v", "k", 1, 1), memory=memory) as ranges,
+        SSIJ(table, on="k", memory=memory) as keys,
+    ):
+        assert (ranges.store.workspace > keys.store.workspace) == larger
+        assert ranges.stats.memory.peak <= ranges.stats.memory.limit

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from headrace.pipelines.errors import LedgerError
 from headrace.pipelines.source.discovery import Found, FoundFile
-from headrace.pipelines.source.ledger import Ledger
+from headrace.pipelines.source.ledger import Ledger, RejectedRow
 
 
 def found(*files):
@@ -271,7 +271,7 @@ AS_NOBODY = """
 import os, sys
 from headrace.pipelines.source.discovery import FoundFile
 from headrace.pipelines.errors import LedgerError
-from headrace.pipelines.source.ledger import Ledger
+from headrace.pipelines.source.ledger import Ledger, RejectedRow
 Ledger(sys.argv[2]).close()  # what is imported late, too
 os.setuid(65534)
 try:
@@ -427,3 +427,20 @@ class LedgerMachine(RuleBasedStateMachine):
 
 TestLedgerMachine = LedgerMachine.TestCase
 TestLedgerMachine.settings = settings(deadline=None, max_examples=30, stateful_step_count=25)
+
+
+def test_a_planned_retry_is_kept_until_it_is_loaded_or_forgotten(tmp_path):
+    rows = (RejectedRow("s", 0, "a b.csv", 3), RejectedRow("t", 2, "a b.csv", 1))
+    with Ledger(tmp_path) as ledger:
+        ledger.plan(0, "x", (), rows)
+    with Ledger(tmp_path) as ledger:
+        plan = ledger.pending()
+        assert (plan.number, plan.attempt, plan.files, plan.retried) == (0, "x", (), rows)
+        ledger.forget(0)
+        assert ledger.pending() is None
+        ledger.plan(0, "y", (), rows[:1])
+        assert ledger.pending().retried == rows[:1]
+        ledger.done(0)
+        assert (ledger.pending(), ledger.last_loaded(), list(ledger.files())) == (None, 0, [])
+        ledger.plan(1, "z", (), rows[1:])
+        assert ledger.pending().retried == rows[1:]

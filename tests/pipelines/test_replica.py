@@ -315,6 +315,20 @@ def test_loaded_keys_are_built_again_when_facts_were_removed(tmp_path):
     assert loaded_ids(spec, 2) == ("built: rows were removed", [2])
 
 
+@pytest.mark.parametrize(
+    ("change", "action"), [({"x": "9.0"}, "advanced"), ({"id": "id + 5"}, "built: rows were removed")]
+)
+def test_loaded_keys_are_kept_when_facts_are_updated_without_their_keys(tmp_path, change, action):
+    path = str(tmp_path / "facts")
+    create_table(path, facts().schema)
+    append(path, facts(1, 2, 2, None))
+    spec = spec_of(path, rows=LoadedKeyRows(LOADED))
+    loaded_ids(spec, 1)
+    DeltaTable(path).update(updates=change, predicate="id = 2")
+    append(path, facts(3))
+    assert loaded_ids(spec, 3) == (action, [1, 2, 3] if action == "advanced" else [1, 3, 7])
+
+
 def test_the_folder_for_replicas_can_be_chosen(tmp_path, monkeypatch):
     assert replica_folder(str(tmp_path / "x")) == tmp_path / "x"
     monkeypatch.setenv("HEADRACE_REPLICAS", str(tmp_path / "y"))

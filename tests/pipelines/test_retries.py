@@ -369,6 +369,41 @@ def test_a_retried_duplicate_is_not_loaded_twice(shop):
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
+def test_retried_rows_pass_the_transformations(shop):
+    shop.put("1.csv", FIRST + '9,H,north,"-1,00"\n')
+    run(shop.pipeline)
+    shop.options = {
+        "transform": [{"derive": {"code": "upper(code) || 'X'"}}, {"where": "amount > 0"}],
+    }
+    shop.write(decimal=",")
+    result = retry(shop.pipeline, Selection(rules=("amount",)))
+    batch = result.run.batches[0]
+    assert (batch.rows_in, batch.loaded, batch.rejected) == (3, 1, 1)
+    assert [fact[:2] for fact in shop.facts()] == [(1, "A"), (3, "CX")]
+    assert retry(shop.pipeline, Selection(rules=("amount",))).run.total("rows_in") == 1
+    assert shop.status()["0/1.csv:6"] == "retried"  # it was filtered, as a record of a file would be
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_retried_rows_are_merged(shop):
+    shop.options = {"sink": {"path": "w/facts", "mode": "merge", "key": ["id"]}}
+    shop.write()
+    shop.put("1.csv", 'id,code,region,amount\n1,A,north,1.00\n2,B,north,"2,00"\n')
+    run(shop.pipeline)
+    shop.put("2.csv", 'id,code,region,amount\n2,B,south,"3,00"\n')
+    run(shop.pipeline)
+    shop.write(decimal=",")
+    with pytest.raises(KillError):
+        retry(shop.pipeline, EVERYTHING, hook=raise_at("after facts"))
+    assert retry(shop.pipeline, EVERYTHING).selected == 0
+    assert [(fact[0], fact[2], fact[3]) for fact in shop.facts()] == [
+        (1, "north", Decimal("1.00")), (2, "south", Decimal("3.00"))
+    ]  # fmt: skip
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 def test_what_is_not_there_is_named(shop):
     shop.put("1.csv", FIRST)
     run(shop.pipeline)

@@ -6,7 +6,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 import yaml
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 
 from headrace.pipelines.batch.preparation import check_pipeline
 from headrace.pipelines.config.model import load_pipeline
@@ -256,6 +256,18 @@ def test_a_declaration_that_is_not_wider_is_refused_and_one_of_a_partitioned_tab
     (tmp_path / "p.yml").write_text(text)
     with pytest.raises(DeltaTableError, match=r"is partitioned by city.*overwriteSchema"):
         check_pipeline(project.config, 1)
+
+
+def test_a_table_with_deletion_vectors_is_not_rewritten(project):
+    rows = DeltaTable(project.path).to_pyarrow_table()
+    configuration = {"delta.enableDeletionVectors": "true"}
+    write_deltalake(project.path, rows, mode="overwrite", configuration=configuration)
+    DeltaTable(project.path).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+    project.declare({"code": "string", "city": "string"})
+    version = DeltaTable(project.path).version()
+    with pytest.raises(DeltaTableError, match=r"has deletion vectors.*overwriteSchema"):
+        drop_column(project.config, "k", "size")
+    assert DeltaTable(project.path).version() == version
 
 
 def test_wider_types_hold_every_value():

@@ -209,6 +209,11 @@ def tidy(frame):
     return tidied.withColumn("next", plus("id")).where(word("kind") != "TOY").select("next", "id", "spelled")
 
 
+def chained(frame):
+    named = frame.withColumn("label", F.coalesce("kind", F.lit("none"))).where("quantity > 0")
+    return named.withColumn("loud", F.upper("label")).withColumn("size", F.length("loud")).drop("label", "day")
+
+
 def plain(frame):
     return frame.select((F.col("id") * 2).alias("double"), "id", F.lit(None).cast("string").alias("nothing"))
 
@@ -224,6 +229,10 @@ def not_a_frame(frame):
 
 def other(frame):
     return frame.sparkSession.range(3)
+
+
+def divides(frame):
+    return frame.withColumn("share", F.lit(1 / len(frame.take(1))))
 
 
 def broken(frame):
@@ -277,12 +286,15 @@ REFUSED = [
     ([{"derive": {"a": "current_user()"}}], "a:", "current_user() may give"),
     ([{"derive": {"a": "cast('today' as date)"}}], "a:", "the text 'today' as a time may give"),
     ([{"derive": {"a": "to_timestamp(' Now ')"}}], "a:", "as a time may give"),
+    ([{"derive": {"a": "to_date(concat('TO', 'day'))"}}], "a:", "as a time may give"),
+    ([{"derive": {"a": "year('yesterday')"}}], "a:", "as a time may give"),
+    ([{"python": "rules:divides"}], "python", "rules:divides failed for an empty frame: ZeroDivisionError"),
     ([{"derive": {"a": "DATE 'Today'"}}], "a:", "changes from day to day"),
     ([{"derive": {"a": "sum(id)"}}], "a:", "an aggregate combines several records"),
     ([{"derive": {"a": "row_number() over (order by id)"}}], "a:", "Spark's operator Window is not allowed"),
     ([{"derive": {"a": "explode(array(1, 2))"}}], "a:", "Spark's operator Generate is not allowed: explode"),
     ([{"derive": {"a": "(select max(id) from range(3))"}}], "a:", "a subquery reads rows outside the record"),
-    ([{"derive": {"a": "id +"}}], "a:", "correct the expression"),
+    ([{"derive": {"a": "id +"}}], "a:", "correct the step"),
     ([{"derive": {"a": "nofunction(id)"}}], "a:", "nofunction"),
     ([{"derive": {"a": "id", "b": "a + 1"}}], "b:", "'a' is derived in this step"),
     ([{"derive": {"Kind": "id"}}], "Kind", "differ only in case; write 'kind'"),
@@ -292,6 +304,7 @@ REFUSED = [
     ([{"where": "kind"}], "where", "FILTER_NOT_BOOLEAN|boolean|BOOLEAN"),
     ([{"rename": {"kin": "category"}}], "kin:", "there is no column 'kin' (did you mean 'kind'?)"),
     ([{"rename": {"kind": "DAY"}}], "rename", "column 'DAY' and 'day' differ only in case"),
+    ([{"rename": {"kind": "kind.of"}}], "rename", "column 'kind.of' has a dot or a backtick"),
     ([{"rename": {"kind": "id"}}], "rename", "column 'id' occurs twice"),
     ([{"select": ["id", "price", "quantitty"]}], "quantitty", "(did you mean 'quantity'?)"),
     ([{"select": ["id", "id"]}], "select", "column 'id' occurs twice"),
@@ -304,7 +317,7 @@ REFUSED = [
     ([{"python": "rules:stateful"}], "python", "gives two plans when it is called twice"),
     ([{"python": "rules:not_a_frame"}], "python", "returned int; return a Spark DataFrame"),
     ([{"python": "rules:other"}], "python", "is not made from the one that the function received"),
-    ([{"python": "rules:broken"}], "python", "rules:broken failed for an empty frame: "),
+    ([{"python": "rules:broken"}], "python", "Attribute `nothing` is not supported; correct the step"),
     ([{"python": "rules:last"}], "python", "Spark's operator Window is not allowed"),
     ([{"python": "rules:clean"}], "python", "column '_no' begins with '_'"),
     ([{"python": "rules:tydy"}], "python", "has no function 'tydy' (did you mean 'tidy'?)"),
@@ -335,12 +348,13 @@ def test_what_would_not_be_the_same_again_is_refused_with_its_line(shop):
 
 def test_a_condition_that_fails_rejects_the_record(shop):
     steps = [{"rename": {"kind": "the `kind`.of"}}, {"where": "CAST(price AS int) / quantity > 1 AND id > 0"}]
-    shop.write(transform=[*steps, {"derive": {"the `kind`.of": "upper(`the ``kind``.of`)"}}])
+    columns = {"select": ["id", "customer", "kind"]}
+    shop.write(transform=[*steps, {"derive": {"kind": "upper(`the ``kind``.of`)"}}, columns])
     shop.add(
         [(1, "", "a", "x", 2, "map"), (2, "", "a", "7", 2, "map"), (3, "", "b", "7", 0, "b"), (4, "", "", "1", 2, "")]
     )
     result = run(shop.pipeline)
-    assert [(row["id"], row["the `kind`.of"]) for row in shop.read()] == [(2, "MAP")]
+    assert [(row["id"], row["kind"]) for row in shop.read()] == [(2, "MAP")]
     assert [result.as_dict()[name] for name in ("rows_in", "loaded", "rejected", "filtered")] == [4, 1, 2, 1]
     errors = shop.read("facts_errors", "_record_number")
     assert [(row["_record_number"], row["record"]) for row in errors] == [(1, "1,,a,x,2,map"), (3, "3,,b,7,0,b")]
@@ -349,6 +363,18 @@ def test_a_condition_that_fails_rejects_the_record(shop):
         "id = 3, price = 7, quantity = 0",
     ]
     assert all(row["reason"].startswith("transform.1.where: (((CAST(") for row in errors)
+
+
+def test_a_column_that_is_never_null_is_null_in_rows_that_bypass_a_step(shop):
+    (shop.folder / "rules.py").write_text(RULES)
+    (shop.folder / "helpers.py").write_text("")
+    shop.write(transform=[{"derive": {"price": "CAST(price AS int)"}}, {"python": "rules:chained"}])
+    shop.add(
+        [(1, "", "a", "x", 2, "map"), (2, "", "a", "7", 2, ""), (3, "", "b", "7", 0, "b"), ("z", "", "", "", "", "")]
+    )
+    result = run(shop.pipeline)
+    assert [(row["id"], row["loud"], row["size"]) for row in shop.read()] == [(2, "NONE", 4)]
+    assert [result.as_dict()[name] for name in ("rows_in", "loaded", "rejected", "filtered")] == [4, 1, 2, 1]
 
 
 def test_expressions_follow_ansi_rules_whatever_the_session_says(shop, spark):

@@ -1,3 +1,5 @@
+import bisect
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -127,6 +129,33 @@ def test_search_of_ranges_finds_what_a_list_finds(case, repeat, closed, random):
         assert number < 0 or first[at][1] == (-1 if not over else page[over[0]] <= top)
         assert last[at][1] < 1 or last[at][0] == under[-1]
         assert first[at][1] < 1 or first[at][0] == over[0]
+
+
+PARTS = st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3) | st.integers(-300, 300)
+
+
+@given(
+    st.lists(st.tuples(PARTS, PARTS), min_size=1, max_size=150),
+    st.lists(st.tuples(PARTS, PARTS), max_size=40),
+    st.booleans(),
+)
+def test_search_of_keys_of_one_length_finds_what_a_list_finds(stored, other, closed):
+    """Two numbers of eight bytes: they lie side by side in a page, and keys of different pages share few bytes."""
+    table = pa.table({"a": [a for a, _ in stored], "b": [b for _, b in stored]})
+    encoded = Encoded(table, ["a", "b"])
+    assert encoded.count == 1
+    ordered = sorted(stored)
+    asked = [*stored, *other, *((a, max(b - 1, -(2**63))) for a, b in stored)]
+    ends = [sorted(pair) for pair in zip(asked, [*asked[1:], asked[0]], strict=True)]
+    low, high = (
+        encoded.layout.codec.encode([pa.array([end[side][part] for end in ends]) for part in (0, 1)]) for side in (0, 1)
+    )
+    frame = np.zeros(len(ends), dtype=np.int32)
+    row, count = search_range(encoded.layout, encoded.frames, frame, low, high, closed=closed)
+    first = [bisect.bisect_left(ordered, bottom) for bottom, _ in ends]
+    stop = [(bisect.bisect_right if closed else bisect.bisect_left)(ordered, top) for _, top in ends]
+    assert count.tolist() == [max(end - begin, 0) for begin, end in zip(first, stop, strict=True)]
+    assert all(at == begin for at, begin, size in zip(row.tolist(), first, count.tolist(), strict=True) if size)
 
 
 @given(st.sets(st.integers(0, 2**64 - 1) | st.integers(0, 400), max_size=300))

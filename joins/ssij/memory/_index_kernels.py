@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
+from headrace.storage.read import value_at
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from headrace.storage.read import LeafNumbers
 
 __all__ = [
     "add_demand",
@@ -20,14 +24,16 @@ __all__ = [
     "collect_pairs",
     "count_leaf_runs",
     "list_leaf_runs",
+    "merge_demand",
     "reading_cost",
+    "union_of_runs",
     "wanted_leaves",
 ]
 
 
 @njit(cache=True, nogil=True)
 def count_leaf_runs(
-    first: NDArray[np.int32], last: NDArray[np.int32], frame_of: NDArray[np.int32], runs: NDArray[np.int32]
+    first: NDArray[np.int32], last: NDArray[np.int32], frame_of: LeafNumbers, runs: NDArray[np.int32]
 ) -> int:
     """Write how many runs of uncached leaves each tuple has. Return the number of cached leaves of all tuples."""
     cached = 0
@@ -35,7 +41,7 @@ def count_leaf_runs(
         count = 0
         inside = False
         for leaf in range(first[i], last[i] + 1):
-            if frame_of[leaf] >= 0:
+            if value_at(frame_of, leaf) >= 0:
                 cached += 1
                 inside = False
             elif not inside:
@@ -49,7 +55,7 @@ def count_leaf_runs(
 def cached_pairs(
     first: NDArray[np.int32],
     last: NDArray[np.int32],
-    frame_of: NDArray[np.int32],
+    frame_of: LeafNumbers,
     cursor: NDArray[np.int64],
     out_tuple: NDArray[np.int32],
     out_frame: NDArray[np.int32],
@@ -64,9 +70,9 @@ def cached_pairs(
     while i < len(first) and size < len(out_tuple):
         leaf = max(leaf, np.int64(first[i]))
         while leaf <= last[i] and size < len(out_tuple):
-            if frame_of[leaf] >= 0:
+            if value_at(frame_of, leaf) >= 0:
                 out_tuple[size] = i
-                out_frame[size] = frame_of[leaf]
+                out_frame[size] = value_at(frame_of, leaf)
                 size += 1
             leaf += 1
         if leaf > last[i]:
@@ -81,7 +87,7 @@ def cached_pairs(
 def list_leaf_runs(
     first: NDArray[np.int32],
     last: NDArray[np.int32],
-    frame_of: NDArray[np.int32],
+    frame_of: LeafNumbers,
     waiting: NDArray[np.int32],
     out_first: NDArray[np.int32],
     out_last: NDArray[np.int32],
@@ -93,7 +99,7 @@ def list_leaf_runs(
         i = waiting[at]
         inside = False
         for leaf in range(first[i], last[i] + 1):
-            if frame_of[leaf] >= 0:
+            if value_at(frame_of, leaf) >= 0:
                 inside = False
                 continue
             if not inside:
@@ -113,6 +119,55 @@ def add_demand(first: NDArray[np.int32], last: NDArray[np.int32], demand: NDArra
             fresh += demand[leaf] == 0
             demand[leaf] += 1
     return fresh
+
+
+@njit(cache=True, nogil=True)
+def union_of_runs(
+    first: NDArray[np.int32], last: NDArray[np.int32], leaves: NDArray[np.int32], demand: NDArray[np.int32]
+) -> int:
+    """List the leaves of all runs, ascending, and how many runs have each. Return how many leaves there are.
+
+    With empty outputs, only count them. `first` ascends.
+    """
+    size = 0
+    begin = np.int64(0)  # first leaf of the stretch of leaves that overlapping runs cover, and the place of that leaf
+    place = 0
+    end = np.int64(-1)
+    for i in range(len(first)):
+        if first[i] >= end:
+            begin, place, end = np.int64(first[i]), size, np.int64(first[i])
+        for leaf in range(end, last[i] + 1):
+            if len(leaves):
+                leaves[size] = leaf
+                demand[size] = 0
+            size += 1
+        end = max(end, np.int64(last[i]) + 1)
+        if len(leaves):
+            for leaf in range(first[i], last[i] + 1):
+                demand[place + leaf - begin] += 1
+    return size
+
+
+@njit(cache=True, nogil=True)
+def merge_demand(
+    leaves: NDArray[np.int32],
+    demand: NDArray[np.int32],
+    more: NDArray[np.int32],
+    more_demand: NDArray[np.int32],
+    out_leaves: NDArray[np.int32],
+    out_demand: NDArray[np.int32],
+) -> int:
+    """Merge two ascending lists of leaves and add the demands of leaves that both have. Return how many there are."""
+    i = j = size = 0
+    while i < len(leaves) or j < len(more):
+        left = i < len(leaves) and (j == len(more) or leaves[i] <= more[j])
+        right = j < len(more) and (i == len(leaves) or more[j] <= leaves[i])
+        out_leaves[size] = leaves[i] if left else more[j]
+        out_demand[size] = (demand[i] if left else 0) + (more_demand[j] if right else 0)
+        size += 1
+        i += left
+        j += right
+    return size
 
 
 @njit(cache=True, nogil=True)

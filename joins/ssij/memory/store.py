@@ -15,11 +15,18 @@ from headrace.joins.input_buffer import InputBuffer
 from headrace.joins.relation import disk_order, unchanged_leaves
 from headrace.joins.ssij.memory import _index_kernels
 from headrace.joins.ssij.memory.direct_lookup import DirectLookup
-from headrace.joins.ssij.memory.reservation import BUFFERS, leaf_maps_nbytes, least_memory, parts_to_read_into, reserve
-from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES, WANTED_NBYTES, StreamBuffer
+from headrace.joins.ssij.memory.reservation import (
+    BUFFERS,
+    frame_maps_nbytes,
+    leaf_maps_nbytes,
+    least_memory,
+    parts_to_read_into,
+    reserve,
+)
+from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES, StreamBuffer
 from headrace.joins.ssij.memory.tiers import Tiers
 from headrace.storage.errors import MemoryBudgetError
-from headrace.storage.read import PageCache, page_buffer
+from headrace.storage.read import LeafMap, PageCache, PagedSnapshot, page_buffer, values_at
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
@@ -35,13 +42,14 @@ if TYPE_CHECKING:
     from headrace.joins.ssij.memory.stream_buffer import Chunk
     from headrace.joins.ssij.options import SSIJOptions
     from headrace.joins.stats import Counters
-    from headrace.storage.read import PageReader
+    from headrace.storage.read import DeviceModel, PageReader
     from headrace.storage.tree import Snapshot
 
 __all__ = ["ReadBuffer", "Store"]
 
-_FRAME_MAPS = 16 + 17  # maps of the page cache, and the choice of resident pages
 _FRAMES_TO_GROW = 1024
+_ORDER_NBYTES = 64  # per leaf that is ordered by its page: page and checksum, order, and the search for them
+_NO_LEAVES = np.empty(0, dtype=np.int32)
 _SCRATCH_NBYTES = 96  # per tuple: positions, keys twice, leaves, frames, rows and counts
 _DIRECT_SCRATCH_NBYTES = 40  # where only waiting tuples are sorted: leaf and frame, and then places or rows
 _ROW_TIER_NBYTES = 24  # where nothing waits
@@ -77,7 +85,7 @@ class Store:
     Parameters
     ----------
     snapshot
-        Snapshot of the relation.
+        Snapshot of the relation, as `reservation.fitting_snapshot` returned it.
     reader
         Reader of its pages.
     budget
@@ -94,11 +102,6 @@ class Store:
         Whether the one row nearest to a key is looked up. Like equality it allows direct look-ups.
     deadlines
         How long tuples may wait.
-
-    Raises
-    ------
-    MemoryBudgetError
-        If the limit is below the least that works. The message says how much that is.
     """
 
     def __init__(
@@ -120,19 +123,22 @@ class Store:
         self.plan_reads = options.planner
         self._deadlines = deadlines
         self.input = InputBuffer(deadlines)
-        self.stream = StreamBuffer(len(snapshot.leaf_pages), deadlines)
+        self.paged = isinstance(snapshot, PagedSnapshot)
+        leaves = None if self.paged else snapshot.leaves
+        self.stream = StreamBuffer(leaves, deadlines)
         self._counters = counters
         self._pins = 0
         self._queued = 0
         self._page = snapshot.page_size
-        self.disk_order = disk_order(snapshot)
+        self.disk_order = _NO_LEAVES if self.paged else disk_order(snapshot)
         self.max_scan = options.max_scan
-        spare = budget.limit - least_memory(snapshot, reader, _FRAME_MAPS, direct=False)
-        direct = (equality or nearest) and DirectLookup.possible(snapshot, columns, spare)
-        self._frame_maps = _FRAME_MAPS + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
-        pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps, direct=direct)
+        frame_maps = frame_maps_nbytes(snapshot)
+        spare = budget.limit - least_memory(snapshot, reader, frame_maps, direct=False)
+        direct = (equality or nearest) and not self.paged and DirectLookup.possible(snapshot, columns, spare)
+        self._frame_maps = frame_maps + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
+        pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps, direct=direct, ranges=not equality)
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages, parts_to_read_into(pages, reader.device))
-        self.cache = PageCache(self._frames_max(), self._page, len(snapshot.leaf_pages), options.policy())
+        self.cache = PageCache(self._frames_max(), self._page, leaves, options.policy())
         self._fixed = options.cache_share is not None
         self.cache.resize(self._reserved_frames(options.cache_share or 0.0))
         self.direct = DirectLookup(snapshot, columns, self.cache.frames_max) if direct else None
@@ -168,6 +174,8 @@ class Store:
         widest
             Most pages between two planned leaves that one read covers.
         """
+        if isinstance(self.stream.demand, LeafMap):
+            return self._in_disk_order(self.stream.demand.leaves.copy())
         leaves = np.empty(self.stream.pages, dtype=np.int32)
         everything = planned is None
         plan = np.empty(0, dtype=np.int32) if planned is None else planned
@@ -175,6 +183,27 @@ class Store:
             self.stream.demand, self.disk_order, self.snapshot.leaf_pages, head, plan, everything, widest, leaves
         )
         return leaves[:size]
+
+    def reading_seconds(self, device: DeviceModel) -> float:
+        """Return the cost of reading the wanted pages by the cheapest plan with reads of any length.
+
+        If inner nodes are paged, leaves are taken to lie on disk in key order and side by side.
+        """
+        demand = self.stream.demand
+        if isinstance(demand, LeafMap):
+            wanted = (demand.values, _NO_LEAVES, demand.leaves.astype(np.int64))
+        else:
+            wanted = (demand, self.disk_order, self.snapshot.leaf_pages)
+        return float(_index_kernels.reading_cost(*wanted, device.seek, device.transfer))
+
+    def _in_disk_order(self, leaves: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Order leaves, which ascend, by their pages, as many at a time as the workspace has room to order."""
+        if not self.snapshot.in_key_order:
+            most = max(1, self.workspace // _ORDER_NBYTES)
+            for start in range(0, len(leaves), most):
+                part = leaves[start : start + most]
+                leaves[start : start + most] = part[np.argsort(self.snapshot.pointers(part)[0])]
+        return leaves
 
     def fits(self, tuples: int, index: int) -> bool:
         """Return whether the stream buffer could grow by these bytes, if all cached pages were evicted."""
@@ -261,15 +290,15 @@ class Store:
 
     def keep(self, leaves: NDArray[np.int32], frames: NDArray[np.int64]) -> None:
         """Make pages resident that were copied into allocated frames."""
-        self.cache.admit(leaves, frames, self.stream.demand[leaves])
+        self.cache.admit(leaves, frames, values_at(self.stream.demand, leaves))
         if self.direct is not None:
             self.direct.describe(self.cache.buffer, frames)
         self.budget.settle()
 
     def hold(self, chunk: Chunk) -> None:
         """Put tuples into the stream buffer."""
-        wanted = min(chunk.wanted_most, len(self.snapshot.leaf_pages) - self.stream.pages)
-        self.make_room(self._growth(chunk.tuple_nbytes, chunk.index_nbytes + WANTED_NBYTES * wanted))
+        wanted = min(chunk.wanted_most, self.snapshot.leaves - self.stream.pages)
+        self.make_room(self._growth(chunk.tuple_nbytes, chunk.index_nbytes + self.stream.wanted_nbytes * wanted))
         self.stream.add(chunk)
         self.account()
         while (few := self.stream.mergeable(self.workspace // 2)) and self.try_make_room(
@@ -343,25 +372,32 @@ class Store:
     def install(self, snapshot: Snapshot) -> None:
         """Switch to another snapshot; cached pages that it left unchanged stay. The stream buffer must be empty.
 
-        Raises
-        ------
-        MemoryBudgetError
-            If its index is too large.
+        Only if it `can_install`.
         """
         old, self.snapshot = self.snapshot, snapshot
-        direct = self.direct is not None
-        before = old.index_nbytes + leaf_maps_nbytes(old, direct=direct)
-        after = snapshot.index_nbytes + leaf_maps_nbytes(snapshot, direct=direct)
+        growth = self._index_growth(old, snapshot)
         was, now = unchanged_leaves(old, snapshot)
         self.cache.remap(len(snapshot.leaf_pages), was, now)
         if self.direct is not None:
             self.direct.install(snapshot)
         self.make_room(self.tiers.growth(snapshot))
         self.tiers.install(old, snapshot, was, now)
-        self.make_room(after - before)
-        self.budget.resize("index", self.budget.held("index") + after - before)
+        self.make_room(growth)
+        self.budget.resize("index", self.budget.held("index") + growth)
         self.disk_order = disk_order(snapshot)
-        self.stream = StreamBuffer(len(snapshot.leaf_pages), self._deadlines)
+        self.stream = StreamBuffer(snapshot.leaves, self._deadlines)
+
+    def can_install(self, snapshot: Snapshot) -> bool:
+        """Return whether another snapshot can be switched to. Otherwise, a new store must be made for it."""
+        if self.paged or isinstance(snapshot, PagedSnapshot):
+            return False
+        growth = self._index_growth(self.snapshot, snapshot) + self.tiers.growth(snapshot)
+        return growth <= self._reclaimable
+
+    def _index_growth(self, old: Snapshot, new: Snapshot) -> int:
+        direct = self.direct is not None
+        before = old.index_nbytes + leaf_maps_nbytes(old, direct=direct)
+        return new.index_nbytes + leaf_maps_nbytes(new, direct=direct) - before
 
     def account(self) -> None:
         """Bring the account of the buffers up to date. Each has at least a page, even when it holds less."""
@@ -373,7 +409,7 @@ class Store:
     def _frames_max(self) -> int:
         """Charge the cache's maps and return how many frames there can ever be: the table may grow."""
         spare = self.budget.available - PageCache.map_nbytes(0, 0)
-        most = 2 * len(self.snapshot.leaf_pages) + _FRAMES_TO_GROW
+        most = 2 * self.snapshot.leaves + _FRAMES_TO_GROW
         frames = max(1, min(spare // (self._page + self._frame_maps), most))
         self.budget.charge("index", PageCache.map_nbytes(0, 0) + self._frame_maps * frames)
         return frames

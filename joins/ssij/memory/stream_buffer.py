@@ -24,6 +24,7 @@ from headrace.joins.deadlines import Deadlines
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.ssij.memory import _index_kernels as kernels
 from headrace.storage.format import concat_batches, take
+from headrace.storage.read import LeafMap, values_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -31,9 +32,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.deadlines import Arrivals
+    from headrace.storage.read import LeafNumbers
 
 __all__ = [
     "LEAF_RUN_NBYTES",
+    "LISTED_NBYTES",
     "WANTED_NBYTES",
     "Chunk",
     "StreamBuffer",
@@ -48,7 +51,11 @@ LEAF_RUN_NBYTES = 12
 """Bytes of a leaf run that is not one leaf: first and last leaf, and tuple."""
 WANTED_NBYTES = 9
 """Bytes of a wanted page in a join phase: the leaf in the plan and in a step of it, and whether it will stay cached."""
+LISTED_NBYTES = WANTED_NBYTES + 2 * (4 + 4)
+"""Bytes of a wanted page where the demand is a list: also the leaf and its demand, again while lists are merged."""
 
+_NO_LEAVES = np.empty(0, dtype=np.int32)
+_NO_DEMAND = LeafMap(_NO_LEAVES, _NO_LEAVES, 0)
 _FAN_IN = 8
 _TIER = 4
 _DEAD_SHARE = 4  # a chunk is copied when a fourth of its tuples have left
@@ -145,14 +152,16 @@ class StreamBuffer:
     Parameters
     ----------
     leaves
-        Number of leaves of the relation.
+        Number of leaves of the relation; None to list the wanted ones only.
     deadlines
         How long tuples may wait.
 
     Attributes
     ----------
-    demand : int32[leaves]
+    demand : int32[leaves] or LeafMap
         How many runs wait for each leaf: the lengths of the inverted index's lists, and so the leaves' utility.
+    wanted_nbytes
+        Bytes of a wanted page.
     pages
         Number of leaves that tuples wait for (the size of the paper's P_u).
     rows
@@ -165,11 +174,12 @@ class StreamBuffer:
         Tuples that the last join phase has deferred to another leaf, to be looked up at once.
     """
 
-    def __init__(self, leaves: int, deadlines: Deadlines | None = None) -> None:
+    def __init__(self, leaves: int | None, deadlines: Deadlines | None = None) -> None:
         self._deadlines = deadlines or Deadlines()
         self._simple: list[Chunk] = []
         self._spanning: list[Chunk] = []
-        self.demand: NDArray[np.int32] = np.zeros(leaves, dtype=np.int32)
+        self.demand: LeafNumbers = _NO_DEMAND if leaves is None else np.zeros(leaves, dtype=np.int32)
+        self.wanted_nbytes = LISTED_NBYTES if leaves is None else WANTED_NBYTES
         self.rows = 0
         self.pages = 0
         self.tuple_nbytes = 0
@@ -190,13 +200,17 @@ class StreamBuffer:
     @property
     def index_nbytes(self) -> int:
         """Bytes of the leaf runs, and of the list of wanted pages that a join phase makes."""
-        return self._runs_nbytes + WANTED_NBYTES * self.pages
+        return self._runs_nbytes + self.wanted_nbytes * self.pages
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk."""
         self._append(chunk)
         self.rows += len(chunk.rows)
-        self.pages += kernels.add_demand(chunk.first, chunk.last, self.demand)
+        if isinstance(self.demand, LeafMap):
+            self.demand = _added(self.demand, chunk)
+            self.pages = len(self.demand.leaves)
+        else:
+            self.pages += kernels.add_demand(chunk.first, chunk.last, self.demand)
         self._note(chunk.arrival)
 
     def mergeable(self, nbytes: int) -> list[Chunk]:
@@ -225,7 +239,10 @@ class StreamBuffer:
 
     def clear(self, step: int) -> None:
         """Remove everything after a join phase except deferred tuples, which move on by `step` leaves."""
-        self.demand[:] = 0
+        if isinstance(self.demand, LeafMap):
+            self.demand = _NO_DEMAND
+        else:
+            self.demand[:] = 0
         self.rows = self.pages = self.tuple_nbytes = self._runs_nbytes = 0
         self.due = self.tightest = math.inf
         self._spanning.clear()
@@ -245,7 +262,10 @@ class StreamBuffer:
         list of Chunk
             The removed tuples that had waited for several leaves. Their `matched` says which of them had a match.
         """
-        self.demand[read] = 0
+        if isinstance(self.demand, LeafMap):
+            self.demand = _without(self.demand, read)
+        else:
+            self.demand[read] = 0
         self.pages -= len(read)
         simple, spanning, complete = [], [], []
         for chunk in self._simple:
@@ -312,9 +332,26 @@ class StreamBuffer:
         self._runs_nbytes += chunk.index_nbytes
 
 
-def _without_met(chunk: Chunk, demand: NDArray[np.int32]) -> Chunk | None:
+def _added(demand: LeafMap, chunk: Chunk) -> LeafMap:
+    """Return the demand with that of a chunk."""
+    size = kernels.union_of_runs(chunk.first, chunk.last, _NO_LEAVES, _NO_LEAVES)
+    more = np.empty((2, size), dtype=np.int32)
+    kernels.union_of_runs(chunk.first, chunk.last, *more)
+    merged = np.empty((2, size + len(demand.leaves)), dtype=np.int32)
+    count = kernels.merge_demand(demand.leaves, demand.values, *more, *merged)
+    return LeafMap(merged[0, :count].copy(), merged[1, :count].copy(), 0)
+
+
+def _without(demand: LeafMap, leaves: NDArray[np.int32]) -> LeafMap:
+    """Return the demand without that for some leaves."""
+    stay = np.ones(len(demand.leaves), dtype=np.bool_)
+    stay[demand.leaves.searchsorted(leaves)] = False
+    return LeafMap(demand.leaves[stay], demand.values[stay], 0)
+
+
+def _without_met(chunk: Chunk, demand: LeafNumbers) -> Chunk | None:
     """Return a chunk of tuples that wait for one leaf each without those whose leaf has no demand; None if all left."""
-    alive = demand[chunk.first] > 0
+    alive = values_at(demand, chunk.first) > 0
     if chunk.alive is not None:
         alive &= chunk.alive
     waiting = int(alive.sum())
@@ -326,11 +363,12 @@ def _without_met(chunk: Chunk, demand: NDArray[np.int32]) -> Chunk | None:
     return rest.compacted() if _DEAD_SHARE * (len(alive) - waiting) >= len(alive) else rest
 
 
-def _without_met_runs(chunk: Chunk, demand: NDArray[np.int32]) -> tuple[Chunk | None, Chunk | None]:
+def _without_met_runs(chunk: Chunk, demand: LeafNumbers) -> tuple[Chunk | None, Chunk | None]:
     """Return the tuples of a chunk that still have leaves to meet, with these leaves only, and those that have none."""
     assert chunk.tuples is not None
     assert chunk.matched is not None
-    met = np.negative(demand)  # as a map of frames in which the leaves with demand are missing
+    # as a map of frames in which the leaves with demand are missing
+    met = LeafMap(demand.leaves, np.negative(demand.values), 0) if isinstance(demand, LeafMap) else np.negative(demand)
     left = np.zeros(len(chunk.first), dtype=np.int32)
     if kernels.count_leaf_runs(chunk.first, chunk.last, met, left) == 0:
         return chunk, None

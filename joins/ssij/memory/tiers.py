@@ -14,6 +14,7 @@ from headrace.joins.ssij.memory.filter_tier import FilterTier
 from headrace.joins.ssij.memory.record_tier import RecordTier
 from headrace.joins.ssij.memory.row_tier import RowTier
 from headrace.storage.format import Keys
+from headrace.storage.read import PagedSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -72,7 +73,8 @@ class Tiers:
     ) -> None:
         self._budget = budget
         beside_pages = beside_pages and equality
-        self.filter = FilterTier.of(snapshot, budget) if equality else None
+        paged = isinstance(snapshot, PagedSnapshot)  # the filter has an element for each leaf
+        self.filter = FilterTier.of(snapshot, budget) if equality and not paged else None
         self.records = _record_tier(snapshot, columns, budget) if beside_pages else None
         self.rows: RowTier | None = None
         if beside_pages and self.records is None and lookup is not None and lookup.fixed:
@@ -162,7 +164,7 @@ def _record_tier(snapshot: Snapshot, columns: Sequence[str], budget: MemoryBudge
     """Return a tier of a third of the memory; None if the whole relation fits, whose pages are as fast."""
     available = budget.available
     nbytes = available // _RECORDS_SHARE
-    fits = len(snapshot.leaf_pages) * snapshot.page_size <= available - available // _TUPLES_SHARE
+    fits = snapshot.leaves * snapshot.page_size <= available - available // _TUPLES_SHARE
     if fits or not RecordTier.possible(snapshot, columns, nbytes):
         return None
     return RecordTier(snapshot, columns, nbytes)

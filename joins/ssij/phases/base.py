@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 import numpy as np
 
 from headrace.joins import _result_kernels
-from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES, WANTED_NBYTES
+from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
     from headrace.joins.input_buffer import BatchSlice
     from headrace.joins.ssij.context import SSIJContext
-    from headrace.storage.format import Keys
-
-__all__ = ["ProbingPhase", "sorted_positions", "waiting_nbytes"]
+__all__ = ["ProbingPhase", "sorted_positions"]
 
 _NO_FLAGS = np.zeros(0, dtype=np.bool_)
 _WORD = 64  # bits
@@ -32,8 +30,13 @@ _BITMAP_NBYTES = 2
 
 class _Probed(Protocol):
     @property
-    def waiting_nbytes(self) -> tuple[int, int]:
-        """Most bytes by which the stream buffer and the inverted index will grow."""
+    def batch(self) -> BatchSlice:
+        """Tuples that were looked up."""
+        ...
+
+    @property
+    def leaf_runs(self) -> tuple[int, int]:
+        """Number of leaf runs that tuples will wait for, and most leaves in them."""
         ...
 
 
@@ -65,12 +68,12 @@ class ProbingPhase(ABC, Generic[ProbeT]):
         """
         workers = self._context.workers
         self._probes = workers.map(self._probe, batch.parts(workers.share(len(batch.rows))))
-        return [probe.waiting_nbytes for probe in self._probes]
+        return [self._waiting_nbytes(probe.batch, *probe.leaf_runs) for probe in self._probes]
 
     @property
     def waiting_nbytes(self) -> int:
         """Most bytes that the batch's tuples take while they wait, once it was run."""
-        return sum(sum(probe.waiting_nbytes) for probe in self._probes)
+        return sum(sum(self._waiting_nbytes(probe.batch, *probe.leaf_runs)) for probe in self._probes)
 
     @abstractmethod
     def run(self) -> Iterator[pa.RecordBatch]:
@@ -82,6 +85,25 @@ class ProbingPhase(ABC, Generic[ProbeT]):
     @abstractmethod
     def _probe(self, batch: BatchSlice) -> ProbeT:
         """Look a part up. Changes nothing, so that threads may run it at once."""
+
+    def _waiting_nbytes(self, batch: BatchSlice, runs: int, wanted: int) -> tuple[int, int]:
+        """Return the most bytes that tuples of a batch take in the stream buffer and in the inverted index.
+
+        Parameters
+        ----------
+        batch
+            Tuples, of which all or some will wait.
+        runs
+            Number of leaf runs that they wait for.
+        wanted
+            Most leaves in those runs.
+        """
+        if not runs:
+            return 0, 0
+        rows = batch.rows
+        arrivals = 0 if isinstance(batch.arrival, float) else batch.arrival.nbytes
+        tuples = rows.nbytes + arrivals + (_BITMAP_NBYTES * rows.num_columns + 1) * len(rows)
+        return tuples, LEAF_RUN_NBYTES * runs + self._store.stream.wanted_nbytes * wanted
 
     def _note_looked_up(self, frame: NDArray[np.int32], waiting: int, asked: int, absent: int) -> None:
         """Count the pages in which a part was looked up, and the filter's answers.
@@ -100,37 +122,15 @@ class ProbingPhase(ABC, Generic[ProbeT]):
         self._context.counters.rows_filtered += absent
 
 
-def waiting_nbytes(batch: BatchSlice, runs: int, wanted: int) -> tuple[int, int]:
-    """Return the most bytes that tuples of a batch take in the stream buffer and in the inverted index.
-
-    Parameters
-    ----------
-    batch
-        Tuples, of which all or some will wait.
-    runs
-        Number of leaf runs that they wait for.
-    wanted
-        Most leaves in those runs.
-    """
-    if not runs:
-        return 0, 0
-    rows = batch.rows
-    arrivals = 0 if isinstance(batch.arrival, float) else batch.arrival.nbytes
-    tuples = rows.nbytes + arrivals + (_BITMAP_NBYTES * rows.num_columns + 1) * len(rows)
-    return tuples, LEAF_RUN_NBYTES * runs + WANTED_NBYTES * wanted
-
-
 def sorted_positions(
-    prefix: NDArray[np.uint64], valid: NDArray[np.bool_] | None, separators: Keys
+    prefix: NDArray[np.uint64], valid: NDArray[np.bool_] | None, key_range: tuple[np.uint64, np.uint64]
 ) -> NDArray[np.int32]:
     """Return the positions of the valid keys in nearly ascending order.
 
     Position and the leading bits of the key, within the relation's range of keys, are packed into one word: sorting
     words is ten times faster than a stable argsort.
     """
-    low, high = np.uint64(0), np.uint64(0)
-    if len(separators) > 1:
-        low, high = separators.prefix[1], separators.prefix[-1]
+    low, high = key_range
     bits = max(len(prefix) - 1, 0).bit_length()
     shift = max(0, int(high - low).bit_length() - (_WORD - bits))
     packed = _result_kernels.pack_positions(prefix, _NO_FLAGS if valid is None else valid, low, high, shift, bits)

@@ -14,7 +14,7 @@ from headrace.joins.emitter import rows_at
 from headrace.joins.input_buffer import arrivals_at
 from headrace.joins.predicates import BoundEquality
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascending
-from headrace.joins.ssij.phases.base import ProbingPhase, waiting_nbytes
+from headrace.joins.ssij.phases.base import ProbingPhase
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -61,9 +61,9 @@ class DirectProbe:
     absent: int = 0
 
     @property
-    def waiting_nbytes(self) -> tuple[int, int]:
-        """Most bytes by which the stream buffer and the inverted index will grow."""
-        return waiting_nbytes(self.batch, self.waiting, min(self.waiting, self.leaves))
+    def leaf_runs(self) -> tuple[int, int]:
+        """Number of leaf runs that tuples will wait for, and most leaves in them."""
+        return self.waiting, min(self.waiting, self.leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class DirectPhase(ProbingPhase[DirectProbe]):
         In that case each thread looks its part up just before joining it, and `run` does both.
         """
         rows = len(batch.rows)
-        most = waiting_nbytes(batch, rows, min(rows, len(self._snapshot.leaf_pages)))
+        most = self._waiting_nbytes(batch, rows, min(rows, self._snapshot.leaves))
         if self._store.fits(*most):
             self._parts = batch.parts(self._context.workers.share(rows))
             return [most]
@@ -131,8 +131,8 @@ class DirectPhase(ProbingPhase[DirectProbe]):
         cache, bound = self._store.cache, self._context.bound
         assert isinstance(bound, BoundEquality)
         keys = bound.words(batch.rows)
-        leaf, frame, waiting = self._lookup.locate(keys, cache.frame_map)
-        absent, leaves = self._ask_filter(keys, leaf, frame), len(self._snapshot.leaf_pages)
+        leaf, frame, waiting = self._lookup.locate(keys, cache.frame_array)
+        absent, leaves = self._ask_filter(keys, leaf, frame), self._snapshot.leaves
         return DirectProbe(batch, keys, leaf, frame, waiting - absent, leaves, waiting, absent)
 
     def _join(self, part: BatchSlice | DirectProbe) -> _Joined:

@@ -5,7 +5,7 @@ Twin of `headrace.joins.ssij.phases.nearest`, which serves all other keys.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,8 +13,9 @@ import numpy as np
 from headrace.joins.emitter import rows_at
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.predicates import BoundRanges
+from headrace.joins.ssij.memory.direct_lookup import LookupResult
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascending
-from headrace.joins.ssij.phases.base import ProbingPhase, waiting_nbytes
+from headrace.joins.ssij.phases.base import ProbingPhase
 from headrace.storage.format import KeyWords
 
 if TYPE_CHECKING:
@@ -26,9 +27,11 @@ if TYPE_CHECKING:
     from headrace.joins.input_buffer import BatchSlice
     from headrace.joins.predicates import NearestWords
     from headrace.joins.ssij.context import SSIJContext
-    from headrace.joins.ssij.memory.direct_lookup import DirectLookup, LookupResult
+    from headrace.joins.ssij.memory.direct_lookup import DirectLookup
 
 __all__ = ["DirectNearestPhase"]
+
+_NOTHING = LookupResult(np.empty(0, dtype=np.int32), [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +61,9 @@ class _Probe:
     leaves: int
 
     @property
-    def waiting_nbytes(self) -> tuple[int, int]:
-        """Most bytes by which the stream buffer and the inverted index will grow."""
-        return waiting_nbytes(self.batch, self.waiting, min(self.waiting, self.leaves))
+    def leaf_runs(self) -> tuple[int, int]:
+        """Number of leaf runs that tuples will wait for, and most leaves in them."""
+        return self.waiting, min(self.waiting, self.leaves)
 
     def chunk(self) -> Chunk | None:
         """Return the tuples that wait, in the order of their leaves; None if there are none."""
@@ -106,6 +109,7 @@ class DirectNearestPhase(ProbingPhase[_Probe]):
         for chunk in (probe.chunk() for probe in self._probes):
             if chunk is not None:
                 self._store.hold(chunk)
+        self._probes = [replace(probe, found=_NOTHING) for probe in self._probes]  # a join phase may follow
         context.counters.online_seconds += context.progress.busy_seconds - begin
 
     def _probe(self, batch: BatchSlice) -> _Probe:
@@ -113,11 +117,11 @@ class DirectNearestPhase(ProbingPhase[_Probe]):
         assert isinstance(bound, BoundRanges)
         words = bound.nearest_words(batch.rows)
         leaf, frame = self._locate(batch, words)
-        found = self._lookup.probe_nearest(cache.buffer, words, leaf, frame, cache.frame_map, self._context.outer)
-        return _Probe(batch, leaf, frame, found, int((frame == -1).sum()), len(self._snapshot.leaf_pages))
+        found = self._lookup.probe_nearest(cache.buffer, words, leaf, frame, cache.frame_array, self._context.outer)
+        return _Probe(batch, leaf, frame, found, int((frame == -1).sum()), self._snapshot.leaves)
 
     def _locate(self, batch: BatchSlice, words: NearestWords) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        frame_of = self._store.cache.frame_map
+        frame_of = self._store.cache.frame_array
         if isinstance(batch, DeferredSlice):
             leaf = batch.leaf.copy()
             return leaf, self._lookup.resume(words, leaf, frame_of)

@@ -54,6 +54,7 @@ from headrace.joins.ssij.phases.pair_batches import PairBatches
 from headrace.joins.ssij.phases.read_ahead import ReadAhead
 from headrace.storage.format import take
 from headrace.storage.leaf import StagedRows, copy_pages
+from headrace.storage.read import LeafMap, values_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -121,7 +122,8 @@ class JoinPhase:
         if len(leaves):
             part = _Step(self._context, leaves, cut, fine=fine)
             yield from part.run()
-            self._head = int(self._context.snapshot.leaf_pages[leaves[part.reach - 1]]) + 1
+            if cut is not None:
+                self._head = int(self._context.snapshot.pointers(leaves[part.reach - 1 : part.reach])[0][0]) + 1
             yield from self._settle(leaves[: part.reach])
             self._plan = leaves[part.reach :].copy()
             self._leaves += part.reach
@@ -138,7 +140,7 @@ class JoinPhase:
         yield from _Step(self._context, leaves, None, fine=False).run()
         yield from self._settle(leaves)
         if self._plan is not None:
-            self._plan = self._plan[self._store.stream.demand[self._plan] > 0]
+            self._plan = self._plan[values_at(self._store.stream.demand, self._plan) > 0]
         counters.join_seconds += self._context.progress.busy_seconds - begin
         counters.join_phases += 1
 
@@ -149,8 +151,12 @@ class JoinPhase:
 
     @property
     def _divisible(self) -> bool:
-        """Whether the sweep may stop: if tuples wait for several leaves, only where leaves lie on disk in key order."""
-        return len(self._store.disk_order) == 0 or not self._store.stream.spans
+        """Whether the sweep may stop: if tuples wait for several leaves, only where leaves lie on disk in key order.
+
+        Where inner nodes are paged it never stops, since the order of the wanted leaves on disk is not in memory.
+        """
+        in_order = len(self._store.disk_order) == 0 or not self._store.stream.spans
+        return in_order and not self._store.paged
 
     def _settle(self, read: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
         """Let the tuples leave that have met all their leaves."""
@@ -252,9 +258,12 @@ class _Step:
         """Decide ToKeep and ToRemove for the cache's current size and the pages from `start` on."""
         frames = self._cache.resident_frames
         remove = np.zeros(len(frames), dtype=np.bool_)
+        demand, leaves = self._store.stream.demand, self._leaves[start:]
+        if isinstance(demand, LeafMap):
+            demand, leaves = values_at(demand, leaves), np.arange(len(leaves), dtype=np.int32)
         _join_kernels.choose_resident(
-            self._store.stream.demand,
-            self._leaves[start:],
+            demand,
+            leaves,
             self._store.newest_first,
             self._cache.utility[frames],
             self._cache.capacity,

@@ -17,7 +17,7 @@ from headrace.joins import _result_kernels
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.predicates.search_keys import find, locate
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascending
-from headrace.joins.ssij.phases.base import ProbingPhase, sorted_positions, waiting_nbytes
+from headrace.joins.ssij.phases.base import ProbingPhase, sorted_positions
 from headrace.storage.format import take
 
 if TYPE_CHECKING:
@@ -59,10 +59,10 @@ class _Probe:
     leaves: int
 
     @property
-    def waiting_nbytes(self) -> tuple[int, int]:
-        """Most bytes by which the stream buffer and the inverted index will grow."""
+    def leaf_runs(self) -> tuple[int, int]:
+        """Number of leaf runs that tuples will wait for, and most leaves in them."""
         waiting = int((self.frame < 0).sum())
-        return waiting_nbytes(self.batch, waiting, min(waiting, self.leaves))
+        return waiting, min(waiting, self.leaves)
 
     def unmatched(self) -> NDArray[np.int32]:
         """Return the positions of the tuples that cannot match in any leaf."""
@@ -96,10 +96,10 @@ class NearestPhase(ProbingPhase[_Probe]):
 
     def _probe(self, batch: BatchSlice) -> _Probe:
         keys, valid = self._context.bound.encode(batch.rows)
-        leaves = len(self._snapshot.leaf_pages)
+        leaves = self._snapshot.leaves
         if leaves == 0:
             valid = np.zeros(len(batch.rows), dtype=np.bool_)
-        order = sorted_positions(keys.prefix, valid, self._snapshot.separators)
+        order = sorted_positions(keys.prefix, valid, self._snapshot.key_range)
         keys = keys.take(order)
         first, last = locate(self._snapshot, keys)
         start = last if self._context.bound.step < 0 else first

@@ -16,7 +16,7 @@ from headrace.joins.input_buffer import arrivals_at
 from headrace.joins.predicates.search_keys import find, locate
 from headrace.joins.ssij.memory import _index_kernels
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascends, by_leaves
-from headrace.joins.ssij.phases.base import ProbingPhase, sorted_positions, waiting_nbytes
+from headrace.joins.ssij.phases.base import ProbingPhase, sorted_positions
 from headrace.storage.format import Keys, take
 
 if TYPE_CHECKING:
@@ -105,13 +105,12 @@ class Probe:
         return self.batch.rows.nbytes / max(1, len(self.batch.rows))
 
     @property
-    def waiting_nbytes(self) -> tuple[int, int]:
-        """Most bytes by which the stream buffer and the inverted index will grow."""
+    def leaf_runs(self) -> tuple[int, int]:
+        """Number of leaf runs that tuples will wait for, and most leaves in them."""
         single = int((self.frame < 0).sum())
         runs = single + int(self.runs.sum())
         spanned = int((self.spanning.last - self.spanning.first).sum()) + len(self.spanning.order)
-        wanted = min(single + spanned, self.leaves)
-        return waiting_nbytes(self.batch, runs, wanted)
+        return runs, min(single + spanned, self.leaves)
 
 
 class Prober:
@@ -144,7 +143,7 @@ class Prober:
             single, spanning = located.only(np.flatnonzero(~spans)), located.only(np.flatnonzero(spans))
         runs = np.zeros(len(spanning.order), dtype=np.int32)
         _index_kernels.count_leaf_runs(spanning.first, spanning.last, self._cache.frame_map, runs)
-        leaves, frame = len(self._snapshot.leaf_pages), self._cache.frame_of(single.first)
+        leaves, frame = self._snapshot.leaves, self._cache.frame_of(single.first)
         if self._filter is None or not self._filter.active or not isinstance(single.keys, Keys):
             return Probe(batch, single, spanning, frame, runs, leaves)
         asked = frame < 0
@@ -156,9 +155,9 @@ class Prober:
 
     def _locate(self, rows: pa.RecordBatch) -> Located:
         keys, valid = self._bound.encode(rows)
-        if len(self._snapshot.leaf_pages) == 0:
+        if self._snapshot.leaves == 0:
             valid = np.zeros(len(rows), dtype=np.bool_)
-        order = sorted_positions(keys.prefix, valid, self._snapshot.separators)
+        order = sorted_positions(keys.prefix, valid, self._snapshot.key_range)
         keys = keys.take(order)
         first, last = locate(self._snapshot, keys)
         if not (ascends(first) and ascends(last)):
@@ -195,8 +194,8 @@ class OnlinePhase(ProbingPhase[Probe]):
             for results in self._context.workers.map(self._join_unique, probes):
                 yield from results
         else:
-            for probe in probes:
-                yield from self._join_single(probe)
+            for probe, found in zip(probes, self._context.workers.map(self._find_single, probes), strict=True):
+                yield from self._join_single(probe, *found)
                 waiting.append((yield from self._join_spanning(probe)))
         self._store.pin(on=False)
         for chunk in (*map(self._single_chunk, probes), *waiting):
@@ -224,10 +223,13 @@ class OnlinePhase(ProbingPhase[Probe]):
             place[probe.impossible()] = -2
         return list(self._context.emitter.emit_placed(rows, place, probe.frame, row, buffer))
 
-    def _join_single(self, probe: Probe) -> Iterator[pa.RecordBatch]:
+    def _find_single(self, probe: Probe) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return first row and number of rows for tuples that may match in one leaf. Threads may run it at once."""
+        return find(self._snapshot, self._store.cache.buffer, probe.frame, probe.single.keys)
+
+    def _join_single(self, probe: Probe, row: NDArray[np.int32], count: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
         """Join the tuples that may match in one leaf."""
         context, single, buffer = self._context, probe.single, self._store.cache.buffer
-        row, count = find(self._snapshot, buffer, probe.frame, single.keys)
         frame = probe.frame.copy()
         _result_kernels.outer_matches(frame, count, context.outer)
         yield from context.emitter.emit(probe.batch.rows, Matches(frame, row, count, single.order), buffer)

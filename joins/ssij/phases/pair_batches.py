@@ -14,6 +14,7 @@ from headrace.joins.input_buffer import arrivals_at
 from headrace.joins.ssij.memory.inverted_index import ReadLeaves
 from headrace.joins.ssij.memory.stream_buffer import ascending, merged_arrivals
 from headrace.storage.format import concat_batches, take
+from headrace.storage.read import values_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from headrace.joins.predicates.search_keys import SearchKeys
     from headrace.joins.ssij.memory.inverted_index import Postings
     from headrace.joins.ssij.memory.stream_buffer import Chunk
+    from headrace.storage.read import LeafNumbers
 
 __all__ = ["PairBatch", "PairBatches"]
 
@@ -115,7 +117,7 @@ class PairBatches:
     ----------
     leaves : int32[n]
         All leaves that will be read, in the order of the plan.
-    demand : int32[leaves of the table]
+    demand : int32[leaves of the table] or LeafMap
         Upper bound on the number of tuples that wait for each leaf.
     chunks
         Chunks of waiting tuples.
@@ -128,7 +130,7 @@ class PairBatches:
     def __init__(
         self,
         leaves: NDArray[np.int32],
-        demand: NDArray[np.int32],
+        demand: LeafNumbers,
         chunks: Sequence[Chunk],
         bound: Bound,
         most: int,
@@ -141,7 +143,7 @@ class PairBatches:
 
     def reach(self, start: int) -> int:
         """Return the place up to which a batch can reach from `start` on: at least one leaf further."""
-        ends = np.cumsum(self._demand[self._leaves[start : start + self._most]])
+        ends = np.cumsum(values_at(self._demand, self._leaves[start : start + self._most]))
         return start + max(1, int(np.searchsorted(ends, self._most, side="right")))
 
     def gather(self, start: int, stop: int) -> Iterator[PairBatch]:

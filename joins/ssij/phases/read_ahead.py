@@ -159,8 +159,7 @@ class ReadAhead:
         start, number, buffer = 0, 0, self._buffer
         size, device = self._context.snapshot.page_size, self._context.reader.device
         while start < len(self._leaves):
-            pages = self._next_pages(start)
-            checksums = self._context.snapshot.leaf_checksums[self._leaves[start : start + len(pages)]]
+            pages, checksums = self._next_pages(start)
             plan = self._context.store.plan_reads(pages, device.seek, device.transfer, self._context.store.longest_read)
             slots, bounds = np.empty(len(pages), dtype=np.int64), np.empty(len(plan) + 1, dtype=np.int64)
             count = lay_out(
@@ -180,16 +179,24 @@ class ReadAhead:
                 )  # fmt: skip
             start += len(pages)
 
-    def _next_pages(self, start: int) -> NDArray[np.int64]:
-        """Return the pages to plan next: all that are left, or as many as the workspace has room to plan."""
+    def _next_pages(self, start: int) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+        """Return the pages to plan next, with checksums: all, or as many as the workspace has room to plan."""
         device = self._context.reader.device
         most = max(self._buffer.block, self._context.store.workspace // 4 // _PLAN_NBYTES)
         if self._fine:
             most = min(most, max(_BLOCKS_PLANNED * self._block, len(self._leaves) // _STEPS_PLANNED))
-        pages = self._context.snapshot.leaf_pages[self._leaves[start : start + most]]
-        if start + len(pages) < len(self._leaves):
+        pages, checksums = self._context.snapshot.pointers(self._leaves[start : start + most])
+        if self._context.store.paged:  # whose leaves are in disk order piece by piece
+            pages = pages[: _first_descent(pages)]
+        elif start + len(pages) < len(self._leaves):
             pages = pages[: _end_of_runs(pages, device.seek / device.transfer)]
-        return pages
+        return pages, checksums
+
+
+def _first_descent(pages: NDArray[np.int64]) -> int:
+    """Return how many pages ascend."""
+    descents = np.flatnonzero(pages[1:] < pages[:-1])
+    return int(descents[0]) + 1 if len(descents) else len(pages)
 
 
 def _end_of_runs(pages: NDArray[np.int64], widest: float) -> int:

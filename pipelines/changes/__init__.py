@@ -1,0 +1,25 @@
+"""Changes of members: from files of changes to committed versions of a dimension with history.
+
+In: files of changes. Out: versions in the dimension's Delta table, rejected changes in its error table, and the ranges
+of facts that now belong to another version.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from headrace.pipelines._lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from headrace.pipelines.changes.applying import ApplyResult, SnapshotOptions, apply_files, compact_dimension
+    from headrace.pipelines.changes.checking import check_history, plan_history_repair
+
+__all__ = ["ApplyResult", "SnapshotOptions", "apply_files", "check_history", "compact_dimension", "plan_history_repair"]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "applying": ("ApplyResult", "SnapshotOptions", "apply_files", "compact_dimension"),
+        "checking": ("check_history", "plan_history_repair"),
+    },
+)

@@ -1,0 +1,194 @@
+"""Where the stages of an apply run: in threads of this process, or in Spark's workers on any number of hosts.
+
+In this process, changes pass from the first stage to the second through files on the local disk, one for each shard, as
+Spark passes them through its shuffle. So neither keeps all changes of a batch in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING, Any, Final, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+
+from headrace.pipelines.changes.stages import NOTE_SCHEMA
+from headrace.pipelines.errors import ReplicaDamagedError
+from headrace.pipelines.replica.catch_up import replica_folder
+from headrace.pipelines.source.pieces import piece_frame, piece_rows
+from headrace.pipelines.spark.columns import spark_schema
+from headrace.pipelines.spark.failures import explained
+from headrace.pipelines.spark.frame import PIECES, SHARD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from headrace.pipelines.changes.stages import ApplyShard, ReadChanges
+    from headrace.pipelines.config.model import SourceConfig
+    from headrace.pipelines.source.discovery import FoundFile
+
+__all__ = ["Engine", "LocalEngine", "SparkEngine"]
+
+_TRIES: Final = 2
+
+
+class Engine(Protocol):
+    """Runs the stages of an apply."""
+
+    @property
+    def cores(self) -> int:
+        """Number of tasks that run at the same time."""
+
+    @property
+    def tasks_of_a_process(self) -> int:
+        """Number of tasks that run at the same time in one process, which share its memory budgets."""
+
+    def run(
+        self, source: SourceConfig, files: Sequence[FoundFile], read: ReadChanges, apply: ApplyShard
+    ) -> list[dict[str, Any]]:
+        """Read files, apply their changes, and return the notes of the tasks."""
+
+
+class LocalEngine:
+    """Runs the stages in threads of this process.
+
+    Parameters
+    ----------
+    folder
+        Folder for changes between the stages; None for the replica folder of this host.
+    cores
+        Number of threads; None for one per core.
+    """
+
+    def __init__(self, folder: str | None = None, cores: int | None = None) -> None:
+        self._folder = replica_folder(folder)
+        self._cores = cores or os.cpu_count() or 1
+
+    @property
+    def cores(self) -> int:  # noqa: D102 - as in the protocol
+        return self._cores
+
+    @property
+    def tasks_of_a_process(self) -> int:  # noqa: D102 - as in the protocol
+        return self._cores
+
+    def run(  # noqa: D102 - as in the protocol
+        self, source: SourceConfig, files: Sequence[FoundFile], read: ReadChanges, apply: ApplyShard
+    ) -> list[dict[str, Any]]:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        rows = piece_rows(source, files, self._cores)
+        with (
+            tempfile.TemporaryDirectory(prefix="changes-", dir=self._folder) as folder,
+            ThreadPoolExecutor(self._cores, "headrace-apply") as pool,
+        ):
+            with _Exchange(Path(folder)) as exchange:
+                list(pool.map(lambda row: exchange.take(read(_pieces(row))), rows))
+            shards = range(apply.shards) if apply.needs_every_shard else exchange.shards
+            return list(pool.map(lambda shard: _applied(apply, exchange, shard), shards))
+
+
+class SparkEngine:
+    """Runs the stages in Spark's workers.
+
+    Parameters
+    ----------
+    spark
+        Spark session.
+    """
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+
+    @property
+    def cores(self) -> int:  # noqa: D102 - as in the protocol
+        return int(self._spark.sparkContext.defaultParallelism)
+
+    @property
+    def tasks_of_a_process(self) -> int:  # noqa: D102 - as in the protocol
+        return 1
+
+    def run(  # noqa: D102 - as in the protocol
+        self, source: SourceConfig, files: Sequence[FoundFile], read: ReadChanges, apply: ApplyShard
+    ) -> list[dict[str, Any]]:
+        with explained("the application of changes"):
+            frame = piece_frame(self._spark, source, files).mapInArrow(read, spark_schema(read.schema))
+            frame = frame.repartitionById(apply.shards, SHARD)
+            notes = frame.mapInArrow(apply, spark_schema(NOTE_SCHEMA)).collect()
+        return [json.loads(row[0]) for row in notes]
+
+
+def _pieces(row: dict[str, Any]) -> list[pa.RecordBatch]:
+    return [pa.RecordBatch.from_pylist([row], PIECES)]
+
+
+def _applied(apply: ApplyShard, exchange: _Exchange, shard: int) -> dict[str, Any]:
+    """Apply the changes of a shard; once more if its replica was found to be damaged, as Spark retries a task."""
+    for _ in range(_TRIES - 1):
+        try:
+            return apply.run(shard, exchange.of(shard))
+        except ReplicaDamagedError:
+            continue
+    return apply.run(shard, exchange.of(shard))
+
+
+class _Exchange:
+    """Changes between the stages, in one file per shard.
+
+    Parameters
+    ----------
+    folder
+        Empty folder for the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = Lock()
+        self._writers: dict[int, tuple[pa.ipc.RecordBatchStreamWriter, Lock]] = {}
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @property
+    def shards(self) -> list[int]:
+        """Shards that have changes."""
+        return sorted(self._writers)
+
+    def take(self, batches: Iterator[pa.RecordBatch]) -> None:
+        """Write batches to the files of their shards."""
+        for batch in batches:
+            shard = np.asarray(batch.column(SHARD))
+            order = np.argsort(shard, kind="stable")
+            ordered = batch.take(pa.array(order))
+            shards, starts = np.unique(shard[order], return_index=True)
+            for each, start, end in zip(shards, starts, [*starts[1:], len(order)], strict=True):
+                writer, lock = self._writer(int(each), batch.schema)
+                with lock:
+                    writer.write_batch(ordered.slice(start, end - start))
+
+    def of(self, shard: int) -> list[pa.RecordBatch]:
+        """Return the changes of a shard."""
+        if shard not in self._writers:
+            return []
+        with pa.ipc.open_stream(self._folder / f"{shard}.arrow") as reader:
+            return list(reader)
+
+    def _writer(self, shard: int, schema: pa.Schema) -> tuple[pa.ipc.RecordBatchStreamWriter, Lock]:
+        with self._lock:
+            if shard not in self._writers:
+                options = pa.ipc.IpcWriteOptions(compression="lz4")
+                file = self._stack.enter_context(pa.OSFile(str(self._folder / f"{shard}.arrow"), "wb"))
+                writer = self._stack.enter_context(pa.ipc.new_stream(file, schema, options=options))
+                self._writers[shard] = writer, Lock()
+            return self._writers[shard]

@@ -1,0 +1,104 @@
+"""From the block `history` of a dimension in a pipeline file to its declaration, `headrace.etl.history.History`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from headrace.etl import Dimension
+from headrace.etl.history import AsOfLookup, History
+from headrace.pipelines.config.column_types import arrow_schema, arrow_type
+from headrace.pipelines.config.declared import key_rules, special_members
+from headrace.pipelines.errors import PipelineFileError
+
+if TYPE_CHECKING:
+    from headrace.pipelines.config.model import DimensionConfig, HistoryConfig, LookupConfig, PipelineConfig
+
+__all__ = ["as_of_lookup", "declared_history", "history_of"]
+
+_LISTS = ("upserts", "deletes", "type_0", "type_1", "type_1_current", "type_2", "audit")
+_PLAIN = (
+    "effective", "by_day", "sequence", "operation", "valid_from", "valid_to", "is_current", "version", "is_deleted",
+    "end",
+)  # fmt: skip
+
+
+def history_of(config: PipelineConfig, name: str) -> History:
+    """Return the declaration of a dimension with history.
+
+    Parameters
+    ----------
+    config, name
+        Configuration of the pipeline, and name of the dimension in it.
+
+    Raises
+    ------
+    PipelineFileError
+        If the dimension is not declared, has no history, or no columns.
+    DeclarationError
+        If an attribute has no type or two, or a column is unsuitable.
+    """
+    declared = config.dimensions.get(name)
+    if declared is None:
+        known = ", ".join(config.dimensions) or "none"
+        raise PipelineFileError(f"pipeline {config.name!r} has no dimension {name!r}; its dimensions are {known}")
+    if declared.history is None:
+        raise PipelineFileError(
+            f"dimension {name!r} is declared without history: it has one row for each member, and changes cannot be "
+            f"applied to it; declare dimensions.{name}.history"
+        )
+    return declared_history(name, declared, config.surrogate_key(name))
+
+
+def declared_history(name: str, declared: DimensionConfig, surrogate_key: str) -> History:
+    """Return the declaration of a dimension that has the block `history`.
+
+    Raises
+    ------
+    PipelineFileError
+        If the dimension has no columns.
+    DeclarationError
+        If an attribute has no type or two, or a column is unsuitable.
+    """
+    assert declared.history is not None
+    if declared.columns is None:
+        raise PipelineFileError(
+            f"dimension {name!r} has a history, so it needs dimensions.{name}.columns, the types of its key and "
+            "attributes"
+        )
+    columns = arrow_schema(declared.columns)
+    special = special_members(declared, name, columns)
+    dimension = Dimension(
+        name, tuple(declared.natural_key), surrogate_key, columns, key_rules(declared), special=special
+    )
+    return History(dimension, **_options(declared.history), special=special)
+
+
+def as_of_lookup(history: History, declared: LookupConfig) -> AsOfLookup:
+    """Return the declaration of a lookup into a dimension with history.
+
+    Raises
+    ------
+    DeclarationError
+        If the lookup names a column or a special member that the dimension does not have.
+    """
+    return AsOfLookup(
+        history,
+        declared.role,
+        dict(declared.on),
+        declared.event_time,
+        declared.policy,
+        tuple(declared.carry),
+        before_first=declared.before_first,
+        null_time=declared.null_time,
+        null_key=declared.null_key,
+        unfit_key=declared.unfit_key,
+    )
+
+
+def _options(given: HistoryConfig) -> dict[str, Any]:
+    """Return the options of `History` that the block gives."""
+    options: dict[str, Any] = {field: getattr(given, field) for field in _PLAIN}
+    options |= {field: tuple(names) for field in _LISTS if (names := getattr(given, field)) is not None}
+    options["effective_type"] = arrow_type(given.effective_type)
+    options["sequence_type"] = arrow_type(given.sequence_type)
+    return options

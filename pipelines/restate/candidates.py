@@ -1,0 +1,168 @@
+"""Facts that may have to change: those of a moved member and time, or of a retired or updated version."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from headrace.pipelines.history.moved import (
+    CAUSE,
+    DIMENSION_VERSION,
+    MOVED_FROM,
+    MOVED_TO,
+    VERSION_KEY,
+    Cause,
+    moved_path,
+)
+from headrace.pipelines.spark.columns import quoted, spark_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+    from headrace.etl import Dimension
+    from headrace.etl.history import AsOfLookup
+    from headrace.pipelines.restate.progress import Span
+
+__all__ = ["OLD", "TIME", "candidates", "moved_facts", "old_columns"]
+
+OLD: Final = "_old_"
+TIME: Final = "_at_time"
+_KEY: Final = "_key_"
+
+
+def moved_facts(spark: SparkSession, dimension_path: str, span: Span) -> DataFrame:
+    """Return the rows of the table of moved facts that are to be restated."""
+    rows = spark.read.format("delta").load(moved_path(dimension_path))
+    version = rows[DIMENSION_VERSION]
+    return rows.where((version > span.above) & (version <= span.up_to))
+
+
+def candidates(spark: SparkSession, lookup: AsOfLookup, facts_path: str, span: Span, moved: DataFrame) -> DataFrame:
+    """Return the facts that may point to another version.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    lookup
+        Lookup of the role, as the pipeline file declares it.
+    facts_path, span
+        Path of the fact table, and the versions to read.
+    moved
+        Result of `moved_facts`.
+
+    Returns
+    -------
+    DataFrame
+        One row for each fact: its stream columns of the lookup, `TIME`, and its key and carried columns with the prefix
+        `OLD`.
+    """
+    facts = spark.read.format("delta").option("versionAsOf", span.facts).load(facts_path)
+    if lookup.event_time is None:
+        return _of_versions(lookup, facts, moved)
+    return _of_moved(lookup, facts, moved)
+
+
+def old_columns(lookup: AsOfLookup) -> list[str]:
+    """Return the columns that a restatement changes: the surrogate key, and the carried columns."""
+    return lookup.added_schema().names[:-2]
+
+
+def _of_versions(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame) -> DataFrame:
+    """Return the facts of retired and updated versions for a lookup of current versions, at the version's start."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
+
+    versions = moved.where(_counts(lookup, moved)).where(moved[VERSION_KEY].isNotNull())
+    # A version never begins later than before, so it was last valid at the earliest of its starts.
+    versions = versions.groupBy(VERSION_KEY).agg(f.min(MOVED_FROM).alias(MOVED_FROM))
+    met = facts.join(versions, facts[quoted(lookup.key_column)] == versions[VERSION_KEY])
+    return met.select(*_asked(lookup, facts), versions[MOVED_FROM].alias(TIME), *_old(lookup, facts))
+
+
+def _counts(lookup: AsOfLookup, moved: DataFrame) -> Column:
+    """Return which rows matter to a lookup: updated versions matter only if facts carry attributes."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
+
+    return f.lit(bool(lookup.carry)) | (moved[CAUSE] != Cause.UPDATED)
+
+
+def _of_moved(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame) -> DataFrame:
+    assert lookup.event_time is not None
+    natural = lookup.dimension.natural_key
+    keys = [moved[quoted(name)].alias(f"{_KEY}{place}") for place, name in enumerate(natural)]
+    in_time = moved.where(_counts(lookup, moved)).where(moved[CAUSE] != Cause.RETIRED)
+    ranges = in_time.select(*keys, MOVED_FROM, MOVED_TO)
+    rows = facts.select(*_asked(lookup, facts), facts[quoted(lookup.event_time)].alias(TIME), *_old(lookup, facts))
+    keyed = _keyed(lookup, _possible(rows, ranges))
+    times = [_comparable(keyed, TIME), *(_comparable(ranges, name) for name in (MOVED_FROM, MOVED_TO))]
+    conditions = [keyed[f"{_KEY}{place}"] == ranges[f"{_KEY}{place}"] for place in range(len(natural))]
+    conditions += [ranges[MOVED_FROM].isNull() | (times[0] >= times[1])]
+    conditions += [ranges[MOVED_TO].isNull() | (times[0] < times[2])]
+    met = keyed.join(ranges, reduce(lambda one, other: one & other, conditions), "leftsemi")
+    return met.drop(*(f"{_KEY}{place}" for place in range(len(natural))))
+
+
+def _possible(rows: DataFrame, ranges: DataFrame) -> DataFrame:
+    """Return the facts within the bounds of all ranges, so that Delta skips the files of other times."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
+
+    low, high = ranges[MOVED_FROM], ranges[MOVED_TO]
+    kind = dict(ranges.dtypes)[MOVED_FROM]
+    # As text, since Python's datetime has neither the range nor the zone of Spark's timestamps.
+    bounds = ranges.agg(
+        f.count(f.lit(1)).alias("count"),
+        f.when(f.count(f.when(low.isNull(), 1)) == 0, f.min(low)).cast("string").alias("low"),
+        f.when(f.count(f.when(high.isNull(), 1)) == 0, f.max(high)).cast("string").alias("high"),
+    ).first()
+    assert bounds is not None
+    rows = rows.where(rows[TIME].isNotNull() & f.lit(bounds["count"] > 0))
+    if bounds["low"] is not None:
+        rows = rows.where(rows[TIME] >= f.lit(bounds["low"]).cast(kind))
+    return rows if bounds["high"] is None else rows.where(rows[TIME] < f.lit(bounds["high"]).cast(kind))
+
+
+def _comparable(frame: DataFrame, name: str) -> Column:
+    """Return a time for comparison with others: a date is its midnight."""
+    kind = dict(frame.dtypes)[name]
+    return frame[name].cast("timestamp") if kind == "date" else frame[name]
+
+
+def _asked(lookup: AsOfLookup, facts: DataFrame) -> list[Column]:
+    return [facts[quoted(name)] for name in lookup.stream_columns]
+
+
+def _old(lookup: AsOfLookup, facts: DataFrame) -> list[Column]:
+    return [facts[quoted(name)].alias(f"{OLD}{name}") for name in old_columns(lookup)]
+
+
+def _keyed(lookup: AsOfLookup, rows: DataFrame) -> DataFrame:
+    """Return facts with their natural key as the dimension stores it."""
+    dimension, names = lookup.dimension, lookup.stream_columns
+    key = spark_schema(dimension.key_schema)
+    equal = all(rows.schema[name].dataType == field.dataType for name, field in zip(names, key, strict=True))
+    plain = equal and not any(dimension.rule(name).changes_spelling for name in dimension.natural_key)
+    if plain:
+        return rows.select("*", *(rows[quoted(name)].alias(f"{_KEY}{place}") for place, name in enumerate(names)))
+    from pyspark.sql.types import StructField, StructType  # noqa: PLC0415 - pyspark is heavy
+
+    added = [StructField(f"{_KEY}{place}", field.dataType) for place, field in enumerate(key)]
+    return rows.mapInArrow(_Conform(dimension, names), StructType([*rows.schema.fields, *added]))
+
+
+@dataclass(frozen=True)
+class _Conform:
+    """Appends the normalized natural key to rows. Picklable."""
+
+    dimension: Dimension
+    names: tuple[str, ...]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            keys: list[Any] = self.dimension.conform_key([batch.column(name) for name in self.names])
+            names = [*batch.schema.names, *(f"{_KEY}{place}" for place in range(len(keys)))]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *(key.values for key in keys)], names=names)

@@ -1,0 +1,230 @@
+"""`headrace dimension apply` and `compact`: files of changes become versions, each file once, also after kill -9."""
+
+import datetime as dt
+import os
+import signal
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from deltalake import DeltaTable
+
+PIPELINE = """
+name: shop
+source: {format: csv, path: in, delimiter: ';', schema: {order: bigint, customer: bigint, day: date}}
+dimensions:
+  customer:
+    path: w/dim_customer
+    natural_key: [id]
+    columns: {id: bigint, city: string, phone: string}
+    shards: 2
+    history: {effective: since, effective_type: date, sequence: n, operation: op, type_1: [phone], end: 9999-12-31}
+  plain: {path: w/dim_plain, natural_key: [id], columns: {id: bigint}}
+lookups:
+  - {dimension: customer, role: customer, on: {customer: id}}
+sink: {path: w/orders}
+"""
+FIRST = """op;id;city;phone;since;n
+I;7;Oslo;555-01;2024-01-01;1
+U;7;Bergen;555-01;2024-03-01;2
+I;8;Narvik;555-02;2024-02-01;3
+I;;Nowhere;555-03;2024-02-01;4
+I;9;Bad;555-03;2024-13-01;4
+X;9;Bad;555-03;2024-12-01;4
+"""
+LATE = """op;id;city;phone;since;n
+U;7;Bergen;555-09;2024-02-15;5
+D;8;;;2024-05-01;6
+"""
+KILLED = """
+import os, signal, sys
+from headrace.pipelines.changes import apply_files
+from headrace.pipelines.config import load_pipeline
+
+def hook(step):
+    if step == sys.argv[1]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+apply_files(load_pipeline("pipeline.yml"), "customer", "changes", hook=hook)
+"""
+
+
+@pytest.fixture(autouse=True)
+def shop(tmp_path, monkeypatch):
+    monkeypatch.setenv("HEADRACE_REPLICAS", str(tmp_path / "replicas"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pipeline.yml").write_text(PIPELINE)
+    (tmp_path / "in").mkdir()
+    (tmp_path / "changes").mkdir()
+    (tmp_path / "changes" / "1.csv").write_text(FIRST)
+    return tmp_path
+
+
+def versions():
+    rows = pa.table(DeltaTable("w/dim_customer").scan()).to_pylist()
+    rows = [row for row in rows if row["customer_key"] > 0]
+    return [
+        (row["id"], row["city"], row["phone"], row["valid_from"].isoformat(), row["is_current"], row["is_deleted"])
+        for row in sorted(rows, key=lambda row: (row["id"], row["valid_from"]))
+    ]
+
+
+def errors():
+    rows = DeltaTable("w/dim_customer_errors").to_pyarrow_table().to_pylist()
+    return sorted((row["_file"], row["_record_number"], row["record"], row["reason"]) for row in rows)
+
+
+AFTER_FIRST = [
+    (7, "Oslo", "555-01", "2024-01-01", False, False),
+    (7, "Bergen", "555-01", "2024-03-01", True, False),
+    (8, "Narvik", "555-02", "2024-02-01", True, False),
+]
+AFTER_LATE = [
+    (7, "Oslo", "555-01", "2024-01-01", False, False),
+    (7, "Bergen", "555-01", "2024-02-15", True, False),
+    (8, "Narvik", "555-02", "2024-02-01", False, False),
+    (8, "Narvik", "555-02", "2024-05-01", True, True),
+]
+
+
+def test_changes_become_versions(invoke, shop):
+    document = invoke("dimension", "apply", "customer", "changes", "--json").document
+    assert document["created"]
+    assert document["outcomes"] == {"added": 2, "versioned": 1, "rejected": 3}
+    assert (document["rows"], document["inserted"], document["files"]) == (6, 3, 1)
+    assert versions() == AFTER_FIRST
+    (shop / "changes" / "2.csv").write_text(LATE)
+    document = invoke("dimension", "apply", "customer", "changes", "--json").document
+    assert not document["created"]
+    assert (document["outcomes"], document["files"], document["moved_ranges"]) == ({"deleted": 1, "updated": 1}, 1, 2)
+    assert versions() == AFTER_LATE
+
+
+def test_changes_that_cannot_be_applied_are_kept_with_their_cause(invoke):
+    shown = invoke("dimension", "apply", "customer", "changes")
+    assert "3 changes that did not apply" in shown.out
+    assert [(name, number) for name, number, _, _ in errors()] == [("1.csv", 4), ("1.csv", 5), ("1.csv", 6)]
+    assert [record for _, _, record, _ in errors()] == FIRST.splitlines()[4:]
+    reasons = [reason for _, _, _, reason in errors()]
+    assert reasons[0] == "customer: key column 'id' is null"
+    assert "since = 2024-13-01" in reasons[1]
+    assert "'op' is none of" in reasons[2]
+
+
+def test_a_file_is_applied_once(invoke):
+    invoke("dimension", "apply", "customer", "changes/1.csv")
+    version = DeltaTable("w/dim_customer").version()
+    again = invoke("dimension", "apply", "customer", "changes")
+    assert "has the changes of all files already" in again.out
+    document = invoke("dimension", "apply", "customer", "changes", "--again", "--json").document
+    assert document["outcomes"] == {"replayed": 3, "rejected": 3}
+    assert versions() == AFTER_FIRST
+    assert DeltaTable("w/dim_customer").version() == version + 1  # the commit that names the rejected changes
+
+
+def test_a_changed_file_is_read_again(invoke, shop):
+    invoke("dimension", "apply", "customer", "changes/1.csv")
+    (shop / "changes" / "1.csv").write_text("\n".join([*FIRST.splitlines()[:4], *LATE.splitlines()[1:]]) + "\n")
+    document = invoke("dimension", "apply", "customer", "changes/1.csv", "--json").document
+    assert document["outcomes"] == {"deleted": 1, "updated": 1, "replayed": 3}
+    assert versions() == AFTER_LATE
+
+
+@pytest.mark.parametrize("step", ["after plan", "after apply", "after changes", "after errors", "after moved"])
+def test_a_killed_apply_is_resumed(invoke, shop, step):
+    (shop / "changes" / "2.csv").write_text(LATE)
+    killed = subprocess.run([sys.executable, "-c", KILLED, step], env=os.environ, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    document = invoke("dimension", "apply", "customer", "changes", "--json").document
+    assert document["files"] == 2
+    assert versions() == AFTER_LATE
+    assert len(errors()) == 3
+    assert "already" in invoke("dimension", "apply", "customer", "changes").out
+
+
+def test_compaction_changes_no_row(invoke, shop):
+    invoke("dimension", "apply", "customer", "changes")
+    (shop / "changes" / "2.csv").write_text(LATE)
+    invoke("dimension", "apply", "customer", "changes")
+    document = invoke("dimension", "compact", "customer", "--json").document
+    assert document["files_after"] == 1
+    assert versions() == AFTER_LATE
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nobody", "changes"], "no dimension 'nobody'; its dimensions are customer, plain"),
+        (["plain", "changes"], "declared without history"),
+        (["customer", "nowhere"], "there is no file or folder"),
+        (["customer", "in"], "has no files"),
+        (["customer", "pipeline.yml"], "do not say one format"),
+    ],
+)
+def test_what_cannot_be_applied_is_refused_before_anything_is_written(invoke, shop, arguments, message):
+    outcome = invoke("dimension", "apply", *arguments)
+    assert outcome.code == 1
+    assert message in " ".join(outcome.err.split())
+    assert not (shop / "w").exists()
+
+
+def test_a_file_without_a_column_is_refused(invoke, shop):
+    (shop / "changes" / "1.csv").write_text("op;id;city;since;n\nI;7;Oslo;2024-01-01;1\n")
+    outcome = invoke("dimension", "apply", "customer", "changes")
+    assert outcome.code == 1
+    assert "phone" in outcome.err
+    assert versions() == []
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [("", "'phone': '2'"), ("type_0: [phone], ", "'phone': '0'")],
+)
+def test_a_declaration_that_the_table_was_not_made_with_is_refused(invoke, shop, declared, message):
+    invoke("dimension", "apply", "customer", "changes")
+    (shop / "pipeline.yml").write_text(PIPELINE.replace("type_1: [phone], ", declared))
+    outcome = invoke("dimension", "apply", "customer", "changes", "--again")
+    assert outcome.code == 1
+    assert message in " ".join(outcome.err.split())
+    assert "was made with" in " ".join(outcome.err.split())
+    assert versions() == AFTER_FIRST
+
+
+def test_json_lines_and_parquet_do_as_well(invoke, shop):
+    (shop / "more").mkdir()
+    since = [dt.date(2024, 1, 1), dt.date(2024, 2, 1)]
+    columns = {"op": ["I", "I"], "id": [1, 2], "city": ["a", "b"], "phone": ["x", "y"], "since": since, "n": [1, 1]}
+    pa.parquet.write_table(pa.table(columns), shop / "more" / "a.parquet")
+    line = '{"op": "U", "id": 2, "city": "c", "phone": "y", "since": "2024-03-01", "n": 2}\n'
+    (shop / "lines.jsonl").write_text(line)
+    assert invoke("dimension", "apply", "customer", "more", "--json").document["outcomes"] == {"added": 2}
+    assert invoke("dimension", "apply", "customer", "lines.jsonl", "--json").document["outcomes"] == {"versioned": 1}
+    assert [row[:2] for row in versions()] == [(1, "a"), (2, "b"), (2, "c")]
+
+
+def test_columns_of_a_history_are_not_changed_behind_its_back(invoke):
+    invoke("dimension", "apply", "customer", "changes")
+    for command in (["widen-column", "customer", "city", "binary"], ["drop-column", "customer", "city"]):
+        outcome = invoke("dimension", *command)
+        assert outcome.code == 1
+        assert "has a history" in " ".join(outcome.err.split())
+    assert versions() == AFTER_FIRST
+
+
+def test_an_attribute_is_added_later(invoke, shop):
+    invoke("dimension", "apply", "customer", "changes")
+    assert invoke("dimension", "add-column", "customer", "mail", "string").code == 0
+    (shop / "pipeline.yml").write_text(PIPELINE.replace("phone: string}", "phone: string, mail: string}"))
+    (shop / "mail.csv").write_text("op;id;city;phone;mail;since;n\nU;7;Bergen;555-01;a@b;2024-04-01;9\n")
+    outcome = invoke("dimension", "apply", "customer", "mail.csv", "--json")
+    assert outcome.document["outcomes"] == {"versioned": 1}
+    assert "is sound" in invoke("dimension", "check", "customer").out
+
+
+def test_a_history_is_not_made_from_a_list_of_members(invoke, shop):
+    outcome = invoke("dimension", "create", "customer", "changes/1.csv")
+    assert outcome.code == 1
+    assert "--snapshot TIME" in " ".join(outcome.err.split())
+    assert not (shop / "w").exists()

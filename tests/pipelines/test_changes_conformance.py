@@ -1,0 +1,85 @@
+"""The conformance suite of dimensions with history against Delta: its changes, versions and moved facts."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+from changes_scenario import DeltaDimension, InMemory
+
+from headrace.pipelines.changes.engines import SparkEngine
+from headrace.pipelines.history.moved import CAUSE, DIMENSION_VERSION, MOVED_FROM, MOVED_TO
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "etl" / "conformance"))
+
+from case_files import case_names, read_case
+from runner import run_case
+
+OF_FACTS = {"facts", "ensure"}
+"""Steps for which a dimension needs lookups, which tests of as-of lookups run."""
+CASES = [name for name in case_names() if not any(set(step) & OF_FACTS for step in read_case(name)["steps"])]
+IN_SPARK = (
+    "cascade-from-customer-to-account",
+    "correction-removes-a-version",
+    "delete-and-return-identical",
+    "late-middle-change",
+    "null-time-and-sequence-are-rejected",
+    "day-of-timestamps",
+    "type-0-is-routed",
+    "type-1-in-all-versions",
+)
+
+
+class DeltaBackend:
+    """A dimension in Delta. Outcomes of single changes are those of the functions, and their counts must be equal."""
+
+    def __init__(self, history, folder, engine=None):
+        self.history = history
+        self.dimension = DeltaDimension(history, folder, engine)
+        self.memory = InMemory(history)
+
+    def apply(self, changes):
+        expected = self.memory.apply(changes)
+        record = self.dimension.apply(changes)
+        assert record.outcomes == {str(outcome): count for outcome, count in expected.counts.items()}
+        assert record.inserted == expected.inserted.num_rows
+        assert record.retired == expected.retired.num_rows
+        return SimpleNamespace(outcomes=expected.outcomes, moved=self._moved(record))
+
+    def _moved(self, record):
+        rows = self.dimension.moved()
+        chosen = pa.compute.equal(rows[DIMENSION_VERSION], record.version if record.moved_ranges else -1)
+        of_ranges = pa.compute.is_in(rows[CAUSE], value_set=pa.array(["version", "covered", "completed"]))
+        rows = rows.filter(pa.compute.and_(chosen, of_ranges))
+        names = [*self.history.dimension.natural_key, MOVED_FROM, MOVED_TO, CAUSE]
+        return rows.select(names).rename_columns([*names[:-3], "moved_from", "moved_to", "cause"])
+
+    def versions(self):
+        return self.dimension.versions()
+
+    def close(self):
+        assert self.dimension.violations() == ()
+
+
+def test_most_cases_run_here():
+    assert len(CASES) >= 45
+    assert set(IN_SPARK) <= set(CASES)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_case(name, tmp_path):
+    run_case(read_case(name), lambda history: DeltaBackend(history, tmp_path / "dimension"))
+
+
+@pytest.mark.parametrize("name", IN_SPARK)
+def test_case_with_entries_found_by_a_scan(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.pipelines.changes.protocol._SCANNED_CHANGES", 0)
+    run_case(read_case(name), lambda history: DeltaBackend(history, tmp_path / "dimension"))
+    assert not list(tmp_path.rglob("table.headrace"))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", IN_SPARK)
+def test_case_in_spark(name, tmp_path, spark):
+    run_case(read_case(name), lambda history: DeltaBackend(history, tmp_path / "dimension", SparkEngine(spark)))

@@ -1,0 +1,99 @@
+"""The block `history` of a dimension in a pipeline file, and the declaration that it becomes."""
+
+import datetime as dt
+
+import pyarrow as pa
+import pytest
+import yaml
+
+from headrace.etl.history import History
+from headrace.pipelines.config.history import history_of
+from headrace.pipelines.config.model import HistoryConfig, load_pipeline
+from headrace.pipelines.errors import PipelineFileError
+
+BASE = """
+name: shop
+source: {format: csv, path: in, schema: {order: bigint, customer: bigint, day: date}}
+dimensions:
+  customer:
+    path: w/dim_customer
+    natural_key: [id]
+    columns: {id: bigint, city: string, phone: string, load: bigint}
+    rules: {}
+    history: {effective: since}
+lookups:
+  - {dimension: customer, role: customer, on: {customer: id}}
+sink: {path: w/orders}
+"""
+
+
+def config_of(folder, **history):
+    document = yaml.load(BASE, Loader=yaml.BaseLoader)
+    document["dimensions"]["customer"]["history"] |= history
+    file = folder / "pipeline.yml"
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
+    return load_pipeline(file)
+
+
+def refused(folder, **history):
+    with pytest.raises(PipelineFileError) as caught:
+        config_of(folder, **history)
+    return str(caught.value)
+
+
+def test_defaults_are_those_of_the_declaration(tmp_path):
+    history = history_of(config_of(tmp_path), "customer")
+    assert history == History(history.dimension, effective="since")
+    assert history.dimension.schema == pa.schema(
+        {"id": pa.int64(), "city": pa.string(), "phone": pa.string(), "load": pa.int64()}
+    )
+    assert history.dimension.surrogate_key == "customer_key"
+
+
+def test_every_field_arrives(tmp_path):
+    given = {
+        "effective_type": "timestamp_ntz", "by_day": True, "sequence": "n", "sequence_type": "int", "operation": "op",
+        "upserts": ["U"], "deletes": ["X"], "type_0": ["city"], "type_1": ["phone"], "type_2": [], "audit": ["load"],
+        "valid_from": "f", "valid_to": "t", "is_current": "c", "version": "v", "is_deleted": "d",
+        "end": dt.date(9999, 12, 31),
+    }  # fmt: skip
+    history = history_of(config_of(tmp_path, **given), "customer")
+    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    types = {"effective_type": pa.timestamp("us"), "sequence_type": pa.int32()}
+    assert history == History(history.dimension, effective="since", **(tuples | types))
+
+
+def test_the_block_has_the_fields_of_the_declaration():
+    assert set(HistoryConfig.model_fields) == {*History.__dataclass_fields__} - {"dimension", "special"}
+
+
+def test_an_attribute_that_is_not_there(tmp_path):
+    message = refused(tmp_path, type_1=["fax"])
+    assert "line 20, column 5" in message
+    assert "no attribute 'fax'; it has city, phone, load" in message
+
+
+def test_an_attribute_without_type(tmp_path):
+    assert "attribute 'phone' has no type" in refused(tmp_path, type_2=["city"], audit=["load"])
+
+
+def test_names_that_differ_in_case(tmp_path):
+    assert "'city' and 'City' differ only in case" in refused(tmp_path, version="City")
+
+
+def test_an_effective_type_that_is_no_time(tmp_path):
+    assert "`effective_type` is date32 or a timestamp" in refused(tmp_path, effective_type="bigint")
+
+
+def test_a_history_needs_columns(tmp_path):
+    document = yaml.safe_load(BASE.replace(" on:", " 'on':"))
+    del document["dimensions"]["customer"]["columns"]
+    (tmp_path / "pipeline.yml").write_text(yaml.safe_dump(document))
+    with pytest.raises(PipelineFileError, match=r"needs dimensions\.customer\.columns"):
+        load_pipeline(tmp_path / "pipeline.yml")
+
+
+def test_a_dimension_without_history(tmp_path):
+    (tmp_path / "pipeline.yml").write_text(BASE.replace("    history: {effective: since}\n", ""))
+    with pytest.raises(PipelineFileError, match="declared without history"):
+        history_of(load_pipeline(tmp_path / "pipeline.yml"), "customer")
