@@ -30,6 +30,7 @@ from headrace.etl.history.inferring import inferred_members, special_versions
 from headrace.etl.history.stored import named_members, stored_entries, time_limits
 from headrace.etl.history.values import single
 from headrace.etl.lookup import Policy
+from headrace.etl.ranking import rank_rows
 from headrace.etl.surrogate import KeyAllocator
 from headrace.joins import SSIJ, AsOf
 from headrace.storage import Table
@@ -38,6 +39,10 @@ from headrace.storage.errors import TableExistsError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
+
+    from numpy.typing import NDArray
+
+    from headrace.etl.equality import Conformed
 
 __all__ = ["Follow", "HistoryDimension"]
 
@@ -222,17 +227,14 @@ class HistoryDimension:
     def _referring(self, follow: Follow) -> pa.Table:
         """Return the keys of members with an entry that refers to a parent that may have changed."""
         names, on = list(self.history.dimension.natural_key), follow.reference.on
-        wanted = named_members(follow.parent.history, follow.changed)
         parent = follow.parent.history.dimension
         child_of = {column: name for name, column in on.items()}
+        wanted = named_members(follow.parent.history, follow.changed)
         found = [self.history.dimension.key_schema.empty_table()]
         for batch in self._entries.scan():
             referred = parent.conform_key([batch.column(child_of[name]) for name in parent.natural_key])
-            keys = [f"_key_{place}" for place in range(len(names))]
-            columns = [*(key.values for key in referred), *(batch.column(name) for name in names)]
-            rows = pa.table(columns, names=[*parent.natural_key, *keys])
-            met = rows.join(wanted, list(parent.natural_key), join_type="left semi").select(keys)
-            found.append(met.rename_columns(names).cast(found[0].schema))
+            met = batch.filter(pa.array(_are_among(referred, wanted)))
+            found.append(pa.Table.from_batches([met.select(names)]).cast(found[0].schema))
         return pa.concat_tables(found)
 
     def ensure(self, keys: pa.Table | pa.RecordBatch) -> pa.Table:
@@ -498,6 +500,16 @@ def _referred(reference: Reference, rows: pa.Table | pa.RecordBatch) -> pa.Table
         return parent.dimension.key_schema.empty_table()
     columns = [single(rows.column(name)) for name in names]
     return named_members(parent, pa.table(columns, names=list(reference.on.values())))
+
+
+def _are_among(keys: list[Conformed], wanted: pa.Table) -> NDArray[np.bool_]:
+    """Return which keys are among some distinct keys."""
+    usable = ~np.logical_or.reduce([key.null | key.unfit for key in keys])
+    rows = pa.array(np.flatnonzero(usable))
+    both = [pa.concat_arrays([single(w), key.values.take(rows)]) for w, key in zip(wanted.columns, keys, strict=True)]
+    ranks, _ = rank_rows(both)
+    usable[usable] = np.isin(ranks[wanted.num_rows :], ranks[: wanted.num_rows])
+    return usable
 
 
 def _distinct(keys: list[pa.Table]) -> pa.Table:

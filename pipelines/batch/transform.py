@@ -274,6 +274,11 @@ def _arrow_schema(config: PipelineConfig, given: Any) -> pa.Schema:
     fields = []
     for field in given:
         kind = field.dataType.simpleString()
+        if "." in field.name or "`" in field.name:
+            text = (
+                f"transform: column {field.name!r} has a dot or a backtick, which Spark's stages do not take; rename it"
+            )
+            raise config.error([Problem(("transform", len(config.transform) - 1), text)])
         try:
             fields.append(pa.field(field.name, arrow_type(kind)))
         except PipelineFileError as error:
@@ -291,7 +296,7 @@ def _text(value: str | float) -> str:
 
 
 def _without_ids(frame: DataFrame) -> str:
-    """Return a plan as text, without the ids that Spark gives anew to each expression."""
+    """Return a plan as text, without the expression ids, which Spark assigns again in each analysis."""
     return re.sub(r"#\d+L?", "", str(analyzed(frame).toString()))
 
 

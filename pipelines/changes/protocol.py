@@ -67,6 +67,8 @@ _LONGEST_PAUSE: Final = 2.0
 _PART: Final = "changes"
 _LEAST_TASK_BYTES: Final = 1 << 20
 _TASK_SHARE: Final = 16  # the rows of a change, its entries and its versions take this many times its own bytes
+_SCANNED_CHANGES: Final = 10_000
+_SCANNED_ROWS: Final = 500  # a replica follows a change in the time in which a scan reads about so many rows
 _COMPRESSION: Final = 8
 _TEXT_WIDTH: Final = 24
 _WIDTH: Final = 8
@@ -122,7 +124,7 @@ class ApplyProtocol:
     target
         The dimension, whose tables exist.
     engine
-        Where the tasks run.
+        Threads of this process or Spark, which run the tasks.
     holds
         Function called before each commit. It raises an error if this run may no longer write.
     hook
@@ -244,10 +246,12 @@ class ApplyProtocol:
         replicas = config.dimensions[target.name].shards or self._engine.cores
         memory = parse_memory(config.memory)
         given = sum(_bytes(target.source, file) for file in files)
+        scans = self._scans(given)
         schema = delta_schema(target.history)
         return ApplyShard(
             history=target.history if target.snapshot is None else snapshot_history(target.history),
             snapshot=target.snapshot,
+            scans=scans,
             replica=ReplicaSpec(
                 EntryRows(target.history),
                 target.path,
@@ -275,6 +279,15 @@ class ApplyProtocol:
                 record_format(target.source),
             ),
         )
+
+    def _scans(self, given: int) -> bool:
+        """Return whether a scan of the dimension is cheaper than replicas that follow as many changes."""
+        if self._target.snapshot is not None:
+            return False
+        changes = given // _width(arrow_schema(self._target.source.columns))
+        files = self._dimension.live.at(self._dimension.table.version())
+        rows = sum((file.rows or 0) - file.removed for file in files)
+        return changes >= _SCANNED_CHANGES and changes * _SCANNED_ROWS >= rows
 
     def _stored_bytes(self) -> int:
         """Return about how many bytes the members take that a snapshot may lack; 0 if it does not look for them."""

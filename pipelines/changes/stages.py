@@ -6,6 +6,9 @@ names yet. A shard has all changes of its members, so the versions that it compu
 
 There may be more shards than replicas: a multiple, so that a shard needs one replica only. That bounds the memory of a
 task, which holds the changes of one shard and the stored entries of the members that they name.
+
+Where the changes are many for the size of the dimension, the stored entries are found by a scan of the Delta table. A
+replica would have to follow as many changes at random places, each of which rewrites a page.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import time
 from collections import Counter
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,16 +28,21 @@ import pyarrow.compute as pc
 from headrace.etl import CAUSES_COLUMN, KeyAllocator
 from headrace.etl.history import ChangeOutcome, apply_changes
 from headrace.etl.history.stored import named_members, stored_entries
+from headrace.etl.history.values import single
 from headrace.etl.settlement import CAUSES_TYPE
 from headrace.pipelines.batch.error_rows import Origin, error_rows
 from headrace.pipelines.batch.steps import Task
 from headrace.pipelines.delta.data_files import DataFile, FileSpec, FileWriter
+from headrace.pipelines.delta.live_files import LiveFiles, read_live_file
 from headrace.pipelines.errors import ReplicaDamagedError
 from headrace.pipelines.history.differences import RowDifferences, row_differences
+from headrace.pipelines.history.layout import delta_schema, entries_of
 from headrace.pipelines.history.moved import moved_rows
 from headrace.pipelines.replica.catch_up import ReplicaSpec, catch_up, discard
+from headrace.pipelines.replica.row_sizes import LONGEST_ROW
 from headrace.pipelines.spark.frame import FILE, NOTE, RECORD_NUMBER, SHARD, STATE, ShardRule, State, source_schema
 from headrace.storage.errors import CorruptionError, StorageIOError
+from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -44,9 +53,10 @@ if TYPE_CHECKING:
     from headrace.pipelines.replica.catch_up import Reached
     from headrace.storage import Table
 
-__all__ = ["NOTE_SCHEMA", "ApplyShard", "ReadChanges", "Tables"]
+__all__ = ["NOTE_SCHEMA", "ApplyShard", "ReadChanges", "Tables", "text_limit"]
 
 NOTE_SCHEMA = pa.schema([(NOTE, pa.string())])
+_PAGE_RESERVE = 1 << 13  # for the key, its spellings, columns of fixed width, and the directory of the page
 _KEPT = (str(ChangeOutcome.REJECTED), str(ChangeOutcome.ROUTED))
 
 
@@ -108,6 +118,8 @@ class ApplyShard:
         Batch that the changes come from.
     snapshot
         Snapshot that the rows belong to, with the declaration of `snapshot_history`; None for changes.
+    scans
+        Whether the stored entries are found by a scan of the Delta table instead of in replicas.
     """
 
     history: History
@@ -119,6 +131,7 @@ class ApplyShard:
     tables: Tables
     origin: Origin
     snapshot: Snapshot | None = None
+    scans: bool = False
 
     @property
     def needs_every_shard(self) -> bool:
@@ -149,9 +162,10 @@ class ApplyShard:
 
     def _applied(self, shard: int, rows: pa.Table, errors: FileWriter) -> dict[str, Any]:
         """Apply changes, or the rows of a snapshot, and return the counts of what was done."""
-        with self._replica(shard) as (table, reached):
-            changes, same = self._changes(shard, rows, table)
-            entries = stored_entries(self.history, table, named_members(self.history, changes), self.memory)
+        given = rows.num_rows
+        rows = self._fitting(rows, errors)
+        long = given - rows.num_rows
+        changes, same, entries, replica = self._met(shard, rows)
         allocator = KeyAllocator(self.base, self.shards, shard)
         applied = apply_changes(self.history, entries, changes, allocator)
         differences = row_differences(self.history, entries, applied)
@@ -159,15 +173,40 @@ class ApplyShard:
         self._keep(errors, _not_applied(self.history.dimension.name, changes, applied))
         outcomes = Counter({str(outcome): count for outcome, count in applied.counts.items()})
         outcomes[str(ChangeOutcome.UNCHANGED)] += same
+        outcomes[str(ChangeOutcome.REJECTED)] += long
         return {
-            "rows": changes.num_rows + same - rows.num_rows,
-            "replica": reached.action,
-            "replica_rows": reached.rows,
-            "replica_seconds": reached.seconds,
+            "rows": changes.num_rows + same + long - given,
+            "replica": replica,
             "outcomes": dict(outcomes),
             "late": pc.sum(applied.outcomes.column("late")).as_py() or 0,
             **self._written(applied, differences),
         }
+
+    def _met(self, shard: int, rows: pa.Table) -> tuple[pa.Table, int, pa.Table, str]:
+        """Return the changes, the number of snapshot rows that are none, the stored entries of members, and a note."""
+        if self.scans:
+            members = named_members(self.history, rows)
+            return rows, 0, scanned_entries(self.history, self.replica.path, self.version, members), "scanned"
+        with self._replica(shard) as (table, reached):
+            changes, same = self._changes(shard, rows, table)
+            entries = stored_entries(self.history, table, named_members(self.history, changes), self.memory)
+        return changes, same, entries, reached.action
+
+    def _fitting(self, rows: pa.Table, errors: FileWriter) -> pa.Table:
+        """Return the changes whose entries fit in a page of a replica, and keep the others as rejected."""
+        limit = text_limit(self.history)
+        names = [field.name for field in self.history.dimension.attributes if is_bytes(field.type)]
+        if not rows.num_rows or not names:
+            return rows
+        texts = [rows.column(name) for name in names]
+        size = np.sum([np.asarray(pc.fill_null(pc.binary_length(text), 0)) for text in texts], axis=0)
+        if size.max() <= limit:
+            return rows
+        fits = pa.array(size <= limit)
+        long = rows.filter(pc.invert(fits)).select([FILE, RECORD_NUMBER])
+        reasons = pa.repeat(f"the change has more than {limit} bytes of text, which fit in no page", long.num_rows)
+        self._keep(errors, _with_causes(long, self.history.dimension.name, reasons))
+        return rows.filter(fits)
 
     @contextmanager
     def _replica(self, shard: int) -> Iterator[tuple[Table, Reached]]:
@@ -223,6 +262,39 @@ class ApplyShard:
             errors.write(error_rows(batch, self.origin))
 
 
+def scanned_entries(history: History, path: str, version: int, members: pa.Table) -> pa.Table:
+    """Return the entries of some members from a scan of the Delta table; there may be entries of other members.
+
+    Parameters
+    ----------
+    history
+        The declaration.
+    path, version
+        Path of the table, and the version to read.
+    members
+        Natural keys, each once.
+    """
+    schema = delta_schema(history)
+    wanted = {name: single(members.column(name)) for name in history.dimension.natural_key}
+    found = [schema.empty_table()]
+    for file in LiveFiles(path).at(version):
+        for _, batch in read_live_file(path, file, schema):
+            named = [pc.is_in(batch.column(name), value_set=values) for name, values in wanted.items()]
+            found.append(pa.Table.from_batches([batch.filter(reduce(pc.and_, named))]))
+    return entries_of(history, pa.concat_tables(found).combine_chunks())
+
+
+def text_limit(history: History) -> int:
+    """Return the bytes of text that a change may have, so that every entry fits in a page of a replica.
+
+    An entry has the text of its own change, and for each type of attribute whose value other changes decide, text of
+    one other change.
+    """
+    texts = [name for name in history.recorded if is_bytes(history.entry_schema.field(name).type)]
+    kinds = {history.type_of(name) for name in texts}
+    return (LONGEST_ROW - _PAGE_RESERVE) // (1 + len(kinds))
+
+
 def _divided(batches: list[pa.RecordBatch]) -> tuple[pa.Table, pa.Table]:
     """Return the records that do not fit their columns, and the others."""
     if not batches:
@@ -256,6 +328,11 @@ def _not_applied(dimension: str, changes: pa.Table, applied: Applied) -> pa.Tabl
     chosen = pc.is_in(applied.outcomes.column("outcome"), value_set=pa.array(_KEPT))
     rows = changes.select([FILE, RECORD_NUMBER]).filter(chosen)
     reasons = applied.outcomes.column("cause").filter(chosen).combine_chunks()
+    return _with_causes(rows, dimension, reasons)
+
+
+def _with_causes(rows: pa.Table, dimension: str, reasons: pa.Array) -> pa.Table:
+    """Return the origin of changes with the reason why each was not applied."""
     nothing = pa.nulls(len(reasons), pa.string())
     fields = [pa.repeat(pa.scalar(dimension), len(reasons)), nothing, nothing, reasons]
     structs = pa.StructArray.from_arrays(fields, fields=list(CAUSES_TYPE.value_type))

@@ -56,7 +56,7 @@ def dismiss_rows(
         Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock) as leases,
     ):
         _refuse_interrupted(config)
-        with rejects(config, selection, [OPEN]) as found:
+        with rejects(config, selection, [OPEN], records=False) as found:
             names = ", ".join(IDENTITY.names)
             chosen = found.sql(f"SELECT {names} FROM found").to_arrow_table().cast(IDENTITY)  # noqa: S608 - constants
         if not chosen.num_rows:

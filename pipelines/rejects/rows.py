@@ -32,6 +32,7 @@ OPEN: Final = "open"
 STATUSES: Final = (OPEN, str(Action.RETRIED), str(Action.DISMISSED))
 _ID: Final = re.compile(r"(\d+)/(.+):(\d+)", re.DOTALL)
 _MEMORY: Final = "512MB"
+_RECORDS: Final = ("record", "heading", "record_bytes")
 
 
 class RowId(NamedTuple):
@@ -163,7 +164,7 @@ def list_rejects(
     DeltaTableError
         If the error table cannot be read.
     """
-    with rejects(config, selection or Selection(), statuses) as found:
+    with rejects(config, selection or Selection(), statuses, records=False) as found:
         rows = found.execute(
             "SELECT status, rule, batch, _file, count(*) FROM found GROUP BY ALL ORDER BY batch DESC, _file, count(*) "
             "DESC, status, rule"
@@ -198,11 +199,11 @@ def show_rejects(
 
 @contextmanager
 def rejects(
-    config: PipelineConfig, selection: Selection, statuses: Sequence[str]
+    config: PipelineConfig, selection: Selection, statuses: Sequence[str], *, records: bool = True
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """Yield a connection whose table `found` holds the selected rows: the error table's columns, status, rule, note.
 
-    `reason` and `causes` are those of the last rejection.
+    `reason` and `causes` are those of the last rejection. Without `records`, the original records are null.
 
     Raises
     ------
@@ -218,7 +219,7 @@ def rejects(
         duckdb.connect(str(Path(folder) / "rejects.duckdb")) as connection,
     ):
         connection.execute(f"SET memory_limit = '{_MEMORY}'; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
-        _load(connection, "errors", config.errors_path, ERROR_SCHEMA, config.name)
+        _load(connection, "errors", config.errors_path, ERROR_SCHEMA, config.name, () if records else _RECORDS)
         _load(connection, "resolutions", config.resolutions_path, RESOLUTION_SCHEMA, config.name)
         connection.execute(_STATUS)
         where, values = _criteria(selection, statuses)
@@ -255,8 +256,15 @@ _STATUS: Final = """
 """
 
 
-def _load(connection: duckdb.DuckDBPyConnection, name: str, path: str, schema: pa.Schema, pipeline: str) -> None:
-    """Create a table with the rows of a pipeline; it is empty if there is no Delta table."""
+def _load(
+    connection: duckdb.DuckDBPyConnection,
+    name: str,
+    path: str,
+    schema: pa.Schema,
+    pipeline: str,
+    without: Sequence[str] = (),
+) -> None:
+    """Create a table with the rows of a pipeline, without some columns; it is empty if there is no Delta table."""
     connection.register("given", schema.empty_table())
     connection.execute(f"CREATE TABLE {name} AS FROM given")
     connection.unregister("given")
@@ -264,7 +272,7 @@ def _load(connection: duckdb.DuckDBPyConnection, name: str, path: str, schema: p
         return
     table = open_table(path)
     there = [each.name for each in table.schema().fields]
-    columns = [column for column in schema.names if column in there]
+    columns = [column for column in schema.names if column in there and column not in without]
     missing = [column for column in schema.names if column not in there and column not in ADDED_COLUMNS]
     if missing:
         raise DeltaTableError(

@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from test_history_layout import multiset
 
 from headrace.pipelines.changes.engines import LocalEngine
+from headrace.pipelines.changes.stages import text_limit
 from headrace.pipelines.delta.commits import Commit, commit_exactly
 from headrace.pipelines.delta.compaction import compact_table
 from headrace.pipelines.errors import BatchError
@@ -247,3 +248,27 @@ def test_a_damaged_replica_is_built_again(tmp_path):
     replica.write_bytes(data)
     dimension.apply(table_of(second[40:]))
     check(dimension, [*first, *second])
+
+
+def test_text_that_fits_in_no_page_is_rejected(tmp_path):
+    """The longest texts that are accepted, each from another change, must fit in one entry."""
+    limit = text_limit(HISTORY)
+    day = [dt.date(2024, 1, number) for number in (1, 2, 3, 4)]
+    base = {"id": 1, "a0": "p", "a1": "m", "a1c": "v", "a2": 1.0, "au": 1, "n": 1, "op": "U"}
+    long = [
+        {**base, "a0": "x" * (limit - 2), "since": day[0]},
+        {**base, "a0": "x", "a1c": "y" * (limit - 2), "since": day[1]},
+        {**base, "a0": "x", "a1": "z" * (limit - 2), "since": day[2]},
+        {**base, "a1": "z" * limit, "since": day[3]},
+    ]
+    dimension = DeltaDimension(HISTORY, tmp_path / "d")
+    record = dimension.apply(table_of(long))
+    assert record.outcomes["rejected"] == 1
+    assert sum(record.outcomes.values()) == 4
+    (error,) = [row for row in dimension.errors() if "bytes of text" in row["reason"]]
+    assert error["_record_number"] == 4
+    again = dimension.apply(table_of([{**base, "a0": "x", "since": day[3]}]))
+    assert sum(again.outcomes.values()) == 1
+    (version,) = [row for row in shown(dimension) if row["is_current"]]
+    assert len(version["a0"]) == limit - 2
+    assert dimension.violations() == ()

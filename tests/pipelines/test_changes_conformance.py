@@ -50,7 +50,8 @@ class DeltaBackend:
     def _moved(self, record):
         rows = self.dimension.moved()
         chosen = pa.compute.equal(rows[DIMENSION_VERSION], record.version if record.moved_ranges else -1)
-        rows = rows.filter(pa.compute.and_(chosen, pa.compute.not_equal(rows[CAUSE], "retired")))
+        of_ranges = pa.compute.is_in(rows[CAUSE], value_set=pa.array(["version", "covered", "completed"]))
+        rows = rows.filter(pa.compute.and_(chosen, of_ranges))
         names = [*self.history.dimension.natural_key, MOVED_FROM, MOVED_TO, CAUSE]
         return rows.select(names).rename_columns([*names[:-3], "moved_from", "moved_to", "cause"])
 
@@ -69,6 +70,13 @@ def test_most_cases_run_here():
 @pytest.mark.parametrize("name", CASES)
 def test_case(name, tmp_path):
     run_case(read_case(name), lambda history: DeltaBackend(history, tmp_path / "dimension"))
+
+
+@pytest.mark.parametrize("name", IN_SPARK)
+def test_case_with_entries_found_by_a_scan(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.pipelines.changes.protocol._SCANNED_CHANGES", 0)
+    run_case(read_case(name), lambda history: DeltaBackend(history, tmp_path / "dimension"))
+    assert not list(tmp_path.rglob("table.headrace"))
 
 
 @pytest.mark.spark

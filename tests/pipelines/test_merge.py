@@ -174,7 +174,7 @@ def test_rows_of_a_key_become_one_fact_as_if_merged_one_by_one(tmp_path, rng, si
 
 @pytest.mark.timeout(900)
 def test_kept_columns_hold_what_the_first_record_said(tmp_path):
-    desk = Desk(tmp_path / "de sk#c'[1]")
+    desk = Desk(tmp_path / "de sk#c")
     desk.sink = {"keep": ["opened", "account_key", "_loaded_at"], "audit": True}
     desk.write()
     desk.add([(1, "a", 1, "mon", None, 5, "ann")])

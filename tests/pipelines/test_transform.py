@@ -304,6 +304,7 @@ REFUSED = [
     ([{"where": "kind"}], "where", "FILTER_NOT_BOOLEAN|boolean|BOOLEAN"),
     ([{"rename": {"kin": "category"}}], "kin:", "there is no column 'kin' (did you mean 'kind'?)"),
     ([{"rename": {"kind": "DAY"}}], "rename", "column 'DAY' and 'day' differ only in case"),
+    ([{"rename": {"kind": "kind.of"}}], "rename", "column 'kind.of' has a dot or a backtick"),
     ([{"rename": {"kind": "id"}}], "rename", "column 'id' occurs twice"),
     ([{"select": ["id", "price", "quantitty"]}], "quantitty", "(did you mean 'quantity'?)"),
     ([{"select": ["id", "id"]}], "select", "column 'id' occurs twice"),
@@ -347,12 +348,13 @@ def test_what_would_not_be_the_same_again_is_refused_with_its_line(shop):
 
 def test_a_condition_that_fails_rejects_the_record(shop):
     steps = [{"rename": {"kind": "the `kind`.of"}}, {"where": "CAST(price AS int) / quantity > 1 AND id > 0"}]
-    shop.write(transform=[*steps, {"derive": {"the `kind`.of": "upper(`the ``kind``.of`)"}}])
+    columns = {"select": ["id", "customer", "kind"]}
+    shop.write(transform=[*steps, {"derive": {"kind": "upper(`the ``kind``.of`)"}}, columns])
     shop.add(
         [(1, "", "a", "x", 2, "map"), (2, "", "a", "7", 2, "map"), (3, "", "b", "7", 0, "b"), (4, "", "", "1", 2, "")]
     )
     result = run(shop.pipeline)
-    assert [(row["id"], row["the `kind`.of"]) for row in shop.read()] == [(2, "MAP")]
+    assert [(row["id"], row["kind"]) for row in shop.read()] == [(2, "MAP")]
     assert [result.as_dict()[name] for name in ("rows_in", "loaded", "rejected", "filtered")] == [4, 1, 2, 1]
     errors = shop.read("facts_errors", "_record_number")
     assert [(row["_record_number"], row["record"]) for row in errors] == [(1, "1,,a,x,2,map"), (3, "3,,b,7,0,b")]

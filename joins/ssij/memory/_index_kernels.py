@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba import njit
 
-from headrace.storage.read.leaf_map import value_at
+from headrace.storage.read import value_at
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.storage.read.leaf_map import LeafNumbers
+    from headrace.storage.read import LeafNumbers
 
 __all__ = [
     "add_demand",

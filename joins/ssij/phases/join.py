@@ -157,7 +157,7 @@ class JoinPhase:
     def _divisible(self) -> bool:
         """Whether the sweep may stop: if tuples wait for several leaves, only where leaves lie on disk in key order.
 
-        Where inner nodes are paged it never stops, since the order of the wanted leaves on disk is not in memory.
+        If inner nodes are paged, it never stops, since the order of the wanted leaves on disk is not in memory.
         """
         in_order = len(self._store.disk_order) == 0 or not self._store.stream.spans
         return in_order and not self._store.paged
