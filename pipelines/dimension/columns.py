@@ -79,7 +79,8 @@ def add_column(config: PipelineConfig, name: str, column: str, kind: str, rows: 
         If the column exists with another type, the pipeline declares another one, or the source cannot fill it. Nothing
         was written.
     """
-    _refuse_history(config, name, column)
+    if rows is not None:
+        _refuse_history(config, name, column)
     table, path = opened_dimension(config, name)
     there = plain_schema(pa.schema(table.schema().to_arrow()))
     wanted = arrow_type(kind)

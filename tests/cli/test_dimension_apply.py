@@ -228,3 +228,12 @@ def test_a_history_is_not_made_from_a_list_of_members(invoke, shop):
     assert outcome.code == 1
     assert "--snapshot TIME" in " ".join(outcome.err.split())
     assert not (shop / "w").exists()
+
+
+def test_an_added_attribute_is_not_filled_from_a_source(invoke, shop):
+    invoke("dimension", "apply", "customer", "changes")
+    (shop / "mail.csv").write_text("id;mail\n7;a@b\n")
+    outcome = invoke("dimension", "add-column", "customer", "mail", "string", "--from", "mail.csv")
+    assert outcome.code == 1
+    assert "has a history" in " ".join(outcome.err.split())
+    assert "mail" not in invoke("dimension", "info", "customer").out
