@@ -39,13 +39,13 @@ def refuse_rewrite(table: DeltaTable, path: str) -> None:
     Raises
     ------
     DeltaTableError
-        If the table is partitioned, has deletion vectors, or needs more than plain files. The message has the remedy.
+        If the table is partitioned, or needs more than plain files and deletion vectors. The message has the remedy.
     """
     partitions = table.metadata().partition_columns
-    vectors = "deletionVectors" in (table.protocol().reader_features or ())
+    vectors = "deletionVectors" in (table.protocol().reader_features or ()) and not has_only_vectors(table)
     if partitions or vectors or not takes_files(table):
         why = f"is partitioned by {', '.join(partitions)}" if partitions else "has features that only Spark writes"
-        why = "has deletion vectors" if vectors else why
+        why = "has deletion vectors and other features" if vectors else why
         raise DeltaTableError(
             f"the Delta table {path} {why}, so Headrace cannot rewrite it with another schema; rewrite it with Spark: "
             f'frame = spark.read.format("delta").load("{path}"), change the columns of the frame, then frame.write.'
