@@ -156,7 +156,8 @@ def _refuse_mixed(config: PipelineConfig, names: set[str]) -> None:
         if mixed is not None:
             raise PipelineFileError(
                 f"lookups.{at}: {mixed} (sink.keep or sink.update), so a restatement of {lookup.role!r} cannot know "
-                "what was looked up; keep or update all columns of the lookup alike, or restate the other dimensions by name"
+                "what was looked up; keep or update all columns of the lookup alike, or name the other dimensions to "
+                "restate"
             )
 
 

@@ -6,8 +6,9 @@ merged on its own:
 
 - A key that the table lacks is inserted. Kept columns get the values of its first row.
 - A stored row is updated from the rows that are not older than it by `sink.order_by`. If all are older, it stays.
-- With `nulls: keep`, each column takes its last value that is not null. The surrogate key and the attributes of a lookup
-  come together from the last row that gives the columns of the lookup, so they describe the member that these name.
+- With `nulls: keep`, each column takes its last value that is not null. The surrogate key and the attributes of a
+  lookup come together from the last row that gives the columns of the lookup, so they describe the member that these
+  name.
 
 Spark's MERGE writes the result in one commit (`headrace.pipelines.delta.merges`).
 """
