@@ -210,9 +210,7 @@ def merge_rule(config: PipelineConfig, facts: pa.Schema) -> MergeRule | None:
         names,
         kept_columns(config, names),
         nulls_keep=sink.nulls == "keep",
-        looked_up={
-            column: given for lookup in config.lookups for column, given in _looked_up(lookup, sink.key).items()
-        },
+        looked_up=_looked_up(config),
     )
 
 
