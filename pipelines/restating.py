@@ -20,9 +20,10 @@ from headrace.pipelines.batch.preparation import check_pipeline
 from headrace.pipelines.batch.read_step import record_format
 from headrace.pipelines.batch.stages import StageRun, Target
 from headrace.pipelines.catalog import Catalog
+from headrace.pipelines.config.merge import mixed_lookup
 from headrace.pipelines.config.model import PipelineConfig, load_pipeline
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
-from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.history.moved import moved_path, settle_moved
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.restate.candidates import candidates, moved_facts
@@ -127,6 +128,7 @@ def restate(
     """
     config = pipeline if isinstance(pipeline, PipelineConfig) else load_pipeline(pipeline)
     names = _dimensions(config, dimension)
+    _refuse_mixed(config, names)
     assert config.catalog is not None
     with Catalog(config.catalog, clock) as catalog, ExitStack() as stack:
         started = session(spark or spark_settings(config))
@@ -145,6 +147,18 @@ def _dimensions(config: PipelineConfig, name: str | None) -> set[str]:
         known = ", ".join(sorted(dated)) or "none"
         raise DeltaTableError(f"pipeline {config.name!r} has no dimension {name!r} with history; it has {known}")
     return dated if name is None else {name}
+
+
+def _refuse_mixed(config: PipelineConfig, names: set[str]) -> None:
+    """Raise an error if merged facts do not say what was looked up."""
+    for at, lookup in enumerate(config.lookups):
+        mixed = mixed_lookup(config, lookup) if lookup.dimension in names else None
+        if mixed is not None:
+            raise PipelineFileError(
+                f"lookups.{at}: {mixed} (sink.keep or sink.update), so a restatement of {lookup.role!r} cannot know "
+                "what was looked up; keep or update all columns of the lookup alike, or name the other dimensions to "
+                "restate"
+            )
 
 
 class _Restatement:

@@ -6,7 +6,9 @@ merged on its own:
 
 - A key that the table lacks is inserted. Kept columns get the values of its first row.
 - A stored row is updated from the rows that are not older than it by `sink.order_by`. If all are older, it stays.
-- With `nulls: keep`, each column takes its last value that is not null.
+- With `nulls: keep`, each column takes its last value that is not null. The surrogate key and the attributes of a
+  lookup come together from the last row that gives the columns of the lookup, so they describe the member that these
+  name.
 
 Spark's MERGE writes the result in one commit (`headrace.pipelines.delta.merges`).
 """
@@ -14,12 +16,12 @@ Spark's MERGE writes the result in one commit (`headrace.pipelines.delta.merges`
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 from typing import TYPE_CHECKING, Any, Final
 
-from headrace.pipelines.config.merge import kept_columns
+from headrace.pipelines.config.merge import kept_columns, lookup_columns, lookup_inputs
 from headrace.pipelines.delta.constraints import constraint_columns
 from headrace.pipelines.delta.merges import SOURCE, TARGET, MergeClauses
 from headrace.pipelines.errors import ConservationError, DeltaTableError
@@ -60,6 +62,8 @@ class MergeRule:
         Columns that keep the values of the first row.
     nulls_keep
         Whether a null leaves the stored value as it is.
+    looked_up
+        Columns of the stream that each column of a lookup follows from, without those of the key.
     """
 
     key: tuple[str, ...]
@@ -67,6 +71,7 @@ class MergeRule:
     columns: tuple[str, ...]
     kept: tuple[str, ...]
     nulls_keep: bool
+    looked_up: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def updated(self) -> tuple[str, ...]:
@@ -138,11 +143,10 @@ class Folded:
         stored = functions.struct(*(_target(name).alias(name) for name in rule.order_by)) if rule.order_by else None
         usable = rows if stored is None else functions.filter(rows, lambda row: row[_ORDER] >= stored)
         keys = {name: _source(name) for name in rule.key}
-        inserts = {name: self._last(rows, name) for name in rule.updated}
+        last = functions.element_at(rows, -1)
+        inserts = {name: self._last(rows, name, last[name]) for name in rule.updated}
         inserts |= {name: functions.element_at(rows, 1)[name] for name in rule.kept}
-        updates = {name: self._last(usable, name) for name in rule.updated}
-        if rule.nulls_keep:
-            updates = {name: functions.coalesce(value, _target(name)) for name, value in updates.items()}
+        updates = {name: self._last(usable, name, _target(name)) for name in rule.updated}
         newer = None if stored is None else functions.element_at(rows, -1)[_ORDER] >= stored
         return MergeClauses(self._on(), newer, updates, {**keys, **inserts})
 
@@ -168,13 +172,17 @@ class Folded:
             "older": self.keys - inserted - updated,
         }
 
-    def _last(self, rows: Column, name: str) -> Column:
-        """Return the last value of a column; the last that is not null if nulls do not overwrite."""
+    def _last(self, rows: Column, name: str, otherwise: Column) -> Column:
+        """Return the last value of a column; if nulls do not overwrite, the last that is given, or another value."""
         from pyspark.sql import functions  # noqa: PLC0415 - pyspark is heavy
 
-        if self.rule.nulls_keep:
-            rows = functions.filter(rows, lambda row: row[name].isNotNull())
-        return functions.try_element_at(rows, functions.lit(-1))[name]
+        if not self.rule.nulls_keep:
+            return functions.try_element_at(rows, functions.lit(-1))[name]
+        given = self.rule.looked_up.get(name, (name,))
+        if given:
+            rows = functions.filter(rows, lambda row: reduce(and_, (row[each].isNotNull() for each in given)))
+        found = functions.try_element_at(rows, functions.lit(-1))[name]
+        return functions.when(functions.size(rows) > 0, found).otherwise(otherwise)
 
     def _on(self) -> Column:
         """Return the condition on the key, with the bounds of its first column, by which Delta skips files."""
@@ -197,8 +205,22 @@ def merge_rule(config: PipelineConfig, facts: pa.Schema) -> MergeRule | None:
         return None
     names = tuple(facts.names)
     return MergeRule(
-        tuple(sink.key), tuple(sink.order_by), names, kept_columns(config, names), nulls_keep=sink.nulls == "keep"
+        tuple(sink.key),
+        tuple(sink.order_by),
+        names,
+        kept_columns(config, names),
+        nulls_keep=sink.nulls == "keep",
+        looked_up=_looked_up(config),
     )
+
+
+def _looked_up(config: PipelineConfig) -> dict[str, tuple[str, ...]]:
+    """Return the columns of lookups, and the columns of the stream that they follow from; a fact's key has no null."""
+    found: dict[str, tuple[str, ...]] = {}
+    for lookup in config.lookups:
+        given = tuple(name for name in lookup_inputs(lookup) if name not in config.sink.key)
+        found |= dict.fromkeys(lookup_columns(lookup), given)
+    return found
 
 
 def check_merge(rule: MergeRule, table: Described) -> None:

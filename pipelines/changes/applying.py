@@ -31,7 +31,7 @@ from headrace.pipelines.config.history import history_of
 from headrace.pipelines.delta.compaction import compact_table
 from headrace.pipelines.delta.support import describe, require_row_changes
 from headrace.pipelines.delta.tables import open_table
-from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.errors import PipelineFileError, QualityError
 from headrace.pipelines.history.moved import moved_path
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.source.discovery import Found, FoundFile, LeftOut, discover, examine, fingerprint
@@ -155,6 +155,8 @@ def apply_files(
         If a file cannot be read, or changes while it is read.
     LeaseHeldError
         If another run applies changes to the dimension.
+    QualityError
+        If a snapshot may lack members that would be deleted. Nothing was committed.
     BatchError
         If other writers changed the dimension during every attempt. Run again to continue.
     """
@@ -297,10 +299,24 @@ def _applied_snapshot(target: ChangeTarget, given: Path, protocol: ApplyProtocol
     """Apply all files of a snapshot in one batch. What it contains identifies it, so it is applied once."""
     found = listed(target.source, given)
     files = sorted(map(found.file, range(len(found.names))))
+    if target.snapshot is not None and target.snapshot.missing == "delete":
+        _require_whole(files, found.left_out)
     prints = [f"{file.name}:{fingerprint(target.source.path, file)}" for file in files]
     stream = _digest("snapshot", os.path.relpath(target.source.path, target.path), repr(target.snapshot), *prints)
     record = protocol.finish(0, stream) or protocol.run_batch(files, 0, stream)
     return _result(target, [record], len(files), found.left_out)
+
+
+def _require_whole(files: Sequence[FoundFile], left_out: Sequence[LeftOut]) -> None:
+    """Raise an error if a snapshot may lack members, because they would be deleted as missing."""
+    gaps = [f"{file.name!r} is empty" for file in files if file.size == 0]
+    gaps += [f"{item.name!r} is not read: {item.reason}" for item in left_out]
+    if gaps:
+        raise QualityError(
+            f"the snapshot may not be whole: {gaps[0]}, and members that it lacks would be deleted; nothing was "
+            "committed. Deliver it again, or leave missing members with `--missing keep`. A snapshot without members "
+            "has a heading, or is a Parquet file without rows"
+        )
 
 
 def _applied_table(target: ChangeTarget, path: str, protocol: ApplyProtocol) -> ApplyResult:

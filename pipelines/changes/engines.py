@@ -11,6 +11,7 @@ import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self
@@ -27,7 +28,7 @@ from headrace.pipelines.spark.failures import explained
 from headrace.pipelines.spark.frame import PIECES, SHARD
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -119,10 +120,31 @@ class SparkEngine:
         self, source: SourceConfig, files: Sequence[FoundFile], read: ReadChanges, apply: ApplyShard
     ) -> list[dict[str, Any]]:
         with explained("the application of changes"):
-            frame = piece_frame(self._spark, source, files).mapInArrow(read, spark_schema(read.schema))
+            # `mapInArrow` does not take columns whose names have dots or backticks, so columns have numbers between.
+            names = read.schema.names
+            numbered = [name if name == SHARD else f"_{number}" for number, name in enumerate(names)]
+            between = pa.schema(field.with_name(name) for field, name in zip(read.schema, numbered, strict=True))
+            pieces = piece_frame(self._spark, source, files)
+            frame = pieces.mapInArrow(_Renaming(read, None, tuple(numbered)), spark_schema(between))
             frame = frame.repartitionById(apply.shards, SHARD)
-            notes = frame.mapInArrow(apply, spark_schema(NOTE_SCHEMA)).collect()
+            notes = frame.mapInArrow(_Renaming(apply, tuple(names), None), spark_schema(NOTE_SCHEMA)).collect()
         return [json.loads(row[0]) for row in notes]
+
+
+@dataclass(frozen=True)
+class _Renaming:
+    """A stage with other column names in its input, or in its output. Picklable."""
+
+    stage: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+    given: tuple[str, ...] | None
+    returned: tuple[str, ...] | None
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _renamed(self.stage(_renamed(batches, self.given)), self.returned)
+
+
+def _renamed(batches: Iterable[pa.RecordBatch], names: tuple[str, ...] | None) -> Iterator[pa.RecordBatch]:
+    return iter(batches) if names is None else (batch.rename_columns(list(names)) for batch in batches)
 
 
 def _pieces(row: dict[str, Any]) -> list[pa.RecordBatch]:

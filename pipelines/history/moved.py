@@ -94,8 +94,8 @@ def moved_rows(history: History, applied: Applied, differences: RowDifferences) 
     moved, retired, updated = applied.moved, applied.retired, _updated(history, differences)
     surrogate = history.dimension.surrogate_key
     ranges = [moved.column(name) for name in (*natural, "moved_from", "moved_to", "cause")]
-    gone = [retired.column(name) for name in (*natural, history.valid_from, history.valid_to)]
-    kept = [updated.column(name) for name in (*natural, history.valid_from, history.valid_to)]
+    gone, kept = ([rows.column(name) for name in (*natural, history.valid_from)] for rows in (retired, updated))
+    gone, kept = [*gone, _ends(history, retired)], [*kept, _ends(history, updated)]
     # Facts before the first version count as facts of that version.
     first = updated.filter(pc.equal(updated.column(history.version), 1))
     before = [*(first.column(name) for name in natural), pa.nulls(first.num_rows, history.instant_type)]
@@ -118,6 +118,12 @@ def _updated(history: History, differences: RowDifferences) -> pa.Table:
         [single(rows.column(name)).take(pa.array(at)) for name in names] for rows, at in ((before, old), (after, new))
     )
     return after.take(pa.array(new[rows_differ(was, now, len(new))]))
+
+
+def _ends(history: History, versions: pa.Table) -> pa.Array:
+    """Return the ends of versions; null for current ones, which facts of any later time meet, whatever `end` says."""
+    current = single(versions.column(history.is_current))
+    return pc.if_else(current, pa.scalar(None, history.instant_type), single(versions.column(history.valid_to)))
 
 
 def _no_keys(rows: pa.Table) -> pa.Array:

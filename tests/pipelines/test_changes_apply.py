@@ -272,3 +272,12 @@ def test_text_that_fits_in_no_page_is_rejected(tmp_path):
     (version,) = [row for row in shown(dimension) if row["is_current"]]
     assert len(version["a0"]) == limit - 2
     assert dimension.violations() == ()
+
+
+def test_facts_at_and_after_the_end_meet_the_current_version_so_its_ranges_are_open(tmp_path):
+    dimension = DeltaDimension(HISTORY, tmp_path / "d")
+    row = {"id": 1, "a0": "p", "a1": "m", "a1c": "v", "a2": 1.0, "au": 1, "since": DAYS[0], "n": 1, "op": "U"}
+    dimension.apply(table_of([row]))
+    dimension.apply(table_of([row | {"n": 2, "a1": "n", "au": 2}]))
+    ranges = {(each["_moved_from"], each["_moved_to"]) for each in dimension.moved().to_pylist()}
+    assert ranges == {(DAYS[0], None), (None, DAYS[0])}

@@ -1,5 +1,6 @@
 """The conformance suite of dimensions with history against Delta: its changes, versions and moved facts."""
 
+import datetime as dt
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,8 @@ import pyarrow as pa
 import pytest
 from changes_scenario import DeltaDimension, InMemory
 
+from headrace.etl import Dimension
+from headrace.etl.history import History
 from headrace.pipelines.changes.engines import SparkEngine
 from headrace.pipelines.history.moved import CAUSE, DIMENSION_VERSION, MOVED_FROM, MOVED_TO
 
@@ -95,3 +98,16 @@ def test_case_with_entries_found_by_a_scan(name, tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", IN_SPARK)
 def test_case_in_spark(name, tmp_path, spark):
     run_case(read_case(name), lambda history: DeltaBackend(history, tmp_path / "dimension", SparkEngine(spark)))
+
+
+@pytest.mark.spark
+def test_column_names_that_spark_would_parse(tmp_path, spark):
+    names = ["x.y", "q`q", "a b"]
+    columns = pa.schema([(names[0], pa.int64()), (names[1], pa.string()), (names[2], pa.string())])
+    history = History(Dimension("thing", (names[0],), "key", columns), effective="the.time", effective_type=pa.date32())
+    dimension = DeltaDimension(history, tmp_path / "dimension", SparkEngine(spark))
+    days = [dt.date(2024, 1, 1), dt.date(2024, 1, 2)]
+    dimension.apply(pa.table({"x.y": [1, 1], "q`q": ["a", "b"], "a b": ["c", "d"], "the.time": days}))
+    rows = dimension.versions().filter(pa.compute.greater(dimension.versions().column("key"), 0)).to_pylist()
+    found = sorted((row["x.y"], row["q`q"], row["a b"], row["valid_from"]) for row in rows)
+    assert found == [(1, "a", "c", days[0]), (1, "b", "d", days[1])]

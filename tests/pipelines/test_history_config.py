@@ -8,8 +8,10 @@ import yaml
 
 from headrace.etl.history import History
 from headrace.pipelines.config.history import history_of
+from headrace.pipelines.config.merge import mixed_lookup
 from headrace.pipelines.config.model import HistoryConfig, load_pipeline
 from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.restating import restate
 
 BASE = """
 name: shop
@@ -97,3 +99,29 @@ def test_a_dimension_without_history(tmp_path):
     (tmp_path / "pipeline.yml").write_text(BASE.replace("    history: {effective: since}\n", ""))
     with pytest.raises(PipelineFileError, match="declared without history"):
         history_of(load_pipeline(tmp_path / "pipeline.yml"), "customer")
+
+
+@pytest.mark.parametrize(
+    ("sink", "mixed"),
+    [
+        ({"keep": ["customer_key"]}, "customer_key of the first record of their key, and customer, day"),
+        ({"keep": ["customer", "customer_key", "customer_city"]}, "of the last"),
+        ({"keep": ["day"]}, "the facts have day of the first"),
+        ({"update": ["customer"]}, "and customer of the last"),
+        ({"keep": ["customer", "customer_key", "customer_city", "day"]}, None),
+        ({"update": ["load"]}, None),
+        ({}, None),
+    ],
+)
+def test_merged_facts_that_mix_the_columns_of_a_lookup_are_not_restated(tmp_path, sink, mixed):
+    document = yaml.load(BASE, Loader=yaml.BaseLoader)
+    document["source"]["schema"]["load"] = "bigint"
+    document["lookups"][0] |= {"event_time": "day", "carry": ["city"]}
+    document["sink"] |= {"mode": "merge", "key": ["order"], **sink}
+    (tmp_path / "pipeline.yml").write_text(yaml.safe_dump(document, sort_keys=False))
+    config = load_pipeline(tmp_path / "pipeline.yml")
+    if mixed is None:
+        assert mixed_lookup(config, config.lookups[0]) is None
+    else:
+        with pytest.raises(PipelineFileError, match=mixed):
+            restate(config)

@@ -10,10 +10,13 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
 from deltalake import DeltaTable
 
+from headrace.pipelines.config.model import load_pipeline
+from headrace.pipelines.dimension.tables import create_dimension
 from headrace.pipelines.errors import BatchError, DeltaTableError, PipelineFileError
 from headrace.pipelines.runner import run
 
@@ -114,7 +117,7 @@ class Desk:
         members = {row["name"]: row["account_key"] for row in self.table("account").to_pyarrow_table().to_pylist()}
         for row in found.values():
             if "account_key" not in self.sink.get("keep", ()) and not self.sink.get("update"):
-                assert row["account_key"] == members[row["account"]] or self.sink.get("nulls") == "keep"
+                assert row["account_key"] == members[row["account"]]
         return found
 
 
@@ -173,6 +176,33 @@ def test_rows_of_a_key_become_one_fact_as_if_merged_one_by_one(tmp_path, rng, si
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("per_batch", [1, 9])
+def test_a_null_that_keeps_a_value_keeps_what_was_looked_up_with_it(tmp_path, per_batch):
+    """The key and the carried attributes are those of the member that the fact names, whose attributes may be null."""
+    members = pa.table({"name": ["ann", "bob"], "city": ["Oslo", None]})
+    options = {
+        "trigger": {"max_files": per_batch},
+        "dimensions": {
+            "account": {"path": "w/account", "natural_key": ["name"], "columns": {"name": "string", "city": "string"}}
+        },
+        "lookups": [
+            {"dimension": "account", "role": "account", "on": {"account": "name"}, "null_key": "unknown",
+             "carry": ["city"]}
+        ],
+    }  # fmt: skip
+    desk = Desk(tmp_path / "desk", sink={"nulls": "keep"}, options=options)
+    create_dimension(load_pipeline(desk.pipeline), "account", members)
+    accounts = {1: ["ann", None], 2: ["ann", "bob"], 3: [None, "ann"], 4: [None, None], 5: ["bob", "ann", None, "bob"]}
+    for at in range(4):
+        desk.add([(t, "a", at, None, None, 1, a[at]) for t, a in accounts.items() if at < len(a)])
+    run(desk.pipeline)
+    keys = {row["name"]: row["account_key"] for row in desk.table("account").to_pyarrow_table().to_pylist()}
+    expected = {1: "ann", 2: "bob", 3: "ann", 4: None, 5: "bob"}
+    cities = {"ann": "Oslo", "bob": None, None: None}
+    found = {key[0]: (row["account"], row["account_key"], row["account_city"]) for key, row in desk.facts().items()}
+    assert found == {t: (name, keys[name], cities[name]) for t, name in expected.items()}
+
+
 def test_kept_columns_hold_what_the_first_record_said(tmp_path):
     desk = Desk(tmp_path / "de sk#c")
     desk.sink = {"keep": ["opened", "account_key", "_loaded_at"], "audit": True}
@@ -249,6 +279,10 @@ def test_other_writers_of_the_session_do_not_carry_the_batch(desk, spark, tmp_pa
     assert desk.table().transaction_version(json.loads(merges[0]["userMetadata"])["application"]) == 0
 
 
+TWO_INPUTS = {
+    "dimensions": {"account": {"path": "w/account", "natural_key": ["name", "day"]}},
+    "lookups": [{"dimension": "account", "role": "account", "on": {"account": "name", "opened": "day"}}],
+}
 REFUSED = [
     ({"sink": {"key": []}}, "mode:", "sink.mode merge needs sink.key"),
     (
@@ -261,6 +295,7 @@ REFUSED = [
     ({"sink": {"keep": ["trade"]}}, "- trade", "which is in sink.key or sink.order_by"),
     ({"sink": {"update": ["account_kye"]}}, "account_kye", "(did you mean 'account_key'?)"),
     ({"sink": {"mode": "append", "order_by": []}}, "key:", "sink.key applies to `mode: merge`"),
+    ({"sink": {"nulls": "keep"}, **TWO_INPUTS}, "- dimension", "take account, opened of a fact from several records"),
     ({"duplicates": {"key": ["trade"]}}, "duplicates:", "duplicates and `sink.mode: merge` exclude each other"),
 ]
 

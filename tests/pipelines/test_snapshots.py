@@ -115,6 +115,30 @@ def test_a_record_without_key_would_delete_its_member(shop):
     assert shop.valid_at(dt.date(2024, 2, 1)) == {(1, "a"): ("Oslo", "x")}
 
 
+@pytest.mark.parametrize("place", ["snapshot", "folder"])
+def test_an_empty_file_would_delete_every_member(tmp_path, place):
+    """A delivery that was cut to nothing is not a snapshot without members, which has a heading."""
+    declared = document()
+    declared["source"]["format"] = "csv"
+    (tmp_path / "shop.yml").write_text(yaml.safe_dump(declared))
+    config, options = load_pipeline(tmp_path / "shop.yml"), SnapshotOptions("2024-01-01", "1")
+    (tmp_path / "all.csv").write_text("id,part,city,tel\n1,a,Oslo,x\n2,a,Bodo,y\n")
+    apply_files(config, "customer", tmp_path / "all.csv", snapshot=options)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "1.csv").write_text("id,part,city,tel\n1,a,Oslo,x\n")
+    source = tmp_path / "folder" if place == "folder" else tmp_path / "2.csv"
+    empty = tmp_path / "folder" / "2.csv" if place == "folder" else source
+    empty.touch()
+    later = SnapshotOptions("2024-02-01", "2", "delete")
+    with pytest.raises(QualityError, match=r"'2\.csv' is empty"):
+        apply_files(config, "customer", source, snapshot=later)
+    kept = apply_files(config, "customer", source, snapshot=SnapshotOptions("2024-02-01", "2", "keep"))
+    assert kept.outcomes.get("deleted", 0) == 0
+    empty.write_text("id,part,city,tel\n")
+    gone = apply_files(config, "customer", source, snapshot=later)
+    assert gone.outcomes["deleted"] == (1 if place == "folder" else 2)
+
+
 def test_a_late_snapshot_finds_what_was_missing_then(shop):
     shop.apply({(1, "a"): ("Oslo", "x")}, "2024-01-01")
     shop.apply({(1, "a"): ("Bergen", "x"), (2, "a"): ("Bodo", "x")}, "2024-03-01")
