@@ -10,11 +10,12 @@ import logging
 import time
 import uuid
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from headrace.etl.history import AsOfLookup
+from headrace.etl.history.as_of import CURRENT
 from headrace.pipelines.batch.error_rows import Origin
 from headrace.pipelines.batch.preparation import check_pipeline
 from headrace.pipelines.batch.read_step import record_format
@@ -195,7 +196,12 @@ class _Restatement:
                 try:
                     ranges = moved.count()
                     if ranges:
-                        facts, restated, kept, batches = self._corrected(lookup, dimension, span, moved)
+                        parts = [self._corrected(lookup, dimension, span, moved)]
+                        if lookup.event_time is not None and lookup.null_time == CURRENT:
+                            # Facts without event time have the current version, as in a lookup without `event_time`.
+                            current = replace(lookup, event_time=None)
+                            parts.append(self._corrected(current, dimension, span, moved, lookup.event_time))
+                        facts, restated, kept, batches = map(sum, zip(*parts, strict=True))
                 finally:
                     moved.unpersist()
         if ranges and not self._dry_run:
@@ -206,13 +212,13 @@ class _Restatement:
         )
 
     def _corrected(
-        self, lookup: AsOfLookup, dimension: DeltaHandle, span: Span, moved: DataFrame
+        self, lookup: AsOfLookup, dimension: DeltaHandle, span: Span, moved: DataFrame, undated: str | None = None
     ) -> tuple[int, int, int, int]:
         """Correct the facts of moved ranges; return the numbers of facts, corrections, kept facts, and batches."""
         shards = self._prepared.shards.get(lookup.role, 1)
         base = dimension.greatest_key(lookup.dimension.surrogate_key)
         target = Target(span.up_to, base, shards, span.table_id)
-        rows = candidates(self._spark, lookup, self._facts.path, span, moved)
+        rows = candidates(self._spark, lookup, self._facts.path, span, moved, undated)
         found = corrections(rows, self._prepared, lookup.role, target, self._stage_run()).persist()
         try:
             counts = {row[STATE]: row["count"] for row in found.groupBy(STATE).count().collect()}
@@ -221,7 +227,7 @@ class _Restatement:
             for number, batch in enumerate(batches if not self._dry_run else ()):
                 self._hook(f"before batch {number}")
                 note = {"restate": lookup.role, "dimension_version": span.up_to, "facts": batch.facts}
-                merge(self._spark, self._facts.path, lookup, changed, batch, note)
+                merge(self._spark, self._facts.path, lookup, changed, batch, note, undated)
                 self._hook(f"after batch {number}")
         finally:
             found.unpersist()

@@ -24,11 +24,11 @@ import pyarrow.compute as pc
 from headrace.etl.dimension import Dimension
 from headrace.etl.errors import ConservationError, DeclarationError
 from headrace.etl.history.declaration import AT
-from headrace.etl.history.inferring import bounds_of_all_times
+from headrace.etl.history.inferring import bounds_of_all_times, special_versions
 from headrace.etl.history.instants import to_instants
 from headrace.etl.lookup import Lookup, Policy
 from headrace.etl.outcomes import Outcome
-from headrace.etl.special import check_target, member_of
+from headrace.etl.special import Special, SpecialMembers, check_target, member_of
 from headrace.etl.surrogate import resolve
 
 if TYPE_CHECKING:
@@ -58,7 +58,15 @@ def current_dimension(history: History) -> Dimension:
         pa.schema(columns),
         dimension.rules,
         dimension.inferred_flag,
+        special=_special_of_versions(history, [column.name for column in columns]),
     )
+
+
+def _special_of_versions(history: History, names: Iterable[str]) -> SpecialMembers:
+    """Return the special members with the values of their versions: declared attributes, and bounds of all times."""
+    kept = [name for name in names if name not in history.dimension.natural_key]
+    rows = special_versions(history).select(kept).to_pylist()
+    return SpecialMembers(**{member.text: row for member, row in zip(history.special.present, rows, strict=True)})
 
 
 @dataclass(frozen=True)
@@ -427,8 +435,18 @@ class _AsOf:
         """Send rows to a special member, or reject them."""
         member = member_of(target)
         outcome = Outcome.REJECTED if member is None else Outcome.UNKNOWN
-        key = pa.repeat(pa.scalar(int(member or member_of("unknown") or 0), pa.int64()), batch.num_rows)
-        self._settled.append(self._added(batch, [key], outcome, reason if member is None else None))
+        key = pa.repeat(pa.scalar(int(member or Special.UNKNOWN), pa.int64()), batch.num_rows)
+        columns = [key] if member is None else [key, *self._carried_of(member, batch.num_rows)]
+        self._settled.append(self._added(batch, columns, outcome, reason if member is None else None))
+
+    def _carried_of(self, member: Special, rows: int) -> list[pa.Array]:
+        """Return the carried columns of a special member."""
+        dimension = self._lookup.current.dimension
+        values = dimension.special.values(member) or {}
+        attributes = dimension.attributes
+        return [
+            pa.repeat(pa.scalar(values.get(name), attributes.field(name).type), rows) for name in self._lookup.carry
+        ]
 
     def _plain(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Drop the temporary columns."""

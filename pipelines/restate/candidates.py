@@ -42,7 +42,14 @@ def moved_facts(spark: SparkSession, dimension_path: str, span: Span) -> DataFra
     return rows.where((version > span.above) & (version <= span.up_to))
 
 
-def candidates(spark: SparkSession, lookup: AsOfLookup, facts_path: str, span: Span, moved: DataFrame) -> DataFrame:
+def candidates(
+    spark: SparkSession,
+    lookup: AsOfLookup,
+    facts_path: str,
+    span: Span,
+    moved: DataFrame,
+    undated: str | None = None,
+) -> DataFrame:
     """Return the facts that may point to another version.
 
     Parameters
@@ -55,6 +62,9 @@ def candidates(spark: SparkSession, lookup: AsOfLookup, facts_path: str, span: S
         Path of the fact table, and the versions to read.
     moved
         Result of `moved_facts`.
+    undated
+        Column that is null in the facts to return, for the facts without event time of a lookup that gives them the
+        current version; None for all facts.
 
     Returns
     -------
@@ -63,6 +73,8 @@ def candidates(spark: SparkSession, lookup: AsOfLookup, facts_path: str, span: S
         `OLD`.
     """
     facts = spark.read.format("delta").option("versionAsOf", span.facts).load(facts_path)
+    if undated is not None:
+        facts = facts.where(facts[quoted(undated)].isNull())
     if lookup.event_time is None:
         return _of_versions(lookup, facts, moved)
     return _of_moved(lookup, facts, moved)

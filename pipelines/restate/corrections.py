@@ -103,9 +103,15 @@ def batches_of(changed: DataFrame, most: int) -> list[Batch]:
 
 
 def merge(
-    spark: SparkSession, path: str, lookup: AsOfLookup, changed: DataFrame, batch: Batch, note: dict[str, Any]
+    spark: SparkSession,
+    path: str,
+    lookup: AsOfLookup,
+    changed: DataFrame,
+    batch: Batch,
+    note: dict[str, Any],
+    undated: str | None = None,
 ) -> None:
-    """Give the facts of a batch their new values in one commit of the fact table.
+    """Give the facts of a batch their new values in one commit; with `undated`, only those where this column is null.
 
     Raises
     ------
@@ -125,6 +131,8 @@ def merge(
     names = [*lookup.stream_columns, lookup.event_time if lookup.event_time is not None else lookup.key_column]
     own = [column for column in source.columns if not column.startswith("_new_")]
     same = reduce(lambda one, other: one & other, map(_equal, names, own))
+    if undated is not None:
+        same &= f.col(f"t.{quoted(undated)}").isNull()
     to = {quoted(name): f.col(f"s._new_{place}") for place, name in enumerate(old_columns(lookup))}
     stale = reduce(lambda one, other: one | other, (~f.col(f"t.{name}").eqNullSafe(new) for name, new in to.items()))
     for attempt in range(_ATTEMPTS):

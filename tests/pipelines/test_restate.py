@@ -114,6 +114,18 @@ def test_facts_of_a_retired_version_point_to_the_version_before_it(world):
     assert {fact["now_city"] for fact in world.read("facts") if fact["order"] in {1, 2, 3, 6}} == {"Oslo"}
 
 
+def test_facts_without_event_time_that_got_the_current_version_leave_a_retired_version(world):
+    world.put([(7, "c2", "c1", None), (8, "c2", "c1", day(25))])
+    run(world.pipeline)
+    gone = world.change(("c1", 20, "Oslo")).retired.column("customer_key").to_pylist()
+    assert {fact["order"] for fact in world.read("facts") if fact["seller_key"] in gone} == {7, 8}
+    before = {fact["order"]: fact["seller_key"] for fact in world.read("facts")}
+    assert world.roles()["seller"].restated == 2
+    after = {fact["order"]: fact["seller_key"] for fact in world.read("facts")}
+    assert after == before | dict.fromkeys((7, 8), before[4])
+    assert world.roles()["seller"].ranges == 0
+
+
 def test_an_update_before_an_earlier_version_arrives_moves_no_fact_of_current_versions(world):
     before = {fact["order"]: fact["now_key"] for fact in world.read("facts")}
     world.change(("c2", 1, "Hamar"))
