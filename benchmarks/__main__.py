@@ -14,6 +14,7 @@ from headrace.joins import keep_little_freed_memory
 
 EXPERIMENTS = {
     "joins": "SSIJ, MeshJoin, index nested loops and DuckDB",
+    "cold": "the first tuples of a new operator, compared with DuckDB",
     "predicates": "band and as-of joins, compared with DuckDB",
     "filter": "absent keys: a table with a negative filter, compared with DuckDB's anti join",
     "spark": "a micro-batch on Spark, with SSIJ and with Spark's own join",
@@ -21,6 +22,7 @@ EXPERIMENTS = {
 }
 MODULES = {
     "joins": "joins",
+    "cold": "cold_start",
     "filter": "absent_keys",
     "predicates": "predicates",
     "spark": "spark_microbatch",

@@ -75,11 +75,18 @@ class PhaseEstimate:
         self._reads_error = _DiskError()
         self._scan_error = _DiskError()
 
-    def seconds(self, pages: int) -> float:
+    def seconds(self, pages: int, least: float = 0.0) -> float:
         """Return the estimate: the worst likely plan, on a disk with its recent error.
 
-        A plan for more pages costs more, but at most in proportion, so each past phase bounds the next. Work beside the
-        reads is assumed to take no longer than one read.
+        A plan for more pages costs more, but at most in proportion, so each past phase bounds the next, as long as its
+        pages lay no closer together. Work beside the reads is assumed to take no longer than one read.
+
+        Parameters
+        ----------
+        pages
+            Number of pages.
+        least
+            Cost of the reads by the model for those pages that are known.
         """
         if pages <= 0:
             return 0.0
@@ -87,17 +94,22 @@ class PhaseEstimate:
         if known.any():
             bounds = self._planned[known] * np.maximum(1.0, pages / self._pages[known])
             planned = min(planned, _PLAN_CAUTION * float(bounds.min()))
+        planned = max(planned, least)
         reads = min(planned * self._error(planned).bound, self.scan * self._scan_error.bound)
         return reads + self._random_read
 
     def learn(self, pages: int, planned: float, seconds: float) -> None:
-        """Record a join phase: the cost of its reads by the model, and the seconds it took."""
+        """Record a join phase: the cost of its reads by the model, and the seconds it took.
+
+        Earlier phases whose pages lay closer together no longer bound what they would have bound too low.
+        """
         if pages <= 0 or planned <= 0:
             return
         at = int(_BUCKETS_AN_OCTAVE * math.log2(pages))
         self._planned[at] *= _DECAY
         if planned * self._pages[at] >= pages * self._planned[at]:
             self._pages[at], self._planned[at] = pages, planned
+        self._planned = np.maximum(self._planned, planned * np.minimum(1.0, self._pages / pages))
         self._error(planned).note(seconds / planned)
         if seconds >= self.scan > planned:
             self._scan_error.note(seconds / self.scan)

@@ -279,6 +279,8 @@ class SSIJAlgorithm(JoinAlgorithm):
         direct, rows_tier = self.store.direct, self.store.tiers.rows
         if self.bound.step:
             return NearestPhase(self.context) if direct is None else DirectNearestPhase(self.context, direct)
+        if rows_tier is not None and not self.deadlines.any:
+            rows_tier.fill(self._workers, self.store.try_make_room)
         if rows_tier is not None and rows_tier.ready:
             return RowTierPhase(self.context, rows_tier)
         return OnlinePhase(self.context) if direct is None else DirectPhase(self.context, direct)
@@ -295,7 +297,7 @@ class SSIJAlgorithm(JoinAlgorithm):
         phase = self._phase
         if phase is not None:
             yield from phase.step(cut, fine=cut is not None and self.deadlines.any)
-            self._schedule.step_ends(self.time.now())
+            self._schedule.step_ends(self.time.now(), phase.settled)
             if phase.done:
                 self._phase = None
                 self._schedule.phase_ends(phase.seconds)
@@ -328,6 +330,11 @@ class SSIJAlgorithm(JoinAlgorithm):
             yield from self._step(None)
 
     # Deadlines
+
+    def tick(self, now: float | None) -> Iterator[pa.RecordBatch]:
+        """Return the task of doing what is due at `now`."""
+        self._schedule.step_is_asked_for()
+        return super().tick(now)
 
     def _due_work(self) -> Iterator[pa.RecordBatch]:
         """Do what has to be done now to meet the deadlines: a step of the running join phase, or what is due.
@@ -431,7 +438,8 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         least 0. Null means `deadline`. Tuples that are due first are looked up first, and their pages are read out of
         turn if they cannot wait for the others'.
     max_scan
-        Most disk pages in a read, gaps included (the paper's maxScan).
+        Most disk pages in a read, gaps included (the paper's maxScan); by default as many as the read buffer has room
+        for.
     input_threshold, stream_threshold
         Tuples that start an online phase and a join phase (the paper's IB_thresh and SB_thresh). By default those of
         the paper's table II, or what an eighth and a third of the memory hold.

@@ -40,7 +40,7 @@ _PLANNERS: dict[str, Planner] = {"optimal": plan_reads, "greedy": plan_reads_gre
 class Tuning(TypedDict, total=False):
     """Keyword arguments of `headrace.joins.SSIJ` that become its `SSIJOptions`."""
 
-    max_scan: int
+    max_scan: int | None
     input_threshold: int | None
     stream_threshold: int | None
     threads: int | None
@@ -61,7 +61,7 @@ class SSIJOptions:
         If a value cannot be used.
     """
 
-    max_scan: int = 200
+    max_scan: int | None = None
     input_threshold: int | None = None
     stream_threshold: int | None = None
     threads: int | None = None

@@ -90,7 +90,7 @@ class Thresholds:
         if self._stream is not None or stream.pages * snapshot.page_size > self._free:
             return False
         waiting = _WAITING_SECONDS * stream.rows - _PHASE_SECONDS
-        return waiting >= self._device.cost(1, stream.pages) and waiting >= self._reading_seconds()
+        return waiting >= self._device.cost(1, stream.pages) and waiting >= self.reading_seconds()
 
     def waiting_pays(self, nbytes: int) -> bool:
         """Return whether more tuples should wait for the join phase, at the expense of `nbytes` bytes of cached pages.
@@ -100,12 +100,12 @@ class Thresholds:
         place.
         """
         stream, snapshot = self._store.stream, self._store.snapshot
-        if self._stream is not None or not nbytes or self._reading_seconds() < _WAITING_SECONDS * stream.rows:
+        if self._stream is not None or not nbytes or self.reading_seconds() < _WAITING_SECONDS * stream.rows:
             return False
         in_a_frame = snapshot.page_size * stream.rows // max(1, stream.tuple_nbytes + stream.index_nbytes)
         return self._store.least_utility(nbytes) < in_a_frame
 
-    def _reading_seconds(self) -> float:
+    def reading_seconds(self) -> float:
         """Return the cost of reading the wanted pages by the cheapest plan with reads of any length."""
         return self._store.reading_seconds(self._device)
 
@@ -119,7 +119,10 @@ class Thresholds:
 _PHASE_SHARE = 1 / 3  # of the smallest allowance: a longer join phase admits all arrivals ahead of it
 _IDLE_PHASE_SHARE = 1 / 2  # where nothing arrived during the phases before
 _STEP_SHARE, _STEP_SHARE_MOST = 1 / 64, 1 / 16  # of the smallest allowance: a step of a join phase
+_PUSHES = 4  # in sequence during join phases, with no call in between that only has a step taken: a stream is pulled
+_STEP_SETTLED = 4  # a step takes at least so many times as long as settling it does
 _LOOK_UP_SHARE = 1 / 32  # of its allowance: a tuple is looked up then at the latest while a join phase runs
+_MORE_PAGES = 1 / 32  # share of the wanted pages: with more, the cost of reading them is calculated anew
 _DETOUR_SHARE = 1 / 4  # of a join phase: the most that reads out of turn may take
 
 _SPANS = 8
@@ -163,7 +166,8 @@ class Schedule:
     take all of the allowance. A third and not a half, because the first eager phase takes in arrivals that its estimate
     did not know of, while its tuples have waited before.
 
-    The stream may be backpressured: then it stands still during a phase, which may take nearly all of the allowance.
+    The stream may be backpressured: then it stands still during a phase, which may take nearly all of the allowance. A
+    stream that is pulled is: if the phase stopped for it, it would only fill the memory with tuples that are late.
 
     The tuples of a batch, which arrive together, should wait for the same phase: it starts when all have been looked
     up, so the time of a batch is allowed for.
@@ -202,7 +206,10 @@ class Schedule:
         self._latest = 0.0
         self._stepped = -math.inf
         self._steps_alone = 0
+        self._settled = 0.0
         self._running_since: float | None = None
+        self._pulled = 0
+        self._known = (0, 0.0)
 
     def batch_begins(self, arrived: float, now: float, online: float) -> None:
         """Note the start of a batch.
@@ -216,7 +223,9 @@ class Schedule:
         """
         behind = now - arrived
         if self._running_since is not None:
-            behind = max(behind, now - self._running_since)
+            self._pulled = self._pulled + 1 if arrived >= self._stepped else 0
+            if not self._is_pulled:
+                behind = max(behind, now - self._running_since)
         self._behind.note(behind)
         self._latest = arrived
         self._steps_alone = 0
@@ -234,9 +243,14 @@ class Schedule:
         """Note the start of a join phase."""
         self._running_since = now
 
-    def step_ends(self, now: float) -> None:
-        """Note the end of a step of a join phase."""
-        self._stepped = now
+    def step_is_asked_for(self) -> None:
+        """Note that the caller has work done without pushing a batch."""
+        if self._running_since is not None:
+            self._pulled = 0
+
+    def step_ends(self, now: float, settled: float) -> None:
+        """Note the end of a step of a join phase, and the seconds in which its tuples left the buffer."""
+        self._stepped, self._settled = now, settled
         self._steps_alone = min(self._steps_alone + 1, _SPANS)
 
     def others_first(self, now: float) -> bool:
@@ -250,6 +264,7 @@ class Schedule:
     def phase_ends(self, seconds: float) -> None:
         """Note the end of a join phase and the seconds that its steps took."""
         self._running_since = None
+        self._known = (0, 0.0)
         self._phase.note(seconds)
         for recent in (self._behind, self._phase, self._look_up):
             recent.next()
@@ -284,8 +299,8 @@ class Schedule:
         """
         if math.isinf(self._tightest) or self._backpressured:
             return math.inf
-        share = min(_STEP_SHARE * 2**self._steps_alone, _STEP_SHARE_MOST)
-        return max(self.read_seconds, share * self._tightest)
+        seconds = max(_STEP_SHARE * 2**self._steps_alone * self._tightest, _STEP_SETTLED * self._settled)
+        return max(self.read_seconds, min(seconds, _STEP_SHARE_MOST * self._tightest))
 
     def look_up_now(self, now: float) -> bool:
         """Return whether to look up the input buffer while a join phase runs, so that its tuples can join it."""
@@ -329,12 +344,28 @@ class Schedule:
         together = max(most, store.stream.rows)
         phases = -(-(store.stream.rows + store.input.rows) // together)
         pages = min(store.stream.pages + store.input.rows, store.snapshot.leaves)
-        return phases * self._estimate.seconds(pages)
+        return phases * self._estimate.seconds(pages, self._reading_seconds())
+
+    def _reading_seconds(self) -> float:
+        """Return the cost of reading the wanted pages, calculated anew when they have become some more, or fewer."""
+        wanted, (pages, seconds) = self._store.stream.pages, self._known
+        if not pages <= wanted <= pages + _MORE_PAGES * pages:
+            seconds = self._thresholds.reading_seconds()
+            self._known = (wanted, seconds)
+        return seconds
+
+    @property
+    def _is_pulled(self) -> bool:
+        """Whether the caller only pushes while a join phase runs, each time what arrives between two steps.
+
+        Nothing would have arrived if the phase had not stopped.
+        """
+        return self._pulled >= _PUSHES
 
     @property
     def _backpressured(self) -> bool:
-        """Whether nothing has arrived during recent join phases."""
-        return self._phase.known and self._idle
+        """Whether the stream is pulled, or nothing has arrived during recent join phases."""
+        return self._is_pulled or (self._phase.known and self._idle)
 
     @property
     def _idle(self) -> bool:

@@ -296,7 +296,7 @@ def _text(value: str | float) -> str:
 
 
 def _without_ids(frame: DataFrame) -> str:
-    """Return a plan as text, without the ids that Spark gives anew to each expression."""
+    """Return a plan as text, without the expression ids, which Spark assigns again in each analysis."""
     return re.sub(r"#\d+L?", "", str(analyzed(frame).toString()))
 
 

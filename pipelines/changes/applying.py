@@ -205,7 +205,7 @@ class ChangeStreams:
     config
         Configuration of the pipeline.
     engine
-        Where the changes are applied.
+        Threads of this process or Spark, which run the tasks.
     holds
         Function called before each commit. It raises an error if this run may no longer write.
     hook

@@ -124,7 +124,7 @@ class ApplyProtocol:
     target
         The dimension, whose tables exist.
     engine
-        Where the tasks run.
+        Threads of this process or Spark, which run the tasks.
     holds
         Function called before each commit. It raises an error if this run may no longer write.
     hook

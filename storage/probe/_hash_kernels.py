@@ -13,7 +13,7 @@ from numba import njit
 
 from headrace.storage.format._byte_kernels import load_u64, prefetch, store_u64
 from headrace.storage.leaf._search_kernels import mask_of
-from headrace.storage.probe._probe_kernels import FACTS, FACTS_OF_A_COLUMN, is_null, value_above
+from headrace.storage.probe._probe_kernels import FACTS, FACTS_OF_A_COLUMN, is_null
 
 if TYPE_CHECKING:
     from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
@@ -25,7 +25,7 @@ _RING = 2 * _GROUP - 1
 _AHEAD = 16
 _HALF, _ONE, _NONE = np.uint64(32), np.uint64(1), np.uint64(0)
 _U8, _U16 = np.uint64(0xFF), np.uint64(0xFFFF)
-_KEY_WIDTH, _ROWS = np.uint64(16), np.uint64(32)
+_KEY_WIDTH, _ROWS, _WIDTH = np.uint64(16), np.uint64(32), np.uint64(48)
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
@@ -67,38 +67,62 @@ def fill_slots(
         Arrays of a `headrace.storage.probe.row_hash.RowHash`.
     """
     passed = 0
+    most_rows = np.uint64(0)
+    for page in frame:
+        most_rows = max(most_rows, facts[page, 2] >> _ROWS)
+    slot_of = np.empty(_I64(most_rows), dtype=np.int64)
     for page in frame:
         start, base, packed = page * page_size, facts[page, 0] - low, facts[page, 2]
         rows, width = _I64(packed >> _ROWS), (packed >> _KEY_WIDTH) & _U8
         data, mask, step = start + _I64(packed & _U16), mask_of(width), _I64(width)
         for row in range(rows):
-            ahead = min(row + _AHEAD, rows - 1)
-            prefetch(memory, _home(base + (load_u64(frames, data + ahead * step) & mask), factor, slots, stride))
-            above = base + (load_u64(frames, data + row * step) & mask)
-            slot = _home(above, factor, slots, stride)
+            slot_of[row] = _home(base + (load_u64(frames, data + row * step) & mask), factor, slots, stride)
+        for row in range(rows):
+            prefetch(memory, slot_of[min(row + _AHEAD, rows - 1)])
+            slot = slot_of[row]
             while slot < end and load_u64(memory, slot) & key_mask != _NONE:
                 slot += stride
                 passed += 1
             if slot >= end or passed > most:
                 return -1
+            above = base + (load_u64(frames, data + row * step) & mask)
             store_u64(memory, slot, load_u64(memory, slot) | (above + _ONE))
-            _fill_words(frames, start, facts[page], row, words, memory, slot, slot + nulls)
+            slot_of[row] = slot
+        for word in range(len(words)):
+            fact = FACTS + FACTS_OF_A_COLUMN * word
+            _fill_word(
+                frames, start, facts[page, fact], facts[page, fact + 1], word, words, memory, slot_of[:rows], nulls
+            )
     return passed
 
 
 @njit(inline="always")
-def _fill_words(
-    frames: Bytes, page: int, facts: Words, row: int, words: Words, memory: Bytes, slot: int, nulls: int
+def _fill_word(
+    frames: Bytes,
+    page: int,
+    base: np.uint64,
+    packed: np.uint64,
+    word: int,
+    words: Words,
+    memory: Bytes,
+    slot_of: Int64s,
+    nulls: int,
 ) -> None:
-    """Write a row's words into its slot, which holds zeros, and mark those that are null."""
-    for word in range(len(words)):
-        base, packed = facts[FACTS + FACTS_OF_A_COLUMN * word], facts[FACTS + FACTS_OF_A_COLUMN * word + 1]
-        if is_null(frames, page, packed, row):
-            memory[nulls + (word >> 3)] |= np.uint8(1 << (word & 7))
+    """Write one word of the rows of a page into their slots, where it holds zeros, and mark those that are null.
+
+    A word at a time, because a processor stalls when it loads what it has just stored in parts.
+    """
+    place, shift, above = _I64(words[word, 0]), words[word, 1], base - words[word, 3]
+    width = (packed >> _WIDTH) & _U8
+    data, mask, step = page + _I64(packed & _U16), mask_of(width), _I64(width)
+    bitmap = (packed >> _HALF) & _U16
+    for row in range(len(slot_of)):
+        if bitmap > _NONE and is_null(frames, page, packed, row):
+            memory[slot_of[row] + nulls + (word >> 3)] |= np.uint8(1 << (word & 7))
             continue
-        above = base + value_above(frames, page, packed, row) - words[word, 3]
-        place = slot + _I64(words[word, 0])
-        store_u64(memory, place, load_u64(memory, place) | (above << words[word, 1]))
+        value = above + (load_u64(frames, data + row * step) & mask)
+        at = slot_of[row] + place
+        store_u64(memory, at, load_u64(memory, at) | (value << shift))
 
 
 @njit(inline="always")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -24,7 +25,7 @@ from headrace.storage.probe._probe_kernels import FACTS, FACTS_OF_A_COLUMN
 from headrace.storage.read.frame_memory import SLACK_BYTES, FrameMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -34,13 +35,14 @@ if TYPE_CHECKING:
 
 __all__ = ["RowHash", "SlotForm"]
 
-_SPARSE, _DENSE = 2.0, 4 / 3  # slots for each row: more are not faster, fewer are slow
+_SPARSE, _DENSE = 2.0, 4 / 3  # slots for each row: scattered ones at best, and in key order or at least
 _BEHIND = 4096  # slots after the last home slot; the last of them is always empty
 _MOST_WORDS = 64
 _MOST_PASSED = 8  # occupied slots passed for each row; more mean that too many keys collide
 _U8 = np.uint64(0xFF)
 _HASH = 0x9E3779B97F4A7C15
 _MOST_SPAN = 1 << 32  # of keys, in whose order slots can be
+_PART = 256  # pages that are worth a thread
 _EVEN = 1.1  # slots for each row that every page must have in key order
 _SIGN, _ALL = np.uint64(1 << 63), np.uint64(2**64 - 1)
 
@@ -111,10 +113,16 @@ class SlotForm:
         """Bytes of a slot."""
         return self.key_nbytes + self.nulls_nbytes + int(self.widths.sum())
 
-    def slots(self, rows: int, most_nbytes: int) -> int:
-        """Return the number of slots for a number of rows within a budget of bytes; 0 if the budget is too small."""
+    def slots(self, rows: int, most_nbytes: int, *, ascending: bool) -> int:
+        """Return the number of slots for a number of rows within a budget of bytes; 0 if the budget is too small.
+
+        Slots in key order need not be sparse: keys that are evenly spread seldom ask for the same slot.
+        """
         room = (most_nbytes - SLACK_BYTES) // self.stride - _BEHIND
-        return min(int(_SPARSE * rows), room) if room >= _DENSE * rows else 0
+        if room < _DENSE * rows:
+            return 0
+        most = min(int(_SPARSE * rows), room)
+        return max(math.ceil(_DENSE * rows), math.ceil(self.even_slots)) if ascending and self.ascends(most) else most
 
     def nbytes(self, slots: int) -> int:
         """Return the bytes of a number of slots."""
@@ -164,7 +172,17 @@ class RowHash:
         self._rows = self._passed = 0
 
     def add(
-        self, frames: NDArray[np.uint8], page_size: int, facts: NDArray[np.uint64], frame: NDArray[np.int64], rows: int
+        self,
+        frames: NDArray[np.uint8],
+        page_size: int,
+        facts: NDArray[np.uint64],
+        frame: NDArray[np.int64],
+        rows: int,
+        parts: int = 1,
+        run: Callable[
+            [Callable[[tuple[NDArray[np.int64], int]], int], Sequence[tuple[NDArray[np.int64], int]]], list[int]
+        ]
+        | None = None,
     ) -> bool:
         """Put the rows of some pages into slots; return False if too many keys collide.
 
@@ -174,14 +192,43 @@ class RowHash:
             The pages; see `headrace.storage.probe._probe_kernels.describe_pages`.
         rows
             Number of rows in these pages.
+        parts, run
+            Number of parts that slots in key order may be filled in at once, and a function that returns the results of
+            a function for all parts. Then the pages must be in key order.
         """
         self._rows += rows
-        passed = kernels.fill_slots(
-            frames, page_size, facts, frame, *self._place, self._memory, self._end,
-            _MOST_PASSED * self._rows - self._passed,
-        )  # fmt: skip
-        self._passed += max(0, passed)
-        return bool(passed >= 0)
+        most = _MOST_PASSED * self._rows - self._passed
+
+        def fill(part: tuple[NDArray[np.int64], int]) -> int:
+            pages, end = part
+            return int(kernels.fill_slots(frames, page_size, facts, pages, *self._place, self._memory, end, most))
+
+        divided, borders = self._divide(facts, frame, parts)
+        passed = [fill(part) for part in divided] if run is None else run(fill, divided)
+        passed.append(fill((borders, self._end)))
+        self._passed += sum(passed)
+        return min(passed) >= 0 and self._passed <= _MOST_PASSED * self._rows
+
+    def _divide(
+        self, facts: NDArray[np.uint64], frame: NDArray[np.int64], parts: int
+    ) -> tuple[list[tuple[NDArray[np.int64], int]], NDArray[np.int64]]:
+        """Divide pages into parts, each with the end of its slots, and the pages between two parts.
+
+        The slots of a page between two parts separate them: rows that find their slot occupied move into it.
+        """
+        parts = min(parts, len(frame) // _PART) if self.ascending else 1
+        if parts <= 1:
+            return [(frame, self._end)], frame[:0]
+        bounds = [len(frame) * part // parts for part in range(parts + 1)]
+        ends = [self._home(facts[frame[at], 0]) - WORD for at in bounds[1:-1]]
+        pages = [frame[start : stop - 1] for start, stop in pairwise(bounds[:-1])]
+        last = (frame[bounds[-2] :], self._end)
+        return [*zip(pages, ends, strict=True), last], frame[np.array(bounds[1:-1]) - 1]
+
+    def _home(self, key: np.uint64) -> int:
+        """Return where the slot of a key begins if slots are in key order, as kernels compute it."""
+        mixed = int(key - self._form.low) * int(self._factor)
+        return ((mixed >> 32) * int(self._slots) >> 32) * self._form.stride
 
     def find(self, keys: KeyWords, outer: bool) -> tuple[NDArray[np.int32], list[pa.Array]]:
         """Find keys. Several threads may do this at the same time.

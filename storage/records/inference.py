@@ -1,10 +1,10 @@
-"""Columns of a file whose types nobody declared: by one rule, the same wherever files are read.
+"""Infers the columns of files without a declared schema, by one rule for all commands.
 
-The names are those of the first file, and the types fit all values in its first mebibyte: whole numbers (bigint),
-numbers (double), booleans, dates, timestamps and times of day; whatever else is text. So are numbers that would not
-come back as they were written: codes with leading zeros, and whole numbers of more than 64 bits, of which two could
-become one. JSON says itself what is a number and what is text; its text may be a date or a timestamp. A later value
-that does not fit is an error.
+The names are those of the first file. The types fit all values in its first mebibyte: whole numbers (bigint), numbers
+(double), booleans, dates, timestamps and times of day; all other values are text. Numbers that would change when they
+are written again are text too: codes with leading zeros, and whole numbers of more than 64 bits, two of which could
+become equal. JSON distinguishes numbers from text; its text can be a date or a timestamp. A later value that does not
+fit is an error.
 """
 
 from __future__ import annotations

@@ -58,7 +58,16 @@ def test_predicates_are_measured_once_their_answers_agree(tmp_path):
         assert {row["predicate"] for row in csv.DictReader(table)} == {"as-of", "band"}
 
 
+@pytest.mark.slow
+def test_a_cold_start_is_measured_once_its_results_are_right(tmp_path):
+    done = benchmark("cold", "--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "cold_start.csv").open() as table:
+        contestants = {row["contestant"] for row in csv.DictReader(table)}
+    assert contestants == {"SSIJ", "DuckDB", "DuckDB, its file in the system's cache"}
+
+
 def test_an_unknown_experiment_is_refused_with_the_valid_names():
     done = benchmark("join")
     assert done.returncode == 2
-    assert "the experiments are joins, predicates, filter, spark, storage" in done.stderr
+    assert "the experiments are joins, cold, predicates, filter, spark, storage" in done.stderr

@@ -228,6 +228,64 @@ def test_a_stream_that_is_pulled_shares_phases_longer_than_half_of_the_deadline(
     assert join.stats.join_phases <= pushes / 5
 
 
+def test_pages_that_lay_close_together_do_not_bound_those_that_do_not():
+    estimate = PhaseEstimate(SEEK, TRANSFER, scan=100.0)
+    estimate.learn(4000, 1.0, 1.0)
+    assert estimate.seconds(1500) < 1.5
+    estimate.learn(1500, 3.0, 3.0)
+    assert 3.0 <= estimate.seconds(1500) <= estimate.seconds(3000) <= estimate.seconds(8000) <= 6.0 * 1.1 * 1.25 + READ
+    assert estimate.seconds(100) <= 100 * READ * 1.25 + READ
+
+
+def test_pages_that_are_known_cost_at_least_what_their_reads_do():
+    estimate = PhaseEstimate(SEEK, TRANSFER, scan=100.0)
+    estimate.learn(4000, 1.0, 1.0)
+    assert estimate.seconds(1500, 3.0) >= 3.0
+    assert estimate.seconds(1500, 3000.0) <= 100.0 * 1.25 + READ
+
+
+def test_phases_start_early_enough_after_phases_whose_pages_lay_closer_together(table):
+    """While the cache is cold the popular pages are read, which lie together; those read later are scattered."""
+    clock = Clock()
+    deadline, rng = 3.0, np.random.default_rng(12)
+    join = make(table, clock, deadline, memory="192KiB", input_threshold=10**6, stream_threshold=10**6)
+    drive(join, clock, [(0.001 * at, rng.integers(0, KEYS // 3, 400)) for at in range(5)])
+    begin = clock.now + 1
+    scattered = [(begin + 0.1 * at, rng.integers(0, KEYS, 2)) for at in range(300)]
+    drive(join, clock, scattered[:100])
+    learned = join.stats.deadline_misses
+    drive(join, clock, scattered[100:])
+    assert join.stats.deadline_misses == learned
+
+
+def test_a_phase_is_not_estimated_by_the_reads_of_the_one_before(table):
+    clock, deadline = Clock(), 3.0
+    join = make(table, clock, deadline, memory="192KiB", input_threshold=1, stream_threshold=10**6)
+    leaf, _ = table.snapshot().locate(table.snapshot().codec.encode([pa.array(range(KEYS))]))
+    first = np.searchsorted(leaf, np.arange(leaf[-1] + 1))  # key of each leaf
+    together, apart = first[:15], first[15::4][:15]
+    drive(join, clock, [(0.0, together)])
+    at = clock.now
+    join.push(pa.record_batch({"k": apart, "at": np.full(len(apart), at)}), at=at).drain()
+    reads = SEEK + TRANSFER * (int(leaf[apart[-1]] - leaf[apart[0]]) + 1)  # over the gaps, which cost less than seeks
+    assert join.due <= at + deadline - reads
+
+
+@pytest.mark.parametrize("work", [0.02, 0.1])
+def test_a_stream_that_is_only_pulled_does_not_cut_phases(build, work):
+    """Each push costs `work`, and the next one comes at once: stopping for it makes those late that wait."""
+    clock, rng, keys = Clock(), np.random.default_rng(6), 60_000
+    rows = pa.table({"k": np.arange(keys), "pad": [f"{key:>60}" for key in range(keys)]})
+    with build(rows, ["k"], unique=True, page_size=4096) as table:
+        join = make(table, clock, 2.0, input_threshold=10, stream_threshold=100_000, memory="512KiB")
+        assert 2.0 / 2 < join.algorithm.estimate.scan < 2.0
+        for _ in range(300):
+            clock.now += work
+            join.push(pa.record_batch({"k": rng.zipf(1.2, 100) * 7919 % keys})).drain()
+        assert join.stats.deadline_misses == 0
+        assert join.stats.join_phases > 300 * work / 2.0
+
+
 def test_phases_are_so_short_that_tuples_may_wait_for_two(table):
     clock = Clock()
     deadline = 8 * (SEEK + TRANSFER)

@@ -153,13 +153,9 @@ def test_the_tier_gives_way_before_a_page_does(build):
             join.push(ask).drain()
             join.flush().drain()
         assert join.store.tiers.rows.ready
-        pages = join.stats.pages_cached
-        large = pa.record_batch(
-            {
-                "text": ["y" * (join.algorithm.budget.available + join.store.cache.available * 8192 + (1 << 20))],
-                "s": [7],
-            }
-        )
+        pages, tier = join.stats.pages_cached, join.stats.memory.rows
+        size = join.algorithm.budget.available + join.store.cache.available * 8192 + tier // 2
+        large = pa.record_batch({"text": ["y" * size], "s": [7]})
         rows = [*join.push(large), *join.flush()]
         assert [row["v"].to_pylist() for row in rows] == [[7]]
         assert (join.stats.memory.rows, join.stats.pages_cached) == (0, pages)
@@ -243,6 +239,42 @@ def test_the_batch_after_a_scan_fills_the_tier_and_a_change_makes_it_wait(build)
         join.flush().drain()
         assert join.stats.memory.rows == 0
         assert joined_values(join, [4, 5, 6]) == [28, 1, 42]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+def test_threads_fill_parts_of_the_tier_and_the_pages_between_them(build, threads):
+    rng = np.random.default_rng(8)
+    keys = np.unique(rng.integers(0, 10**6, 1_000_000))
+    values = rng.integers(0, 10**9, len(keys))
+    with build(pa.table({"k": keys, "v": values}), ["k"], unique=True, page_size=4096) as table:
+        assert len(table.snapshot().leaf_pages) > 4 * 256  # enough for four parts
+        join = SSIJ(table, [("s", "k")], "left", "64MiB", threads=threads)
+        join.push(pa.record_batch({"s": keys[::7]})).drain()
+        join.flush().drain()
+        assert joined_values(join, keys[:2]) == values[:2].tolist()
+        assert join.store.tiers.rows.ready
+        assert join.store.tiers.rows._table.ascending
+        before = join.stats
+        assert np.array_equal(joined_values(join, keys), values)
+        assert set(joined_values(join, np.setdiff1d(np.arange(10**6), keys))) == {None}
+        assert (join.stats - before).pages_read == 0
+
+
+@pytest.mark.parametrize(("every", "ready"), [(1, True), (2, False)])
+def test_a_scan_of_nearly_all_pages_reads_the_others_too(build, every, ready):
+    """One missing page would keep all rows in their pages."""
+    keys = np.arange(100_000)
+    with build(pa.table({"k": keys, "v": keys * 7}), ["k"], unique=True, page_size=4096) as table:
+        leaf, _ = table.snapshot().locate(table.snapshot().codec.encode(pa.table({"k": keys})))
+        leaves = len(table.snapshot().leaf_pages)
+        wanted = keys[(leaf % 5 != 2) & (leaf % every == 0)]
+        join = SSIJ(table, [("s", "k")], "left", "64MiB")
+        assert sorted(joined_values(join, wanted)) == (wanted * 7).tolist()
+        assert (join.stats.pages_cached == leaves) == ready
+        assert sorted(joined_values(join, keys[::-1])) == (keys * 7).tolist()
+        assert joined_values(join, keys[::-1]) == (keys[::-1] * 7).tolist()
+        assert join.store.tiers.rows.ready
+        assert join.stats.memory.peak <= join.stats.memory.limit
 
 
 def joined_values(join, keys):

@@ -51,11 +51,23 @@ def test_keys_and_columns_that_are_too_many_have_no_form():
 def test_slots_keep_within_the_memory():
     form = SlotForm.of(facts(keys=[0], columns=[([0], 4)]), np.uint64(2**31))
     rows = 1_000_000
-    assert form.slots(rows, 1 << 30) == 2 * rows
+    assert form.slots(rows, 1 << 30, ascending=False) == 2 * rows
     for most in range(form.nbytes(rows), form.nbytes(3 * rows), 999_983):
-        slots = form.slots(rows, most)
-        assert slots == 0 or (slots > 1.3 * rows and form.nbytes(slots) <= most)
-    assert form.slots(rows, form.nbytes(rows)) == 0
+        for ascending in (True, False):
+            slots = form.slots(rows, most, ascending=ascending)
+            assert slots == 0 or (slots > 1.3 * rows and form.nbytes(slots) <= most)
+    assert form.slots(rows, form.nbytes(rows), ascending=True) == 0
+
+
+def test_slots_in_key_order_are_as_few_as_the_densest_page_allows():
+    columns = [([0] * 3, 1)]
+    even = SlotForm.of(facts(keys=[0, 1000, 2000], columns=columns), np.uint64(2999))
+    assert even.slots(300, 1 << 20, ascending=True) == 400
+    uneven = SlotForm.of(facts(keys=[0, 1000, 1900], columns=columns), np.uint64(4299))
+    assert uneven.slots(300, 1 << 20, ascending=True) == np.ceil(uneven.even_slots) == 526
+    assert (
+        SlotForm.of(facts(keys=[0, 1, 2], columns=columns), np.uint64(9999)).slots(300, 1 << 20, ascending=True) == 600
+    )
 
 
 @pytest.mark.parametrize(

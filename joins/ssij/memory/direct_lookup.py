@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.predicates import NearestWords
+    from headrace.joins.workers import Workers
     from headrace.storage.format import KeyWords
     from headrace.storage.tree import Snapshot
 
@@ -151,6 +152,10 @@ class DirectLookup:
         greatest = kernels.greatest_key(frames, self._layout.page_size, self._descriptors, frame)
         return SlotForm.of(self._descriptors[frame], greatest)
 
+    def in_key_order(self, frame: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the frames of cached pages in the order of their keys."""
+        return frame[np.argsort(self._descriptors[frame, 0])]
+
     def rows(self, frame: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many rows the pages in some frames have."""
         return kernels.rows_of(self._descriptors[frame])
@@ -159,9 +164,19 @@ class DirectLookup:
         """Return an empty hash table of rows. See `headrace.storage.probe.row_hash.RowHash`."""
         return RowHash(self._fixed, form, slots, ascending=ascending)
 
-    def add_rows(self, table: RowHash, frames: NDArray[np.uint8], frame: NDArray[np.int64], rows: int) -> bool:
-        """Add rows of cached pages to it. See `headrace.storage.probe.row_hash.RowHash.add`."""
-        return table.add(frames, self._layout.page_size, self._descriptors, frame, rows)
+    def add_rows(
+        self,
+        table: RowHash,
+        frames: NDArray[np.uint8],
+        frame: NDArray[np.int64],
+        rows: int,
+        workers: Workers | None = None,
+    ) -> bool:
+        """Add rows of cached pages, which are in key order. See `headrace.storage.probe.row_hash.RowHash.add`."""
+        facts, page_size = self._descriptors, self._layout.page_size
+        if workers is None:
+            return table.add(frames, page_size, facts, frame, rows)
+        return table.add(frames, page_size, facts, frame, rows, workers.share(rows), workers.map)
 
     def find_rows(self, table: RowHash, keys: KeyWords, outer: bool) -> LookupResult:
         """Find keys in it. See `headrace.storage.probe.row_hash.RowHash.find`."""

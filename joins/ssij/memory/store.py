@@ -53,6 +53,7 @@ _NO_LEAVES = np.empty(0, dtype=np.int32)
 _SCRATCH_NBYTES = 96  # per tuple: positions, keys twice, leaves, frames, rows and counts
 _DIRECT_SCRATCH_NBYTES = 40  # where only waiting tuples are sorted: leaf and frame, and then places or rows
 _ROW_TIER_NBYTES = 24  # where nothing waits
+_NEARLY_ALL = 4 / 3  # pages to read for each that tuples wait for, where one scan fills the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +132,7 @@ class Store:
         self._queued = 0
         self._page = snapshot.page_size
         self.disk_order = _NO_LEAVES if self.paged else disk_order(snapshot)
-        self.max_scan = options.max_scan
+        self._max_scan = options.max_scan
         frame_maps = frame_maps_nbytes(snapshot)
         spare = budget.limit - least_memory(snapshot, reader, frame_maps, direct=False)
         direct = (equality or nearest) and not self.paged and DirectLookup.possible(snapshot, columns, spare)
@@ -155,7 +156,8 @@ class Store:
     @property
     def longest_read(self) -> int:
         """Most disk pages in a read."""
-        return min(self.max_scan, self.read_buffer.block)
+        most = self.read_buffer.block
+        return most if self._max_scan is None else min(self._max_scan, most)
 
     def wanted(self) -> NDArray[np.int32]:
         """Return the leaves that tuples wait for, in disk order (the paper's P_u)."""
@@ -183,6 +185,30 @@ class Store:
             self.stream.demand, self.disk_order, self.snapshot.leaf_pages, head, plan, everything, widest, leaves
         )
         return leaves[:size]
+
+    def completed_to_relation(self, leaves: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return leaves to read from the first page on, and the few beside them that nothing waits for.
+
+        If then all pages of the relation are cached, its rows can have a tier of their own.
+
+        Parameters
+        ----------
+        leaves : int32[n]
+            Leaves that tuples wait for, in disk order.
+        """
+        rows, cache = self.tiers.rows, self.cache
+        if self._fixed or rows is None or not rows.wanted or isinstance(cache.frame_map, LeafMap):
+            return leaves
+        missing = np.flatnonzero(cache.frame_map < 0).astype(np.int32)
+        few = len(leaves) < len(missing) <= _NEARLY_ALL * len(leaves)
+        room = cache.available + (self.budget.available - self._queued) // self._page
+        if not few or len(missing) > min(room, cache.frames_max - cache.used):
+            return leaves
+        if not self.try_make_room(self.stream.wanted_nbytes * (len(missing) - len(leaves))):
+            return leaves
+        self.stream.add_unwanted(len(missing) - len(leaves))
+        self.account()
+        return missing[np.argsort(self.snapshot.leaf_pages[missing])]
 
     def reading_seconds(self, device: DeviceModel) -> float:
         """Return the cost of reading the wanted pages by the cheapest plan with reads of any length.

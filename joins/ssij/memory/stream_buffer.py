@@ -183,7 +183,7 @@ class StreamBuffer:
         self.rows = 0
         self.pages = 0
         self.tuple_nbytes = 0
-        self._runs_nbytes = 0
+        self._runs_nbytes = self._unwanted = 0
         self.due = self.tightest = math.inf
         self.deferred: list[DeferredSlice] = []
 
@@ -200,7 +200,7 @@ class StreamBuffer:
     @property
     def index_nbytes(self) -> int:
         """Bytes of the leaf runs, and of the list of wanted pages that a join phase makes."""
-        return self._runs_nbytes + self.wanted_nbytes * self.pages
+        return self._runs_nbytes + self.wanted_nbytes * (self.pages + self._unwanted)
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk."""
@@ -212,6 +212,14 @@ class StreamBuffer:
         else:
             self.pages += kernels.add_demand(chunk.first, chunk.last, self.demand)
         self._note(chunk.arrival)
+
+    def add_unwanted(self, pages: int) -> None:
+        """Count pages that the next step of a join phase reads although no tuple waits for them."""
+        self._unwanted += pages
+
+    def wanted_among(self, leaves: NDArray[np.int32]) -> int:
+        """Return how many of the leaves that a join phase has read tuples wait for: all where the demand is a list."""
+        return len(leaves) if isinstance(self.demand, LeafMap) else int(np.count_nonzero(self.demand[leaves]))
 
     def mergeable(self, nbytes: int) -> list[Chunk]:
         """Return the latest chunks of a kind if they are many, of similar size, and together within `nbytes`."""
@@ -243,7 +251,7 @@ class StreamBuffer:
             self.demand = _NO_DEMAND
         else:
             self.demand[:] = 0
-        self.rows = self.pages = self.tuple_nbytes = self._runs_nbytes = 0
+        self.rows = self.pages = self.tuple_nbytes = self._runs_nbytes = self._unwanted = 0
         self.due = self.tightest = math.inf
         self._spanning.clear()
         while self._simple:
@@ -262,11 +270,12 @@ class StreamBuffer:
         list of Chunk
             The removed tuples that had waited for several leaves. Their `matched` says which of them had a match.
         """
+        self.pages -= self.wanted_among(read)
         if isinstance(self.demand, LeafMap):
             self.demand = _without(self.demand, read)
         else:
             self.demand[read] = 0
-        self.pages -= len(read)
+        self._unwanted = 0
         simple, spanning, complete = [], [], []
         for chunk in self._simple:
             deferred = chunk.deferred_slice(step)

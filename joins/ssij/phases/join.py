@@ -86,8 +86,8 @@ class JoinPhase:
 
     Attributes
     ----------
-    seconds
-        Busy seconds of its steps.
+    seconds, settled
+        Busy seconds of its steps, and those in which tuples left the buffer after the last one.
     done
         Whether the sweep has ended.
     """
@@ -101,7 +101,7 @@ class JoinPhase:
         self._leaves = 0
         self._planned = 0.0
         self._tuple_nbytes = context.store.stream.tuple_nbytes
-        self.seconds = 0.0
+        self.seconds = self.settled = 0.0
         self.done = False
 
     def step(self, cut: Callable[[], bool] | None, *, fine: bool = False) -> Iterator[pa.RecordBatch]:
@@ -124,8 +124,11 @@ class JoinPhase:
             yield from part.run()
             if cut is not None:
                 self._head = int(self._context.snapshot.pointers(leaves[part.reach - 1 : part.reach])[0][0]) + 1
+            joined = self._context.progress.busy_seconds
             yield from self._settle(leaves[: part.reach])
-            self._plan = leaves[part.reach :].copy()
+            self.settled = self._context.progress.busy_seconds - joined
+            rest = leaves[part.reach :]
+            self._plan = rest[values_at(self._store.stream.demand, rest) > 0]
             self._leaves += part.reach
         seconds = self._context.progress.busy_seconds - begin
         self.seconds += seconds
@@ -147,13 +150,14 @@ class JoinPhase:
     def _next_leaves(self) -> NDArray[np.int32]:
         device = self._context.reader.device
         plan = None if self.eager or self._store.stream.spans else self._plan
-        return self._store.wanted_ahead(self._head, plan, device.seek / device.transfer)
+        wanted = self._store.wanted_ahead(self._head, plan, device.seek / device.transfer)
+        return wanted if self._head else self._store.completed_to_relation(wanted)
 
     @property
     def _divisible(self) -> bool:
         """Whether the sweep may stop: if tuples wait for several leaves, only where leaves lie on disk in key order.
 
-        Where inner nodes are paged it never stops, since the order of the wanted leaves on disk is not in memory.
+        If inner nodes are paged, it never stops, since the order of the wanted leaves on disk is not in memory.
         """
         in_order = len(self._store.disk_order) == 0 or not self._store.stream.spans
         return in_order and not self._store.paged
@@ -161,7 +165,7 @@ class JoinPhase:
     def _settle(self, read: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
         """Let the tuples leave that have met all their leaves."""
         stream, step = self._store.stream, self._context.bound.step
-        if len(read) == stream.pages:
+        if stream.wanted_among(read) == stream.pages:
             for chunk in stream.chunks:
                 yield from self._complete(chunk)
             self._store.release_stream(step)
