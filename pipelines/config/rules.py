@@ -69,12 +69,19 @@ def _role_problems(config: PipelineConfig) -> list[Problem]:
 
 
 def _source_problems(config: PipelineConfig) -> list[Problem]:
-    """Return source columns with reserved names."""
-    return [
-        Problem(("source", "schema", name), f"source column {name!r} begins with '_', which is kept for Headrace")
-        for name in config.source.columns
-        if name[:1] == "_"
-    ]
+    """Return source columns whose names are reserved, or cannot pass through the stages of a batch."""
+    problems = []
+    for name in config.source.columns:
+        if name[:1] == "_":
+            text = f"source column {name!r} begins with '_', which is kept for Headrace"
+            problems.append(Problem(("source", "schema", name), text))
+        elif not config.transform and ("." in name or "`" in name):
+            text = (
+                f"source column {name!r} has a dot or a backtick, which Spark's stages do not take; rename it with a "
+                "step `rename` of `transform`"
+            )
+            problems.append(Problem(("source", "schema", name), text))
+    return problems
 
 
 def _column_problems(config: PipelineConfig, stream: Mapping[str, str]) -> list[Problem]:

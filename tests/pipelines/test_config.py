@@ -76,6 +76,7 @@ def test_a_link_to_another_file_system_stays(tmp_path):
         (lambda d: d["lookups"].append(d["lookups"][0]), ("two lookups", "'plane'")),
         (lambda d: d.update(lookups=[]), ("at least one lookup",)),
         (lambda d: d["source"]["schema"].update(_state="int"), ("'_state'", "begins with '_'")),
+        (lambda d: d["source"]["schema"].update({"a.b": "int"}), ("'a.b'", "has a dot or a backtick", "`rename`")),
         (lambda d: d.update(name="a b"), ("name: a name starts with", "'.' and '-'; 'a b' does not")),
         (lambda d: d.update(name="../up"), ("name: a name starts with", "'../up' does not")),
         (lambda d: d["lookups"][0].update(role="a.b"), ("lookups.0.role", "and '-'; 'a.b' does not")),
