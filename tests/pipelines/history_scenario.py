@@ -108,6 +108,10 @@ class Members:
 SCHEMA = {"order": "bigint", "buyer": "string", "seller": "string", "day": "date"}
 
 
+UNKNOWN = {"city": None, "tel": None, "valid_from": dt.date.min}
+"""The unknown member, which is valid for all times."""
+
+
 class Orders:
     """A pipeline that looks orders up in a dimension with history, and what must come out."""
 
@@ -187,7 +191,7 @@ class Orders:
     def _buyer(self, buyer, day, role, carried):
         found, _ = self.members.as_of(normal(buyer), day)
         if found is None:
-            return {f"{role}_key": -1, **{f"{role}_{name}": None for name in carried}}
+            return {f"{role}_key": -1, **{f"{role}_{name}": UNKNOWN[name] for name in carried}}
         return {f"{role}_key": found["customer_key"], **{f"{role}_{name}": found[name] for name in carried}}
 
     def check(self, files):
