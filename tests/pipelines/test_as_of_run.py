@@ -81,6 +81,7 @@ def test_an_inferred_member_is_an_entry_as_history_expects_it_and_is_completed_u
     assert facts == {1: (key, None), 2: (key, None), 3: (1, "Oslo"), 4: (key, "Voss")}
 
 
+@pytest.mark.slow
 @spark
 @pytest.mark.usefixtures("spark")
 def test_a_killed_run_is_replayed_with_the_same_keys(tmp_path):

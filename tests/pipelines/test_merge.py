@@ -228,6 +228,7 @@ class CrashError(Exception):
 STEPS = ("before join", "after members:account", "before merge", "after facts", "after errors", "before record")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_crash_at_any_step_changes_nothing(desk, rng):
     for step in STEPS:

@@ -181,6 +181,7 @@ def test_a_row_that_was_retried_or_dismissed_is_not_retried_again(shop):
     assert (dismissed.status, dismissed.note) == ("dismissed", "not an order")
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_a_killed_retry_is_completed_by_the_next_run_whatever_the_step(shop):

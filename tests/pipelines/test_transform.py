@@ -157,6 +157,7 @@ class CrashError(Exception):
     """Raised by a hook in place of a crash."""
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_crash_at_any_step_changes_nothing(shop, rng):
     shop.write()

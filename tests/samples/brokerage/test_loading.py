@@ -89,6 +89,7 @@ class Killed(BaseException):
     """Ends a load where a kill would."""
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_a_load_that_ends_at_any_commit_is_completed_by_the_next(tmp_path, monkeypatch):
     generate(tmp_path / "source", 3, 8)
