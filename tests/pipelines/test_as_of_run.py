@@ -44,7 +44,7 @@ def consistent(members):
 
 @spark
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_facts_meet_the_version_of_their_event_time(tmp_path, shards):
     rng = np.random.default_rng(shards)
     world = Orders(tmp_path / "world", shards)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "etl" / "conformance"))
 from case_files import case_names, read_case
 from runner import run_case
 
+SLOW = pytest.mark.slow
 OF_FACTS = {"facts", "ensure"}
 """Steps for which a dimension needs lookups, which tests of as-of lookups run."""
 
@@ -82,7 +83,7 @@ def test_most_cases_run_here():
     assert set(IN_SPARK) <= set(CASES)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name if name in IN_SPARK else pytest.param(name, marks=SLOW) for name in CASES])
 def test_case(name, tmp_path):
     run_case(read_case(name), lambda history: DeltaBackend(history, tmp_path / "dimension"))
 

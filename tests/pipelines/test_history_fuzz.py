@@ -489,13 +489,13 @@ def run_seed(folder, seed, steps):
         raise
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(1))
 def test_a_dimension_is_what_its_changes_say(tmp_path, seed):
     run_seed(tmp_path, seed, 4)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("seed", range(100, 160))
+@pytest.mark.parametrize("seed", [1, 2, *range(100, 160)])
 def test_more_dimensions_are_what_their_changes_say(tmp_path, seed):
     run_seed(tmp_path, seed, 8)

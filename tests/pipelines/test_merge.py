@@ -176,7 +176,7 @@ def test_rows_of_a_key_become_one_fact_as_if_merged_one_by_one(tmp_path, rng, si
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("per_batch", [1, 9])
+@pytest.mark.parametrize("per_batch", [pytest.param(1, marks=pytest.mark.slow), 9])
 def test_a_null_that_keeps_a_value_keeps_what_was_looked_up_with_it(tmp_path, per_batch):
     """The key and the carried attributes are those of the member that the fact names, whose attributes may be null."""
     members = pa.table({"name": ["ann", "bob"], "city": ["Oslo", None]})

@@ -169,6 +169,7 @@ def test_a_batch_that_was_planned_before_the_changes_is_restated_next_time(world
     assert stale(world) == set()
 
 
+@pytest.mark.slow
 def test_random_changes_are_restated_in_batches_and_across_crashes(tmp_path):
     rng = np.random.default_rng(3)
     world = Restated(tmp_path / "world", 3)

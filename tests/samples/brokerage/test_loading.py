@@ -78,7 +78,7 @@ def test_batches_at_once_end_in_the_same_tables(small, tmp_path):
 
 
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_generated_batches_end_in_the_tables_of_the_oracle(tmp_path, seed):
     generate(tmp_path / "source", seed, 30)
     load(tmp_path / "source", tmp_path / "out")
