@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.pipelines.history.layout import delta_schema, entries_of
-from headrace.pipelines.replica.rows import Changes, feed_order
+from headrace.pipelines.replica.rows import ReplicaRows, net_changes
 
 if TYPE_CHECKING:
     from headrace.etl.history import History
+    from headrace.pipelines.replica.rows import Changes
 
 __all__ = ["EntryRows"]
 
 
 @dataclass(frozen=True)
-class EntryRows:
+class EntryRows(ReplicaRows):
     """The entries of a dimension with history. Entries of a member are in one shard, which its natural key determines.
 
     Parameters
@@ -34,51 +34,35 @@ class EntryRows:
     history: History
 
     @property
-    def label(self) -> str:  # noqa: D102 - as in the protocol
+    def label(self) -> str:  # noqa: D102 - as in the base
         return f"{self.history.dimension.name}-entries"
 
     @property
-    def columns(self) -> list[str]:  # noqa: D102 - as in the protocol
+    def columns(self) -> list[str]:  # noqa: D102 - as in the base
         return list(delta_schema(self.history).names)
 
     @property
-    def schema(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+    def schema(self) -> pa.Schema:  # noqa: D102 - as in the base
         return self.history.entry_schema
 
     @property
-    def key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+    def key(self) -> pa.Schema:  # noqa: D102 - as in the base
         return pa.schema([self.schema.field(name) for name in self.history.entry_key])
 
     @property
-    def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+    def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the base
         return self.history.dimension.key_schema
 
     @property
-    def feed_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+    def feed_key(self) -> pa.Schema:  # noqa: D102 - as in the base
         return self.shard_key
 
-    @property
-    def unique(self) -> bool:  # noqa: D102 - as in the protocol
-        return True
-
-    @property
-    def filter_bits(self) -> None:  # noqa: D102 - as in the protocol
-        return None
-
-    def rows(self, table: pa.Table, version: int) -> pa.Table:  # noqa: ARG002, D102 - as in the protocol
+    def rows(self, table: pa.Table, version: int) -> pa.Table:  # noqa: ARG002, D102 - as in the base
         return entries_of(self.history, table)
 
-    def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the protocol
+    def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the base
         feed = entries_of(self.history, table)
-        rows = feed.select(self.schema.names)
-        order = feed_order(feed, rows.select(self.key.names))
-        if len(order.repeated):
-            return None
-        last = rows.take(pa.array(order.last))
-        arrives = pa.array(order.inserts[order.last])
-        keys = last.select(self.key.names)
-        fresh = rows.take(pa.array(order.first[order.inserts[order.first]])).select(self.key.names)
-        return Changes(last.filter(arrives), keys.filter(pc.invert(arrives)), fresh)
+        return net_changes(feed, feed.select(self.schema.names), self.key.names)
 
-    def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: ARG002, D102 - as in the protocol
+    def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: ARG002, D102 - as in the base
         return table.num_rows == 0

@@ -8,8 +8,9 @@ There are two kinds of replica here: the members of a dimension, and the keys th
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,16 @@ from headrace.pipelines.delta.tables import CHANGE_TYPE, COMMIT_VERSION
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["Changes", "FeedOrder", "LoadedKeyRows", "MemberRows", "ReplicaRows", "feed_order", "of_shard"]
+__all__ = [
+    "Changes",
+    "FeedOrder",
+    "LoadedKeyRows",
+    "MemberRows",
+    "ReplicaRows",
+    "feed_order",
+    "net_changes",
+    "of_shard",
+]
 
 _INSERTS = pa.array(["insert", "update_postimage"])
 _UPDATES = pa.array(["update_preimage", "update_postimage"])
@@ -49,53 +59,64 @@ class Changes:
     fresh: pa.Table
 
 
-class ReplicaRows(Protocol):
+class ReplicaRows(ABC):
     """Mapping of the rows of a Delta table to the rows of a clustered table."""
 
     @property
+    @abstractmethod
     def label(self) -> str:
         """Prefix of the replica's folder name."""
 
     @property
+    @abstractmethod
     def columns(self) -> list[str]:
         """Columns that are read from the Delta table."""
 
     @property
+    @abstractmethod
     def schema(self) -> pa.Schema:
         """Schema of the clustered table."""
 
     @property
+    @abstractmethod
     def key(self) -> pa.Schema:
         """Key of the clustered table."""
 
     @property
     def shard_key(self) -> pa.Schema:
         """Columns of the key that determine a row's shard."""
+        return self.key
 
     @property
     def feed_key(self) -> pa.Schema | None:
         """Columns of the Delta table that determine a row's shard as they are; None if they need normalization."""
+        return None
 
     @property
     def unique(self) -> bool:
         """Whether each key is unique."""
+        return True
 
     @property
     def filter_bits(self) -> float | None:
         """Bits per key in the clustered table's negative filter; None for no filter."""
+        return None
 
+    @abstractmethod
     def rows(self, table: pa.Table, version: int) -> pa.Table:
         """Return rows of the Delta table at a version as normalized rows of the clustered table."""
 
+    @abstractmethod
     def changes(self, table: pa.Table) -> Changes | None:
         """Return the net effect of the feed rows; None if only a new build gives the correct result."""
 
+    @abstractmethod
     def hides_later(self, table: pa.Table, base: int) -> bool:
         """Return whether all changes are members above `base`, which a join can hide."""
 
 
 @dataclass(frozen=True)
-class MemberRows:
+class MemberRows(ReplicaRows):
     """The members of a dimension: natural key, surrogate key, and the attributes that facts carry.
 
     Parameters
@@ -107,57 +128,37 @@ class MemberRows:
     dimension: Dimension
 
     @property
-    def label(self) -> str:  # noqa: D102 - as in the protocol
+    def label(self) -> str:  # noqa: D102 - as in the base
         return self.dimension.name
 
     @property
-    def columns(self) -> list[str]:  # noqa: D102 - as in the protocol
+    def columns(self) -> list[str]:  # noqa: D102 - as in the base
         return list(self.dimension.table_schema.names)
 
     @property
-    def schema(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+    def schema(self) -> pa.Schema:  # noqa: D102 - as in the base
         return self.dimension.table_schema
 
     @property
-    def key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+    def key(self) -> pa.Schema:  # noqa: D102 - as in the base
         return self.dimension.key_schema
 
-    @property
-    def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
-        return self.key
+    def rows(self, table: pa.Table, version: int) -> pa.Table:  # noqa: ARG002, D102 - as in the base
+        return member_rows(self.dimension, self.held(table))
 
-    @property
-    def feed_key(self) -> None:  # noqa: D102 - as in the protocol
-        return None
+    def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the base
+        feed = self._members(self.held(table))
+        return net_changes(feed, member_rows(self.dimension, feed), self.key.names)
 
-    @property
-    def unique(self) -> bool:  # noqa: D102 - as in the protocol
-        return True
-
-    @property
-    def filter_bits(self) -> None:  # noqa: D102 - as in the protocol
-        return None
-
-    def rows(self, table: pa.Table, version: int) -> pa.Table:  # noqa: ARG002, D102 - as in the protocol
-        return member_rows(self.dimension, table)
-
-    def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the protocol
-        feed = self._members(table)
-        rows = member_rows(self.dimension, feed)
-        order = feed_order(feed, rows.select(self.key.names))
-        if len(order.repeated):
-            return None
-        last = rows.take(pa.array(order.last))
-        arrives = pa.array(order.inserts[order.last])
-        keys = last.select(self.key.names)
-        fresh = rows.take(pa.array(order.first[order.inserts[order.first]])).select(self.key.names)
-        return Changes(last.filter(arrives), keys.filter(pc.invert(arrives)), fresh)
-
-    def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: D102 - as in the protocol
+    def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: D102 - as in the base
         feed = self._members(table)
         inserted = pc.equal(feed.column(CHANGE_TYPE), "insert")
         above = pc.greater(feed.column(self.dimension.surrogate_key), base)
         return bool(pc.all(pc.and_(inserted, above), min_count=0).as_py())
+
+    def held(self, table: pa.Table) -> pa.Table:
+        """Return the rows of the Delta table that the replica holds, with all columns of `dimension`."""
+        return table
 
     def _members(self, table: pa.Table) -> pa.Table:
         """Return the changes of members that a row can refer to, as `member_rows` defines them."""
@@ -165,7 +166,7 @@ class MemberRows:
 
 
 @dataclass(frozen=True)
-class LoadedKeyRows:
+class LoadedKeyRows(ReplicaRows):
     """The keys that a fact table has loaded.
 
     Parameters
@@ -177,41 +178,33 @@ class LoadedKeyRows:
     duplicates: Duplicates
 
     @property
-    def label(self) -> str:  # noqa: D102 - as in the protocol
+    def label(self) -> str:  # noqa: D102 - as in the base
         return "loaded"
 
     @property
-    def columns(self) -> list[str]:  # noqa: D102 - as in the protocol
+    def columns(self) -> list[str]:  # noqa: D102 - as in the base
         return list(self.duplicates.key.names)
 
     @property
-    def schema(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+    def schema(self) -> pa.Schema:  # noqa: D102 - as in the base
         return self.duplicates.table_schema
 
     @property
-    def key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+    def key(self) -> pa.Schema:  # noqa: D102 - as in the base
         return pa.schema([self.schema.field(name) for name in self.duplicates.key.names])
 
     @property
-    def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
-        return self.key
-
-    @property
-    def feed_key(self) -> None:  # noqa: D102 - as in the protocol
-        return None
-
-    @property
-    def unique(self) -> bool:  # noqa: D102 - as in the protocol
+    def unique(self) -> bool:  # noqa: D102 - as in the base
         return False
 
     @property
-    def filter_bits(self) -> float:  # noqa: D102 - as in the protocol
+    def filter_bits(self) -> float:  # noqa: D102 - as in the base
         return _FILTER_BITS  # most records are new, so the replica does not hold their keys
 
-    def rows(self, table: pa.Table, version: int) -> pa.Table:  # noqa: D102 - as in the protocol
+    def rows(self, table: pa.Table, version: int) -> pa.Table:  # noqa: D102 - as in the base
         return self.duplicates.loaded_keys(table, version)
 
-    def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the protocol
+    def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the base
         inserted = pc.equal(table.column(CHANGE_TYPE), "insert")
         if not (pc.all(inserted, min_count=0).as_py() or self._keeps_keys(table.filter(pc.invert(inserted)))):
             return None
@@ -229,7 +222,7 @@ class LoadedKeyRows:
         balance = changed.select(columns).append_column("_sign", sign).group_by(columns).aggregate([("_sign", "sum")])
         return bool(pc.all(pc.equal(balance.column("_sign_sum"), 0), min_count=0).as_py())
 
-    def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: ARG002, D102 - as in the protocol
+    def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: ARG002, D102 - as in the base
         return table.num_rows == 0
 
 
@@ -241,6 +234,27 @@ class FeedOrder:
     last: NDArray[np.int64]
     repeated: NDArray[np.int64]
     inserts: NDArray[np.bool_]
+
+
+def net_changes(feed: pa.Table, rows: pa.Table, key: list[str]) -> Changes | None:
+    """Return the net effect of feed rows on a table with a unique key; None if a version inserts a key twice.
+
+    Parameters
+    ----------
+    feed
+        Feed rows, with their kinds and versions.
+    rows
+        The same rows as the clustered table holds them.
+    key
+        Key columns of the clustered table.
+    """
+    order = feed_order(feed, rows.select(key))
+    if len(order.repeated):
+        return None
+    last = rows.take(pa.array(order.last))
+    arrives = pa.array(order.inserts[order.last])
+    fresh = rows.take(pa.array(order.first[order.inserts[order.first]])).select(key)
+    return Changes(last.filter(arrives), last.select(key).filter(pc.invert(arrives)), fresh)
 
 
 def feed_order(feed: pa.Table, keys: pa.Table) -> FeedOrder:

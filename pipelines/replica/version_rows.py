@@ -10,14 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from headrace.etl import Dimension
 from headrace.etl.history.declaration import AT
-from headrace.etl.special import Special
-from headrace.pipelines.replica.rows import Changes, MemberRows
+from headrace.pipelines.replica.rows import MemberRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,8 +22,6 @@ if TYPE_CHECKING:
     from headrace.etl.history import History
 
 __all__ = ["CurrentRows", "VersionRows", "current_rows", "version_rows"]
-
-_SPECIAL = pa.array([int(member) for member in Special], pa.int64())
 
 
 def current_rows(history: History, carried: Iterable[str]) -> CurrentRows:
@@ -52,7 +47,7 @@ def _narrow(dimension: Dimension, key: tuple[str, ...], columns: list[pa.Field])
 
 
 @dataclass(frozen=True)
-class CurrentRows:
+class CurrentRows(MemberRows):
     """The current versions of a dimension with history.
 
     Parameters
@@ -63,56 +58,26 @@ class CurrentRows:
         Column that marks current versions.
     """
 
-    dimension: Dimension
     is_current: str
 
     @property
-    def label(self) -> str:  # noqa: D102 - as in the protocol
+    def label(self) -> str:  # noqa: D102 - as in the base
         return f"{self.dimension.name}-current"
 
     @property
-    def columns(self) -> list[str]:  # noqa: D102 - as in the protocol
-        return list(dict.fromkeys([*self.dimension.table_schema.names, self.is_current]))
+    def columns(self) -> list[str]:  # noqa: D102 - as in the base
+        return list(dict.fromkeys([*super().columns, self.is_current]))
 
     @property
-    def schema(self) -> pa.Schema:  # noqa: D102 - as in the protocol
-        return self.dimension.table_schema
-
-    @property
-    def key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
-        return self.dimension.key_schema
-
-    @property
-    def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
-        return self.key
-
-    @property
-    def feed_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+    def feed_key(self) -> pa.Schema:  # noqa: D102 - as in the base
         return self.shard_key
 
-    @property
-    def unique(self) -> bool:  # noqa: D102 - as in the protocol
-        return True
-
-    @property
-    def filter_bits(self) -> None:  # noqa: D102 - as in the protocol
-        return None
-
-    def rows(self, table: pa.Table, version: int) -> pa.Table:  # noqa: D102 - as in the protocol
-        return MemberRows(self.dimension).rows(self._current(table), version)
-
-    def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the protocol
-        return MemberRows(self.dimension).changes(self._current(table))
-
-    def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: D102 - as in the protocol
-        return MemberRows(self.dimension).hides_later(_members(self.dimension, table), base)
-
-    def _current(self, table: pa.Table) -> pa.Table:
-        return _members(self.dimension, table.filter(table.column(self.is_current)))
+    def held(self, table: pa.Table) -> pa.Table:  # noqa: D102 - as in the base
+        return table.filter(table.column(self.is_current))
 
 
 @dataclass(frozen=True)
-class VersionRows:
+class VersionRows(MemberRows):
     """All versions of a dimension with history, in the order of natural key and start of validity.
 
     Parameters
@@ -125,57 +90,28 @@ class VersionRows:
         Column of the Delta table with the start of validity.
     """
 
-    dimension: Dimension
     natural_key: tuple[str, ...]
     valid_from: str
 
     @property
-    def label(self) -> str:  # noqa: D102 - as in the protocol
+    def label(self) -> str:  # noqa: D102 - as in the base
         return f"{self.dimension.name}-versions"
 
     @property
-    def columns(self) -> list[str]:  # noqa: D102 - as in the protocol
-        stored = [name for name in self.dimension.table_schema.names if name != AT]
+    def columns(self) -> list[str]:  # noqa: D102 - as in the base
+        stored = [name for name in super().columns if name != AT]
         return list(dict.fromkeys([*stored, self.valid_from]))
 
     @property
-    def schema(self) -> pa.Schema:  # noqa: D102 - as in the protocol
-        return self.dimension.table_schema
-
-    @property
-    def key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
-        return self.dimension.key_schema
-
-    @property
-    def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+    def shard_key(self) -> pa.Schema:  # noqa: D102 - as in the base
         return pa.schema([self.key.field(name) for name in self.natural_key])
 
     @property
-    def feed_key(self) -> pa.Schema:  # noqa: D102 - as in the protocol
+    def feed_key(self) -> pa.Schema:  # noqa: D102 - as in the base
         return self.shard_key
 
-    @property
-    def unique(self) -> bool:  # noqa: D102 - as in the protocol
-        return True
+    def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: D102 - as in the base
+        return super().hides_later(self.held(table), base)
 
-    @property
-    def filter_bits(self) -> None:  # noqa: D102 - as in the protocol
-        return None
-
-    def rows(self, table: pa.Table, version: int) -> pa.Table:  # noqa: D102 - as in the protocol
-        return MemberRows(self.dimension).rows(self._dated(table), version)
-
-    def changes(self, table: pa.Table) -> Changes | None:  # noqa: D102 - as in the protocol
-        return MemberRows(self.dimension).changes(self._dated(table))
-
-    def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: D102 - as in the protocol
-        return MemberRows(self.dimension).hides_later(self._dated(table), base)
-
-    def _dated(self, table: pa.Table) -> pa.Table:
-        return _members(self.dimension, table.append_column(AT, table.column(self.valid_from)))
-
-
-def _members(dimension: Dimension, table: pa.Table) -> pa.Table:
-    """Return the rows that are not special members."""
-    special = np.asarray(pc.is_in(table.column(dimension.surrogate_key), value_set=_SPECIAL))
-    return table.filter(pa.array(~special)) if special.any() else table
+    def held(self, table: pa.Table) -> pa.Table:  # noqa: D102 - as in the base
+        return table.append_column(AT, table.column(self.valid_from))

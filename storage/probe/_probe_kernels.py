@@ -294,10 +294,8 @@ def _write_results(
         at, place = guess[i & _IN_GUESSES], _I64(frame[i])
         page, fact = place * page_size, _U64(place * stride)
         if at >= 0:
-            packed = facts[fact + _U64(2)]
-            width = (packed >> _KEY_WIDTH) & _U8
-            data, step, mask = page + _I64(packed & _U16), _I64(width), mask_of(width)
-            wanted, rows = key[i] + above, _I64(packed >> _ROWS)
+            rows, step, place_of_keys = key_block(facts[fact + _U64(2)])
+            data, mask, wanted = page + place_of_keys, mask_of(_U64(step)), key[i] + above
             target = wanted - facts[fact]
             if load_u64(frames, data + at * step) & mask != target:
                 at = rows if wanted < facts[fact] else first_not_below(frames, data, step, mask, rows, target, at)
