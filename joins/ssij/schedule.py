@@ -122,7 +122,7 @@ _STEP_SHARE, _STEP_SHARE_MOST = 1 / 64, 1 / 16  # of the smallest allowance: a s
 _PUSHES = 4  # in sequence during join phases, with no call in between that only has a step taken: a stream is pulled
 _STEP_SETTLED = 4  # a step takes at least so many times as long as settling it does
 _LOOK_UP_SHARE = 1 / 32  # of its allowance: a tuple is looked up then at the latest while a join phase runs
-_MORE_PAGES = 1 / 32  # share of the wanted pages: with more, the cost of reading them is calculated anew
+_MORE_PAGES = 1 / 32  # share of the wanted pages: with more, the cost of reading them is computed again
 _DETOUR_SHARE = 1 / 4  # of a join phase: the most that reads out of turn may take
 
 _SPANS = 8
@@ -347,7 +347,7 @@ class Schedule:
         return phases * self._estimate.seconds(pages, self._reading_seconds())
 
     def _reading_seconds(self) -> float:
-        """Return the cost of reading the wanted pages, calculated anew when they have become some more, or fewer."""
+        """Return the cost of reading the wanted pages; computed again if their number has changed enough."""
         wanted, (pages, seconds) = self._store.stream.pages, self._known
         if not pages <= wanted <= pages + _MORE_PAGES * pages:
             seconds = self._thresholds.reading_seconds()
