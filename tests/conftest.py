@@ -2,6 +2,8 @@
 
 import os
 import secrets
+import sys
+from pathlib import Path
 
 import hypothesis
 import numpy as np
@@ -9,6 +11,9 @@ import pytest
 
 hypothesis.settings.register_profile("headrace", deadline=None, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "headrace"))
+
+SHARED_FOLDERS = ("etl", "etl/conformance")
+sys.path[:0] = [str(Path(__file__).parent / folder) for folder in SHARED_FOLDERS]  # tests of other layers use them too
 
 SEED = int(os.environ.get("HEADRACE_TEST_SEED", secrets.randbits(32)))
 

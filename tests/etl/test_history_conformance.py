@@ -3,14 +3,9 @@
 import itertools
 import math
 import random
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent / "conformance"))
-
 from case_files import case_names, changes_of_text, declaration, read_case
 from runner import LocalBackend, MemoryBackend, comparable, run_case
 

@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runner import MemoryBackend
 
-from headrace.etl import Dimension, KeyAllocator
+from headrace.etl import Dimension
 from headrace.etl.errors import DeclarationError
-from headrace.etl.history import ChangeOutcome, History, apply_changes
+from headrace.etl.history import ChangeOutcome, History
 
 ATTRIBUTES = {"a1": pa.string(), "a1c": pa.string(), "a2": pa.float64(), "b2": pa.string(), "au": pa.int64()}
 THING = Dimension("thing", ("id",), "key", pa.schema([("id", pa.int64()), *ATTRIBUTES.items()]))
@@ -129,22 +130,14 @@ def expected_versions(changes):
 
 class Kept:
     def __init__(self, history=HISTORY):
-        self.history = history
-        self.entries = history.entry_schema.empty_table()
-        self.base = 0
+        self.memory = MemoryBackend(history)
 
     def apply(self, changes):
-        table = changes if isinstance(changes, pa.Table) else pa.Table.from_pylist(changes, CHANGES)
-        applied = apply_changes(self.history, self.entries, table, KeyAllocator(self.base))
-        self.base += applied.new_keys
-        entries = {(row["id"], row["_at"]): row for row in self.entries.to_pylist()}
-        entries |= {(row["id"], row["_at"]): row for row in applied.upserts.to_pylist()}
-        self.entries = pa.Table.from_pylist(list(entries.values()), self.history.entry_schema)
-        return applied
+        return self.memory.apply(changes if isinstance(changes, pa.Table) else pa.Table.from_pylist(changes, CHANGES))
 
     def versions(self):
-        rows = [row for row in self.entries.to_pylist() if row["_at"] == row["valid_from"]]
-        names = [name for name in self.history.version_schema.names if name != "key"]
+        rows = self.memory.versions().to_pylist()
+        names = [name for name in self.memory.history.version_schema.names if name != "key"]
         rows.sort(key=lambda row: (row["id"], row["valid_from"]))
         return [{name: plain(row[name]) for name in names} for row in rows]
 

@@ -8,9 +8,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from runner import MemoryBackend
 
-from headrace.etl import Dimension, KeyAllocator
-from headrace.etl.history import ChangeOutcome, History, apply_changes, inferred_entries
+from headrace.etl import Dimension
+from headrace.etl.history import ChangeOutcome, History, inferred_entries
 
 TEXTS = dict.fromkeys(["a0", "a1", "a1c"], pa.string())
 KINDS = {"id": pa.int64(), **TEXTS, "a2": pa.float64(), "au": pa.int64()}
@@ -105,18 +106,15 @@ class Kept:
     """Entries, and versions by surrogate key kept from what each change reported."""
 
     def __init__(self):
-        self.entries = HISTORY.entry_schema.empty_table()
+        self.memory = MemoryBackend(HISTORY)
         self.versions = {}
-        self.base = 0
+
+    @property
+    def entries(self):
+        return self.memory.entries
 
     def apply(self, rows):
-        applied = apply_changes(HISTORY, self.entries, pa.Table.from_pylist(rows, CHANGES), KeyAllocator(self.base))
-        self.base += applied.new_keys
-        entries = {(row["id"], row["_at"]): row for row in self.entries.to_pylist()}
-        for row in applied.deletes.to_pylist():
-            del entries[row["id"], row["_at"]]
-        entries |= {(row["id"], row["_at"]): row for row in applied.upserts.to_pylist()}
-        self.entries = pa.Table.from_pylist(list(entries.values()), HISTORY.entry_schema)
+        applied = self.memory.apply(pa.Table.from_pylist(rows, CHANGES))
         for row in applied.retired.to_pylist():
             del self.versions[row["key"]]
         for row in applied.updated.to_pylist():
@@ -131,7 +129,7 @@ class Kept:
         return [{name: plain(value) for name, value in row.items() if name != "key"} for row in rows]
 
     def entry_versions(self):
-        heads = [row for row in self.entries.to_pylist() if row["_at"] == row["valid_from"]]
+        heads = self.memory.versions().to_pylist()
         heads.sort(key=lambda row: (row["id"], row["valid_from"]))
         names = [name for name in HISTORY.version_schema.names if name != "key"]
         return [{name: plain(row[name]) for name in names} for row in heads]
@@ -227,12 +225,12 @@ def test_inferred_members_leave_no_trace_but_their_key(given_batches, announced)
     kept = Kept()
     for position, rows in enumerate([*given_batches, *([[]] * 5)]):
         for _, member in {pair for pair in announced if pair[0] == position}:
-            if member not in {row["id"] for row in kept.entries.to_pylist()}:
-                kept.base += 1
+            if member not in {row["id"] for row in kept.memory.entries.to_pylist()}:
+                kept.memory.base += 1
                 named = pa.table({"id": [member]})
-                added = inferred_entries(HISTORY, named, [kept.base])
-                kept.entries = pa.concat_tables([kept.entries, added])
-                kept.versions[kept.base] = added.select(HISTORY.version_schema.names).to_pylist()[0]
+                added = inferred_entries(HISTORY, named, [kept.memory.base])
+                kept.memory.entries = pa.concat_tables([kept.memory.entries, added])
+                kept.versions[kept.memory.base] = added.select(HISTORY.version_schema.names).to_pylist()[0]
         if rows:
             waiting = {row["id"]: key for key, row in kept.versions.items() if row["is_inferred"]}
             kept.apply(rows)

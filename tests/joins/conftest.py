@@ -3,7 +3,9 @@
 import contextlib
 import itertools
 import re
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import duckdb
 import numpy as np
@@ -14,6 +16,8 @@ from hypothesis import strategies as st
 from headrace.joins import SSIJ, IndexNestedLoops, MeshJoin
 from headrace.storage import table as storage_table
 from headrace.storage.errors import MemoryBudgetError
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 
 def paged(*args, **options):

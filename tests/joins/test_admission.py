@@ -5,39 +5,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from slow_disk import READ, SEEK, Clock, SlowReader
 
 from headrace.joins import SSIJ, Band, MeshJoin
 from headrace.joins.deadlines import Deadlines, arrived
 from headrace.joins.errors import JoinInputError, StreamSchemaError
 from headrace.joins.input_buffer import InputBuffer
-from headrace.storage.file import FileBackend
-from headrace.storage.read import DeviceModel, PageReader
 
-SEEK, TRANSFER = 0.010, 0.001
-READ = SEEK + TRANSFER
 KEYS = 4000
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-class SlowReader(PageReader):
-    """Reads the file at once, and moves the clock on by what the cost model says."""
-
-    def __init__(self, table, clock, seek=SEEK):
-        page_size = table.snapshot().page_size
-        backend = FileBackend(table.snapshot().path, direct=False)
-        super().__init__(backend, page_size, DeviceModel(seek, TRANSFER, page_size), clock=clock)
-        self.clock, self.seek = clock, seek
-
-    def fill(self, offsets, lengths, *arrays):
-        super().fill(offsets, lengths, *arrays)
-        self.clock.now += self.seek * len(offsets) + TRANSFER * int(lengths.sum()) / self.page_size
 
 
 def rows_of(keys, version=0):

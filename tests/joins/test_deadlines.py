@@ -5,39 +5,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slow_disk import READ, SEEK, TRANSFER, Clock, SlowReader
 
 from headrace.joins import SSIJ
 from headrace.joins.deadlines import Deadlines
 from headrace.joins.ssij.cost import PhaseEstimate
 from headrace.joins.timing import OperatorTime, WaitRecord
-from headrace.storage.file import FileBackend
-from headrace.storage.read import DeviceModel, PageReader
 
-SEEK, TRANSFER = 0.010, 0.001
-READ = SEEK + TRANSFER
 KEYS = 4000
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
-
-
-class SlowReader(PageReader):
-    """Reads the file at once, and moves the clock on by what the cost model says."""
-
-    def __init__(self, table, clock, slowness=1.0):
-        page_size = table.snapshot().page_size
-        device = DeviceModel(SEEK, TRANSFER, page_size)
-        super().__init__(FileBackend(table.snapshot().path, direct=False), page_size, device, clock=clock)
-        self.clock, self.slowness = clock, slowness
-
-    def fill(self, offsets, lengths, *arrays):
-        super().fill(offsets, lengths, *arrays)
-        self.clock.now += self.slowness * (SEEK * len(offsets) + TRANSFER * int(lengths.sum()) / self.page_size)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +47,7 @@ def arrivals_at(rng, gaps, size):
 
 
 def make(table, clock, deadline, memory="256KiB", slowness=1.0, **options):
-    reader = SlowReader(table, clock, slowness)
+    reader = SlowReader(table, clock, slowness=slowness)
     return SSIJ(table, on="k", memory=memory, deadline=deadline, reader=reader, clock=clock, **options)
 
 

@@ -1,14 +1,12 @@
 """What tests of applied changes share: a pipeline whose dimension has a history, and its tables as rows."""
 
-import sys
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from headrace.etl import KeyAllocator
-from headrace.etl.history import apply_changes, violations
+from headrace.etl.history import violations
 from headrace.pipelines.changes.engines import LocalEngine
 from headrace.pipelines.changes.protocol import ApplyProtocol
 from headrace.pipelines.changes.sources import change_columns, change_source
@@ -17,8 +15,6 @@ from headrace.pipelines.config.model import DimensionConfig, PipelineConfig, Sin
 from headrace.pipelines.delta.tables import DeltaHandle, open_table, read_rows
 from headrace.pipelines.history.layout import delta_schema, entries_of
 from headrace.pipelines.source.discovery import examine
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "etl" / "conformance"))
 
 
 def config_for(history, folder, shards=2):
@@ -96,23 +92,3 @@ class DeltaDimension:
         return violations(
             self.history, entries, heads.filter(heads.column(self.history.is_current)), self.greatest_key()
         )
-
-
-class InMemory:
-    """The same changes, applied by the functions alone."""
-
-    def __init__(self, history):
-        self.history = history
-        self.base = 0
-        self.entries = history.entry_schema.empty_table()
-
-    def apply(self, changes):
-        applied = apply_changes(self.history, self.entries, changes, KeyAllocator(self.base))
-        self.base += applied.new_keys
-        key = self.history.entry_key
-        rows = {tuple(row[name] for name in key): row for row in self.entries.to_pylist()}
-        for row in applied.deletes.to_pylist():
-            del rows[tuple(row[name] for name in key)]
-        rows |= {tuple(row[name] for name in key): row for row in applied.upserts.to_pylist()}
-        self.entries = pa.Table.from_pylist(list(rows.values()), self.history.entry_schema)
-        return applied

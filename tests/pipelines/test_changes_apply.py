@@ -2,14 +2,14 @@
 
 import datetime as dt
 import random
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from changes_scenario import DeltaDimension, InMemory
+from changes_scenario import DeltaDimension
 from deltalake import DeltaTable
+from runner import MemoryBackend
 from test_history_layout import multiset
+from test_history_properties import CHANGES, DAYS, HISTORY, expected_versions, plain
 
 from headrace.pipelines.changes.engines import LocalEngine
 from headrace.pipelines.changes.stages import text_limit
@@ -17,10 +17,6 @@ from headrace.pipelines.delta.commits import Commit, commit_exactly
 from headrace.pipelines.delta.compaction import compact_table
 from headrace.pipelines.errors import BatchError
 from headrace.pipelines.history.layout import version_rows
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "etl"))
-
-from test_history_properties import CHANGES, DAYS, HISTORY, expected_versions, plain
 
 STEPS = (
     "before apply", "after apply", "before changes", "after changes", "before errors", "after errors", "before moved",
@@ -78,7 +74,7 @@ def check(dimension, rows):
 @pytest.mark.parametrize("seed", range(3))
 def test_batches_end_in_the_versions_of_the_oracle(seed, tmp_path):
     rng = random.Random(seed)
-    dimension, memory, all_rows = DeltaDimension(HISTORY, tmp_path / "d"), InMemory(HISTORY), []
+    dimension, memory, all_rows = DeltaDimension(HISTORY, tmp_path / "d"), MemoryBackend(HISTORY), []
     for _ in range(5):
         rows = drawn(rng, 60)
         all_rows += rows
@@ -95,7 +91,7 @@ def test_batches_end_in_the_versions_of_the_oracle(seed, tmp_path):
 def test_the_rows_are_those_of_the_entries(tmp_path):
     """Nothing is in the table but what the entries of the functions alone give, surrogate keys aside."""
     rng = random.Random(7)
-    dimension, memory = DeltaDimension(HISTORY, tmp_path / "d", shards=1), InMemory(HISTORY)
+    dimension, memory = DeltaDimension(HISTORY, tmp_path / "d", shards=1), MemoryBackend(HISTORY)
     for _ in range(3):
         rows = table_of(drawn(rng, 50))
         dimension.apply(rows)

@@ -1,23 +1,18 @@
 """The conformance suite of dimensions with history against Delta: its changes, versions and moved facts."""
 
 import datetime as dt
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from changes_scenario import DeltaDimension, InMemory
+from case_files import case_names, read_case
+from changes_scenario import DeltaDimension
+from runner import MemoryBackend, run_case
 
 from headrace.etl import Dimension
 from headrace.etl.history import History
 from headrace.pipelines.changes.engines import SparkEngine
 from headrace.pipelines.history.moved import CAUSE, DIMENSION_VERSION, MOVED_FROM, MOVED_TO
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "etl" / "conformance"))
-
-from case_files import case_names, read_case
-from runner import run_case
 
 SLOW = pytest.mark.slow
 OF_FACTS = {"facts", "ensure"}
@@ -53,7 +48,7 @@ class DeltaBackend:
     def __init__(self, history, folder, engine=None):
         self.history = history
         self.dimension = DeltaDimension(history, folder, engine)
-        self.memory = InMemory(history)
+        self.memory = MemoryBackend(history)
 
     def apply(self, changes):
         expected = self.memory.apply(changes)

@@ -1,19 +1,13 @@
 """Row differences applied to rows must give the rows of the new entries, whatever the changes."""
 
-import sys
-from pathlib import Path
-
 import pyarrow as pa
 from hypothesis import given, settings
 from test_history_layout import multiset
+from test_history_properties import DAYS, HISTORY, Kept, batches, plain
 
 from headrace.pipelines.history.differences import row_differences
 from headrace.pipelines.history.layout import delta_schema, entries_of, version_rows
 from headrace.pipelines.replica.entry_rows import EntryRows
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "etl"))
-
-from test_history_properties import DAYS, HISTORY, Kept, batches, plain
 
 
 class Rows:

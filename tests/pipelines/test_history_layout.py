@@ -2,20 +2,15 @@
 
 import datetime as dt
 import math
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
+from test_history_properties import HISTORY, Kept, batches
 
 from headrace.etl import Dimension, KeyRule
 from headrace.etl.history import History, SpecialMembers, inferred_entries, special_versions
 from headrace.pipelines.history.layout import ENTRIES, delta_schema, entries_of, entry_type, version_rows
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "etl"))
-
-from test_history_properties import HISTORY, Kept, batches
 
 
 def plain(value):
