@@ -361,7 +361,7 @@ class StreamsAlgorithm(ABC):
         if needed > room:
             raise MemoryBudgetError(
                 f"a tuple of {self.graph.names[side]!r} needs {format_size(needed)} while it is taken in, more than "
-                f"the {format_size(room)} that a memory of {format_size(self.budget.limit)} leaves for it; give the join "
+                f"the {format_size(room)} that a memory of {format_size(self.budget.limit)} leaves for it; give it "
                 f"at least {2 * _SHARE * needed} bytes"
             )
         return part
