@@ -110,7 +110,12 @@ def two_inputs(bands):
     near = [
         (("int64",), ("int32",), [Near("x", "x", 2)], "abs(a.x - b.x) <= 2"),
         (("float",), ("float",), [Near("a.x", "b.x", 0.5)], "abs(a.x - b.x) <= 0.5 AND NOT isnan(a.x - b.x)"),
-        (("time",), ("time",), [Near("x", "x", "3ms")], "abs(epoch_ms(a.x::TIMESTAMP) - epoch_ms(b.x::TIMESTAMP)) <= 3"),
+        (
+            ("time",),
+            ("time",),
+            [Near("x", "x", "3ms")],
+            "abs(epoch_ms(a.x::TIMESTAMP) - epoch_ms(b.x::TIMESTAMP)) <= 3",
+        ),
         (("int64", "text"), ("int64", "text"), ["y", Near("x", "x", 1)], "a.y = b.y AND abs(a.x - b.x) <= 1"),
     ]
     return choices + near * bands
