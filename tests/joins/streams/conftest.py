@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from headrace.joins.errors import MemoryBudgetError
-from headrace.joins.streams import Near, SymmetricHash
+from headrace.joins.streams import HashMerge, Near, ProgressiveMerge, SymmetricHash
 
 NAMES = ("a", "b", "c", "d", "e")
 PLENTY = 32 << 20
@@ -39,6 +39,8 @@ class Contestant:
 
 OPERATORS = {
     "symmetric hash": Contestant(SymmetricHash, hows=("inner", "left", "right", "full"), spills=False),
+    "progressive merge": Contestant(ProgressiveMerge),
+    "hash merge": Contestant(HashMerge, bands=False),
 }
 
 
@@ -288,10 +290,17 @@ def run(join, case):
 
 
 def least_memory(contestant, case, spill):
-    """Return the least memory with which an operator can be made, as its error says."""
-    with pytest.raises(MemoryBudgetError) as error:
-        contestant.make(case.schemas, case.on, memory=1, spill=spill)
-    return int(re.search(r"(\d+) bytes", str(error.value))[1])
+    """Return the least memory with which an operator can be made, as its errors say."""
+    memory = 1
+    while True:
+        try:
+            contestant.make(case.schemas, case.on, memory=memory, spill=spill).close()
+        except MemoryBudgetError as error:
+            told = int(re.search(r"at least (\d+) bytes", str(error))[1])
+            assert told > memory
+            memory = told
+        else:
+            return memory
 
 
 def make(contestant, case, folder, factor=None, clock=None, **options):
