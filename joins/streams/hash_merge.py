@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.errors import JoinInputError
+from headrace.joins.streams import _index_kernels as kernels
 from headrace.joins.streams.merging import RunGroup, RunMerger
 from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.pairs import Pairing
@@ -55,8 +56,6 @@ _SORTING = 32  # bytes for each tuple of a bucket that is sorted: slots, key wor
 _BALANCE = 0.1
 _FEW_SHARE = 256
 _SLICE = 1 << 16
-_MIX = np.uint64(0xD6E8FEB86659FD93)
-_HALF = np.uint64(32)
 
 
 class HashMerge(StreamsJoin["HashMergeAlgorithm"]):
@@ -182,11 +181,10 @@ class HashMergeAlgorithm(StreamsAlgorithm):
 
     def _buckets(self, side: int, rows: Rows, start: int, stop: int) -> NDArray[np.int64]:
         """Return the buckets of the tuples from position `start` up to `stop`."""
-        fields = self.layouts[side].keys[self._pairing.driver.key_of(side)]
-        words = rows.words(fields.digest if fields.wide else fields.word)[start:stop]
-        mixed = (words ^ (words >> _HALF)) * _MIX
+        out = np.empty(stop - start, dtype=np.int64)
         bits = self._counts.shape[1].bit_length() - 1
-        return (mixed >> np.uint64(64 - bits)).astype(np.int64)
+        kernels.partitions_of(rows.keyed(self._pairing.driver.key_of(side)), start, len(out), bits, out)
+        return out
 
     def _flush(self, bucket: int) -> None:
         """Write the tuples of a bucket of both inputs, which were joined, as a group of runs."""

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from headrace.joins.errors import MemoryBudgetError
-from headrace.joins.streams import HashMerge, Near, ProgressiveMerge, SymmetricHash
+from headrace.joins.streams import DoublePipelinedHash, HashMerge, Near, ProgressiveMerge, SymmetricHash, XJoin
 
 NAMES = ("a", "b", "c", "d", "e")
 PLENTY = 32 << 20
@@ -41,6 +41,8 @@ OPERATORS = {
     "symmetric hash": Contestant(SymmetricHash, hows=("inner", "left", "right", "full"), spills=False),
     "progressive merge": Contestant(ProgressiveMerge),
     "hash merge": Contestant(HashMerge, bands=False),
+    "xjoin": Contestant(XJoin, bands=False, hows=("inner", "left", "right")),
+    "double-pipelined hash": Contestant(DoublePipelinedHash, bands=False, hows=("inner", "left", "right")),
 }
 
 
@@ -301,6 +303,14 @@ def least_memory(contestant, case, spill):
             memory = told
         else:
             return memory
+    for _ in range(20):
+        try:
+            contestant.make(case.schemas, case.on, case.how, memory, spill=spill).close()
+        except MemoryBudgetError as error:
+            memory = max(memory + 1, int(re.search(r"at least (\d+) bytes", str(error))[1]))
+        else:
+            return memory
+    raise AssertionError(memory)
 
 
 def make(contestant, case, folder, factor=None, clock=None, **options):
