@@ -13,11 +13,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from headrace.storage.format import load_u64, prefetch
-from headrace.storage.format._byte_kernels import compare_bytes
+from headrace.storage.format import compare_bytes, load_u64, prefetch
 
 if TYPE_CHECKING:
-    from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
+    from headrace.storage.format import Bytes, Flags, Int32s, Int64s, Words
 
 __all__ = [
     "KeyedRows",

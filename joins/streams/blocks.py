@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -17,15 +17,75 @@ from headrace.storage.spill import block_nbytes
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from headrace.joins.memory import MemoryBudget
+    from headrace.joins.memory import Component, MemoryBudget
     from headrace.joins.streams.layout import RowLayout
     from headrace.storage.spill import BlockRef, SpillFile
 
-__all__ = ["BLOCK_ENTRY_NBYTES", "SpilledBlock", "held", "merge_rows", "read_block", "write_block"]
+__all__ = [
+    "BLOCK_ENTRY_NBYTES",
+    "Memory",
+    "SpillReserve",
+    "SpilledBlock",
+    "held",
+    "merge_rows",
+    "read_block",
+    "write_block",
+]
 
 _SLACK = 8
 BLOCK_ENTRY_NBYTES = 256
 """Bytes of a `SpilledBlock` in memory, for whoever keeps a list of them."""
+
+
+class Memory(Protocol):
+    """What blocks in memory are charged to: a `MemoryBudget`, or a `SpillReserve` of it."""
+
+    def charge(self, component: Component, nbytes: int) -> None:
+        """Add to what a component holds, or raise `MemoryBudgetError`."""
+        ...
+
+    def release(self, component: Component, nbytes: int) -> None:
+        """Subtract from what a component holds."""
+        ...
+
+
+class SpillReserve:
+    """A part of the budget that is charged once, so that a flush can begin when no memory is left.
+
+    Parameters
+    ----------
+    budget
+        Budget to charge, as the component ``spill``.
+    nbytes
+        Bytes of the reserve.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If the budget would be exceeded.
+    """
+
+    def __init__(self, budget: MemoryBudget, nbytes: int) -> None:
+        budget.charge("spill", nbytes)
+        self._budget = budget
+        self.nbytes = self.available = nbytes
+
+    def charge(self, component: Component, nbytes: int) -> None:
+        """Take memory from the reserve, and from the budget what exceeds it.
+
+        Raises
+        ------
+        MemoryBudgetError
+            If the budget would be exceeded. Nothing is charged then.
+        """
+        beyond = max(nbytes - max(self.available, 0), 0)
+        self._budget.charge(component, beyond)
+        self.available -= nbytes
+
+    def release(self, component: Component, nbytes: int) -> None:
+        """Return memory."""
+        self._budget.release(component, min(max(-self.available, 0), nbytes))
+        self.available += nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +112,7 @@ class SpilledBlock:
         return block_nbytes(self.ref.nbytes)
 
 
-def write_block(file: SpillFile, rows: Rows, budget: MemoryBudget) -> SpilledBlock:
+def write_block(file: SpillFile, rows: Rows, budget: Memory) -> SpilledBlock:
     """Write tuples as a block. The write buffer is charged meanwhile.
 
     Raises
@@ -69,7 +129,7 @@ def write_block(file: SpillFile, rows: Rows, budget: MemoryBudget) -> SpilledBlo
 
 
 @contextlib.contextmanager
-def read_block(file: SpillFile, layout: RowLayout, block: SpilledBlock, budget: MemoryBudget) -> Iterator[Rows]:
+def read_block(file: SpillFile, layout: RowLayout, block: SpilledBlock, budget: Memory) -> Iterator[Rows]:
     """Yield the tuples of a block. Their memory is charged until the end of the context.
 
     Raises
@@ -86,7 +146,7 @@ def read_block(file: SpillFile, layout: RowLayout, block: SpilledBlock, budget: 
 
 
 @contextlib.contextmanager
-def held(budget: MemoryBudget, nbytes: int) -> Iterator[None]:
+def held(budget: Memory, nbytes: int) -> Iterator[None]:
     """Charge the component ``spill`` within the context."""
     budget.charge("spill", nbytes)
     try:
