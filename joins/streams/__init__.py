@@ -44,11 +44,13 @@ Put the operator into `OPERATORS` of ``tests/joins/streams/conftest.py``, and th
 from __future__ import annotations
 
 from headrace.joins.streams.conditions import Conditions, JoinGraph, Near
+from headrace.joins.streams.diner import DINER
 from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.stats import StreamsStats
 from headrace.joins.streams.symmetric_hash import SymmetricHash
 
 __all__ = [
+    "DINER",
     "Conditions",
     "JoinGraph",
     "Near",

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from headrace.joins.errors import MemoryBudgetError
-from headrace.joins.streams import Near, SymmetricHash
+from headrace.joins.streams import DINER, Near, SymmetricHash
 
 NAMES = ("a", "b", "c", "d", "e")
 PLENTY = 32 << 20
@@ -38,6 +38,7 @@ class Contestant:
 
 
 OPERATORS = {
+    "DINER": Contestant(DINER),
     "symmetric hash": Contestant(SymmetricHash, hows=("inner", "left", "right", "full"), spills=False),
 }
 
