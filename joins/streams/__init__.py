@@ -45,13 +45,16 @@ from __future__ import annotations
 
 from headrace.joins.streams.conditions import Conditions, JoinGraph, Near
 from headrace.joins.streams.diner import DINER
+from headrace.joins.streams.double_pipelined_hash import DoublePipelinedHash
 from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.stats import StreamsStats
 from headrace.joins.streams.symmetric_hash import SymmetricHash
+from headrace.joins.streams.xjoin import XJoin
 
 __all__ = [
     "DINER",
     "Conditions",
+    "DoublePipelinedHash",
     "JoinGraph",
     "Near",
     "StreamsAlgorithm",
@@ -59,4 +62,5 @@ __all__ = [
     "StreamsParameters",
     "StreamsStats",
     "SymmetricHash",
+    "XJoin",
 ]

@@ -166,7 +166,7 @@ class StreamsAlgorithm(ABC):
         self._spill_parent = parameters.spill
         self._spill_backend = parameters.backend
         self._spill: SpillFolder | None = None
-        self._files: dict[int, SpillFile] = {}
+        self._files: dict[tuple[int, int], SpillFile] = {}
         self._next_stamp = 0
         self._latest = -math.inf
         self._phase: Phase = "arriving"
@@ -311,8 +311,15 @@ class StreamsAlgorithm(ABC):
         rows.arrivals[start:] = np.arange(first, first + more)
         self._next_stamp += more
 
-    def spill_file(self, side: int) -> SpillFile:
-        """Return the spill file of an input (the paper's Disk), created on first use.
+    def spill_file(self, side: int, partition: int = 0) -> SpillFile:
+        """Return a spill file of an input (the paper's Disk), created on first use.
+
+        Parameters
+        ----------
+        side
+            Input.
+        partition
+            Number of the file, for operators that keep several.
 
         Raises
         ------
@@ -321,9 +328,10 @@ class StreamsAlgorithm(ABC):
         StorageIOError
             If the folder or the file cannot be created.
         """
-        if side not in self._files:
-            self._files[side] = self.spill_folder().file(self.graph.names[side])
-        return self._files[side]
+        place = side, partition
+        if place not in self._files:
+            self._files[place] = self.spill_folder().file(f"{self.graph.names[side]}-{partition}")
+        return self._files[place]
 
     def spill_folder(self) -> SpillFolder:
         """Return the folder of the spill files, created on first use; see `spill_file`."""
