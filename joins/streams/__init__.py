@@ -44,6 +44,7 @@ Put the operator into `OPERATORS` of ``tests/joins/streams/conftest.py``, and th
 from __future__ import annotations
 
 from headrace.joins.streams.conditions import Conditions, JoinGraph, Near
+from headrace.joins.streams.diner import DINER
 from headrace.joins.streams.double_pipelined_hash import DoublePipelinedHash
 from headrace.joins.streams.hash_merge import HashMerge
 from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
@@ -53,6 +54,7 @@ from headrace.joins.streams.symmetric_hash import SymmetricHash
 from headrace.joins.streams.xjoin import XJoin
 
 __all__ = [
+    "DINER",
     "Conditions",
     "DoublePipelinedHash",
     "HashMerge",
