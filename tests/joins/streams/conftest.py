@@ -15,7 +15,16 @@ import pytest
 from hypothesis import strategies as st
 
 from headrace.joins.errors import MemoryBudgetError
-from headrace.joins.streams import DINER, RPJ, DoublePipelinedHash, HashMerge, Near, ProgressiveMerge, SymmetricHash, XJoin
+from headrace.joins.streams import (
+    DINER,
+    RPJ,
+    DoublePipelinedHash,
+    HashMerge,
+    Near,
+    ProgressiveMerge,
+    SymmetricHash,
+    XJoin,
+)
 
 NAMES = ("a", "b", "c", "d", "e")
 PLENTY = 32 << 20
