@@ -82,7 +82,7 @@ class BlockList:
     def block(self, at: int) -> SpilledBlock:
         """Return a block."""
         entry = self._entries[at].tolist()
-        return SpilledBlock(BlockRef(at, entry[_PAGE], entry[_NBYTES]), entry[_COUNT], entry[_DEPARTURE])
+        return SpilledBlock(BlockRef(at, entry[_PAGE], entry[_NBYTES], entry[_COUNT]), entry[_COUNT], entry[_DEPARTURE])
 
     def content_nbytes(self, at: int) -> int:
         """Return the bytes of a block's tuples."""

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import strategies as st
 
 from headrace.joins.errors import MemoryBudgetError
-from headrace.joins.streams import DINER, DoublePipelinedHash, HashMerge, Near, ProgressiveMerge, SymmetricHash, XJoin
+from headrace.joins.streams import DINER, RPJ, DoublePipelinedHash, HashMerge, Near, ProgressiveMerge, SymmetricHash, XJoin
 
 sys.path.insert(0, str(Path(__file__).parent))
 from twins import NestedLoops, combinations, parsed
@@ -44,6 +44,7 @@ class Contestant:
 OPERATORS = {
     "nested loops": Contestant(NestedLoops, most_inputs=5, spills=False),
     "DINER": Contestant(DINER),
+    "RPJ": Contestant(RPJ, bands=False),
     "symmetric hash": Contestant(SymmetricHash, hows=("inner", "left", "right", "full"), spills=False),
     "progressive merge": Contestant(ProgressiveMerge),
     "hash merge": Contestant(HashMerge, bands=False),
