@@ -23,14 +23,12 @@ import pyarrow.compute as pc
 from headrace.etl.errors import DeclarationError, DimensionError
 from headrace.etl.history.applying import Applied, apply_changes
 from headrace.etl.history.as_of import AsOfLookup, Operators, current_dimension, resolve_as_of
-from headrace.etl.history.cascading import Reference, cascade
+from headrace.etl.history.cascading import Reference, cascade, children_of, parents_of
 from headrace.etl.history.checking import violations
 from headrace.etl.history.declaration import AT, History
 from headrace.etl.history.inferring import inferred_members, special_versions
 from headrace.etl.history.stored import named_members, stored_entries, time_limits
-from headrace.etl.history.values import single
 from headrace.etl.lookup import Policy
-from headrace.etl.ranking import rank_rows
 from headrace.etl.surrogate import KeyAllocator
 from headrace.joins import SSIJ, AsOf
 from headrace.storage import Table
@@ -40,9 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-    from numpy.typing import NDArray
-
-    from headrace.etl.equality import Conformed
 
 __all__ = ["Follow", "HistoryDimension"]
 
@@ -220,22 +215,12 @@ class HistoryDimension:
                 f"the reference leads from {reference.child.dimension.name!r} to {reference.parent.dimension.name!r}; "
                 "declare it with the histories of these two dimensions"
             )
-        touched = self._entries_for(_distinct([named_members(self.history, changes), self._referring(follow)]))
-        parents = parent.versions_of(_distinct([_referred(reference, table) for table in (touched, changes)]))
+        wanted = named_members(parent.history, follow.changed)
+        children = children_of(reference, self._entries.scan(), wanted)
+        named = pa.concat_tables([named_members(self.history, changes), children])
+        touched = self._entries_for(named.group_by(named.column_names).aggregate([]))
+        parents = parent.versions_of(parents_of(reference, touched, changes))
         return cascade(reference, touched, changes, parents, sequence=follow.sequence, audit=follow.audit)
-
-    def _referring(self, follow: Follow) -> pa.Table:
-        """Return the keys of members with an entry that refers to a parent that may have changed."""
-        names, on = list(self.history.dimension.natural_key), follow.reference.on
-        parent = follow.parent.history.dimension
-        child_of = {column: name for name, column in on.items()}
-        wanted = named_members(follow.parent.history, follow.changed)
-        found = [self.history.dimension.key_schema.empty_table()]
-        for batch in self._entries.scan():
-            referred = parent.conform_key([batch.column(child_of[name]) for name in parent.natural_key])
-            met = batch.filter(pa.array(_are_among(referred, wanted)))
-            found.append(pa.Table.from_batches([met.select(names)]).cast(found[0].schema))
-        return pa.concat_tables(found)
 
     def ensure(self, keys: pa.Table | pa.RecordBatch) -> pa.Table:
         """Return the surrogate keys of the current versions of members; missing members are inferred.
@@ -491,30 +476,6 @@ class _NewestEntry:
 def _begins(history: History, entries: pa.Table | pa.RecordBatch) -> Any:
     """Return which entries begin a version."""
     return pc.equal(entries.column(AT), entries.column(history.valid_from))
-
-
-def _referred(reference: Reference, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Return the distinct keys of the parents that entries or changes of children refer to."""
-    parent, names = reference.parent, list(reference.on)
-    if not set(names) <= set(rows.schema.names):
-        return parent.dimension.key_schema.empty_table()
-    columns = [single(rows.column(name)) for name in names]
-    return named_members(parent, pa.table(columns, names=list(reference.on.values())))
-
-
-def _are_among(keys: list[Conformed], wanted: pa.Table) -> NDArray[np.bool_]:
-    """Return which keys are among some distinct keys."""
-    usable = ~np.logical_or.reduce([key.null | key.unfit for key in keys])
-    rows = pa.array(np.flatnonzero(usable))
-    both = [pa.concat_arrays([single(w), key.values.take(rows)]) for w, key in zip(wanted.columns, keys, strict=True)]
-    ranks, _ = rank_rows(both)
-    usable[usable] = np.isin(ranks[wanted.num_rows :], ranks[: wanted.num_rows])
-    return usable
-
-
-def _distinct(keys: list[pa.Table]) -> pa.Table:
-    table = pa.concat_tables(keys)
-    return table.group_by(table.column_names).aggregate([])
 
 
 def _build_current(

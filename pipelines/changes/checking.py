@@ -280,4 +280,5 @@ def _spread(writers: list[Any], rows: pa.Table, part: NDArray[np.integer[Any]]) 
 
 
 def _no_changes(history: History) -> pa.Table:
-    return pa.schema(list(change_columns(history).items())).empty_table()
+    columns = {name: kind for name, kind in change_columns(history).items() if name != history.partial}
+    return pa.schema(list(columns.items())).empty_table()
