@@ -240,9 +240,17 @@ def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path
 
 def _show_applied(result: ApplyResult, console: Console) -> None:
     """Show what became of the changes."""
+    followed = [
+        (name, outcome, count)
+        for name, outcomes in result.followed.items()
+        for outcome, count in sorted(outcomes.items())
+    ]
+    others = (
+        [Grid("Changes of dimensions that follow", ("dimension", "outcome", "changes"), followed)] if followed else []
+    )
     if not result.batches:
         text = f"{result.path} has the changes of all files already; read them again with --again"
-        console.result(result.as_dict(), Text(text))
+        console.result(result.as_dict(), Text(text), *others)
         return
     names = ("rows", "inserted", "updated", "retired", "moved_ranges", "late")
     pairs = {"path": result.path, "version": result.version, "files": result.files}
@@ -251,7 +259,7 @@ def _show_applied(result: ApplyResult, console: Console) -> None:
     outcomes = Grid("Changes by outcome", ("outcome", "changes"), sorted(result.outcomes.items()))
     kept = sum(result.outcomes.get(each, 0) for each in ("rejected", "routed"))
     note = [Text(f"{counted(kept, 'change')} that did not apply: see {result.errors}")] if kept else []
-    console.result(result.as_dict(), shown, outcomes, *note)
+    console.result(result.as_dict(), shown, outcomes, *others, *note)
 
 
 def _has_history(config: PipelineConfig, name: str) -> bool:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from headrace.etl import Dimension
+from headrace.etl.errors import DeclarationError
 from headrace.etl.history import AsOfLookup, History, Reference
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type
 from headrace.pipelines.config.declared import key_rules, special_members
@@ -88,6 +91,11 @@ def references_of(config: PipelineConfig, name: str) -> tuple[Reference, ...]:
     if declared is None or not declared.parents:
         return ()
     child = history_of(config, name)
+    if child.sequence_type in {pa.int8(), pa.int16()}:
+        raise DeclarationError(
+            f"history of dimension {name!r}: changes that follow from parents are numbered by the versions of the "
+            "table, so `sequence_type` needs at least four bytes; declare it as bigint"
+        )
     return tuple(
         Reference(child, history_of(config, each.dimension), dict(each.on), dict(each.carry), dict(each.audit))
         for each in declared.parents
