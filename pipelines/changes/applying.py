@@ -1,8 +1,8 @@
 """Application of files of changes to a dimension with history: which files, in which batches, exactly once.
 
 A source of changes has a ledger of its own, in the checkpoint folder of the pipeline. A file that was applied is not
-read again unless that is asked for; then its changes are reported as replayed. Files that changed since are read again,
-because changes that were applied before add nothing.
+read again unless that is asked for; then its changes are reported as replayed. A file that changed since is always read
+again: changes in it that were applied before add nothing, and what it no longer has stays applied.
 """
 
 from __future__ import annotations

@@ -373,7 +373,7 @@ class ApplyProtocol:
     def _reader(self, shards: int) -> ReadChanges:
         form, dimension = record_format(self._target.source), self._target.history.dimension
         rule = ShardRule(dimension.natural_key, dimension.key_schema, shards, dimension.rules)
-        return ReadChanges(ReadStep(form, form.columns), rule)
+        return ReadChanges(ReadStep(form, form.columns, skippable=False), rule)
 
     # Commits
 
