@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.model import SourceConfig
     from headrace.pipelines.source.discovery import FoundFile
 
-__all__ = ["Engine", "LocalEngine", "SparkEngine"]
+__all__ = ["Engine", "LocalEngine", "SparkEngine", "local_files"]
 
 _TRIES: Final = 2
 
@@ -85,7 +85,7 @@ class LocalEngine:
     def run(  # noqa: D102 - as in the protocol
         self, source: SourceConfig, files: Sequence[FoundFile], read: ReadChanges, apply: ApplyShard
     ) -> list[dict[str, Any]]:
-        with _writable(self._folder):
+        with local_files(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             place = tempfile.TemporaryDirectory(prefix="changes-", dir=self._folder)
         rows = piece_rows(source, files, self._cores, skippable=False)
@@ -169,8 +169,13 @@ def _created(path: Path) -> pa.NativeFile:
 
 
 @contextmanager
-def _writable(folder: Path) -> Iterator[None]:
+def local_files(folder: Path, held: str = "the changes of a batch while they are applied") -> Iterator[None]:
     """Raise an error that names the folder and the remedy if a file in it cannot be written or read.
+
+    Parameters
+    ----------
+    folder, held
+        The folder, and what it holds.
 
     Raises
     ------
@@ -181,9 +186,9 @@ def _writable(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise StorageIOError(
-            f"the folder {folder}, which holds the changes of a batch while they are applied, cannot be used: {error}; "
-            "nothing of the batch was committed. Free some space there, or name another folder as `replicas` in the "
-            "pipeline file or in HEADRACE_REPLICAS, and run again"
+            f"the folder {folder}, which holds {held}, cannot be used: {error}; nothing of that was committed. Free "
+            "some space there, or name another folder as `replicas` in the pipeline file or in HEADRACE_REPLICAS, and "
+            "run again"
         ) from error
 
 
@@ -210,7 +215,7 @@ class _Exchange:
             with suppress(OSError):
                 self._stack.close()
             return
-        with _writable(self._folder):
+        with local_files(self._folder):
             self._stack.close()
 
     @property
@@ -227,18 +232,18 @@ class _Exchange:
             shards, starts = np.unique(shard[order], return_index=True)
             for each, start, end in zip(shards, starts, [*starts[1:], len(order)], strict=True):
                 writer, lock = self._writer(int(each), batch.schema)
-                with lock, _writable(self._folder):
+                with lock, local_files(self._folder):
                     writer.write_batch(ordered.slice(start, end - start))
 
     def of(self, shard: int) -> list[pa.RecordBatch]:
         """Return the changes of a shard."""
         if shard not in self._writers:
             return []
-        with _writable(self._folder), pa.ipc.open_stream(self._folder / f"{shard}.arrow") as reader:
+        with local_files(self._folder), pa.ipc.open_stream(self._folder / f"{shard}.arrow") as reader:
             return list(reader)
 
     def _writer(self, shard: int, schema: pa.Schema) -> tuple[pa.ipc.RecordBatchStreamWriter, Lock]:
-        with self._lock, _writable(self._folder):
+        with self._lock, local_files(self._folder):
             if shard not in self._writers:
                 options = pa.ipc.IpcWriteOptions(compression="lz4")
                 file = self._stack.enter_context(_created(self._folder / f"{shard}.arrow"))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.etl.history import History, Reference
     from headrace.pipelines.config.model import PipelineConfig
 
-__all__ = ["Cascade", "ParentTable", "ParentVersions", "parent_tables", "with_lists"]
+__all__ = ["Cascade", "ParentTable", "ParentVersions", "followed_stream", "parent_tables", "with_lists"]
 
 _SEPARATOR = r"\s*[,;|]\s*"
 
@@ -204,6 +204,11 @@ def parent_tables(config: PipelineConfig, name: str) -> tuple[ParentTable, ...]:
             create_history(parent.path, history_of(config, reference.parent.dimension.name))
         found.append(ParentTable(reference, DeltaHandle(parent.path), parent.shards))
     return tuple(found)
+
+
+def followed_stream(parent: str, table_id: str) -> str:
+    """Return the stream whose batches are the versions of a parent's table that the members of a dimension followed."""
+    return f"parent:{parent}:{table_id}"
 
 
 def with_lists(history: History, changes: pa.Table, repeated: frozenset[str]) -> pa.Table:

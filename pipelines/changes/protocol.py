@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 from headrace.etl.history import ChangeOutcome
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
 from headrace.pipelines.batch.read_step import ReadStep, record_format
-from headrace.pipelines.changes.parents import Cascade
+from headrace.pipelines.changes.parents import Cascade, followed_stream
 from headrace.pipelines.changes.snapshots import snapshot_history
 from headrace.pipelines.changes.stages import ApplyShard, ReadChanges, Tables
 from headrace.pipelines.changes.targets import errors_path
@@ -60,13 +60,12 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.model import SourceConfig
     from headrace.pipelines.source.discovery import FoundFile
 
-__all__ = ["AppliedBatch", "ApplyProtocol"]
+__all__ = ["CHANGES", "AppliedBatch", "ApplyProtocol"]
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 50
 _LONGEST_PAUSE: Final = 2.0
-_PART: Final = "changes"
-_FOLLOWED: Final = "parent:"
+CHANGES: Final = "changes"
 _LEAST_TASK_BYTES: Final = 1 << 20
 _TASK_SHARE: Final = 16  # the rows of a change, its entries and its versions take this many times its own bytes
 _SCANNED_CHANGES: Final = 10_000
@@ -184,12 +183,12 @@ class ApplyProtocol:
     def last_batch(self, stream: str) -> int | None:
         """Return the last batch of a stream that the dimension holds, or None."""
         self._dimension.latest()
-        return self._dimension.transaction(application(stream, _PART))
+        return self._dimension.transaction(application(stream, CHANGES))
 
     def finish(self, number: int, stream: str) -> AppliedBatch | None:
         """Complete a batch that the dimension holds, if its run ended early; None if the dimension does not hold it."""
         self._dimension.latest()
-        name = application(stream, _PART)
+        name = application(stream, CHANGES)
         done = self._dimension.transaction(name)
         if done is None or done < number:
             return None
@@ -252,7 +251,7 @@ class ApplyProtocol:
         """
         parent = self._target.parents[position]
         latest = parent.handle.latest()
-        stream = f"{_FOLLOWED}{parent.reference.parent.dimension.name}:{latest.table_id}"
+        stream = followed_stream(parent.reference.parent.dimension.name, latest.table_id)
         since = self.last_batch(stream)
         if since is not None:
             self.finish(since, stream)
@@ -398,7 +397,7 @@ class ApplyProtocol:
         keys = {} if greatest is None else {"base": stage.base, "greatest_key": greatest}
         remembered = max(greatest or 0, stage.base)
         properties = {} if remembered <= self._dimension.remembered_key() else {GREATEST_KEY: str(remembered)}
-        commit = Commit(application(stream, _PART), number, {**keys, **note}, properties)
+        commit = Commit(application(stream, CHANGES), number, {**keys, **note}, properties)
         self._begin("changes", self._dimension)
         table = self._dimension.table
         change_rows_exactly(self._dimension.path, table, self._dimension.live, stage.version, changes, commit)
@@ -410,7 +409,7 @@ class ApplyProtocol:
         pending = [DataFile(**file) for file in note["pending"]]
         if pending:
             self._begin("errors", self._errors)
-            commit_files(self._errors.path, self._errors.table, pending, Commit(application(stream, _PART), number))
+            commit_files(self._errors.path, self._errors.table, pending, Commit(application(stream, CHANGES), number))
             self._hook("after errors")
         self._hook("before moved")
         self._holds()

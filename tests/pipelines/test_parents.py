@@ -11,10 +11,12 @@ from deltalake import DeltaTable
 
 from headrace.etl.history import Follow, HistoryDimension
 from headrace.pipelines.changes import SnapshotOptions, apply_files, check_history
-from headrace.pipelines.config.history import references_of
+from headrace.pipelines.changes.repairing import RowRepair
+from headrace.pipelines.config.history import history_of, references_of
 from headrace.pipelines.config.model import load_pipeline
-from headrace.pipelines.delta.tables import open_table, read_rows
+from headrace.pipelines.delta.tables import DeltaHandle, open_table, read_rows
 from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.runner import run
 
 DAYS = [dt.date(2024, 1, day) for day in range(1, 8)]
@@ -319,3 +321,28 @@ def test_parents_that_do_not_fit_are_refused(tmp_path, change, says):
     (tmp_path / "bank.yml").write_text(yaml.safe_dump(document))
     with pytest.raises(PipelineFileError, match=says):
         load_pipeline(tmp_path / "bank.yml")
+
+
+def test_a_member_that_repeats_something_else_is_found(tmp_path):
+    bank = Bank(tmp_path)
+    for _ in two_loads(bank):
+        steps_of(bank)
+    assert check_history(bank.config, "account") == []
+    damage(bank, "account", lambda row: row["account"] == 5 and row["is_current"], customer_city="elsewhere")
+    rules = {finding.rule for finding in check_history(bank.config, "account")}
+    assert "members repeat the columns of their parents' versions" in rules
+
+
+def damage(bank, name, chosen, **values):
+    history = history_of(bank.config, name)
+    schema, path = delta_schema(history), str(bank.folder / "w" / name)
+    (row,) = (each for each in bank.versions(name) if chosen(each))
+    entries = [
+        {**each, **{f"_recorded_{key}": value for key, value in values.items()}} for each in row["_entries"] or ()
+    ]
+    handle = DeltaHandle(path)
+    handle.latest()
+    repair = RowRepair(history, handle)
+    new = {**row, **values, "_entries": entries or None}
+    repair.add(pa.Table.from_pylist([row], schema), pa.Table.from_pylist([new], schema))
+    repair.commit(handle.table.version(), {})
