@@ -190,9 +190,9 @@ def repaired(shop, **options):
     ("values", "rule"),
     [
         ({"is_current": True}, FOLLOW),
-        ({"version": 7}, FOLLOW),
-        ({"is_current": False, "version": 3}, FOLLOW),
-        ({"_sequence": dt.date(2023, 12, 31)}, FOLLOW),
+        pytest.param({"version": 7}, FOLLOW, marks=pytest.mark.slow),
+        pytest.param({"is_current": False, "version": 3}, FOLLOW, marks=pytest.mark.slow),
+        pytest.param({"_sequence": dt.date(2023, 12, 31)}, FOLLOW, marks=pytest.mark.slow),
     ],
 )
 def test_what_needs_no_decision_is_fixed(shop, values, rule):
@@ -221,7 +221,14 @@ def test_the_end_of_a_current_version_is_fixed_and_another_end_is_left(shop):
     assert shop.rows() == damaged
 
 
-@pytest.mark.parametrize("values", [{"tel": "wrong"}, {"valid_from": dt.date(2023, 12, 31)}, {}])
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tel": "wrong"},
+        pytest.param({"valid_from": dt.date(2023, 12, 31)}, marks=pytest.mark.slow),
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
+)
 def test_what_needs_a_decision_is_left_beside_what_does_not(shop, values):
     shop.damage(3, **values)
     other = next(row for row in shop.rows() if row["is_current"] and row["customer_key"] > 0 and row["id"] == 30)
@@ -317,11 +324,11 @@ def test_sound_facts_break_no_rule(shop):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"buyer_key": 12345}, "have the key of a version"),
-        ({"buyer": 58}, "have the key of a version of their member"),
+        pytest.param({"buyer_key": 12345}, "have the key of a version", marks=pytest.mark.slow),
+        pytest.param({"buyer": 58}, "have the key of a version of their member", marks=pytest.mark.slow),
         ({"day": dt.date(2031, 1, 1)}, "have the key of the version that was valid at their time"),
         ({"buyer_tel": "other"}, "carry the values of their version"),
-        ({"buyer_city": None}, "carry the values of their version"),
+        pytest.param({"buyer_city": None}, "carry the values of their version", marks=pytest.mark.slow),
     ],
 )
 def test_a_wrong_fact_is_found(shop, values, says):
