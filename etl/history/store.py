@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-__all__ = ["Follow", "HistoryDimension"]
+__all__ = ["Follow", "HistoryDimension", "NewestEntry", "begins", "resolved"]
 
 _ENTRIES: Final = "entries.table"
 _CURRENT: Final = "current.table"
@@ -251,14 +251,14 @@ class HistoryDimension:
         if self._current.app_version(_FOLLOWED) != before:
             self._rebuild()
             return
-        rows = upserts.filter(pc.and_(upserts.column(history.is_current), _begins(history, upserts)))
+        rows = upserts.filter(pc.and_(upserts.column(history.is_current), begins(history, upserts)))
         self._current.apply(rows.select(self._current.schema.names), app=(_FOLLOWED, txid), wait=_WAIT)
 
     def _rebuild(self) -> None:
         self._current.close()
         entries = self._entries
         batches = (
-            batch.filter(pc.and_(batch.column(self.history.is_current), _begins(self.history, batch)))
+            batch.filter(pc.and_(batch.column(self.history.is_current), begins(self.history, batch)))
             for batch in entries.scan()
         )
         _build_current(self._folder, self.history, batches, entries.snapshot().txid, **self._options)
@@ -336,21 +336,8 @@ class HistoryDimension:
     def _resolved(
         self, declared: AsOfLookup, facts: pa.Table | pa.RecordBatch, allocator: KeyAllocator | None = None
     ) -> pa.Table:
-        """Return facts in input order with the columns that the lookup adds."""
-        position = "_position"
-        table = pa.table(facts) if isinstance(facts, pa.Table) else pa.Table.from_batches([facts])
-        # A join does not keep flags of columns without nulls, so the results of several joins would differ in them.
-        table = table.cast(pa.schema([column.with_nullable(nullable=True) for column in table.schema]))
-        table = table.append_column(position, pa.array(np.arange(table.num_rows)))
-        added = declared.added_schema()
         with self._operators(declared) as operators:
-            found = list(resolve_as_of(declared, operators, table.combine_chunks().to_batches(), allocator))
-        schema = pa.schema([*table.schema, *added])
-        if not found:
-            return schema.empty_table().drop_columns([position])
-        result = pa.Table.from_batches(found, schema)
-        order = np.argsort(np.asarray(result.column(position)))
-        return result.take(pa.array(order)).drop_columns([position])
+            return resolved(declared, operators, facts, allocator)
 
     # Contents
 
@@ -362,7 +349,7 @@ class HistoryDimension:
     def versions(self, *, special: bool = True) -> pa.Table:
         """Return all versions in the order of natural key and time, the special members first."""
         names = self.history.version_schema.names
-        heads = [batch.filter(_begins(self.history, batch)).select(names) for batch in self._entries.scan()]
+        heads = [batch.filter(begins(self.history, batch)).select(names) for batch in self._entries.scan()]
         stored = pa.Table.from_batches(heads, self._stored_versions)
         members = special_versions(self.history) if special else self.history.version_schema.empty_table()
         return pa.concat_tables([members, stored.cast(self.history.version_schema)])
@@ -380,7 +367,7 @@ class HistoryDimension:
             Table with the columns of the natural key; other columns and repeated keys do not matter.
         """
         entries = self._entries_for(named_members(self.history, keys))
-        return entries.filter(_begins(self.history, entries)).select(self.history.version_schema.names)
+        return entries.filter(begins(self.history, entries)).select(self.history.version_schema.names)
 
     def inferred(self) -> pa.Table:
         """Return the inferred members: facts introduced them, and their record has not arrived."""
@@ -427,7 +414,7 @@ class HistoryDimension:
     def _current_operator(self, lookup: AsOfLookup) -> Any:
         on, columns = lookup.current.operator_on, lookup.current.operator_columns
         if self._is_behind:
-            return _NewestEntry(self._entries, on, columns, self.history.instant_type, self._memory)
+            return NewestEntry(self._entries, on, columns, self.history.instant_type, self._memory)
         return SSIJ(self._current, on=on, how="left", columns=columns, memory=self._memory)
 
     def _over_entries(self, lookup: AsOfLookup, backward: bool) -> SSIJ:
@@ -439,7 +426,7 @@ class HistoryDimension:
         return stored_entries(self.history, self._entries, members, self._memory)
 
 
-class _NewestEntry:
+class NewestEntry:
     """Replaces the replica of current versions while it is behind: finds the newest entry of each member."""
 
     _FAR: Final = "_far"
@@ -473,7 +460,38 @@ class _NewestEntry:
             yield result.select([column for column in range(result.num_columns) if column != far])
 
 
-def _begins(history: History, entries: pa.Table | pa.RecordBatch) -> Any:
+def resolved(
+    declared: AsOfLookup,
+    operators: Operators,
+    facts: pa.Table | pa.RecordBatch,
+    allocator: KeyAllocator | None = None,
+) -> pa.Table:
+    """Return facts in input order with the columns that a lookup adds.
+
+    Parameters
+    ----------
+    declared, operators
+        The lookup, and its open joins.
+    facts
+        The facts.
+    allocator
+        Allocator of surrogate keys for inferred members; None if the lookup infers none.
+    """
+    position = "_position"
+    table = pa.table(facts) if isinstance(facts, pa.Table) else pa.Table.from_batches([facts])
+    # A join does not keep flags of columns without nulls, so the results of several joins would differ in them.
+    table = table.cast(pa.schema([column.with_nullable(nullable=True) for column in table.schema]))
+    table = table.append_column(position, pa.array(np.arange(table.num_rows)))
+    found = list(resolve_as_of(declared, operators, table.combine_chunks().to_batches(), allocator))
+    schema = pa.schema([*table.schema, *declared.added_schema()])
+    if not found:
+        return schema.empty_table().drop_columns([position])
+    result = pa.Table.from_batches(found, schema)
+    order = np.argsort(np.asarray(result.column(position)))
+    return result.take(pa.array(order)).drop_columns([position])
+
+
+def begins(history: History, entries: pa.Table | pa.RecordBatch) -> Any:
     """Return which entries begin a version."""
     return pc.equal(entries.column(AT), entries.column(history.valid_from))
 

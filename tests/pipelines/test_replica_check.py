@@ -13,7 +13,8 @@ from headrace.storage import Table
 DOCUMENT = {
     "name": "shop",
     "source": {
-        "format": "csv", "path": "in", "schema": {"order": "bigint", "buyer": "bigint", "day": "date", "store": "string"},
+        "format": "csv", "path": "in",
+        "schema": {"order": "bigint", "buyer": "bigint", "day": "date", "store": "string"},
     },
     "dimensions": {
         "customer": {
