@@ -126,7 +126,9 @@ class Members:
         rows = len(member)
         false = {name: np.zeros(rows, bool) for name in schema.names if name in {"is_deleted", "is_inferred"}}
         columns |= false
-        return pa.table([columns.get(name, pa.nulls(rows, schema.field(name).type)) for name in schema.names], schema.names)
+        return pa.table(
+            [columns.get(name, pa.nulls(rows, schema.field(name).type)) for name in schema.names], schema.names
+        )
 
     def at(self, member, day):
         """Return surrogate key and number of the city of members at days, of which none is before the first version."""

@@ -32,8 +32,12 @@ def main(arguments):
     parser.add_argument("--quick", action="store_true", help="small data, to see that everything runs")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies all sizes (default: 1)")
     for field in fields(Settings):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), help=f"default: {field.default}")
-    parser.add_argument("--folder", type=Path, help="folder for the tables, on a disk with room (default: that of --out)")
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}", type=type(field.default), help=f"default: {field.default}"
+        )
+    parser.add_argument(
+        "--folder", type=Path, help="folder for the tables, on a disk with room (default: that of --out)"
+    )
     parser.add_argument("--out", type=Path, default=Path("artifacts/benchmarks"), help="folder of the results")
     chosen = parser.parse_args(arguments)
     if unknown := [name for name in chosen.cases if name not in CASES]:
