@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.delta.support import Described
     from headrace.pipelines.delta.tables import DeltaHandle
 
-__all__ = ["FactFiles"]
+__all__ = ["CorrectFacts", "FactFiles"]
 
 _LOG = logging.getLogger(__name__)
 _NOTE: Final = pa.schema([("note", pa.string())])
@@ -123,39 +123,52 @@ class FactFiles:
             If not all facts were found at their places. Nothing was committed.
         """
         try:
-            self._correct(rows, lookup, expected, commit)
+            notes = _run(
+                rows, old_columns(lookup), self.task(row[0] for row in rows.select(FILE_ID).distinct().collect())
+            )
+            self.commit(notes, expected, commit)
         except TableMovedError:
             self.usable = False
             raise
 
-    def _correct(self, rows: DataFrame, lookup: AsOfLookup, expected: int, commit: Commit) -> None:
-        ids = [row[0] for row in rows.select(FILE_ID).distinct().collect()]
-        if not self._files.keys() >= set(ids):
-            raise TableMovedError(f"facts are in files that {self._handle.path} did not have")
-        task = self._task({each: self._files[each] for each in ids})
-        notes = _run(rows, old_columns(lookup), task)
-        corrected = sum(note["rows"] for note in notes)
-        if corrected != expected:
-            raise ConservationError(
-                f"{expected} facts of {self._handle.path} were to be restated, and {corrected} were found; nothing was "
-                "committed, run again"
-            )
-        self._commit(notes, commit)
+    def task(self, ids: Iterable[int]) -> CorrectFacts:
+        """Return the task that corrects facts of some data files, given by id.
 
-    def _task(self, files: Mapping[int, LiveFile]) -> _Correct:
+        Raises
+        ------
+        TableMovedError
+            If a correction left no file of an id.
+        """
         path, properties = self._handle.path, self._described.properties
-        plain = {each: replace(file, statistics={"numRecords": rows_of(path, file)}) for each, file in files.items()}
-        return _Correct(
+        ids = list(ids)
+        if not self._files.keys() >= set(ids):
+            raise TableMovedError(f"facts are in files that {path} no longer has")
+        files = {each: self._files[each] for each in ids}
+        return CorrectFacts(
             path,
-            plain,
+            {each: replace(file, statistics={"numRecords": rows_of(path, file)}) for each, file in files.items()},
             _data_columns(self._described),
             self._columns,
             vectors=properties.get("delta.enableDeletionVectors") == "true",
             feed=properties.get("delta.enableChangeDataFeed") == "true",
         )
 
-    def _commit(self, notes: Sequence[Mapping[str, Any]], commit: Commit) -> None:
-        """Replace the old rows at the next version, and follow what became of the files."""
+    def commit(self, notes: Sequence[Mapping[str, Any]], expected: int, commit: Commit) -> None:
+        """Replace the old rows by the corrected rows of tasks, as `correct` does, and follow what became of the files.
+
+        Parameters
+        ----------
+        notes
+            Notes of the tasks.
+        expected, commit
+            As in `correct`.
+        """
+        corrected = sum(note["rows"] for note in notes)
+        if corrected != expected:
+            raise ConservationError(
+                f"{expected} facts of {self._handle.path} were to be restated, and {corrected} were found; nothing was "
+                "committed, run again"
+            )
         handle, table = self._handle, self._handle.table
         old = {int(each): self._files[int(each)] for note in notes for each in note["files"]}
         new = {int(each): _after(old[int(each)], done) for note in notes for each, done in note["files"].items()}
@@ -214,7 +227,7 @@ def _found(table: Described, opened: DeltaTable, live: LiveFiles, lookup: AsOfLo
     return found if plain and len(found) == len(files) else {}
 
 
-def _run(rows: DataFrame, columns: Sequence[str], task: _Correct) -> list[dict[str, Any]]:
+def _run(rows: DataFrame, columns: Sequence[str], task: CorrectFacts) -> list[dict[str, Any]]:
     """Run the tasks, each with all facts of its files in order, and return their notes."""
     # `mapInArrow` does not take columns whose names have dots or backticks, so columns have numbers.
     values = [rows[quoted(OLD + name)].alias(f"_old_{at}") for at, name in enumerate(columns)]
@@ -246,7 +259,7 @@ def _actions(old: Mapping[int, LiveFile], new: Mapping[int, LiveFile | None]) ->
 
 
 @dataclass(frozen=True)
-class _Correct:
+class CorrectFacts:
     """Corrects facts. Picklable; called with the facts of some data files, by file and position.
 
     Parameters
@@ -285,7 +298,7 @@ class _Correct:
 class _Written:
     """The files that a task writes. An error in the block removes them."""
 
-    def __init__(self, task: _Correct) -> None:
+    def __init__(self, task: CorrectFacts) -> None:
         self._task = task
         self._stack = ExitStack()
         self._rows: dict[tuple[tuple[str, str | None], ...], FileWriter] = {}
@@ -410,7 +423,7 @@ class _Part:
         return pa.RecordBatch.from_arrays(columns, schema=self.batch.schema)
 
 
-def _parts(task: _Correct, file: LiveFile, rows: pa.Table, *, whole: bool = False) -> Iterator[_Part]:
+def _parts(task: CorrectFacts, file: LiveFile, rows: pa.Table, *, whole: bool = False) -> Iterator[_Part]:
     """Yield the batches of a data file with the facts to correct; only batches that may have some, unless `whole`."""
     wanted = np.asarray(single(rows.column(ROW)))
     kinds = [task.schema.field(name) for name in task.columns]
