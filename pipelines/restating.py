@@ -227,8 +227,10 @@ class _Restatement:
         shards = self._prepared.shards.get(lookup.role, 1)
         base = dimension.greatest_key(lookup.dimension.surrogate_key)
         target = Target(span.up_to, base, shards, span.table_id)
-        facts = files.read(self._spark, span.facts)
-        rows = candidates(lookup, facts, moved, undated, placed=files.usable)
+        rows = files.find(self._spark, lookup, moved)
+        if rows is None:
+            facts = files.read(self._spark, span.facts)
+            rows = candidates(lookup, facts, moved, undated, placed=files.usable)
         found = corrections(rows, self._prepared, lookup.role, target, self._stage_run()).persist()
         try:
             counts = {row[STATE]: row["count"] for row in found.groupBy(STATE).count().collect()}

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.history._members import LAST_DAY, Members, cities, date, link_table, pipeline
-from benchmarks.history._settings import CONTENT, content
+from benchmarks.history._settings import CONTENT, content, merging
 from headrace.pipelines.changes.applying import apply_files
 
 __all__ = ["CONTESTANTS", "measure"]
@@ -67,14 +67,11 @@ def _apply(config, file):
 
 def _merge(spark, path, file):
     """Apply the changes of a file by MERGE; surrogate keys continue after the greatest one."""
-    spark.conf.set("spark.sql.adaptive.enabled", "true")
-    try:
+    with merging(spark):
         spark.read.parquet(str(file)).createOrReplaceTempView("given")
         greatest = spark.sql(f"SELECT max(customer_key) AS greatest FROM delta.`{path}`").first()["greatest"]
         spark.sql(_STAGED.format(path=path, greatest=greatest)).createOrReplaceTempView("staged")
         spark.sql(_MERGE.format(path=path))
-    finally:
-        spark.conf.set("spark.sql.adaptive.enabled", "false")
 
 
 # The current versions are read once to tell new versions from other changes, as in the documentation's example.

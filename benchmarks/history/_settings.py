@@ -1,15 +1,15 @@
 """Settings of the cases, and the Spark session that both sides share."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from headrace.pipelines.spark import SparkSettings, session
 
-__all__ = ["CONTENT", "QUICK", "Settings", "content", "started"]
+__all__ = ["CONTENT", "QUICK", "Settings", "content", "merging", "started"]
 
 CONF = {
     "spark.driver.memory": "5g",
     "spark.sql.shuffle.partitions": "4",
-    "spark.sql.autoBroadcastJoinThreshold": "64m",
 }
 CONTENT = "id, city, phone, valid_from, valid_to, is_current, version"
 
@@ -54,6 +54,22 @@ class Settings:
 
 
 QUICK = replace(Settings().scaled(0.001), facts=50_000, moved=1_000, rounds=1, batches=2, memory="64MiB")
+
+
+MERGE_CONF = {"spark.sql.adaptive.enabled": "true", "spark.sql.autoBroadcastJoinThreshold": "64m"}
+
+
+@contextmanager
+def merging(spark):
+    """Let Spark adapt its plans, and broadcast the source of a MERGE."""
+    before = {name: spark.conf.get(name) for name in MERGE_CONF}
+    try:
+        for name, value in MERGE_CONF.items():
+            spark.conf.set(name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            spark.conf.set(name, value)
 
 
 def started():

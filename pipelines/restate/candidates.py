@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from headrace.etl.history import AsOfLookup
     from headrace.pipelines.restate.progress import Span
 
-__all__ = ["FILE_ID", "OLD", "ROW", "TIME", "candidates", "file_id", "moved_facts", "old_columns"]
+__all__ = ["FILE_ID", "OLD", "ROW", "TIME", "candidates", "file_id", "moved_facts", "moved_ranges", "old_columns"]
 
 FILE_ID: Final = "_fact_file"
 ROW: Final = "_fact_row"
@@ -116,12 +116,16 @@ def _counts(lookup: AsOfLookup, moved: DataFrame) -> Column:
     return f.lit(bool(lookup.carry)) | (moved[CAUSE] != Cause.UPDATED)
 
 
+def moved_ranges(lookup: AsOfLookup, moved: DataFrame) -> DataFrame:
+    """Return the ranges that matter to a lookup with event time: natural key, `MOVED_FROM`, and `MOVED_TO`."""
+    keys = [moved[quoted(name)].alias(f"{_KEY}{place}") for place, name in enumerate(lookup.dimension.natural_key)]
+    in_time = moved.where(_counts(lookup, moved)).where(moved[CAUSE] != Cause.RETIRED)
+    return in_time.select(*keys, MOVED_FROM, MOVED_TO)
+
+
 def _of_moved(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame, kept: list[Column]) -> DataFrame:
     assert lookup.event_time is not None
-    natural = lookup.dimension.natural_key
-    keys = [moved[quoted(name)].alias(f"{_KEY}{place}") for place, name in enumerate(natural)]
-    in_time = moved.where(_counts(lookup, moved)).where(moved[CAUSE] != Cause.RETIRED)
-    ranges = in_time.select(*keys, MOVED_FROM, MOVED_TO)
+    natural, ranges = lookup.dimension.natural_key, moved_ranges(lookup, moved)
     rows = facts.select(facts[quoted(lookup.event_time)].alias(TIME), *kept)
     keyed = _keyed(lookup, _possible(rows, ranges))
     times = [_comparable(keyed, TIME), *(_comparable(ranges, name) for name in (MOVED_FROM, MOVED_TO))]

@@ -41,6 +41,7 @@ from headrace.pipelines.delta.row_changes import (
 from headrace.pipelines.delta.support import describe, takes_files
 from headrace.pipelines.errors import ConservationError, DeltaTableError, TableMovedError
 from headrace.pipelines.restate.candidates import FILE_ID, OLD, ROW, file_id, old_columns
+from headrace.pipelines.restate.scanning import found_facts
 from headrace.pipelines.spark.columns import quoted, spark_schema
 from headrace.pipelines.spark.frame import conform
 
@@ -88,6 +89,12 @@ class FactFiles:
         self._live = LiveFiles(handle.path)
         self._files = _found(self._described, handle.table, self._live, lookup)
         self.usable = bool(self._files)
+
+    def find(self, spark: SparkSession, lookup: AsOfLookup, moved: DataFrame) -> DataFrame | None:
+        """Return the facts in the ranges that moved, or None (`headrace.pipelines.restate.scanning.found_facts`)."""
+        if not self.usable:
+            return None
+        return found_facts(spark, lookup, self._handle.path, self._files, _data_columns(self._described), moved)
 
     def read(self, spark: SparkSession, version: int) -> DataFrame:
         """Return the facts at a version, with the places of their rows as metadata if facts can be corrected by files.

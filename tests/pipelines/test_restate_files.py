@@ -67,7 +67,14 @@ class Facts:
 
     def _fact(self, n):
         city = self.rng.choice(["Oslo", "Bergen", None])
-        return {"n": n, "kind": self.rng.choice("ab"), "customer": n % 50, "day": None, "customer_key": n, "customer_city": city}
+        return {
+            "n": n,
+            "kind": self.rng.choice("ab"),
+            "customer": n % 50,
+            "day": None,
+            "customer_key": n,
+            "customer_city": city,
+        }
 
     def places(self):
         """Return file id and position of each fact."""
@@ -81,7 +88,10 @@ class Facts:
 
     def correct(self, files, places, numbers, *, expected=None):
         """Give facts another key and city in one commit, and return the feed as it must be read."""
-        new = {n: {**self.rows[n], "customer_key": 1000 + n, "customer_city": self.rng.choice(["Voss", None])} for n in numbers}
+        new = {
+            n: {**self.rows[n], "customer_key": 1000 + n, "customer_city": self.rng.choice(["Voss", None])}
+            for n in numbers
+        }
         rows = sorted((*places[n], n) for n in numbers)
         columns = {FILE_ID: [row[0] for row in rows], ROW: [row[1] for row in rows]}
         for at, name in enumerate(("customer_key", "customer_city")):
@@ -123,7 +133,9 @@ def test_corrected_facts_and_the_change_feed_are_as_after_an_update(tmp_path, ve
         assert facts.read() == list(facts.rows.values())
         if not vectors:  # deltalake reads the feed of plain tables
             assert by_number(facts.feed()) == by_number(feed)
-        commit = json.loads((facts.handle.live._log / f"{facts.handle.table.version():020d}.json").read_text().split("\n")[0])
+        commit = json.loads(
+            (facts.handle.live._log / f"{facts.handle.table.version():020d}.json").read_text().split("\n")[0]
+        )
         assert commit["commitInfo"]["engineInfo"] == "headrace"
 
 
