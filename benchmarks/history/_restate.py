@@ -1,9 +1,9 @@
 """Facts that belong to another version since changes came late: `headrace dimension restate` against Delta's MERGE.
 
-The facts are in the order of their days, as they were loaded, and the changes move facts in all files. MERGE is given the
-versions that the changes opened: a row for each, with its natural key, its days and the new values. It is tuned by
-Delta's documentation: deletion vectors, few shuffle partitions, adaptive execution, a broadcast source. Both tables have
-the same files at the start, and no change feed.
+The facts are in the order of their days, as they were loaded, and the changes move facts in all files. MERGE is given
+the versions that the changes opened: a row for each, with its natural key, its days and the new values. It is tuned by
+Delta's documentation: deletion vectors, few shuffle partitions, adaptive execution, a broadcast source. Both tables
+have the same files at the start, and no change feed.
 """
 
 import time
@@ -92,7 +92,7 @@ def _load(spark, config, members, settings):
 
 
 def _asked(members, first, last, count, schema=None):
-    """Return facts with these numbers, as they were loaded: their days increase from the first versions to `LAST_DAY`."""
+    """Return facts with these numbers, as they were loaded: by day, from the first versions to `LAST_DAY`."""
     rng = np.random.default_rng(first)
     number = np.arange(first, last)
     member = rng.integers(0, len(members.ids), len(number))

@@ -18,7 +18,7 @@ from headrace.pipelines.spark import stop
 __all__ = ["main"]
 
 CASES = {
-    "facts": "facts against their dimension with history, some with new members, and some older than the current version",
+    "facts": "facts and a dimension with history: some have new members, and some are older than the current version",
     "changes": "changes of members, half of which open a version",
     "restate": "facts that belong to another version since changes came late",
 }

@@ -1,7 +1,7 @@
 """The facts that a restatement may have to change, found in the data files without Spark's scan.
 
-A task reads the columns of the lookup, compares natural keys and times with the ranges that moved, and returns the facts
-in these with their places. It is what `headrace.pipelines.restate.candidates` does with Spark, on fewer processor
+A task reads the columns of the lookup, compares natural keys and times with the ranges that moved, and returns the
+facts in these with their places. It is what `headrace.pipelines.restate.candidates` does with Spark, on fewer processor
 cycles: most facts are not in a range, and they never leave the arrays that were read.
 """
 
@@ -86,18 +86,11 @@ class MovedRanges:
         if len(keys) == 1:
             values = single(self.keys.column(0))
             return np.asarray(pc.index_in(keys[0], values, skip_nulls=True).fill_null(-1)).astype(np.int64)
-        rows = len(keys[0])
-        found = np.full(rows, -1, np.int64)
-        ids = [np.asarray(pc.index_in(key, _distinct(held), skip_nulls=True).fill_null(-1)).astype(np.int64)
-               for key, held in zip(keys, self.keys.columns, strict=True)]  # fmt: skip
-        held = [
-            np.asarray(pc.index_in(single(column), _distinct(column))).astype(np.int64) for column in self.keys.columns
-        ]
-        asked = np.flatnonzero(np.logical_and.reduce([each >= 0 for each in ids]))
         names = [str(place) for place in range(len(keys))]
-        stored = pa.table([*map(pa.array, held), pa.array(np.arange(self.keys.num_rows))], names=[*names, "member"])
-        wanted = pa.table([*(pa.array(each[asked]) for each in ids), pa.array(asked)], names=[*names, "row"])
-        met = wanted.join(stored, names, join_type="inner")
+        held = self.keys.rename_columns(names).append_column("member", pa.array(np.arange(self.keys.num_rows)))
+        wanted = pa.table([*keys, pa.array(np.arange(len(keys[0])))], names=[*names, "row"])
+        met = wanted.join(held, names, join_type="inner")  # null meets nothing
+        found = np.full(len(keys[0]), -1, np.int64)
         found[np.asarray(met.column("row"))] = np.asarray(met.column("member"))
         return found
 
@@ -112,10 +105,6 @@ class MovedRanges:
             stop = np.where(searching & ~after, middle, stop)
         held = place > first
         return held & (at < self.high[np.maximum(place - 1, 0)])
-
-
-def _distinct(column: pa.ChunkedArray) -> pa.Array:
-    return single(column.unique())
 
 
 def merged_ranges(natural_key: tuple[str, ...], moved: pa.Table) -> MovedRanges:
@@ -212,9 +201,8 @@ class FindFacts:
         columns = {TIME: rows.column(self.lookup.event_time), FILE_ID: pa.repeat(each, len(positions))}
         columns |= {ROW: pa.array(positions), **{name: rows.column(name) for name in self.lookup.stream_columns}}
         columns |= {OLD + name: rows.column(name) for name in old_columns(self.lookup)}
-        return pa.RecordBatch.from_arrays(
-            [columns[field.name].cast(field.type) for field in self.schema], schema=self.schema
-        )
+        ordered = [columns[field.name].cast(field.type) for field in self.schema]
+        return pa.RecordBatch.from_arrays(ordered, schema=self.schema)
 
 
 def _blocks(
@@ -272,19 +260,25 @@ def found_facts(
     rows = moved_ranges(lookup, moved)
     if rows.limit(_MOST_RANGES + 1).count() > _MOST_RANGES:
         return None
-    key = lookup.dimension.key_schema
-    table = rows.toArrow()
-    table = pa.table(
-        [column.cast(field.type) for field, column in zip(key, table.columns, strict=False)] + table.columns[-2:],
-        [*key.names, MOVED_FROM, MOVED_TO],
-    )
-    schema = [
-        pa.field(TIME, stored.field(lookup.event_time).type),
-        *(stored.field(name) for name in lookup.stream_columns),
-    ]
-    schema += [pa.field(OLD + name, stored.field(name).type) for name in old_columns(lookup)]
-    schema += [pa.field(FILE_ID, pa.int64()), pa.field(ROW, pa.int64())]
-    task = FindFacts(path, files, lookup, merged_ranges(tuple(key.names), table), pa.schema(schema), stored)
+    ranges = merged_ranges(lookup.dimension.natural_key, _keyed(lookup, rows.toArrow()))
+    task = FindFacts(path, files, lookup, ranges, _fact_schema(lookup, stored), stored)
     parts = min(len(files), _TASKS_OF_A_CORE * spark.sparkContext.defaultParallelism)
     ids = spark.createDataFrame([(each,) for each in files], spark_schema(_IDS)).repartition(parts)
     return ids.mapInArrow(task, spark_schema(task.schema))
+
+
+def _keyed(lookup: AsOfLookup, ranges: pa.Table) -> pa.Table:
+    """Return ranges with the names and types of the natural key."""
+    key = lookup.dimension.key_schema
+    columns = [ranges.column(place).cast(field.type) for place, field in enumerate(key)]
+    bounds = [ranges.column(name) for name in (MOVED_FROM, MOVED_TO)]
+    return pa.table([*columns, *bounds], names=[*key.names, MOVED_FROM, MOVED_TO])
+
+
+def _fact_schema(lookup: AsOfLookup, stored: pa.Schema) -> pa.Schema:
+    """Return the columns of facts that are found."""
+    assert lookup.event_time is not None
+    fields = [pa.field(TIME, stored.field(lookup.event_time).type)]
+    fields += [stored.field(name) for name in lookup.stream_columns]
+    fields += [pa.field(OLD + name, stored.field(name).type) for name in old_columns(lookup)]
+    return pa.schema([*fields, pa.field(FILE_ID, pa.int64()), pa.field(ROW, pa.int64())])

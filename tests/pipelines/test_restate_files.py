@@ -1,4 +1,4 @@
-"""Facts are corrected by files without MERGE; every kind of table has the rows and the change feed that it must have."""
+"""Facts are corrected by files without MERGE; each kind of table gets the rows and the change feed it must have."""
 
 import json
 import random
@@ -18,6 +18,7 @@ from headrace.pipelines.delta.tables import DeltaHandle, create_table, read_chan
 from headrace.pipelines.errors import ConservationError, TableMovedError
 from headrace.pipelines.restate.candidates import FILE_ID, ROW, file_id
 from headrace.pipelines.restate.rewriting import FactFiles
+from headrace.pipelines.restate.scanning import merged_ranges
 
 SCHEMA = pa.schema(
     [("n", pa.int64()), ("kind", pa.string()), ("customer", pa.int64()), ("day", pa.date32()),
@@ -39,7 +40,7 @@ class Facts:
 
     def __init__(self, path, *, vectors, feed=True, partition_by=(), rows=400):
         self.path = str(path)
-        self.rng = random.Random(7)  # noqa: S311 - draws test data
+        self.rng = random.Random(7)
         self.rows = {n: self._fact(n) for n in range(rows)}
         self._create(partition_by, {VECTORS: vectors, FEED: feed})
         for first in range(0, rows, 100):
@@ -55,9 +56,10 @@ class Facts:
         """Create the table, with deletion vectors in its protocol if they are asked for."""
         create_table(self.path, SCHEMA, partition_by)
         table = DeltaTable(self.path)
+        settings = {name: str(on).lower() for name, on in properties.items()}
         metadata = {"id": str(table.metadata().id), "format": {"provider": "parquet", "options": {}},
                     "schemaString": table.schema().to_json(), "partitionColumns": list(partition_by),
-                    "configuration": {name: str(on).lower() for name, on in properties.items()}, "createdTime": 0}  # fmt: skip
+                    "configuration": settings, "createdTime": 0}  # fmt: skip
         features = ["deletionVectors"] if properties[VECTORS] else []
         protocol = {"minReaderVersion": 3 if features else 1, "minWriterVersion": 7,
                     "writerFeatures": [*features, "changeDataFeed", "appendOnly", "invariants"]}  # fmt: skip
@@ -197,3 +199,48 @@ def test_positions_survive_where_files_are_read_in_parts(tmp_path):
     places = facts.places()
     facts.correct(FactFiles(facts.handle, LOOKUP), places, np.arange(5, 100, 31).tolist())
     assert facts.read() == list(facts.rows.values())
+
+
+@pytest.mark.parametrize("keys", [1, 2])
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us", "UTC")])
+def test_facts_are_found_as_by_comparing_each_with_each_range(keys, kind):
+    rng = random.Random(keys)
+    names = ("a", "b")[:keys]
+
+    def key():
+        return [rng.choice([None, *map(str, range(6))]) for _ in names]
+
+    def time():
+        return rng.choice([None, *range(40)])
+
+    def times(values):
+        unit = 1 if kind == pa.date32() else 3_600_000_000
+        whole = pa.array([None if value is None else value * unit for value in values], pa.int64())
+        return whole.cast(pa.int32()).cast(kind) if kind == pa.date32() else whole.cast(kind)
+
+    def in_range(row, held):
+        low, high = held[-2:]
+        if row[-1] is None or None in row or row[:-1] != held[:-2]:
+            return False
+        return (low is None or row[-1] >= low) and (high is None or row[-1] < high)
+
+    def columns(rows):
+        return [pa.array([row[place] for row in rows], pa.string()) for place in range(keys)]
+
+    ranges = [(*key(), *sorted((time(), time()), key=lambda each: -1 if each is None else each)) for _ in range(30)]
+    ranges = [(*row[:-2], row[-2], row[-1]) if rng.random() < 0.9 else (*row[:-2], row[-2], None) for row in ranges]
+    facts = [(*key(), time()) for _ in range(2000)]
+    bounds = [times([row[at] for row in ranges]) for at in (-2, -1)]
+    moved = merged_ranges(names, pa.table([*columns(ranges), *bounds], names=[*names, "_moved_from", "_moved_to"]))
+    at = [row[-1] for row in facts]
+    step = 86_400_000_000 if kind == pa.date32() else 3_600_000_000
+    ticks = np.array([np.iinfo(np.int64).min if each is None else each * step for each in at])
+    expected = [number for number, row in enumerate(facts) if any(in_range(row, held) for held in ranges)]
+    assert moved.among(columns(facts), ticks).tolist() == expected
+    assert 0 < len(expected) < len(facts)
+
+
+def test_facts_are_not_found_without_ranges():
+    none = pa.table({"a": pa.array([], pa.string()), "_moved_from": pa.array([], pa.date32()),
+                     "_moved_to": pa.array([], pa.date32())})  # fmt: skip
+    assert merged_ranges(("a",), none).among([pa.array(["x"])], np.array([0])).tolist() == []
