@@ -1,8 +1,8 @@
 """The command `python -m benchmarks streams CASE ... [--quick] [--out FOLDER]`.
 
-A case is a function in `CASES` that returns a `Report`, or a module of this folder with a name of its own, with `TITLE`,
-the dataclass `Settings`, its instance `QUICK`, and ``run(settings, folder) -> Sequence[Verdict]``. The exit code is 1 if
-a claim does not hold.
+A case is a function in `CASES` that returns a `Report`, or a module of this folder with a name of its own, with
+`TITLE`, the dataclass `Settings`, its instance `QUICK`, and ``run(settings, folder) -> Sequence[Verdict]``. The exit
+code is 1 if a claim does not hold.
 """
 
 import argparse
