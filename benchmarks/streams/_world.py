@@ -15,24 +15,27 @@ GROUP = 64  # arrivals that are pushed together, those of one side after those o
 
 @dataclass(frozen=True)
 class Settings:
-    """Times in seconds.
+    """Times in seconds, and bytes in a second.
+
+    A read seeks unless it goes on where the last read ended. Appended blocks are written behind, without a seek.
 
     The papers do not say how fast their disk is, and give the delays of arrivals as exponential with a lambda of 0.1
     without a unit. They also say that 100,000 tuples of each stream take 10 periods of 10 s: 1 ms for each.
     """
 
     between: float = 0.001
-    access: float = 0.005
+    seek: float = 0.005
+    append: float = 0.0001
     rate: float = 50e6
     wait: float = 0.025
     max_new_arrivals: int = 1000
 
 
 class Clock:
-    """A clock that arrivals and disk accesses move."""
+    """A clock that arrivals and disk accesses move, and where the disk's last read ended: file and offset."""
 
     def __init__(self):
-        self.now = 0.0
+        self.now, self.head = 0.0, None
 
     def __call__(self):
         return self.now
@@ -43,11 +46,13 @@ def timed_backend(clock, settings):
 
     class TimedBackend(FileBackend):
         def pwrite(self, offset, data):
-            clock.now += settings.access + len(data) / settings.rate
+            clock.now += settings.append + len(data) / settings.rate
             super().pwrite(offset, data)
 
         def pread_into(self, offset, buffers):
-            clock.now += settings.access + sum(len(buffer) for buffer in buffers) / settings.rate
+            nbytes = sum(len(buffer) for buffer in buffers)
+            clock.now += nbytes / settings.rate + (settings.seek if clock.head != (self.path, offset) else 0.0)
+            clock.head = self.path, offset + nbytes
             super().pread_into(offset, buffers)
 
     return lambda path: TimedBackend(path, "x")
