@@ -100,7 +100,9 @@ def delays(*, quick):
             row += [max(buffers), sum(buffers) / len(buffers), 100 * run.results / total]
         report.add(row)
     most = {name: [row[1 + 3 * at] for row in report.rows] for at, name in enumerate(OPERATORS)}
-    limit = 1.03 * settings.max_new_arrivals
+    limit = (
+        settings.max_new_arrivals + 30
+    )  # the paper has 1,030 at most with 1,000; a step takes as long whatever the data
     text = "; ".join(f"{name} {', '.join(f'{value:,}' for value in values)}" for name, values in most.items())
     report.judge(f"DINER's input buffer never exceeds {limit:,.0f} tuples", max(most["DINER"]) <= limit, text)
     for name in ("RPJ", "HMJ"):
