@@ -128,6 +128,7 @@ class Store:
         leaves = None if self.paged else snapshot.leaves
         self.stream = StreamBuffer(leaves, deadlines)
         self._counters = counters
+        self._device = reader.device
         self._pins = 0
         self._queued = 0
         self._page = snapshot.page_size
@@ -380,7 +381,9 @@ class Store:
             self.cache.utility >>= 1
         else:
             self.cache.phase_done()
-        self.tiers.phase_done(self.try_make_room)
+        counters = self._counters
+        seconds = self._device.cost(counters.seeks, counters.pages_read)
+        self.tiers.phase_done(self.try_make_room, counters.rows_done, seconds)
 
     def take_deferred(self, most: int) -> DeferredSlice | None:
         """Remove at most `most` deferred tuples and return them; None if there are none."""
