@@ -138,7 +138,10 @@ class Store:
         spare = budget.limit - least_memory(snapshot, reader, frame_maps, direct=False)
         direct = (equality or nearest) and not self.paged and DirectLookup.possible(snapshot, columns, spare)
         self._frame_maps = frame_maps + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
-        pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps, direct=direct, ranges=not equality)
+        hurried = deadlines is not None and deadlines.any
+        pages, self.workspace = reserve(
+            budget, snapshot, reader, self._frame_maps, direct=direct, ranges=not equality, hurried=hurried
+        )
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages, parts_to_read_into(pages, reader.device))
         self.cache = PageCache(self._frames_max(), self._page, leaves, options.policy())
         self._fixed = options.cache_share is not None
