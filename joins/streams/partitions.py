@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from headrace.joins.streams.operator import StreamsParameters
     from headrace.joins.streams.rows import Rows
 
-__all__ = ["PartitionedHash"]
+__all__ = ["LIST_SHARE", "PartitionedHash"]
 
 _TWO = 2
 _MOST_BITS = 6  # each partition of each input has a file
-_LIST_SHARE = 32
+LIST_SHARE = 32
+"""Part of the memory that each list of blocks may take, and that notes about blocks may take."""
 _LEAST_BLOCK, _MOST_BLOCK = 4 << 10, 1 << 20
 _BLOCKS_IN_MEMORY = 64
 
@@ -80,14 +81,20 @@ class PartitionedHash(StreamsAlgorithm):
         self.partitions = partitions
         self.block_nbytes = max(_LEAST_BLOCK, min(parameters.memory // _BLOCKS_IN_MEMORY, _MOST_BLOCK))
         self.reserve = SpillReserve(self.budget, 2 * block_nbytes(self.block_nbytes))
-        self.blocks = [BlockList(self.budget, parameters.memory // _LIST_SHARE) for _ in self.sides]
+        self.blocks = [BlockList(self.budget, parameters.memory // LIST_SHARE) for _ in self.sides]
         self.spilled = np.zeros((_TWO, partitions), dtype=np.int64)
         self.counts = np.zeros((_TWO, partitions), dtype=np.int64)
         self.stores = [
             TupleStore(layout, self.budget, self.pairing.index_kinds(side, len(self.graph.keys[side])))
             for side, layout in enumerate(self.layouts)
         ]
-        self.require(sum(store.least_nbytes for store in self.stores) + _LEAST_BLOCK, "tuples")
+        self.require(self.least_nbytes, "tuples")
+
+    @property
+    def least_nbytes(self) -> int:
+        """Bytes that tuples and lists of blocks need at least. A subclass that charges more calls `require` again."""
+        lists = (_TWO + 1) * (self.budget.limit // LIST_SHARE)  # the third is for notes about blocks
+        return sum(store.least_nbytes for store in self.stores) + _LEAST_BLOCK + lists
 
     # Steps that differ
 
