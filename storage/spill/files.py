@@ -5,7 +5,8 @@ A block is written once, never changed, and read as a whole::
     header (block number, bytes of content, tag) | content | digest of each page of these | digest of the digests
 
 A block begins and ends on a page, with padding, so that reads can bypass the page cache. Digests depend on the block's
-number, so a block that is read in place of another is found too. Blocks are not synced: they are worthless after a crash.
+number, so a block that is read in place of another is found too. Blocks are not synced, since a crash makes them
+worthless.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import strategies as st
 
 from headrace.joins.errors import MemoryBudgetError
-from headrace.joins.streams import DINER, DoublePipelinedHash, HashMerge, Near, ProgressiveMerge, SymmetricHash, XJoin
+from headrace.joins.streams import DINER, RPJ, DoublePipelinedHash, HashMerge, Near, ProgressiveMerge, SymmetricHash, XJoin
 
 NAMES = ("a", "b", "c", "d", "e")
 PLENTY = 32 << 20
@@ -39,6 +39,7 @@ class Contestant:
 
 OPERATORS = {
     "DINER": Contestant(DINER),
+    "RPJ": Contestant(RPJ, bands=False),
     "symmetric hash": Contestant(SymmetricHash, hows=("inner", "left", "right", "full"), spills=False),
     "progressive merge": Contestant(ProgressiveMerge),
     "hash merge": Contestant(HashMerge, bands=False),
