@@ -191,16 +191,35 @@ def _set_next(heads: Int32s, links: Int32s, before: int, slot: int) -> None:
         links[before, 0] = slot
 
 
+@njit(inline="always")
+def _ask_for_neighbors(lines: Bytes, chains: Bytes, links: Int32s, slots: Int64s, at: int) -> None:
+    """Ask for the links of a slot further on, and for those of the neighbors of a slot whose links have come.
+
+    `lines` and `chains` are the bytes of heads and links.
+    """
+    if at + 2 * _AHEAD < len(slots):
+        prefetch(chains, 8 * slots[at + 2 * _AHEAD])
+        after, before = _I64(links[slots[at + _AHEAD], 0]), _I64(links[slots[at + _AHEAD], 1])
+        prefetch(chains, 8 * max(after, 0))
+        if before <= -2:  # noqa: PLR2004 - the first of a chain
+            prefetch(lines, 4 * (-2 - before))
+        else:
+            prefetch(chains, 8 * before)
+
+
 @njit(cache=True, nogil=True)
 def unlink(heads: Int32s, links: Int32s, removed: Int64s, source: Int64s, target: Int64s) -> None:
     """Take slots out of the chains, then let the tuples of slots `source[i]` be in slots `target[i]`."""
+    lines, chains = heads.view(np.uint8), links.reshape(-1).view(np.uint8)
     for i in range(len(removed)):
+        _ask_for_neighbors(lines, chains, links, removed, i)
         slot = removed[i]
         after, before = links[slot, 0], links[slot, 1]
         _set_next(heads, links, before, after)
         if after != _NONE:
             links[after, 1] = before
     for i in range(len(source)):
+        _ask_for_neighbors(lines, chains, links, source, i)
         after, before = links[source[i], 0], links[source[i], 1]
         links[target[i], 0], links[target[i], 1] = after, before
         _set_next(heads, links, before, target[i])

@@ -61,6 +61,7 @@ _HERE = "headrace.joins.streams"
 ALGORITHMS: Mapping[str, Entry] = {
     "diner": Entry(f"{_HERE}.diner.operator:DINER"),
     "xjoin": Entry(f"{_HERE}.xjoin:XJoin", hows=_OUTER, bands=False),
+    "rpj": Entry(f"{_HERE}.rpj:RPJ", bands=False),
     "hash-merge": Entry(f"{_HERE}.hash_merge:HashMerge", bands=False),
     "progressive-merge": Entry(f"{_HERE}.progressive_merge:ProgressiveMerge"),
     "double-pipelined-hash": Entry(f"{_HERE}.double_pipelined_hash:DoublePipelinedHash", hows=_OUTER, bands=False),
