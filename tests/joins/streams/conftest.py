@@ -16,7 +16,16 @@ import pytest
 from hypothesis import strategies as st
 
 from headrace.joins.errors import MemoryBudgetError
-from headrace.joins.streams import DINER, RPJ, DoublePipelinedHash, HashMerge, Near, ProgressiveMerge, SymmetricHash, XJoin
+from headrace.joins.streams import (
+    DINER,
+    RPJ,
+    DoublePipelinedHash,
+    HashMerge,
+    Near,
+    ProgressiveMerge,
+    SymmetricHash,
+    XJoin,
+)
 
 sys.path.insert(0, str(Path(__file__).parent))
 from twins import NestedLoops, combinations, parsed
