@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from headrace.cli.console import Console, Progress
+    from headrace.cli.console import Console
     from headrace.cli.inputs import Inputs
     from headrace.cli.parts import PartsSink
     from headrace.cli.streams import CsvFormat
@@ -138,7 +138,12 @@ class InputPath(click.ParamType[Any]):
     show_default=True,
     help="Keep unmatched rows of the left, the right, or both of two inputs.",
 )
-@click.option("--algorithm", default="auto", show_default=True, help="Join operator; an unknown name lists all.")
+@click.option(
+    "--algorithm",
+    default="auto",
+    show_default=True,
+    help="Join operator, such as diner; docs/streams.md compares them.",
+)
 @click.option("--memory", type=SIZE, default="64MiB", show_default=True, help="Memory budget of the operator.")
 @click.option("--spill", type=click.Path(path_type=Path), help="Folder for spill files; by default that of the result.")
 @click.option("--time", type=COLUMNS, default=(), help="Replay by this column, or by A.COL,B.COL,...")
@@ -301,23 +306,24 @@ class _Run:
             contextlib.ExitStack() as stack,
             self._console.progress("correlated", total=self._inputs.rows) as progress,
         ):
-            arrivals = self._counted(self._arrivals(stack), progress if shows else None)
+            count = progress.advance if shows else _uncounted
+            arrivals = self._counted(self._arrivals(stack), count)
             for batch in replay(self._join, arrivals, speed=self._request.speed, sleep=sleep):
                 if self._first is None:
                     self._first = self._console.clock() - self._started
                 self._rows_out += len(batch)
                 self._early += len(batch) if self._open else 0
                 yield batch
+                count(0, self._rows_out)
 
-    def _counted(self, arrivals: Iterable[Arrival], progress: Progress | None) -> Iterator[Arrival]:
+    def _counted(self, arrivals: Iterable[Arrival], count: Callable[[int, int], None]) -> Iterator[Arrival]:
         for arrival in arrivals:
             if arrival.batch is None:
                 self._open -= 1
             else:
                 self._rows_in[arrival.side] += len(arrival.batch)
             yield arrival
-            if arrival.batch is not None and progress is not None:
-                progress.advance(len(arrival.batch), self._rows_out)
+            count(len(arrival.batch or ()), self._rows_out)
 
     def _arrivals(self, stack: contextlib.ExitStack) -> Iterator[Arrival]:
         from headrace.joins.streams.arrivals import arrivals_at_rates, arrivals_by_time, arrivals_in_turn
@@ -353,6 +359,10 @@ class _Run:
             memory=self._request.memory,
             memory_peak=stats.memory.peak,
         )
+
+
+def _uncounted(rows: int, results: int) -> None:
+    """Show no progress: it would mix with the results on the terminal."""
 
 
 def _sleeping(parts: PartsSink) -> Callable[[float], None]:

@@ -99,7 +99,7 @@ def choose_algorithm(name: str, inputs: int, on: Sequence[tuple[str, str] | Near
     if name != AUTO and name not in ALGORITHMS:
         raise JoinInputError(f"there is no algorithm {name!r}; the algorithms are {AUTO}, {', '.join(ALGORITHMS)}")
     if not fitting:
-        raise JoinInputError(f"no algorithm makes a {how} join of {inputs} inputs; join two inputs at a time, or inner")
+        raise JoinInputError(f"no algorithm makes this {how} join of {inputs} inputs; join two inputs at a time")
     if name == AUTO:
         return fitting[0]
     if name not in fitting:

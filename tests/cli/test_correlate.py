@@ -97,6 +97,22 @@ def test_the_result_does_not_depend_on_the_order_of_arrival(invoke, feeds, tmp_p
     assert all(path.name.startswith("part-") for path in parts.iterdir())
 
 
+def test_three_inputs_are_joined_at_once_by_the_operators_that_can(invoke, feeds, tmp_path):
+    inputs = [feeds / name for name in ("orders.csv", "payments.jsonl", "shipments")]
+    on = ["--on", "orders.id=payments.order,payments.order=shipments.parcel"]
+    able = [name for name, entry in ALGORITHMS.items() if entry.most_inputs != 2]
+    for algorithm in ("auto", *able):
+        out = tmp_path / f"{algorithm}.parquet"
+        outcome = invoke("correlate", *inputs, *on, "--algorithm", algorithm, "-o", out)
+        if not able:
+            assert outcome.code == 1
+            assert "no algorithm makes this inner join of 3 inputs; join two inputs at a time" in outcome.err
+            continue
+        assert outcome.code == 0, outcome
+        sql = "SELECT * FROM orders o JOIN payments p ON o.id = p.order JOIN shipments s ON p.order = s.parcel"
+        assert_same(pq.read_table(out), wanted(feeds, sql))
+
+
 def test_results_in_order_of_time_come_early(invoke, feeds, tmp_path):
     outcome = invoke(
         *["correlate", feeds / "orders.csv", feeds / "payments.jsonl", "--on", "id=order", "--time", "at"],
