@@ -47,6 +47,7 @@ from headrace.joins.streams.conditions import Conditions, JoinGraph, Near
 from headrace.joins.streams.diner import DINER
 from headrace.joins.streams.double_pipelined_hash import DoublePipelinedHash
 from headrace.joins.streams.hash_merge import HashMerge
+from headrace.joins.streams.miner import MINER
 from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.progressive_merge import ProgressiveMerge
 from headrace.joins.streams.rpj import RPJ
@@ -55,6 +56,7 @@ from headrace.joins.streams.symmetric_hash import SymmetricHash
 from headrace.joins.streams.xjoin import XJoin
 
 __all__ = [
+    "MINER",
     "DINER",
     "RPJ",
     "Conditions",

@@ -60,6 +60,7 @@ _HERE = "headrace.joins.streams"
 
 ALGORITHMS: Mapping[str, Entry] = {
     "diner": Entry(f"{_HERE}.diner.operator:DINER"),
+    "miner": Entry(f"{_HERE}.miner.operator:MINER", most_inputs=None),
     "xjoin": Entry(f"{_HERE}.xjoin:XJoin", hows=_OUTER, bands=False),
     "rpj": Entry(f"{_HERE}.rpj:RPJ", bands=False),
     "hash-merge": Entry(f"{_HERE}.hash_merge:HashMerge", bands=False),

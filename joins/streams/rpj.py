@@ -265,7 +265,10 @@ class RPJAlgorithm(XJoinAlgorithm):
     def _join_new(self, bucket: int, start: NDArray[np.int64], stop: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """Join the first `stop` blocks of each input, apart from pairs among the first `start` blocks."""
         given = self._given()
-        parts = [((int(start[0]), int(stop[0])), (0, int(stop[1]))), ((int(start[1]), int(stop[1])), (0, int(start[0])))]
+        parts = [
+            ((int(start[0]), int(stop[0])), (0, int(stop[1]))),
+            ((int(start[1]), int(stop[1])), (0, int(start[0]))),
+        ]
         for side, (new, all_others) in enumerate(parts):
             if new[0] < new[1] and all_others[0] < all_others[1]:
                 outer, inner = self._part(side, bucket, *new), self._part(1 - side, bucket, *all_others)
