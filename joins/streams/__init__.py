@@ -38,7 +38,8 @@ and uses
   for the slice that is being taken in and the result batch in progress
 
 Everything is deterministic: times and arrivals are arguments, and nothing depends on hashes of Python or on threads.
-Put the operator into `OPERATORS` of ``tests/joins/streams/conftest.py``, and the whole suite applies to it.
+Put the operator into `OPERATORS` of ``tests/joins/streams/conftest.py``, and the whole suite applies to it. A line in
+`catalog.ALGORITHMS` and a row in the table of docs/streams.md make it available to `headrace correlate`.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ from headrace.joins.streams.symmetric_hash import SymmetricHash
 from headrace.joins.streams.xjoin import XJoin
 
 __all__ = [
-    "MINER",
     "DINER",
+    "MINER",
     "RPJ",
     "Conditions",
     "DoublePipelinedHash",
