@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.arena import ARENA_PAGE, Arena
+from headrace.joins.streams.arena import ARENA_PAGE, Arena, charged_nbytes
 from headrace.joins.streams.blocks import SpilledBlock
 from headrace.storage.spill import BlockRef
 
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from headrace.joins.streams.keys import Width
     from headrace.joins.streams.rows import Rows
 
-__all__ = ["BLOCK_NBYTES", "BlockList"]
+__all__ = ["BLOCK_NBYTES", "ENTRIES_AHEAD", "BlockList"]
 
 _PAGE, _NBYTES, _COUNT, _LOW, _HIGH, _ARRIVAL, _DEPARTURE = range(7)
 _FIELDS = 7
 BLOCK_NBYTES = 8 * _FIELDS
 """Bytes of a block in the list."""
-_AHEAD = 16
+ENTRIES_AHEAD = 32
+"""Blocks for which a list should have room before memory is full."""
 _MOST = 2**64 - 1
 
 
@@ -49,11 +50,19 @@ class BlockList:
     def __len__(self) -> int:
         return self._count
 
+    def reserve(self, more: int = ENTRIES_AHEAD) -> bool:
+        """Grow for more blocks, if there is memory for them; return whether the list has room for them.
+
+        Call it while tuples can make way, so that `append` finds room when memory is full.
+        """
+        grown = max(self._memory.charged, charged_nbytes(BLOCK_NBYTES * (self._count + more)))
+        if grown - self._memory.charged > self._budget.available:
+            return False
+        self._memory.resize(grown)
+        return True
+
     def append(self, block: SpilledBlock, rows: Rows, key: int) -> None:
         """Add a block.
-
-        Grows before the list is full, when memory is free: right after a flush. So a flush never lacks memory for its
-        entry, unless the lists take all of it.
 
         Parameters
         ----------
@@ -67,11 +76,7 @@ class BlockList:
         MemoryBudgetError
             If the list is full and no memory is left.
         """
-        needed = BLOCK_NBYTES * (self._count + 1)
-        if needed > self._memory.charged:
-            self._memory.resize(needed)
-        elif needed + _AHEAD * BLOCK_NBYTES > self._memory.charged and self._budget.available >= ARENA_PAGE:
-            self._memory.resize(self._memory.charged + ARENA_PAGE)
+        self._memory.resize(max(self._memory.charged, BLOCK_NBYTES * (self._count + 1)))
         words = rows.key_words(key)
         self._count += 1
         entry = self._entries[-1]

@@ -282,7 +282,12 @@ class DINERAlgorithm(StreamsAlgorithm):
         return int(len(self.stores[1]) > len(self.stores[0]))
 
     def _flush(self) -> None:
-        """Move one block from memory to disk."""
+        """Move a block from memory to disk; more of them if the lists of blocks need their memory."""
+        self._flush_block()
+        while self.rows_in_memory and not all(disk.reserve() for disk in self.disk):
+            self._flush_block()
+
+    def _flush_block(self) -> None:
         side = self._victim()
         store, index, policy = self.stores[side], self._indexes[side], self.policies[side]
         slots = policy.choose(store.rows, index)
@@ -325,12 +330,17 @@ class DINERAlgorithm(StreamsAlgorithm):
     def _flush_all(self) -> None:
         self.reactive.release()
         for side, store in enumerate(self.stores):
+            while not self.disk[side].reserve(len(cuts := self._cuts(side))) and self.rows_in_memory:
+                self._flush_block()
             departure = self.next_stamp()
-            for slots in self.policies[side].blocks(store.rows, self._indexes[side]):
+            for slots in cuts:
                 with held(self._reserve, self._copy_nbytes(side, slots)):
                     rows = store.rows.take(slots)
                     rows.departures[:] = departure
                     self._write(side, rows)
+
+    def _cuts(self, side: int) -> list[NDArray[np.int64]]:
+        return self.policies[side].blocks(self.stores[side].rows, self._indexes[side])
 
     def _room_for_chunk(self) -> int:
         """Return the bytes of tuples that fit in memory with their index and an inner block."""

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from headrace.joins.errors import MemoryBudgetError
 from headrace.joins.streams import (
     DINER,
+    MINER,
     RPJ,
     DoublePipelinedHash,
     HashMerge,
@@ -53,6 +54,7 @@ class Contestant:
 OPERATORS = {
     "nested loops": Contestant(NestedLoops, most_inputs=5, spills=False),
     "DINER": Contestant(DINER),
+    "MINER": Contestant(MINER, most_inputs=5),
     "RPJ": Contestant(RPJ, bands=False),
     "symmetric hash": Contestant(SymmetricHash, hows=("inner", "left", "right", "full"), spills=False),
     "progressive merge": Contestant(ProgressiveMerge),
