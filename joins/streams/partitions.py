@@ -164,16 +164,25 @@ class PartitionedHash(StreamsAlgorithm):
 
     def _ended(self, side: int) -> Iterator[pa.RecordBatch]:
         """Drop the other input's tuples that nothing can match any more."""
-        other = 1 - side
-        needed = self._spilled(side)
-        yield from self._release(other, np.flatnonzero(~needed[self.partition_of_slots(other)]))
+        yield from self._release(1 - side, ~self._spilled(side))
 
-    def _release(self, side: int, slots: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-        """Drop tuples in memory whose join is complete."""
-        store = self.stores[side]
-        yield from self._done(side, store.rows, slots)
-        self.counts[side] -= np.bincount(self.partition_of_slots(side)[slots], minlength=self.partitions)
-        store.drop(slots)
+    def _release(self, side: int, complete: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+        """Drop the tuples in memory of partitions whose join is complete."""
+        for slots in self._slots_in(side, complete):
+            yield from self._done(side, self.stores[side].rows, slots)
+            self.stores[side].drop(slots)
+        self.counts[side, complete] = 0
+
+    def _slots_in(self, side: int, wanted: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
+        """Yield the slots of the tuples in some partitions, some at a time. They must be dropped before the next."""
+        left = int(self.counts[side, wanted].sum())
+        out = np.empty(min(left, self.slots_limit), dtype=np.int64)
+        while left:
+            store = self.stores[side]
+            keyed = store.rows.keyed(self.pairing.driver.key_of(side))
+            found = kernels.select_partitions(keyed, len(store), self._bits, wanted, out)
+            yield out[:found].copy()
+            left -= found
 
     def _done(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """Yield those of some tuples whose join is complete that had no match, if they are results."""
@@ -185,8 +194,7 @@ class PartitionedHash(StreamsAlgorithm):
     def _cleanup(self) -> Iterator[pa.RecordBatch]:
         spilled = self._spilled(0) | self._spilled(1)
         for side in self.sides:
-            of_slots = self.partition_of_slots(side)
-            yield from self._release(side, np.flatnonzero(~spilled[of_slots]))
+            yield from self._release(side, ~spilled)
             for partition in np.flatnonzero(spilled):
                 self.flush(side, int(partition))
             self.stores[side].free()
@@ -223,10 +231,10 @@ class PartitionedHash(StreamsAlgorithm):
         """Write the tuples of a partition in memory to blocks, and free their memory."""
         if self.counts[side, partition] == 0:
             return
-        store = self.stores[side]
-        slots = np.flatnonzero(self.partition_of_slots(side) == partition)
-        written = self.write(side, partition, store.rows, slots)
-        store.drop(slots)
+        store, written = self.stores[side], []
+        for slots in self._slots_in(side, np.arange(self.partitions) == partition):
+            written += self.write(side, partition, store.rows, slots)
+            store.drop(slots)
         self.counts[side, partition] = 0
         for block in written:
             self.blocks[side].append(block, partition)
