@@ -24,8 +24,8 @@ help: ## Show this list
 demo: java $(INSTALLED) ## Load a year of real flights into a small warehouse under demo/ and query it
 	@$(BIN)/headrace demo --dir demo
 
-test: java $(INSTALLED) ## Run the ordinary tests
-	@$(BIN)/pytest
+test: java $(INSTALLED) ## Run the ordinary tests in two processes, one of which has the Spark session
+	@$(BIN)/pytest --numprocesses 2 --dist loadgroup
 
 test-slow: java $(INSTALLED) ## Run the long tests: crash loops, large data
 	@$(BIN)/pytest -m slow --timeout 3600

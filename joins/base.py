@@ -8,29 +8,27 @@ cycle, and a dropped operator frees its memory at once.
 from __future__ import annotations
 
 import math
-import sys
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
-from numbers import Real
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
-
-import pyarrow as pa
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.joins.deadlines import Deadlines
 from headrace.joins.emitter import Emitter, How, check_how, output_schema
-from headrace.joins.errors import ClosedError, FinishedError, JoinInputError, StreamSchemaError
+from headrace.joins.errors import JoinInputError, StreamSchemaError
+from headrace.joins.handle import JoinHandle, check_batch, check_takeable, check_time, columns_of
 from headrace.joins.memory import MemoryBudget
-from headrace.joins.memory.allocators import release_freed_memory
 from headrace.joins.predicates import Bound, On, Predicate, as_predicate
-from headrace.joins.protocol import Output, Progress, WorkQueue
+from headrace.joins.protocol import Output, Progress
 from headrace.joins.relation import Relation, TableLike, open_relation
-from headrace.joins.stats import Counters, JoinStats, MemoryUse
+from headrace.joins.stats import Counters, JoinStats
 from headrace.joins.timing import CompletionLog, OperatorTime, WaitRecord
 from headrace.storage.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa
 
     from headrace.joins.deadlines import Arrivals
     from headrace.storage.read import PageReader
@@ -202,15 +200,15 @@ class JoinAlgorithm(ABC):
 
     def _bind(self, stream: pa.Schema) -> None:
         if self._stream is None:
-            _check_takeable(stream)
+            check_takeable(stream)
             self.deadlines.check(stream)
             self._bound = self.predicate.bind(self.relation.snapshot.codec, stream)
             self._stream = stream
             self._rebind()
         elif not stream.equals(self._stream):
             raise StreamSchemaError(
-                f"all batches of a stream must have one schema; the first had {_columns(self._stream)}, this one has "
-                f"{_columns(stream)}"
+                f"all batches of a stream must have one schema; the first had {columns_of(self._stream)}, this one has "
+                f"{columns_of(stream)}"
             )
 
     def _rebind(self) -> None:
@@ -243,10 +241,10 @@ class JoinAlgorithm(ABC):
         }
 
 
-AlgorithmT = TypeVar("AlgorithmT", bound=JoinAlgorithm)
+StreamAlgorithmT = TypeVar("StreamAlgorithmT", bound=JoinAlgorithm)
 
 
-class StreamJoin(ABC, Generic[AlgorithmT]):
+class StreamJoin(JoinHandle[StreamAlgorithmT]):
     """Base of the operators. See `headrace.joins.Operator` for the calls and each operator for its parameters.
 
     Parameters
@@ -254,12 +252,6 @@ class StreamJoin(ABC, Generic[AlgorithmT]):
     algorithm
         Algorithm that does the work.
     """
-
-    def __init__(self, algorithm: AlgorithmT) -> None:
-        self._algorithm: AlgorithmT | None = algorithm
-        self._work = WorkQueue(algorithm.progress)
-        self._finished = False
-        self._last_stats: JoinStats | None = None
 
     def push(self, batch: pa.RecordBatch, *, side: str = "stream", at: float | None = None) -> Output:
         """Take a batch of the stream and return the results that are ready.
@@ -289,68 +281,13 @@ class StreamJoin(ABC, Generic[AlgorithmT]):
         algorithm = self._open()
         if side != "stream":
             raise JoinInputError(f"this join has one streaming side, 'stream', not {side!r}")
-        _refuse_other(batch)
-        _check_time(at)
+        check_batch(batch)
+        check_time(at)
         return self._work.start(algorithm.push(batch, at))
-
-    def tick(self, now: float | None = None) -> Output:
-        """Return the results that are due without an arrival.
-
-        Parameters
-        ----------
-        now
-            Time in seconds of the operator's clock; by default the clock's.
-
-        Raises
-        ------
-        JoinInputError
-            If the time is not valid.
-        FinishedError
-            After `finish`.
-        ClosedError
-            After `close`.
-        """
-        algorithm = self._open()
-        _check_time(now)
-        return self._work.start(algorithm.tick(now))
 
     def flush(self) -> Output:
         """Return the results of everything pushed so far. The operator stays open for more."""
         return self._work.start(self._open().drain())
-
-    def finish(self) -> Output:
-        """Return the remaining results. The operator takes no more batches."""
-        algorithm = self._open()
-        self._finished = True
-        return self._work.start(algorithm.drain())
-
-    def close(self) -> None:
-        """Stop all work, drop results that were not taken, and free the operator's memory. May be called twice."""
-        algorithm = self._algorithm
-        if algorithm is None:
-            return
-        stats = algorithm.stats
-        self._last_stats = replace(stats, memory=MemoryUse(limit=stats.memory.limit, peak=stats.memory.peak))
-        self._algorithm = None
-        try:
-            self._work.close()
-        finally:
-            algorithm.close()
-            del algorithm
-            release_freed_memory()
-
-    def __del__(self) -> None:
-        """Return the memory of an operator that is dropped without being closed."""
-        if getattr(self, "_algorithm", None) is not None and not sys.is_finalizing():
-            self._algorithm = None
-            del self._work
-            release_freed_memory()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def output_schema(self, stream: pa.Schema) -> pa.Schema:
         """Return the schema of the results for a stream of this schema."""
@@ -362,58 +299,6 @@ class StreamJoin(ABC, Generic[AlgorithmT]):
         return None if self._algorithm is None else self._algorithm.due
 
     @property
-    def stats(self) -> JoinStats:
-        """Statistics so far. They stay readable after `close`."""
-        return self.algorithm.stats if self._last_stats is None else self._last_stats
-
-    @property
     def deadline(self) -> float | None:
         """Seconds that a tuple may wait that states no deadline itself; None for no limit."""
         return self.algorithm.deadlines.default
-
-    @property
-    def algorithm(self) -> AlgorithmT:
-        """Algorithm that does the work, for tests and experiments.
-
-        Raises
-        ------
-        ClosedError
-            After `close`.
-        """
-        if self._algorithm is None:
-            raise ClosedError("the join is closed; make a new operator")
-        return self._algorithm
-
-    def _open(self) -> AlgorithmT:
-        """Return the algorithm, which can still be given work."""
-        if self._algorithm is not None and self._finished:
-            raise FinishedError("the join is finished; make a new operator")
-        return self.algorithm
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema)
-
-
-def _refuse_other(batch: object) -> None:
-    if not isinstance(batch, pa.RecordBatch):
-        raise StreamSchemaError(
-            f"a stream comes as pyarrow record batches, not as {type(batch).__name__}; "
-            "for a table, push each of its `to_batches()`"
-        )
-
-
-def _check_time(at: object) -> None:
-    if at is not None and (not isinstance(at, Real) or not math.isfinite(at)):
-        raise JoinInputError(f"a time must be a finite number of seconds on the operator's clock, not {at!r}")
-
-
-def _check_takeable(stream: pa.Schema) -> None:
-    """Refuse columns whose rows Arrow cannot take."""
-    for field in stream:
-        try:
-            pa.array([], field.type).take(pa.array([], pa.int32()))
-        except pa.ArrowNotImplementedError as error:
-            raise StreamSchemaError(
-                f"column {field.name!r} has type {field.type}, from which Arrow cannot take rows; cast it first"
-            ) from error

@@ -64,6 +64,12 @@ class MemoryUse(_Reading):
         Pages that were read and are being joined, and those in the gaps between them.
     statistics
         Statistics of the cost model.
+    tuples
+        Tuples of streams that are joined with streams (the process space of the papers).
+    key_index
+        Hash chains and sorted entries that find these tuples by key.
+    spill
+        Blocks that are being written to spill files or were read from them, and the list of all blocks.
     """
 
     limit: int = field(default=0, metadata=_GAUGE)
@@ -80,6 +86,9 @@ class MemoryUse(_Reading):
     workspace: int = field(default=0, metadata=_GAUGE)
     read_buffer: int = field(default=0, metadata=_GAUGE)
     statistics: int = field(default=0, metadata=_GAUGE)
+    tuples: int = field(default=0, metadata=_GAUGE)
+    key_index: int = field(default=0, metadata=_GAUGE)
+    spill: int = field(default=0, metadata=_GAUGE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "headrace"
 SHARED_FOLDERS = ("etl", "etl/conformance")
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in SHARED_FOLDERS]  # tests of other layers use them too
 
-SEED = int(os.environ.get("HEADRACE_TEST_SEED", secrets.randbits(32)))
+SEED = int(os.environ.setdefault("HEADRACE_TEST_SEED", str(secrets.randbits(32))))  # worker processes inherit it
 
 
 def pytest_report_header():
@@ -26,3 +26,11 @@ def pytest_report_header():
 def rng():
     """Return a generator whose seed the head of the report names."""
     return np.random.default_rng(SEED)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Give one worker process all tests that use the Spark session, when several run (pytest-xdist)."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))

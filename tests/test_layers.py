@@ -13,7 +13,7 @@ LAYERS = ("storage", "joins", "etl", "pipelines", "cli")
 FIRST_PARTY = (*LAYERS, "samples")
 ALLOWED = {layer: {*LAYERS[: rank + 1]} for rank, layer in enumerate(LAYERS)}
 ALLOWED["cli"].add("samples")
-ROOMS = ("file", "format", "leaf", "tree", "read", "filter", "probe", "commit", "records", "load")
+ROOMS = ("file", "format", "leaf", "tree", "read", "filter", "probe", "commit", "records", "load", "spill")
 """Rooms of storage: a room imports only those to its left, and of the modules on top only the errors."""
 PIPELINE_ROOMS = (
     "config",

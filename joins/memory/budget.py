@@ -23,6 +23,9 @@ Component = Literal[
     "workspace",
     "read_buffer",
     "statistics",
+    "tuples",
+    "key_index",
+    "spill",
 ]
 
 

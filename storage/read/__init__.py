@@ -15,6 +15,7 @@ from headrace.storage.read.cache import (
     page_buffer,
 )
 from headrace.storage.read.device import DeviceModel, device_path, measure, save_device
+from headrace.storage.read.frame_memory import FrameMemory
 from headrace.storage.read.leaf_map import LeafMap, LeafNumbers, value_at, values_at
 from headrace.storage.read.paged_snapshot import PagedSnapshot
 from headrace.storage.read.plan import ReadPlan, plan_cost, plan_reads, plan_reads_greedily
@@ -27,6 +28,7 @@ __all__ = [
     "AgeingCounter",
     "CachePolicy",
     "DeviceModel",
+    "FrameMemory",
     "LeafMap",
     "LeafNumbers",
     "PageCache",

@@ -248,6 +248,7 @@ def test_a_crash_at_any_step_changes_nothing(desk, rng):
     assert len(loaded) == len(STEPS)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(tmp_path, rng):
     java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"

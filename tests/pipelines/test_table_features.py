@@ -104,7 +104,7 @@ class World:
         return str(self.folder / "w" / name)
 
     def make(self, name, shape):
-        columns = {"k": MEMBERS, "fact": FACTS, "fact_errors": ERRORS, "fact_duplicates": ROUTED}[name]
+        columns = {"fact": FACTS, "fact_errors": ERRORS, "fact_duplicates": ROUTED}[name]
         shape.make(self.spark, self.path(name), columns)
 
     def add_members(self):
@@ -416,7 +416,6 @@ def test_a_table_that_is_not_supported_is_refused_before_anything_is_written(wor
 
 MISSING = {
     "facts lack a column": ("fact", "v"),
-    "dimension lacks an attribute": ("k", "note"),
     "errors lack a column": ("fact_errors", "reason"),
     "duplicates lack a column": ("fact_duplicates", "_duplicate"),
 }
@@ -425,7 +424,7 @@ MISSING = {
 @pytest.mark.parametrize("case", MISSING)
 def test_a_missing_column_is_told_with_the_statement_that_adds_it(world, spark, case):
     table, column = MISSING[case]
-    columns = {"k": MEMBERS, "fact": FACTS, "fact_errors": ERRORS, "fact_duplicates": ROUTED}[table]
+    columns = {"fact": FACTS, "fact_errors": ERRORS, "fact_duplicates": ROUTED}[table]
     Shape().make(spark, world.path(table), {name: kind for name, kind in columns.items() if name != column})
     config, before = load_pipeline(world.pipeline), world.listing()
     with pytest.raises(DeltaTableError, match=f"no column '{column}'.*add it: ALTER TABLE") as told:

@@ -70,6 +70,7 @@ def test_a_load_of_loaded_batches_writes_nothing(one_by_one, small):
     assert versions(folder) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_batches_at_once_end_in_the_same_tables(small, tmp_path):
     load(small / "source", tmp_path / "out")
@@ -77,8 +78,9 @@ def test_batches_at_once_end_in_the_same_tables(small, tmp_path):
     assert {table: texts[:3] for table, texts in found.items() if texts} == {}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_generated_batches_end_in_the_tables_of_the_oracle(tmp_path, seed):
     generate(tmp_path / "source", seed, 30)
     load(tmp_path / "source", tmp_path / "out")
@@ -111,6 +113,7 @@ def test_a_load_that_ends_at_any_commit_is_completed_by_the_next(tmp_path, monke
     assert_oracle(tmp_path / "out", tmp_path / "source", 3)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_completed_by_the_next(tmp_path):
     source, folder = tmp_path / "source", tmp_path / "out"
     generate(source, 4, 8)

@@ -1,0 +1,57 @@
+"""Joins of streams with streams: operators, and the base that all of them share.
+
+In: record batches of two or more streams, pushed as they arrive, and conditions between their columns. Out: result
+batches, as early as possible, and complete after `finish`.
+
+How an operator is built
+------------------------
+An operator is a small module with a handle, derived from `StreamsJoin`, whose constructor checks parameters with
+`StreamsParameters.check`, and an algorithm, derived from `StreamsAlgorithm`; `symmetric_hash` is the shortest example.
+The base turns arriving batches into slices of stored tuples (`Rows`) that fit into the workspace, drops tuples without
+a key, counts, keeps the clock, and runs the phases. The algorithm implements
+
+- `_arrive(side, rows)`: join tuples that arrived with what is in memory, and keep them (arriving phase)
+- `_react()`: return one smallest unit of work as a generator of results, or None if there is none (reactive phase); the
+  base calls it while all inputs are blocked for longer than `wait`: once by `tick`, repeatedly by `idle`
+- `_ended(side)`: one input has arrived completely
+- `_cleanup()`: yield everything that is left; all inputs have arrived
+- `rows_in_memory`
+
+and uses
+
+- `conditions.JoinGraph` (`self.graph`): inputs are numbers in the order of their names; `edges` compare a key of one
+  input with a key of another. Key words are uint64 whose order is the order of the keys, so sorting by
+  `rows.key_words(key)` sorts by key
+- `rows.Rows`: tuples side by side with arrival and departure stamps, key words and flags; `take(index)` copies some
+- `store.TupleStore`: the tuples of one input in memory with a hash index or a sorted index for each key. `fitting` says
+  how many more fit, `insert` adds, `remove(slots, departure)` returns tuples for a block and frees their memory
+- `pairs.Pairing`: all conditions between two inputs: `find` probes a store, `meets` filters given pairs
+- `pairs.coexisted`: the interval technique. `self.next_stamp()` numbers departures, the base numbers arrivals; a tuple
+  is in memory from its arrival to its departure, and combinations whose intervals overlap were joined while arriving
+- `self.spill_file(side)` with `blocks`: spilled blocks of tuples (`write_block`, `read_block`)
+- `self.results.batches([(rows, positions), ...])`: result batches, one entry for each input in order
+- `self.budget`: memory. Stores charge themselves; charge the component ``spill`` for blocks in memory, and
+  ``statistics`` for what a flushing policy keeps. The workspace, an eighth of the memory, is charged once by the base
+  for the slice that is being taken in and the result batch in progress
+
+Everything is deterministic: times and arrivals are arguments, and nothing depends on hashes of Python or on threads.
+Put the operator into `OPERATORS` of ``tests/joins/streams/conftest.py``, and the whole suite applies to it.
+"""
+
+from __future__ import annotations
+
+from headrace.joins.streams.conditions import Conditions, JoinGraph, Near
+from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.stats import StreamsStats
+from headrace.joins.streams.symmetric_hash import SymmetricHash
+
+__all__ = [
+    "Conditions",
+    "JoinGraph",
+    "Near",
+    "StreamsAlgorithm",
+    "StreamsJoin",
+    "StreamsParameters",
+    "StreamsStats",
+    "SymmetricHash",
+]

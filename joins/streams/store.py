@@ -1,0 +1,234 @@
+"""`TupleStore`: the tuples of one input in memory, dense, with an index for each of its keys.
+
+Slots 0 to ``len(store) - 1`` hold tuples. When tuples leave, the last ones move into their slots, so memory is as large
+as the tuples in it. The arrival stamps tell the order of arrival; slots do not.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.joins.streams import _row_kernels as kernels
+from headrace.joins.streams.arena import Arena, charged_nbytes
+from headrace.joins.streams.indexes import HashIndex, KeyIndex, SortedIndex
+from headrace.joins.streams.rows import Rows, heap_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.joins.memory import MemoryBudget
+    from headrace.joins.streams.keys import Width
+    from headrace.joins.streams.layout import RowLayout
+
+__all__ = ["TupleStore"]
+
+_SLACK = 8
+_SMALL = 4096
+
+
+class TupleStore:
+    """Tuples of one input in memory.
+
+    Parameters
+    ----------
+    layout
+        Layout of the records.
+    budget
+        Budget to charge.
+    ordered
+        For each key, whether its index is a `SortedIndex`; otherwise it is a `HashIndex`. None for a key without one.
+    """
+
+    def __init__(self, layout: RowLayout, budget: MemoryBudget, ordered: Sequence[bool | None]) -> None:
+        self.layout = layout
+        self._budget = budget
+        self._records, self._heap = Arena(budget, "tuples"), Arena(budget, "tuples")
+        self._count = self._heap_end = self._heap_live = 0
+        self.indexes: list[KeyIndex | None] = [
+            None if kind is None else (SortedIndex if kind else HashIndex)(budget, key)
+            for key, kind in enumerate(ordered)
+        ]
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def rows(self) -> Rows:
+        """Tuples, by slot. Views, valid until the store changes."""
+        return Rows(self.layout, self._count, self._records.bytes, self._heap.bytes)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are charged."""
+        return self._nbytes_for(self._count, self._heap_end)
+
+    def sorted_index(self, key: int) -> SortedIndex:
+        """Return the index of a key that has sorted entries."""
+        index = self.indexes[key]
+        assert isinstance(index, SortedIndex), key
+        return index
+
+    def fitting(self, rows: Rows, start: int, limit: int | None = None) -> int:
+        """Return how many of the tuples from position `start` on fit into the budget, or into `limit` more bytes."""
+        room = self._budget.available if limit is None else min(limit, self._budget.available)
+        if self._heap_end - self._heap_live > _SMALL and self._growth(rows, start, len(rows)) > room:
+            self._compact()
+        low, high = 0, len(rows) - start
+        while low < high:
+            middle = (low + high + 1) >> 1
+            if self._growth(rows, start, start + middle) <= room:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def insert(self, rows: Rows, start: int = 0, stop: int | None = None) -> None:
+        """Add the tuples from position `start` up to `stop`.
+
+        Raises
+        ------
+        MemoryBudgetError
+            If they do not fit. Nothing is added then.
+        """
+        stop = len(rows) if stop is None else stop
+        if start >= stop:
+            return
+        stride, before = self.layout.stride, self._count
+        index = np.arange(start, stop, dtype=np.int64)
+        heap_end = self._heap_end + heap_nbytes(rows, index)
+        self._reserve(stop - start, heap_end)
+        added = self._records.bytes[before * stride :]
+        kernels.copy_out(
+            rows.records, stride, self.layout.heap, rows.heap, index, added, self._heap.bytes, self._heap_end
+        )
+        if self.layout.heap >= 0:
+            kernels.name_records(added, stride, self.layout.heap, self._heap.bytes, before, stop - start)
+        self._count += stop - start
+        self._heap_live += heap_end - self._heap_end
+        self._heap_end = heap_end
+        for key_index in self.indexes:
+            if key_index is not None:
+                key_index.added(self.rows, before)
+
+    def remove(self, slots: NDArray[np.int64], departure: int) -> Rows:
+        """Remove tuples and return them in the order of `slots`, with their departure stamp.
+
+        Parameters
+        ----------
+        slots : int64[n]
+            Different slots.
+        departure
+            Departure stamp (the paper's DTS).
+        """
+        removed = self.rows.take(slots)
+        removed.departures[:] = departure
+        self.drop(slots)
+        return removed
+
+    def drop(self, slots: NDArray[np.int64]) -> None:
+        """Remove the tuples in these slots, which are different."""
+        if len(slots) == 0:
+            return
+        slots = np.sort(slots)
+        self._heap_live -= heap_nbytes(self.rows, slots)
+        kept = self._count - len(slots)
+        source = np.setdiff1d(np.arange(kept, self._count, dtype=np.int64), slots, assume_unique=True)
+        target = slots[: len(source)]
+        layout = self.layout
+        kernels.move_records(self._records.bytes, layout.stride, layout.heap, self._heap.bytes, source, target)
+        self._count = kept
+        for key_index in self.indexes:
+            if key_index is not None:
+                key_index.removed(self.rows, slots, source, target)
+        self._records.resize(kept * layout.stride + _SLACK if kept else 0)
+        if 2 * self._heap_live < self._heap_end or not kept:
+            self._compact()
+
+    def probe(
+        self,
+        key: int,
+        probing: Rows,
+        probing_key: int,
+        index: NDArray[np.int64],
+        width: Width | None,
+        cursor: NDArray[np.int64],
+        out: tuple[NDArray[np.int64], NDArray[np.int64]],
+    ) -> int:
+        """Find tuples that meet a condition with the probing tuples at `index`.
+
+        Parameters
+        ----------
+        key
+            Key of this store.
+        probing, probing_key, index
+            Tuples that probe, their key, and which of them.
+        width
+            Greatest distance of the keys; None for equality.
+        cursor
+            Where to go on, see `headrace.joins.streams.indexes.new_cursor`.
+        out
+            Arrays for pairs of a position in `index` and a slot. If they are filled, there may be more.
+
+        Returns
+        -------
+        int
+            Number of pairs.
+        """
+        key_index = self.indexes[key]
+        assert key_index is not None, f"key {key} has no index"
+        return key_index.probe(self.rows, key, probing, probing_key, index, width, cursor, out)
+
+    def free(self) -> None:
+        """Drop all tuples and free the memory."""
+        self._count = self._heap_end = self._heap_live = 0
+        self._records.free()
+        self._heap.free()
+        for key_index in self.indexes:
+            if key_index is not None:
+                key_index.free()
+
+    def _nbytes_for(self, count: int, heap_end: int) -> int:
+        """Return the bytes that are charged for a number of tuples."""
+        records = charged_nbytes(count * self.layout.stride + _SLACK) if count else 0
+        heap = charged_nbytes(heap_end + _SLACK) if heap_end else 0
+        return records + heap + sum(index.nbytes_for(count) for index in self.indexes if index is not None)
+
+    def _growth(self, rows: Rows, start: int, stop: int) -> int:
+        """Return the bytes that are charged in addition if tuples are added."""
+        if start == stop:
+            return 0
+        heap = 0
+        if self.layout.heap >= 0:
+            positions = rows.words(self.layout.heap)
+            end = int(positions[stop]) if stop < len(rows) else len(rows.heap)
+            heap = end - int(positions[start])
+        return self._nbytes_for(self._count + stop - start, self._heap_end + heap) - self._charged
+
+    @property
+    def _charged(self) -> int:
+        indexes = sum(index.charged for index in self.indexes if index is not None)
+        return self._records.charged + self._heap.charged + indexes
+
+    def _reserve(self, more: int, heap_end: int) -> None:
+        """Charge for more tuples: for all of their memory, or none of it."""
+        count = self._count + more
+        growth = self._nbytes_for(count, heap_end) - self._charged
+        self._budget.charge("tuples", max(growth, 0))
+        self._budget.release("tuples", max(growth, 0))
+        self._records.resize(count * self.layout.stride + _SLACK)
+        if heap_end:
+            self._heap.resize(heap_end + _SLACK)
+
+    def _compact(self) -> None:
+        """Close the gaps in the heap."""
+        layout = self.layout
+        if layout.heap >= 0:
+            self._heap_end = kernels.compact_heap(
+                self._records.bytes, layout.stride, layout.heap, self._count, self._heap.bytes, self._heap_end
+            )
+            assert self._heap_end == self._heap_live, (self._heap_end, self._heap_live)
+            self._heap.resize(self._heap_end + _SLACK if self._heap_end else 0)

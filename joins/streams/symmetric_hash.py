@@ -1,0 +1,147 @@
+"""`SymmetricHash`: the symmetric hash join of two streams (Wilschut and Apers; Hong and Stonebraker), all in memory.
+
+Arriving phase: each arriving tuple probes the tuples of the other input in memory, then is kept with those of its own.
+There is no reactive phase; the cleanup phase only adds tuples without a match, if the join type asks for them. When the
+tuples exceed the memory, the join fails and says so. Once an input has ended, tuples of the other are no longer kept.
+
+Bands use sorted entries in the place of hash chains.
+
+Memory: the tuples of both inputs, 12 to 16 bytes for each in the hash chains, and the workspace.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.joins.errors import JoinInputError
+from headrace.joins.streams._row_kernels import set_flags
+from headrace.joins.streams.layout import MATCHED
+from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.pairs import Pairing
+from headrace.joins.streams.store import TupleStore
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    import pyarrow as pa
+
+    from headrace.joins.streams.conditions import Conditions
+    from headrace.joins.streams.rows import Rows
+
+__all__ = ["SymmetricHash"]
+
+_TWO = 2
+
+
+class SymmetricHash(StreamsJoin["SymmetricHashAlgorithm"]):
+    """Symmetric hash join of two streams in memory.
+
+    Parameters
+    ----------
+    inputs
+        Schema of each of the two inputs, by name.
+    on
+        Conditions, see `headrace.joins.streams.Conditions`.
+    how
+        ``"inner"``, ``"left"``, ``"right"`` or ``"full"``. Tuples without a match come when their input's partner has
+        ended, at the latest from `finish`.
+    memory
+        Limit on everything that the operator holds, as bytes or as text such as ``"64MiB"``.
+    clock
+        Returns the time in seconds; by default the system's.
+
+    Raises
+    ------
+    JoinInputError
+        If a parameter cannot be used.
+    StreamSchemaError
+        If an input lacks a column, or has it twice.
+    KeyInputError
+        If two columns of a condition have types that never match.
+    MemoryBudgetError
+        If the memory is not enough: when the operator is made, or later by `push`.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> orders, payments = pa.record_batch({"id": [1, 2]}), pa.record_batch({"order": [2], "paid": [9.5]})
+    >>> join = SymmetricHash({"o": orders.schema, "p": payments.schema}, on=[("o.id", "p.order")], memory="1MiB")
+    >>> join.push(orders, side="o").drain()
+    0
+    >>> join.push(payments, side="p").to_table().to_pylist()
+    [{'id': 2, 'order': 2, 'paid': 9.5}]
+    >>> join.finish().drain()
+    0
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, pa.Schema],
+        on: Conditions,
+        how: str = "inner",
+        memory: int | str = "64MiB",
+        *,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        hows = ("inner", "left", "right", "full")
+        super().__init__(
+            SymmetricHashAlgorithm(StreamsParameters.check(inputs, on, how, memory, hows=hows, clock=clock))
+        )
+
+
+class SymmetricHashAlgorithm(StreamsAlgorithm):
+    """Algorithm of `SymmetricHash`."""
+
+    def __init__(self, parameters: StreamsParameters) -> None:
+        super().__init__(parameters)
+        if len(self.sides) != _TWO:
+            raise JoinInputError(f"a symmetric hash join has two inputs, not {len(self.sides)}; use MJoin or MINER")
+        self._pairing = Pairing(self.graph.edges)
+        self._stores = [
+            TupleStore(layout, self.budget, self._pairing.index_kinds(side, len(self.graph.keys[side])))
+            for side, layout in enumerate(self.layouts)
+        ]
+
+    @property
+    def rows_in_memory(self) -> int:
+        """Number of tuples in memory."""
+        return sum(map(len, self._stores))
+
+    def _arrive(self, side: int, rows: Rows) -> Iterator[pa.RecordBatch]:
+        other = self._stores[1 - side]
+        index = np.arange(len(rows), dtype=np.int64)
+        for positions, slots in self._pairing.find(other, side, rows, index, self.pair_limit):
+            sources = [(rows, positions), (other.rows, slots)]
+            if self.how != "inner":
+                for source, at in sources:
+                    set_flags(source.records, source.layout.stride, source.layout.flags, MATCHED, at)
+            yield from self.results.batches(sources if side == 0 else sources[::-1])
+        if not self.ended[1 - side]:
+            self._keep(side, rows)
+        elif self.preserved(side):
+            yield from self.unmatched(side, rows, np.flatnonzero((rows.flags & MATCHED) == 0))
+
+    def _keep(self, side: int, rows: Rows) -> None:
+        store = self._stores[side]
+        if store.fitting(rows, 0) < len(rows):
+            raise MemoryBudgetError(
+                f"{self.rows_in_memory:,} tuples fill the memory of {format_size(self.budget.limit)}, and a symmetric "
+                "hash join holds all of them; give it more memory, or use an operator that spills, such as DINER"
+            )
+        store.insert(rows)
+
+    def _ended(self, side: int) -> Iterator[pa.RecordBatch]:
+        """Yield the other input's tuples without a match, and drop its tuples: nothing can match them any more."""
+        store = self._stores[1 - side]
+        if self.preserved(1 - side):
+            index = np.flatnonzero((store.rows.flags & MATCHED) == 0)
+            for start in range(0, len(index), self.pair_limit):
+                yield from self.unmatched(1 - side, store.rows, index[start : start + self.pair_limit])
+        store.free()
+
+    def _cleanup(self) -> Iterator[pa.RecordBatch]:
+        return iter(())

@@ -1,0 +1,278 @@
+"""`SpillFolder` and `SpillFile`: blocks of bytes that do not fit in memory, on the storage backend.
+
+A block is written once, never changed, and read as a whole::
+
+    header (block number, bytes of content) | content | digest of each page of these | digest of the digests | padding
+
+A block begins and ends on a page, so that reads can bypass the page cache. Digests depend on the block's number, so a
+block that is read in place of another is found too. Blocks are not synced: they are worthless after a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from headrace.storage.errors import ClosedTableError, CorruptPageError, StorageIOError
+from headrace.storage.file import FileBackend, claimed, remove_remains
+from headrace.storage.file.backend import path_text
+from headrace.storage.format.constants import SLACK, WORD
+from headrace.storage.format.page import aligned_pages
+from headrace.storage.spill import _spill_kernels as kernels
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.storage.file import StorageBackend
+
+__all__ = ["SPILL_PAGE", "BlockRef", "SpillFile", "SpillFolder", "SpillStats", "block_nbytes"]
+
+SPILL_PAGE = 4096
+"""Bytes of a page: the unit of checksums, and of reads that bypass the page cache."""
+
+_PREFIX = ".headrace-spill-"
+_HEADER = 2 * WORD
+
+
+def _digest_count(nbytes: int) -> int:
+    return -(-(_HEADER + nbytes) // SPILL_PAGE)
+
+
+def _pages(nbytes: int) -> int:
+    return -(-(_padded(nbytes) + WORD * (_digest_count(nbytes) + 1)) // SPILL_PAGE)
+
+
+def _padded(nbytes: int) -> int:
+    """Return where the digests begin: behind the content, at a whole word."""
+    return -(-(_HEADER + nbytes) // WORD) * WORD
+
+
+def block_nbytes(nbytes: int) -> int:
+    """Return the bytes that a block with `nbytes` bytes of content takes, on disk and as a buffer in memory.
+
+    Examples
+    --------
+    >>> block_nbytes(10_000) - 8
+    12288
+    """
+    return _pages(nbytes) * SPILL_PAGE + SLACK
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRef:
+    """Where a block is.
+
+    Attributes
+    ----------
+    number
+        Number in its file, from 0 on.
+    page
+        First page in the file.
+    nbytes
+        Bytes of content.
+    """
+
+    number: int
+    page: int
+    nbytes: int
+
+
+@dataclass(slots=True)
+class SpillStats:
+    """Running counts of a file or a folder.
+
+    Attributes
+    ----------
+    blocks_written, blocks_read
+        Number of blocks.
+    bytes_written, bytes_read
+        Bytes with headers and padding.
+    """
+
+    blocks_written: int = 0
+    blocks_read: int = 0
+    bytes_written: int = 0
+    bytes_read: int = 0
+
+
+class SpillFile:
+    """Blocks in one file, appended and read in any order.
+
+    Parameters
+    ----------
+    backend
+        Storage backend of the file, which is empty.
+    stats
+        Counts to add to; by default those of the file alone.
+
+    Examples
+    --------
+    >>> with tempfile.TemporaryDirectory() as parent, SpillFolder(parent) as folder:
+    ...     file = folder.file("left")
+    ...     ref = file.append([np.arange(5, dtype=np.uint8)])
+    ...     file.read(ref).tolist()
+    [0, 1, 2, 3, 4]
+    """
+
+    def __init__(self, backend: StorageBackend, stats: SpillStats | None = None) -> None:
+        self._backend = backend
+        self._blocks = self._end = 0
+        self.stats = SpillStats() if stats is None else stats
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the file."""
+        return self._end * SPILL_PAGE
+
+    def append(self, parts: Sequence[NDArray[np.uint8]]) -> BlockRef:
+        """Write a block whose content is these parts in order.
+
+        Allocates one buffer of `block_nbytes`, which the caller counts.
+
+        Raises
+        ------
+        StorageIOError
+            If the operating system refuses, for instance because the disk is full. The file keeps its earlier blocks.
+        """
+        ref = BlockRef(self._blocks, self._end, sum(len(part) for part in parts))
+        block = aligned_pages(_pages(ref.nbytes), SPILL_PAGE)
+        block[:_HEADER].view(np.uint64)[:] = ref.number, ref.nbytes
+        at = _HEADER
+        for part in parts:
+            block[at : at + len(part)] = part
+            at += len(part)
+        digests, digest = self._digests(block, ref)
+        self._table(block, ref)[:] = np.append(digests, digest)
+        self._backend.pwrite(ref.page * SPILL_PAGE, block[:-SLACK])
+        self._blocks += 1
+        self._end += _pages(ref.nbytes)
+        self.stats.blocks_written += 1
+        self.stats.bytes_written += len(block) - SLACK
+        return ref
+
+    def read(self, ref: BlockRef) -> NDArray[np.uint8]:
+        """Return the content of a block, in a new buffer of `block_nbytes`, which the caller counts.
+
+        Raises
+        ------
+        CorruptPageError
+            If the block is not what was written; the message names file and page.
+        StorageIOError
+            If the operating system refuses.
+        """
+        block = aligned_pages(_pages(ref.nbytes), SPILL_PAGE)
+        self._backend.pread_into(ref.page * SPILL_PAGE, [block[:-SLACK]])
+        self.stats.blocks_read += 1
+        self.stats.bytes_read += len(block) - SLACK
+        digests, digest = self._digests(block, ref)
+        table = self._table(block, ref)
+        bad = np.flatnonzero(digests != table[:-1])
+        header = block[:_HEADER].view(np.uint64)
+        if len(bad) or digest != table[-1] or header[0] != ref.number or header[1] != ref.nbytes:
+            page = ref.page + (int(bad[0]) if len(bad) else 0)
+            raise CorruptPageError(
+                f"{self._backend.path}: block {ref.number}, page {page} is damaged: its checksum is not the one that "
+                "was written; the join cannot be completed, so check the disk and start over"
+            )
+        return block[_HEADER : _HEADER + ref.nbytes]
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        self._backend.close()
+
+    @staticmethod
+    def _digests(block: NDArray[np.uint8], ref: BlockRef) -> tuple[NDArray[np.uint64], np.uint64]:
+        """Return the digest of each page of header and content, and the digest of these digests."""
+        digests = np.empty(_digest_count(ref.nbytes), dtype=np.uint64)
+        seed = ref.number << 24
+        kernels.digest_pages(block, _HEADER + ref.nbytes, SPILL_PAGE, seed, digests)
+        digest = np.empty(1, dtype=np.uint64)
+        kernels.digest_pages(digests.view(np.uint8), digests.nbytes, digests.nbytes, seed, digest)
+        return digests, digest[0]
+
+    @staticmethod
+    def _table(block: NDArray[np.uint8], ref: BlockRef) -> NDArray[np.uint64]:
+        start = _padded(ref.nbytes)
+        return block[start : start + WORD * (_digest_count(ref.nbytes) + 1)].view(np.uint64)
+
+
+class SpillFolder:
+    """Temporary folder of one operator. It is removed at `close`, or by a later one if the process is killed.
+
+    Parameters
+    ----------
+    parent
+        Existing folder in which the temporary folder is created.
+    backend
+        Creates the storage backend of a new file; by default a file on disk.
+
+    Raises
+    ------
+    StorageIOError
+        If the folder cannot be created.
+    """
+
+    def __init__(self, parent: str | os.PathLike[str], backend: Callable[[Path], StorageBackend] | None = None) -> None:
+        self._backend = backend or (lambda path: FileBackend(path, "x"))
+        self._files: list[SpillFile] = []
+        self._stack = contextlib.ExitStack()
+        self.stats = SpillStats()
+        self._path: Path | None = self._claim(Path(path_text(parent)))
+
+    def _claim(self, parent: Path) -> Path:
+        try:
+            remove_remains(parent, re.compile(re.escape(_PREFIX) + ".*"))
+            return self._stack.enter_context(claimed(lambda: Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))))
+        except OSError as error:
+            raise StorageIOError(
+                f"cannot create a temporary folder in {parent}: {error.strerror}; name an existing folder that this "
+                "user may write to"
+            ) from error
+
+    @property
+    def path(self) -> Path:
+        """Path of the temporary folder.
+
+        Raises
+        ------
+        ClosedTableError
+            After `close`.
+        """
+        if self._path is None:
+            raise ClosedTableError("the spill folder was closed; make a new operator")
+        return self._path
+
+    def file(self, name: str) -> SpillFile:
+        """Create a file. `name` is any text; it appears in messages."""
+        safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:40]
+        file = SpillFile(self._backend(self.path / f"{len(self._files)}-{safe}"), self.stats)
+        self._files.append(file)
+        return file
+
+    def close(self) -> None:
+        """Close the files and remove the folder. May be called twice."""
+        if self._path is None:
+            return
+        path, self._path = self._path, None
+        try:
+            for file in self._files:
+                file.close()
+        finally:
+            shutil.rmtree(path, ignore_errors=True)
+            self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
