@@ -61,6 +61,25 @@ def test_an_unknown_case_of_the_peers_is_refused_with_the_valid_names():
 
 
 @pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.parametrize("case", ["facts", "changes", "restate"])
+def test_a_case_of_histories_ends_with_equal_content_on_both_sides(tmp_path, case):
+    done = benchmark("history", case, "--quick", "--folder", tmp_path, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the same" in done.stdout
+    with (tmp_path / "history.csv").open() as table:
+        rows = list(csv.DictReader(table))
+    assert {row["contestant"].split()[0] for row in rows} >= {"Spark" if case == "facts" else "Delta"}
+    assert all(float(row["processor"]) > 0 for row in rows)
+
+
+def test_an_unknown_case_of_histories_is_refused_with_the_valid_names():
+    done = benchmark("history", "merge")
+    assert done.returncode == 2
+    assert "the cases are facts, changes, restate" in done.stderr
+
+
+@pytest.mark.slow
 def test_predicates_are_measured_once_their_answers_agree(tmp_path):
     done = benchmark("predicates", "--quick", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
