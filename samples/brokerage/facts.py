@@ -1,8 +1,8 @@
 """The facts of the brokerage: Spark reads, groups and orders the records, Headrace looks up the versions.
 
 A fact is looked up once, in the versions of its day. Its later records change other columns only. The pipeline file
-loads the watches. The other facts repeat columns of an account's customer under names of their own, which `carry` cannot
-give, so this program looks them up.
+loads the watches. The other facts repeat columns of an account's customer under names of their own, which `carry`
+cannot give, so this program looks them up.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ from headrace.pipelines.changes.repairing import RowRepair
 from headrace.pipelines.config.history import history_of, references_of
 from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.delta.tables import DeltaHandle, open_table, read_rows
-from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.dimension import add_column
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.runner import run
 
@@ -346,3 +347,26 @@ def damage(bank, name, chosen, **values):
     new = {**row, **values, "_entries": entries or None}
     repair.add(pa.Table.from_pylist([row], schema), pa.Table.from_pylist([new], schema))
     repair.commit(handle.table.version(), {})
+
+
+def test_an_attribute_that_entries_would_record_is_not_added(tmp_path):
+    bank = Bank(tmp_path)
+    for _ in two_loads(bank):
+        steps_of(bank)
+    document = copy.deepcopy(DOCUMENT)
+    document["dimensions"]["account"]["columns"]["more"] = "string"
+    (tmp_path / "bank.yml").write_text(yaml.safe_dump(document))
+    config, path = load_pipeline(tmp_path / "bank.yml"), str(tmp_path / "w" / "account")
+    version = open_table(path).version()
+    with pytest.raises(DeltaTableError, match="make the dimension again from all changes"):
+        add_column(config, "account", "more", "string")
+    with pytest.raises(DeltaTableError, match=r"was made with types .* and the declaration says"):
+        apply_files(config, "account", tmp_path / "accounts", again=True)
+    document["dimensions"]["account"]["columns"].pop("more")
+    document["dimensions"]["account"]["history"].pop("partial")
+    document["dimensions"]["account"]["history"].pop("parents")
+    (tmp_path / "bank.yml").write_text(yaml.safe_dump(document))
+    with pytest.raises(DeltaTableError, match="was made with partial True, and the declaration says False"):
+        apply_files(load_pipeline(tmp_path / "bank.yml"), "account", tmp_path / "accounts", again=True)
+    assert open_table(path).version() == version
+    assert check_history(bank.config, "account") == []
