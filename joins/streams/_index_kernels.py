@@ -13,11 +13,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from headrace.storage.format import load_u64, prefetch
-from headrace.storage.format._byte_kernels import compare_bytes
+from headrace.storage.format import compare_bytes, load_u64, prefetch
 
 if TYPE_CHECKING:
-    from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
+    from headrace.storage.format import Bytes, Flags, Int32s, Int64s, Words
 
 __all__ = [
     "KeyedRows",
@@ -25,14 +24,17 @@ __all__ = [
     "compact_entries",
     "filter_pairs",
     "merge_entries",
+    "partitions_of",
     "probe_chains",
     "probe_entries",
+    "probed",
     "unlink",
 ]
 
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 _HALF = np.uint64(32)
 _HASH = np.uint64(0x9E3779B97F4A7C15)
+_OTHER_HASH = np.uint64(0xC2B2AE3D27D4EB4F)
 _SIGN = np.uint64(1 << 63)
 _ALL = np.uint64(2**64 - 1)
 _AHEAD = 16
@@ -83,6 +85,39 @@ def _bucket(hashed: np.uint64, shift: np.uint64) -> int:
 
 
 @njit(cache=True, nogil=True)
+def partitions_of(rows: KeyedRows, start: int, count: int, bits: int, out: Int64s) -> None:
+    """Write the partition of the keys of `count` records from `start` on: a number of so many bits."""
+    shift = np.uint64(64 - bits)
+    for row in range(count):
+        hashed = _hashed(rows, start + row)
+        mixed = (hashed ^ (hashed >> _HALF)) * _OTHER_HASH
+        out[row] = _I64(mixed >> shift)
+
+
+@njit(cache=True, nogil=True)
+def probed(departures: Int64s, starts: Int64s, probes: Int64s, left: Int64s, since: Int64s, until: Int64s) -> Flags:
+    """Return for each pair whether the block of its left tuple probed memory while its right tuple was in memory.
+
+    Parameters
+    ----------
+    departures, starts, probes
+        Departure stamp of each block, ascending; where its probes begin, with an end; stamps of its probes, ascending.
+    left
+        Departure stamps of the left tuples, which name their blocks.
+    since, until
+        Arrival and departure stamps of the right tuples.
+    """
+    out = np.zeros(len(left), dtype=np.bool_)
+    for i in range(len(left)):
+        at = np.searchsorted(departures, left[i])
+        if at < len(departures) and departures[at] == left[i]:
+            block = probes[starts[at] : starts[at + 1]]
+            first = np.searchsorted(block, since[i])
+            out[i] = first < len(block) and block[first] < until[i]
+    return out
+
+
+@njit(cache=True, nogil=True)
 def _same_bytes(left: KeyedRows, a: int, right: KeyedRows, b: int) -> bool:
     a_record, b_record = a * left.stride, b * right.stride
     a_heap = _I64(load_u64(left.records, a_record + left.heap_at)) + 8
@@ -101,7 +136,7 @@ def _same_key(left: KeyedRows, a: int, right: KeyedRows, b: int) -> bool:
         right.records, b * right.stride + right.word_at
     ):
         return False
-    return left.digest_at < 0 or _same_bytes(left, a, right, b)
+    return left.digest_at < 0 or bool(_same_bytes(left, a, right, b))
 
 
 @njit(inline="always")
@@ -115,8 +150,8 @@ def _number(word: np.uint64) -> float:
 @njit(inline="always")
 def _near(a: np.uint64, b: np.uint64, words: np.uint64, number: float, floating: bool) -> bool:
     if floating:
-        return abs(_number(a) - _number(b)) <= number
-    return (a - b if a > b else b - a) <= words
+        return bool(abs(_number(a) - _number(b)) <= number)
+    return bool((a - b if a > b else b - a) <= words)
 
 
 @njit(cache=True, nogil=True)
@@ -133,7 +168,12 @@ def chain(rows: KeyedRows, start: int, stop: int, shift: int, heads: Int32s, lin
         Next slot, or -1; and the slot before, or -2 - bucket for the first one.
     """
     by = np.uint64(shift)
+    lines, chains = heads.view(np.uint8), links.reshape(-1).view(np.uint8)
     for slot in range(start, stop):
+        if slot + 2 * _AHEAD < stop:
+            prefetch(lines, 4 * _bucket(_hashed(rows, slot + 2 * _AHEAD), by))
+            ahead = _I64(heads[_bucket(_hashed(rows, slot + _AHEAD), by)])
+            prefetch(chains, 8 * max(ahead, 0))
         bucket = _bucket(_hashed(rows, slot), by)
         first = heads[bucket]
         links[slot, 0] = first
@@ -195,11 +235,14 @@ def probe_chains(
     """
     by = np.uint64(shift)
     at, slot, found = cursor[0], cursor[1], 0
-    lines = heads.view(np.uint8)
+    lines, chains = heads.view(np.uint8), links.reshape(-1).view(np.uint8)
     while at < len(index):
         if slot == _BEFORE:
-            if at + _AHEAD < len(index):
-                prefetch(lines, 4 * _bucket(_hashed(probing, index[at + _AHEAD]), by))
+            if at + 2 * _AHEAD < len(index):
+                prefetch(lines, 4 * _bucket(_hashed(probing, index[at + 2 * _AHEAD]), by))
+                ahead = max(_I64(heads[_bucket(_hashed(probing, index[at + _AHEAD]), by)]), 0)
+                prefetch(chains, 8 * ahead)
+                prefetch(rows.records, ahead * rows.stride + rows.word_at)
             slot = _I64(heads[_bucket(_hashed(probing, index[at]), by)])
         while slot != _NONE:
             if found == len(out_at):
