@@ -13,6 +13,7 @@ CASES = {
     "online": ("diner_cases", "online_shares", "DINER's table 4 and figure 9: results online with four memories"),
     "shifting": ("diner_cases", "shifting", "DINER's figure 15: means that shift from period to period"),
     "delays": ("diner_cases", "delays", "DINER's table 3 and figure 16: input buffers and results with delays"),
+    "sstar": ("miner_cases", "simple_star", "MINER's figure 22: MINER and Viglas' MJoin on a star of four inputs"),
 }
 """For each case its module, its function, and what it measures."""
 
