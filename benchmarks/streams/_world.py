@@ -94,7 +94,7 @@ class Online:
     buffers: tuple
 
 
-def online(name, arriving, memory, settings, *, inputs=("a", "b"), on="x", **options):
+def online(name, arriving, memory, settings, *, inputs=("a", "b"), on="x", schema=SCHEMA, **options):
     """Run an operator until all tuples have arrived and return its results up to then.
 
     Every operator goes back to the arriving phase once more than `max_new_arrivals` tuples wait, after the unit of work
@@ -105,7 +105,7 @@ def online(name, arriving, memory, settings, *, inputs=("a", "b"), on="x", **opt
     with tempfile.TemporaryDirectory(prefix="headrace-streams-") as folder:
         backend = timed_backend(clock, settings)
         join = operator(
-            dict.fromkeys(inputs, SCHEMA), on, memory=memory, spill=folder, wait=settings.wait, clock=clock,
+            dict.fromkeys(inputs, schema), on, memory=memory, spill=folder, wait=settings.wait, clock=clock,
             backend=backend, **options,
         )  # fmt: skip
         with join:

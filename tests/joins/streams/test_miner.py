@@ -1,6 +1,4 @@
-"""What MINER and MJoin do inside: probing order, victims, reactive steps, bounded pieces. Results: test_conformance.py."""
-
-import errno
+"""What MINER and MJoin do inside: probing order, victims, reactive steps, pieces. Results: test_conformance.py."""
 
 import numpy as np
 import pyarrow as pa
@@ -102,7 +100,7 @@ def test_a_flush_takes_a_block_from_the_chosen_area_and_zeroes_counters(tmp_path
         by_y.joins[:] = 100, 600, 1
         algorithm.policies[B][0].regions.joins[:] = 0, 900, 0
         algorithm.selectivity.local_joins[A, B] = 7
-        algorithm._flush()  # noqa: SLF001 - a step of the algorithm
+        algorithm._flush()
         left = algorithm.stores[B].rows.batch()
         gone = 100 - len(left)
         assert 10 <= gone <= 40
@@ -219,8 +217,8 @@ def test_bands_and_cycles_of_many_inputs_are_joined(tmp_path, tools, shape):
 @pytest.mark.parametrize("operator", [MINER, MJoin])
 def test_a_full_disk_during_a_spill_of_many_inputs_is_an_error(tmp_path, tools, operator):
     class Full(FileBackend):
-        def pwrite(self, offset, data):
-            raise StorageIOError(errno.ENOSPC, f"cannot write {self.path}: no space left; free space and try again")
+        def pwrite(self, offset, data):  # noqa: ARG002 - the backend's signature
+            raise StorageIOError(f"cannot write {self.path}: no space left; free space and try again")
 
     case, join = spilled_star(tmp_path, tools, operator, backend=lambda path: Full(path, "x"))
     with join:
@@ -264,7 +262,7 @@ def test_mjoin_flushes_one_partition_of_all_inputs_together(tmp_path):
         for side in "abcd":
             push(join, side, list(range(60)))
         algorithm = join.algorithm
-        algorithm._flush()  # noqa: SLF001 - a step of the algorithm
+        algorithm._flush()
         left = [set(store.rows.batch()["x"].to_pylist()) for store in algorithm.stores]
         assert 0 < len(left[0]) < 60
         assert left == [left[0]] * 4
@@ -272,7 +270,7 @@ def test_mjoin_flushes_one_partition_of_all_inputs_together(tmp_path):
         assert algorithm.spilled.sum() == 4 * (60 - len(left[0]))
 
 
-def test_mjoin_probes_the_most_selective_join_first(tmp_path):
+def test_mjoin_probes_the_most_selective_join_first():
     on = [("a.x", "b.x"), ("a.x", "c.x"), ("a.x", "d.x")]
     with MJoin(dict.fromkeys("abcd", SCHEMA), on, memory="1MiB") as join:
         push(join, "b", [1, 1, 2])
