@@ -129,9 +129,7 @@ def _arrive(join, arriving, clock, settings):
                 join.idle(clock.now, waiting=lambda: waiting() > settings.max_new_arrivals).drain()
                 if join.stats.reactive_steps > steps:
                     buffers.append(waiting())
-            clock.now = max(
-                clock.now, times[min(done + GROUP, len(times)) - 1] if _steady(times, done, settings) else times[done]
-            )
+            clock.now = max(clock.now, _group_end(times, done, settings))
         stop = min(done + max(waiting(), 1), done + GROUP)
         for side, name in enumerate(join.sides):
             chosen = done + np.flatnonzero(arriving.sides[done:stop] == side)
@@ -143,7 +141,7 @@ def _arrive(join, arriving, clock, settings):
     return buffers
 
 
-def _steady(times, start, settings):
-    """Return whether the next arrivals come without a blocked time between them, so that they can be pushed together."""
+def _group_end(times, start, settings):
+    """Return the time of the last arrival of a group: one without a blocked time in it, or a single arrival."""
     group = times[start : start + GROUP]
-    return len(group) < 2 or float(np.diff(group).max()) <= settings.wait  # noqa: PLR2004 - no gap
+    return float(group[-1] if np.diff(group).max(initial=0.0) <= settings.wait else group[0])

@@ -72,10 +72,10 @@ def _judge_ratios(report, rows, most):
 def shifting(*, quick):
     """Measure the results online while the means of both streams shift."""
     each = 100_000 // (10 if quick else 1)
-    report = Report(asdict(SETTINGS) | {"quick": quick, "memory %": 5}, ["shift", *OPERATORS, "all results"])
+    report = Report(asdict(SETTINGS) | {"quick": quick, "memory %": 10 if quick else 5}, ["shift", *OPERATORS, "all results"])
     for shift in SHIFTS:
         keys = shifting_normal(each, shift, 11)
-        arriving, memory = arrivals(keys, SETTINGS, 7), memory_for(keys, 5)
+        arriving, memory = arrivals(keys, SETTINGS, 7), memory_for(keys, 10 if quick else 5)
         found = [online(name, arriving, memory, SETTINGS).results for name in OPERATORS]
         report.add([shift, *found, matches(*keys)])
     _judge_ratios(report, [(f"shift {row[0]}", *row[1:4]) for row in report.rows], 3.0)
@@ -86,10 +86,10 @@ def delays(*, quick):
     """Measure input buffers and results online with delays after each of 10 fragments."""
     by = 10 if quick else 1
     keys = zipf(100_000 // by, 9_999, 0.5, 13)
-    memory, total = memory_for(keys, 5), matches(*keys)
+    memory, total = memory_for(keys, 10 if quick else 5), matches(*keys)
     settings = Settings(max_new_arrivals=1000 // by)
     columns = ["delay %", *(f"{name} {what}" for name in OPERATORS for what in ("max", "avg", "results %"))]
-    report = Report(asdict(settings) | {"quick": quick, "memory %": 5}, columns)
+    report = Report(asdict(settings) | {"quick": quick, "memory %": 10 if quick else 5}, columns)
     for delay in DELAYS:
         arriving = arrivals(keys, settings, 7, fragments=10, delay=delay / 100)
         row = [delay]

@@ -50,7 +50,7 @@ def simple_star(*, quick):
         memory = memory_for(tuples, percent, quick=quick)
         found = [online(name, arriving, memory, SETTINGS, inputs=INPUTS, on=on).results for name in MULTIWAY]
         shares = [100 * results / total for results in found]
-        report.rows.append([percent, *found, *shares, found[0] / max(found[1], 1)])
+        report.add([percent, *found, *shares, found[0] / max(found[1], 1)])
     judge_star(report)
     return report
 
@@ -113,7 +113,7 @@ def many_inputs(*, quick):
         for count in (2, 3, 4):
             memory = memory_for(sum(map(len, streams[:count])), percent, quick=quick)
             shares.append(100 * run_chain(streams[:count], memory, SETTINGS).results / total)
-        report.rows.append([percent, *shares])
+        report.add([percent, *shares])
     judge_inputs(report)
     return report
 
@@ -150,7 +150,7 @@ def buffers(*, quick):
             run = run_chain(streams[:count], memory, SETTINGS, fragments=10, delay=delay / 100)
             waiting = run.buffers or (0,)
             row += [max(waiting), sum(waiting) / len(waiting), run.reactive]
-        report.rows.append(row)
+        report.add(row)
     judge_buffers(report)
     return report
 
