@@ -75,11 +75,11 @@ def arrivals(streams, settings, seed, *, fragments=1, delay=0.0):
     rng = np.random.default_rng(seed)
     parts = []
     for side, keys in enumerate(streams):
-        gaps = rng.exponential(settings.between, len(keys))
+        gaps, pauses = rng.exponential(settings.between, len(keys)), np.zeros(len(keys))
         each = -(-len(keys) // fragments)
         for start in range(each, len(keys), each):
-            gaps[start] += delay * gaps[start - each : start].sum()
-        parts.append((np.cumsum(gaps), np.full(len(keys), side), np.arange(len(keys)), keys))
+            pauses[start] = delay * gaps[start - each : start].sum()
+        parts.append((np.cumsum(gaps + pauses), np.full(len(keys), side), np.arange(len(keys)), keys))
     times, sides, ids, keys = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(times, kind="stable")
     return Arrivals(times[order], sides[order], ids[order], keys[order])
@@ -122,9 +122,9 @@ def _arrive(join, arriving, clock, settings):
 
     while done < len(times):
         if waiting() == 0:
-            blocked = (times[done - 1] if done else 0.0) + settings.wait
-            if times[done] > max(blocked, clock.now):
-                clock.now = max(blocked, clock.now)
+            blocked = clock.now + settings.wait * (1 + 1e-9)  # the last arrivals were taken in just now
+            if times[done] > blocked:
+                clock.now = blocked
                 steps = join.stats.reactive_steps
                 join.idle(clock.now, waiting=lambda: waiting() > settings.max_new_arrivals).drain()
                 if join.stats.reactive_steps > steps:
