@@ -28,7 +28,10 @@ and uses
 - `pairs.Pairing`: all conditions between two inputs: `find` probes a store, `meets` filters given pairs
 - `pairs.coexisted`: the interval technique. `self.next_stamp()` numbers departures, the base numbers arrivals; a tuple
   is in memory from its arrival to its departure, and combinations whose intervals overlap were joined while arriving
-- `self.spill_file(side)` with `blocks`: spilled blocks of tuples (`write_block`, `read_block`)
+- `self.stamp_arrivals(rows, start)`: after each flush within `_arrive`, for the tuples that are not in memory yet
+- `self.spill_file(side)` with `blocks`: spilled blocks of tuples (`write_block`, `read_block`), and `SpillReserve`, a
+  part of the budget for the buffers of a flush, which begins when no other memory is left
+- `self.require(nbytes, purpose)`: refuse a memory that is too small when the operator is made
 - `self.results.batches([(rows, positions), ...])`: result batches, one entry for each input in order
 - `self.budget`: memory. Stores charge themselves; charge the component ``spill`` for blocks in memory, and
   ``statistics`` for what a flushing policy keeps. The workspace, an eighth of the memory, is charged once by the base
@@ -41,12 +44,15 @@ Put the operator into `OPERATORS` of ``tests/joins/streams/conftest.py``, and th
 from __future__ import annotations
 
 from headrace.joins.streams.conditions import Conditions, JoinGraph, Near
+from headrace.joins.streams.double_pipelined_hash import DoublePipelinedHash
 from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.stats import StreamsStats
 from headrace.joins.streams.symmetric_hash import SymmetricHash
+from headrace.joins.streams.xjoin import XJoin
 
 __all__ = [
     "Conditions",
+    "DoublePipelinedHash",
     "JoinGraph",
     "Near",
     "StreamsAlgorithm",
@@ -54,4 +60,5 @@ __all__ = [
     "StreamsParameters",
     "StreamsStats",
     "SymmetricHash",
+    "XJoin",
 ]

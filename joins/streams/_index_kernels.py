@@ -13,11 +13,10 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from headrace.storage.format import load_u64, prefetch
-from headrace.storage.format._byte_kernels import compare_bytes
+from headrace.storage.format import compare_bytes, load_u64, prefetch
 
 if TYPE_CHECKING:
-    from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
+    from headrace.storage.format import Bytes, Flags, Int32s, Int64s, Words
 
 __all__ = [
     "KeyedRows",
@@ -25,14 +24,17 @@ __all__ = [
     "compact_entries",
     "filter_pairs",
     "merge_entries",
+    "partitions_of",
     "probe_chains",
     "probe_entries",
+    "probed",
     "unlink",
 ]
 
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 _HALF = np.uint64(32)
 _HASH = np.uint64(0x9E3779B97F4A7C15)
+_OTHER_HASH = np.uint64(0xC2B2AE3D27D4EB4F)
 _SIGN = np.uint64(1 << 63)
 _ALL = np.uint64(2**64 - 1)
 _AHEAD = 16
@@ -80,6 +82,39 @@ def _hashed(rows: KeyedRows, row: int) -> np.uint64:
 def _bucket(hashed: np.uint64, shift: np.uint64) -> int:
     mixed = (hashed ^ (hashed >> _HALF)) * _HASH
     return _I64(mixed >> shift)
+
+
+@njit(cache=True, nogil=True)
+def partitions_of(rows: KeyedRows, start: int, count: int, bits: int, out: Int64s) -> None:
+    """Write the partition of the keys of `count` records from `start` on: a number of so many bits."""
+    shift = np.uint64(64 - bits)
+    for row in range(count):
+        hashed = _hashed(rows, start + row)
+        mixed = (hashed ^ (hashed >> _HALF)) * _OTHER_HASH
+        out[row] = _I64(mixed >> shift)
+
+
+@njit(cache=True, nogil=True)
+def probed(departures: Int64s, starts: Int64s, probes: Int64s, left: Int64s, since: Int64s, until: Int64s) -> Flags:
+    """Return for each pair whether the block of its left tuple probed memory while its right tuple was in memory.
+
+    Parameters
+    ----------
+    departures, starts, probes
+        Departure stamp of each block, ascending; where its probes begin, with an end; stamps of its probes, ascending.
+    left
+        Departure stamps of the left tuples, which name their blocks.
+    since, until
+        Arrival and departure stamps of the right tuples.
+    """
+    out = np.zeros(len(left), dtype=np.bool_)
+    for i in range(len(left)):
+        at = np.searchsorted(departures, left[i])
+        if at < len(departures) and departures[at] == left[i]:
+            block = probes[starts[at] : starts[at + 1]]
+            first = np.searchsorted(block, since[i])
+            out[i] = first < len(block) and block[first] < until[i]
+    return out
 
 
 @njit(cache=True, nogil=True)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from headrace.storage.format import load_u64, store_u64, xxh64
-from headrace.storage.format._byte_kernels import copy_bytes
+from headrace.storage.format import copy_bytes, load_u64, store_u64, xxh64
 
 if TYPE_CHECKING:
-    from headrace.storage.format.arrays import Bytes, Flags, Int64s, Words
+    from headrace.storage.format import Bytes, Flags, Int64s, Words
 
 __all__ = [
     "add_heap_lengths",

@@ -166,7 +166,7 @@ class StreamsAlgorithm(ABC):
         self._spill_parent = parameters.spill
         self._spill_backend = parameters.backend
         self._spill: SpillFolder | None = None
-        self._files: dict[int, SpillFile] = {}
+        self._files: dict[tuple[int, int], SpillFile] = {}
         self._next_stamp = 0
         self._latest = -math.inf
         self._phase: Phase = "arriving"
@@ -233,7 +233,10 @@ class StreamsAlgorithm(ABC):
 
     @abstractmethod
     def _arrive(self, side: int, rows: Rows) -> Iterator[pa.RecordBatch]:
-        """Join tuples that arrived with those of the other inputs, and keep them. All of them have all keys."""
+        """Join tuples that arrived with those of the other inputs, and keep them. All of them have all keys.
+
+        If tuples are flushed meanwhile, see `stamp_arrivals`.
+        """
 
     @abstractmethod
     def _cleanup(self) -> Iterator[pa.RecordBatch]:
@@ -268,13 +271,55 @@ class StreamsAlgorithm(ABC):
         """Whether tuples of this input without a match are results."""
         return self.how == "full" or (self.how == "left" and side == 0) or (self.how == "right" and side == 1)
 
+    def require(self, nbytes: int, purpose: str) -> None:
+        """Refuse a memory that leaves less than `nbytes`. Call it when everything that is held always was charged.
+
+        Parameters
+        ----------
+        nbytes
+            Bytes that must be left.
+        purpose
+            What they are for, for the message.
+
+        Raises
+        ------
+        MemoryBudgetError
+            The message says which memory is enough.
+        """
+        if self.budget.available < nbytes:
+            used, share = self.budget.limit - self.budget.available, 1
+            if self._workspace == self.budget.limit // _SHARE:  # it grows with the memory
+                used, share = used - self._workspace, _SHARE
+            least = used + nbytes if share == 1 else -(-(used + nbytes) * share // (share - 1)) + share
+            raise MemoryBudgetError(
+                f"a memory of {format_size(self.budget.limit)} leaves less than {format_size(nbytes)} for {purpose}; "
+                f"give the join at least {least} bytes"
+            )
+
     def next_stamp(self) -> int:
         """Return a stamp that is greater than all before it. Arrival and departure stamps are of one sequence."""
         self._next_stamp += 1
         return self._next_stamp - 1
 
-    def spill_file(self, side: int) -> SpillFile:
-        """Return the spill file of an input (the paper's Disk), created on first use.
+    def stamp_arrivals(self, rows: Rows, start: int = 0) -> None:
+        """Give the tuples from position `start` on arrival stamps that are greater than all stamps so far.
+
+        The base does so before `_arrive`. After a flush within `_arrive`, the tuples that are not in memory yet must be
+        stamped again. Otherwise they would seem to have been in memory together with the tuples that left before them.
+        """
+        first, more = self._next_stamp, len(rows) - start
+        rows.arrivals[start:] = np.arange(first, first + more)
+        self._next_stamp += more
+
+    def spill_file(self, side: int, partition: int = 0) -> SpillFile:
+        """Return a spill file of an input (the paper's Disk), created on first use.
+
+        Parameters
+        ----------
+        side
+            Input.
+        partition
+            Number of the file, for operators that keep several.
 
         Raises
         ------
@@ -283,9 +328,10 @@ class StreamsAlgorithm(ABC):
         StorageIOError
             If the folder or the file cannot be created.
         """
-        if side not in self._files:
-            self._files[side] = self.spill_folder().file(self.graph.names[side])
-        return self._files[side]
+        place = side, partition
+        if place not in self._files:
+            self._files[place] = self.spill_folder().file(f"{self.graph.names[side]}-{partition}")
+        return self._files[place]
 
     def spill_folder(self) -> SpillFolder:
         """Return the folder of the spill files, created on first use; see `spill_file`."""
@@ -337,13 +383,13 @@ class StreamsAlgorithm(ABC):
         while start < len(batch):
             part = self._slice(batch, start, side)
             start += len(part)
-            first, self._next_stamp = self._next_stamp, self._next_stamp + len(part)
-            rows, valid = self.encoders[side].encode(part, first)
+            rows, valid = self.encoders[side].encode(part)
             if valid is not None and not valid.all():
                 yield from self._drop_keyless(side, rows, np.flatnonzero(~valid))
                 rows = rows.take(np.flatnonzero(valid))
             self.counters.rows_done += len(part)
             if len(rows):
+                self.stamp_arrivals(rows)
                 yield from self._arrive(side, rows)
 
     def _drop_keyless(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
@@ -361,7 +407,7 @@ class StreamsAlgorithm(ABC):
         if needed > room:
             raise MemoryBudgetError(
                 f"a tuple of {self.graph.names[side]!r} needs {format_size(needed)} while it is taken in, more than "
-                f"the {format_size(room)} that a memory of {format_size(self.budget.limit)} leaves for it; give the join "
+                f"the {format_size(room)} that a memory of {format_size(self.budget.limit)} leaves for it; give it "
                 f"at least {2 * _SHARE * needed} bytes"
             )
         return part

@@ -146,19 +146,13 @@ class RowsEncoder:
         scratch = sum(3 * _WORD * rows + column.nbytes for column in batch.columns)
         return rows * layout.stride + _SLACK + (2 * batch.nbytes + 32 * rows if layout.heap >= 0 else 0) + scratch
 
-    def encode(self, batch: pa.RecordBatch, first_arrival: int) -> tuple[Rows, NDArray[np.bool_] | None]:
+    def encode(self, batch: pa.RecordBatch) -> tuple[Rows, NDArray[np.bool_] | None]:
         """Return the tuples of a batch, and which of them have all keys (None: all of them).
 
-        Parameters
-        ----------
-        batch
-            Rows in the input's schema.
-        first_arrival
-            Arrival stamp of the first row; the others follow it.
+        They have no arrival stamps yet.
         """
         layout, rows = self._layout, len(batch)
         records = np.zeros(rows * layout.stride + _SLACK, dtype=np.uint8)
-        self._put_words(records, layout.arrival, np.arange(first_arrival, first_arrival + rows).view(np.uint64))
         self._put_words(records, layout.departure, np.full(rows, NEVER, dtype=np.uint64))
         wide, valid = [], None
         for spec, fields in zip(self._keys, layout.keys, strict=True):

@@ -66,6 +66,11 @@ class TupleStore:
         """Bytes that are charged."""
         return self._nbytes_for(self._count, self._heap_end)
 
+    @property
+    def least_nbytes(self) -> int:
+        """Bytes that are charged for one tuple with a small variable part."""
+        return self._nbytes_for(1, _SMALL if self.layout.heap >= 0 else 0)
+
     def sorted_index(self, key: int) -> SortedIndex:
         """Return the index of a key that has sorted entries."""
         index = self.indexes[key]

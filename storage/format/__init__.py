@@ -4,7 +4,8 @@ In: Arrow columns, keys and pages. Out: normalized keys, stored types, sealed an
 all constants of the format, superblock and slots, metadata, page checksums, keys, type conversion and range bounds.
 """
 
-from headrace.storage.format._byte_kernels import load_u64, prefetch, store_u64, xxh64
+from headrace.storage.format._byte_kernels import compare_bytes, copy_bytes, load_u64, prefetch, store_u64, xxh64
+from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
 from headrace.storage.format.bounds import extreme, high_bound, low_bound, scale_of
 from headrace.storage.format.coercion import Coerced, coerce
 from headrace.storage.format.columns import as_array, fixed_type, is_bytes, null_mask, stored_type, validity, view_of
@@ -32,17 +33,24 @@ __all__ = [
     "MAGIC",
     "METADATA_PAGE",
     "PAGE_SIZES",
+    "Bytes",
     "Coerced",
+    "Flags",
+    "Int32s",
+    "Int64s",
     "KeyCodec",
     "KeyWords",
     "Keys",
     "LeafLayout",
     "Superblock",
+    "Words",
     "as_array",
     "check_page_size",
     "coerce",
+    "compare_bytes",
     "concat_arrays",
     "concat_batches",
+    "copy_bytes",
     "damaged_copies",
     "extreme",
     "fixed_type",

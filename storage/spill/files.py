@@ -2,10 +2,10 @@
 
 A block is written once, never changed, and read as a whole::
 
-    header (block number, bytes of content) | content | digest of each page of these | digest of the digests | padding
+    header (block number, bytes of content, tag) | content | digest of each page of these | digest of the digests
 
-A block begins and ends on a page, so that reads can bypass the page cache. Digests depend on the block's number, so a
-block that is read in place of another is found too. Blocks are not synced: they are worthless after a crash.
+A block begins and ends on a page, with padding, so that reads can bypass the page cache. Digests depend on the block's
+number, so a block that is read in place of another is found too. Blocks are not synced: they are worthless after a crash.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from headrace.storage.spill import _spill_kernels as kernels
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -41,7 +41,7 @@ SPILL_PAGE = 4096
 """Bytes of a page: the unit of checksums, and of reads that bypass the page cache."""
 
 _PREFIX = ".headrace-spill-"
-_HEADER = 2 * WORD
+_HEADER = 3 * WORD
 
 
 def _digest_count(nbytes: int) -> int:
@@ -80,11 +80,19 @@ class BlockRef:
         First page in the file.
     nbytes
         Bytes of content.
+    tag
+        A number that its writer gave it.
     """
 
     number: int
     page: int
     nbytes: int
+    tag: int = 0
+
+    @property
+    def end(self) -> int:
+        """Page behind the block."""
+        return self.page + _pages(self.nbytes)
 
 
 @dataclass(slots=True)
@@ -129,12 +137,16 @@ class SpillFile:
         self._blocks = self._end = 0
         self.stats = SpillStats() if stats is None else stats
 
+    def __len__(self) -> int:
+        """Return the number of blocks."""
+        return self._blocks
+
     @property
     def nbytes(self) -> int:
         """Bytes of the file."""
         return self._end * SPILL_PAGE
 
-    def append(self, parts: Sequence[NDArray[np.uint8]]) -> BlockRef:
+    def append(self, parts: Sequence[NDArray[np.uint8]], tag: int = 0) -> BlockRef:
         """Write a block whose content is these parts in order.
 
         Allocates one buffer of `block_nbytes`, which the caller counts.
@@ -144,9 +156,9 @@ class SpillFile:
         StorageIOError
             If the operating system refuses, for instance because the disk is full. The file keeps its earlier blocks.
         """
-        ref = BlockRef(self._blocks, self._end, sum(len(part) for part in parts))
+        ref = BlockRef(self._blocks, self._end, sum(len(part) for part in parts), tag)
         block = aligned_pages(_pages(ref.nbytes), SPILL_PAGE)
-        block[:_HEADER].view(np.uint64)[:] = ref.number, ref.nbytes
+        block[:_HEADER].view(np.int64)[:] = ref.number, ref.nbytes, ref.tag
         at = _HEADER
         for part in parts:
             block[at : at + len(part)] = part
@@ -177,14 +189,40 @@ class SpillFile:
         digests, digest = self._digests(block, ref)
         table = self._table(block, ref)
         bad = np.flatnonzero(digests != table[:-1])
-        header = block[:_HEADER].view(np.uint64)
-        if len(bad) or digest != table[-1] or header[0] != ref.number or header[1] != ref.nbytes:
-            page = ref.page + (int(bad[0]) if len(bad) else 0)
-            raise CorruptPageError(
-                f"{self._backend.path}: block {ref.number}, page {page} is damaged: its checksum is not the one that "
-                "was written; the join cannot be completed, so check the disk and start over"
-            )
+        if len(bad) or digest != table[-1] or block[:_HEADER].view(np.int64).tolist()[:2] != [ref.number, ref.nbytes]:
+            raise self._damaged(ref.number, ref.page + (int(bad[0]) if len(bad) else 0))
         return block[_HEADER : _HEADER + ref.nbytes]
+
+    def scan(self, number: int = 0, page: int = 0) -> Iterator[BlockRef]:
+        """Yield the blocks from one on, found by their headers, so that no list of them is needed.
+
+        Parameters
+        ----------
+        number, page
+            Number and first page of the first block.
+
+        Raises
+        ------
+        CorruptPageError
+            If a header cannot be that of the block. `read` checks the rest.
+        StorageIOError
+            If the operating system refuses.
+        """
+        head = aligned_pages(1, SPILL_PAGE)
+        while number < self._blocks:
+            self._backend.pread_into(page * SPILL_PAGE, [head[:SPILL_PAGE]])
+            found, nbytes, tag = head[:_HEADER].view(np.int64).tolist()
+            if found != number or not 0 <= nbytes <= self.nbytes or page + _pages(nbytes) > self._end:
+                raise self._damaged(number, page)
+            ref = BlockRef(number, page, nbytes, tag)
+            yield ref
+            number, page = number + 1, ref.end
+
+    def _damaged(self, number: int, page: int) -> CorruptPageError:
+        return CorruptPageError(
+            f"{self._backend.path}: block {number}, page {page} is damaged: its checksum is not the one that was "
+            "written; the join cannot be completed, so check the disk and start over"
+        )
 
     def close(self) -> None:
         """Close the file. May be called twice."""

@@ -1,0 +1,265 @@
+"""`PartitionedHash`: what hash joins of two streams share that spill by partition of the key.
+
+Each input has a `TupleStore` with hash chains, and blocks on disk; both are divided into partitions by another hash of
+the key. Matching tuples are in partitions of the same number. Subclasses say what is flushed and when.
+
+The cleanup phase writes what is in memory to blocks, where there are blocks to join with, and then joins the blocks of
+each partition, the smaller input outer; see `headrace.joins.streams.block_join`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.joins.errors import JoinInputError
+from headrace.joins.streams import _index_kernels as kernels
+from headrace.joins.streams._row_kernels import add_heap_lengths, set_flags
+from headrace.joins.streams.block_join import BlockSource, Given, join_blocks
+from headrace.joins.streams.blocks import BlockList, SpilledBlock, SpillReserve, held, write_block
+from headrace.joins.streams.layout import MATCHED
+from headrace.joins.streams.operator import StreamsAlgorithm
+from headrace.joins.streams.pairs import Pairing
+from headrace.joins.streams.store import TupleStore
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.spill import block_nbytes
+from headrace.storage.units import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from headrace.joins.streams.operator import StreamsParameters
+    from headrace.joins.streams.rows import Rows
+
+__all__ = ["PartitionedHash"]
+
+_TWO = 2
+_MOST_BITS = 6  # each partition of each input has a file
+_LIST_SHARE = 32
+_LEAST_BLOCK, _MOST_BLOCK = 4 << 10, 1 << 20
+_BLOCKS_IN_MEMORY = 64
+
+
+class PartitionedHash(StreamsAlgorithm):
+    """Algorithm of a hash join of two streams that spills by partition.
+
+    Parameters
+    ----------
+    parameters
+        Parameters of the join.
+    name
+        Name of the operator, for messages.
+    partitions
+        Number of partitions, a power of 2 up to 64.
+
+    Attributes
+    ----------
+    counts : int64[2, partitions]
+        Tuples in memory of each input and partition.
+    blocks
+        The first blocks of each input. A file has all of its partition.
+    spilled : int64[2, partitions]
+        Tuples in blocks of each input and partition.
+    """
+
+    def __init__(self, parameters: StreamsParameters, name: str, partitions: int) -> None:
+        super().__init__(parameters)
+        self.pairing = Pairing(self.graph.edges)
+        if len(self.sides) != _TWO:
+            raise JoinInputError(f"{name} joins two inputs, not {len(self.sides)}; use MJoin or MINER")
+        if self.pairing.ordered:
+            raise JoinInputError(f"{name} is a hash join and needs columns that are equal; use DINER for bands alone")
+        self._bits = int(partitions).bit_length() - 1
+        if not isinstance(partitions, int) or partitions != 1 << self._bits or not 1 <= self._bits <= _MOST_BITS:
+            raise JoinInputError(f"`partitions` must be a power of 2 from 2 to 64, not {partitions!r}")
+        self.partitions = partitions
+        self.block_nbytes = max(_LEAST_BLOCK, min(parameters.memory // _BLOCKS_IN_MEMORY, _MOST_BLOCK))
+        self.reserve = SpillReserve(self.budget, 2 * block_nbytes(self.block_nbytes))
+        self.blocks = [BlockList(self.budget, parameters.memory // _LIST_SHARE) for _ in self.sides]
+        self.spilled = np.zeros((_TWO, partitions), dtype=np.int64)
+        self.counts = np.zeros((_TWO, partitions), dtype=np.int64)
+        self.stores = [
+            TupleStore(layout, self.budget, self.pairing.index_kinds(side, len(self.graph.keys[side])))
+            for side, layout in enumerate(self.layouts)
+        ]
+        self.require(sum(store.least_nbytes for store in self.stores) + _LEAST_BLOCK, "tuples")
+
+    # Steps that differ
+
+    @abstractmethod
+    def _make_room(self) -> None:
+        """Flush some tuples; at least one is in memory."""
+
+    def _admit(self, side: int, rows: Rows) -> Rows:
+        """Return those of some arriving tuples that are joined in memory now; keep the others elsewhere."""
+        del side
+        return rows
+
+    def _given(self) -> Given | None:
+        """Return what says which pairs were results while tuples were not in memory together."""
+        return None
+
+    # Phases
+
+    @property
+    def rows_in_memory(self) -> int:
+        """Number of tuples in memory."""
+        return sum(map(len, self.stores))
+
+    def _arrive(self, side: int, rows: Rows) -> Iterator[pa.RecordBatch]:
+        rows, start, store = self._admit(side, rows), 0, self.stores[side]
+        while start < len(rows):
+            fits = store.fitting(rows, start)
+            if fits == 0:
+                if self.rows_in_memory == 0:
+                    raise MemoryBudgetError(
+                        f"a tuple of {self.graph.names[side]!r} does not fit into what a memory of "
+                        f"{format_size(self.budget.limit)} leaves for tuples; give the join more memory"
+                    )
+                self._make_room()
+                rows, start = self._admit(side, rows.take(np.arange(start, len(rows)))), 0
+                self.stamp_arrivals(rows)
+                continue
+            yield from self._join_memory(side, rows, np.arange(start, start + fits, dtype=np.int64))
+            yield from self._keep(side, rows, start, start + fits)
+            start += fits
+
+    def _join_memory(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        other = self.stores[1 - side]
+        for positions, slots in self.pairing.find(other, side, rows, index, self.pair_limit):
+            sources = [(rows, positions), (other.rows, slots)]
+            if self.how != "inner":
+                for source, at in sources:
+                    set_flags(source.records, source.layout.stride, source.layout.flags, MATCHED, at)
+            yield from self.results.batches(sources if side == 0 else sources[::-1])
+
+    def _keep(self, side: int, rows: Rows, start: int, stop: int) -> Iterator[pa.RecordBatch]:
+        """Keep tuples in memory, unless all of the other input has arrived and none of it was spilled."""
+        partition = self.partition_of(side, rows, start, stop)
+        if self.ended[1 - side]:
+            waiting = self._spilled(1 - side)[partition]
+            if not waiting.all():
+                index = np.flatnonzero(~waiting) + start
+                yield from self._done(side, rows, index)
+                rows = rows.take(np.flatnonzero(waiting) + start)
+                start, stop, partition = 0, len(rows), partition[waiting]
+        self.stores[side].insert(rows, start, stop)
+        self.counts[side] += np.bincount(partition, minlength=self.partitions)
+        self._kept(side, partition)
+
+    def _kept(self, side: int, partition: NDArray[np.int64]) -> None:
+        """Take note that tuples of these partitions are in memory now."""
+
+    def _ended(self, side: int) -> Iterator[pa.RecordBatch]:
+        """Drop the other input's tuples that nothing can match any more."""
+        other = 1 - side
+        needed = self._spilled(side)
+        yield from self._release(other, np.flatnonzero(~needed[self.partition_of_slots(other)]))
+
+    def _release(self, side: int, slots: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        """Drop tuples in memory whose join is complete."""
+        store = self.stores[side]
+        yield from self._done(side, store.rows, slots)
+        self.counts[side] -= np.bincount(self.partition_of_slots(side)[slots], minlength=self.partitions)
+        store.drop(slots)
+
+    def _done(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+        """Yield those of some tuples whose join is complete that had no match, if they are results."""
+        if self.preserved(side):
+            alone = index[(rows.flags[index] & MATCHED) == 0]
+            for start in range(0, len(alone), self.pair_limit):
+                yield from self.unmatched(side, rows, alone[start : start + self.pair_limit])
+
+    def _cleanup(self) -> Iterator[pa.RecordBatch]:
+        spilled = self._spilled(0) | self._spilled(1)
+        for side in self.sides:
+            of_slots = self.partition_of_slots(side)
+            yield from self._release(side, np.flatnonzero(~spilled[of_slots]))
+            for partition in np.flatnonzero(spilled):
+                self.flush(side, int(partition))
+            self.stores[side].free()
+        given = self._given()
+        for partition in np.flatnonzero(spilled):
+            yield from self._join_partition(int(partition), given)
+
+    def _join_partition(self, partition: int, given: Given | None) -> Iterator[pa.RecordBatch]:
+        sources = [self._source(side, partition) for side in self.sides]
+        counts = self.spilled[:, partition]
+        outer = 0 if self.preserved(0) else 1 if self.preserved(1) else int(counts[1] < counts[0])
+        yield from join_blocks(self, self.pairing, sources[outer], sources[1 - outer], self.reserve, given)
+
+    def _source(self, side: int, partition: int) -> BlockSource:
+        if self.spilled[side, partition] == 0:
+            return BlockSource(side, None, tuple)
+        file = self.spill_file(side, partition)
+        return BlockSource(side, file, lambda: self.blocks[side].of(partition, file))
+
+    # Partitions
+
+    def partition_of(self, side: int, rows: Rows, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the partitions of tuples of an input."""
+        out = np.empty(stop - start, dtype=np.int64)
+        kernels.partitions_of(rows.keyed(self.pairing.driver.key_of(side)), start, stop - start, self._bits, out)
+        return out
+
+    def partition_of_slots(self, side: int) -> NDArray[np.int64]:
+        """Return the partition of each tuple of an input in memory."""
+        store = self.stores[side]
+        return self.partition_of(side, store.rows, 0, len(store))
+
+    def flush(self, side: int, partition: int) -> None:
+        """Write the tuples of a partition in memory to blocks, and free their memory."""
+        if self.counts[side, partition] == 0:
+            return
+        store = self.stores[side]
+        slots = np.flatnonzero(self.partition_of_slots(side) == partition)
+        written = self.write(side, partition, store.rows, slots)
+        store.drop(slots)
+        self.counts[side, partition] = 0
+        for block in written:
+            self.blocks[side].append(block, partition)
+
+    def write(
+        self, side: int, partition: int, rows: Rows, index: NDArray[np.int64], *, present: bool = True
+    ) -> list[SpilledBlock]:
+        """Write tuples to blocks of about `block_nbytes`, each with a departure stamp of its own.
+
+        Parameters
+        ----------
+        side, partition
+            Input and partition of the tuples.
+        rows, index
+            Tuples to write are those at `index`.
+        present
+            Whether they were in memory. If not, they depart when they arrive.
+        """
+        layout, file = self.layouts[side], self.spill_file(side, partition)
+        sizes = np.full(len(index), layout.stride, dtype=np.int64)
+        if layout.heap >= 0:
+            add_heap_lengths(rows.records, layout.stride, layout.heap, rows.heap, index, sizes)
+        ends, start, written = np.cumsum(sizes), 0, []
+        while start < len(index):
+            limit = self.block_nbytes + (int(ends[start - 1]) if start else 0)
+            stop = max(start + 1, int(np.searchsorted(ends, limit, side="right")))
+            nbytes = int(ends[stop - 1]) - (int(ends[start - 1]) if start else 0)
+            with held(self.reserve, nbytes):
+                part = rows.take(index[start:stop])
+                stamp = self.next_stamp()
+                part.departures[:] = stamp
+                if not present:
+                    part.arrivals[:] = stamp
+                written.append(write_block(file, part, self.reserve))
+            start = stop
+        self.counters.rows_spilled += len(index)
+        self.spilled[side, partition] += len(index)
+        return written
+
+    def _spilled(self, side: int) -> NDArray[np.bool_]:
+        """Return which partitions of an input have blocks."""
+        found: NDArray[np.bool_] = self.spilled[side] > 0
+        return found

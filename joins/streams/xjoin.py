@@ -1,0 +1,173 @@
+"""`XJoin`: XJoin (Urhan and Franklin), a hash join of two streams that works on spilled tuples while both are blocked.
+
+Arriving phase: an arriving tuple probes the other input's tuples in memory and is kept. When memory is full, the
+partition with most tuples, of either input, is flushed to disk.
+
+Reactive phase: while both inputs are blocked, a block of one input on disk probes the tuples of the other in memory.
+One block is the smallest unit of work: the one with most pairs of tuples that have not met, its tuples times the tuples
+of the other input's partition that came into memory since it last probed. The original leaves this choice to an
+optimizer.
+
+Cleanup phase: the blocks of each partition are joined.
+
+Duplicates: tuples whose stays in memory overlap have joined in the arriving phase. A tuple on disk and another one have
+also joined if the block of the first probed memory while the second was there. So each block has a list of the stamps
+at which it probed. The original compares timestamps of whole partitions; a list for each block allows smaller steps.
+
+Memory: the tuples in memory with their hash chains, two blocks, a list of the first blocks on disk (up to a 16th), and
+64 bytes for each probe of a block, as long as there is memory for it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from headrace.joins.streams import _index_kernels as kernels
+from headrace.joins.streams.blocks import read_block
+from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
+from headrace.joins.streams.pairs import coexisted
+from headrace.joins.streams.partitions import PartitionedHash
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from headrace.joins.streams.block_join import Given
+    from headrace.joins.streams.blocks import SpilledBlock
+    from headrace.joins.streams.conditions import Conditions
+    from headrace.joins.streams.rows import Rows
+    from headrace.storage.file import StorageBackend
+
+__all__ = ["XJoin"]
+
+_PROBE_NBYTES = 64  # of a stamp in a list
+
+
+class XJoin(StreamsJoin["XJoinAlgorithm"]):
+    """XJoin of two streams.
+
+    Parameters
+    ----------
+    inputs
+        Schema of each of the two inputs, by name.
+    on
+        Conditions, at least one of them an equality; see `headrace.joins.streams.Conditions`.
+    how
+        ``"inner"``, ``"left"`` or ``"right"``.
+    memory
+        Limit on everything that the operator holds, as bytes or as text such as ``"64MiB"``.
+    spill
+        Existing folder in which a temporary folder for spill files is created when memory is full.
+    partitions
+        Number of partitions, a power of 2.
+    wait
+        Seconds without an arrival after which the inputs are blocked.
+    clock
+        Returns the time in seconds; by default the system's.
+    backend
+        Creates the storage backend of a spill file; by default a file on disk.
+
+    Raises
+    ------
+    JoinInputError
+        If a parameter cannot be used.
+    StreamSchemaError
+        If an input lacks a column, or has it twice.
+    KeyInputError
+        If two columns of a condition have types that never match.
+    MemoryBudgetError
+        If the memory is less than the operator needs; the message says how much that is.
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, pa.Schema],
+        on: Conditions,
+        how: str = "inner",
+        memory: int | str = "64MiB",
+        *,
+        spill: str | os.PathLike[str] | None = None,
+        partitions: int = 16,
+        wait: float | str = WAIT_THRESHOLD,
+        clock: Callable[[], float] | None = None,
+        backend: Callable[[Path], StorageBackend] | None = None,
+    ) -> None:
+        parameters = StreamsParameters.check(
+            inputs, on, how, memory, hows=("inner", "left", "right"), wait=wait, spill=spill, clock=clock,
+            backend=backend,
+        )  # fmt: skip
+        super().__init__(XJoinAlgorithm(parameters, partitions))
+
+
+class XJoinAlgorithm(PartitionedHash):
+    """Algorithm of `XJoin`."""
+
+    def __init__(self, parameters: StreamsParameters, partitions: int) -> None:
+        super().__init__(parameters, "XJoin", partitions)
+        self._arrived = np.zeros_like(self.counts)  # tuples that came into memory so far
+        self._probes: dict[int, list[int]] = {}  # by departure stamp, which names a block
+
+    def _make_room(self) -> None:
+        side, partition = np.unravel_index(np.argmax(self.counts), self.counts.shape)
+        self.flush(int(side), int(partition))
+
+    def _kept(self, side: int, partition: NDArray[np.int64]) -> None:
+        self._arrived[side] += np.bincount(partition, minlength=self.partitions)
+
+    def _react(self) -> Iterator[pa.RecordBatch] | None:
+        best, chosen = 0, None
+        for side, blocks in enumerate(self.blocks):
+            if len(blocks) == 0:
+                continue
+            partition, other = blocks.partitions, 1 - side
+            new = np.minimum(self.counts[other][partition], self._arrived[other][partition] - blocks.marks)
+            scores = new * blocks.counts
+            at = int(np.argmax(scores))
+            if scores[at] > best:
+                best, chosen = int(scores[at]), (side, at)
+        if chosen is None or self.budget.available < _PROBE_NBYTES:
+            return None
+        return self._probe_with(*chosen)
+
+    def _probe_with(self, side: int, at: int) -> Iterator[pa.RecordBatch]:
+        """Join a block with the tuples of the other input in memory."""
+        blocks, store = self.blocks[side], self.stores[1 - side]
+        file = self.spill_file(side, int(blocks.partitions[at]))
+        block = blocks[at]
+        probes = self._probes.setdefault(block.departure, [])
+        last = probes[-1] if probes else -1
+        self.budget.charge("statistics", _PROBE_NBYTES)
+        probes.append(self.next_stamp())
+        blocks.marks[at] = self._arrived[1 - side][blocks.partitions[at]]
+        with read_block(file, self.layouts[side], block, self.reserve) as rows:
+            index = np.arange(len(rows), dtype=np.int64)
+            for positions, slots in self.pairing.find(store, side, rows, index, self.pair_limit):
+                new = ~coexisted([(rows, positions), (store.rows, slots)]) & (store.rows.arrivals[slots] > last)
+                sources = [(rows, positions[new]), (store.rows, slots[new])]
+                yield from self.results.batches(sources if side == 0 else sources[::-1])
+
+    def _given(self) -> Given | None:
+        if not self._probes:
+            return None
+        departures = np.array(sorted(self._probes), dtype=np.int64)
+        lists = [self._probes[int(stamp)] for stamp in departures]
+        starts = np.cumsum([0, *map(len, lists)])
+        probes = np.concatenate([np.array(stamps, dtype=np.int64) for stamps in lists])
+
+        def given(
+            block: SpilledBlock, rows: Rows, positions: NDArray[np.int64], outer: Rows, slots: NDArray[np.int64]
+        ) -> NDArray[np.bool_]:
+            del block
+            inner_stay = rows.arrivals[positions], rows.departures[positions]
+            outer_stay = outer.arrivals[slots], outer.departures[slots]
+            found: NDArray[np.bool_] = kernels.probed(departures, starts, probes, inner_stay[1], *outer_stay)
+            found |= kernels.probed(departures, starts, probes, outer_stay[1], *inner_stay)
+            return found
+
+        return given
