@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from headrace.joins.errors import MemoryBudgetError
 from headrace.joins.streams import DoublePipelinedHash, Near, SymmetricHash, XJoin
+from headrace.joins.streams.punctuated import PunctuatedJoin
 
 NAMES = ("a", "b", "c", "d", "e")
 PLENTY = 32 << 20
@@ -40,6 +41,7 @@ class Contestant:
 OPERATORS = {
     "symmetric hash": Contestant(SymmetricHash, hows=("inner", "left", "right", "full"), spills=False),
     "xjoin": Contestant(XJoin, bands=False, hows=("inner", "left", "right")),
+    "punctuated": Contestant(PunctuatedJoin, bands=False, most_inputs=5, star_only=True),
     "double-pipelined hash": Contestant(DoublePipelinedHash, bands=False, hows=("inner", "left", "right")),
 }
 
