@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins.errors import FinishedError, JoinInputError
 from headrace.joins.handle import check_time
@@ -31,11 +30,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.protocol import Output
     from headrace.joins.streams.conditions import Conditions
-    from headrace.joins.streams.punctuated.state import Source
     from headrace.joins.streams.rows import Rows
     from headrace.storage.file import StorageBackend
 
@@ -175,8 +174,8 @@ class PunctuatedJoin(StreamsJoin["PunctuatedAlgorithm"]):
         Limit on everything that the operator holds, as bytes or as text such as ``"64MiB"``. Punctuations count too.
     one
         Input, of two, that has each key at most once (the paper's 1-N join). A tuple of the other input is dropped once
-        it has joined. If the promise is broken while both tuples are held, `UniqueKeyError` is raised; a repetition
-        after the first tuple was purged is not noticed.
+        it has joined. A repeated key raises `UniqueKeyError` while both tuples are in memory, or both on disk. One that
+        comes after the first tuple was purged cannot be noticed, so promise it only if it is true.
     clustered
         Inputs whose tuples with equal keys arrive in sequence (the paper's 1-NC join): the end of a cluster counts as a
         punctuation. Their key must fit into one word: a number, a date, or a time.
@@ -336,13 +335,15 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
         sides = frozenset(self.graph.side(name) for name in names)
         if sides and self._key.wide:
             raise JoinInputError(
-                "a clustered input must have a key of at most 8 bytes, such as a number or a time; leave `clustered` out"
+                "a clustered input must have a key of at most 8 bytes, such as a number or a time; leave it out"
             )
         return sides
 
     def _make_pool(self, scheduling: Scheduling) -> WaitingPool:
         if not isinstance(scheduling, Scheduling) or scheduling.tuples not in {"value", "sequential"}:
-            raise JoinInputError(f"`scheduling` must be a Scheduling with tuples 'value' or 'sequential', not {scheduling}")
+            raise JoinInputError(
+                f"`scheduling` must be a Scheduling of 'value' or 'sequential' tuples: {scheduling!r}"
+            )
         preferred = [self.graph.side(name) for name in scheduling.priority]
         preferred += [] if self._one is None else [self._one]
         order = list(dict.fromkeys([*preferred, *self.sides]))
@@ -486,7 +487,8 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
     def _check_unique(self, side: int, rows: Rows) -> None:
         """Refuse tuples whose key occurred before, as far as it is in memory."""
         self.state.check_no_other(side, rows, self.state.stores[side])
-        order = np.lexsort([rows.words(at) for at in (rows.layout.keys[KEY].digest, rows.layout.keys[KEY].word) if at >= 0])
+        fields = rows.layout.keys[KEY]
+        order = np.lexsort([rows.words(at) for at in (fields.digest, fields.word) if at >= 0])
         same = _same_keys(rows, order[:-1], order[1:])
         if same.any():
             raise self.state.not_unique(side, rows, int(order[int(np.argmax(same)) + 1]))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["ANY", "Between", "BoundPattern", "OneOf", "Pattern", "ColumnTest", "Wildcard", "punctuation_of"]
+__all__ = ["ANY", "Between", "BoundPattern", "ColumnTest", "OneOf", "Pattern", "Wildcard", "punctuation_of"]
 
 _METADATA = b"headrace.punctuation"
 

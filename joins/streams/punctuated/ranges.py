@@ -57,7 +57,7 @@ class KeyColumns:
         self.schema = pa.schema(list(zip(labels, self.types, strict=True)))
 
     def covered_by(self, side: int, pattern: BoundPattern) -> KeyCover | None:
-        """Return the keys that a pattern of an input covers; None if it constrains other columns, so that it covers none.
+        """Return the keys that a pattern of an input covers; None if it constrains other columns: it covers none then.
 
         Where a value cannot be expressed in the types of the key, the cover is smaller than the pattern, never larger.
         """

@@ -100,7 +100,7 @@ class HashState:
 
     @property
     def spare(self) -> int:
-        """Bytes that may be charged for other things than tuples, so that a join of spilled tuples is still possible."""
+        """Bytes that other things than tuples may take, so that a join of spilled tuples is still possible."""
         held = sum(store.nbytes for store in self.stores)
         return min(self._algorithm.budget.available + held - self._least, self._algorithm.budget.available)
 
@@ -323,6 +323,8 @@ class HashState:
         self.matched = np.zeros(int(size[sides[-1]]) if note else 0, dtype=np.bool_)
         if size.all():
             yield from self._join_levels(partition, sides, {}, one)
+        elif one is not None and size[one]:
+            self._check_unique_alone(one, partition)
         self._settled[partition] = stamp
         for side in self._algorithm.sides:
             passes = self._passes.pop((side, partition), [])
@@ -356,6 +358,16 @@ class HashState:
                     self.matched[start + sources[side][1]] = True
                 yield _where(sources, ~self.given(sources, partition))
             start += len(rows)
+
+    def _check_unique_alone(self, side: int, partition: int) -> None:
+        """Refuse two tuples with one key on disk where there is nothing to join them with."""
+        store = TupleStore(self._algorithm.layouts[side], self._algorithm.budget, [False])
+        try:
+            for _ in self._chunks(side, partition, store, 1):
+                self._check_unique(side, partition, store)
+                store.free()
+        finally:
+            store.free()
 
     def _check_unique(self, side: int, partition: int, store: TupleStore) -> None:
         """Refuse two tuples with one key on disk: each tuple of the store matches itself alone."""

@@ -1,4 +1,4 @@
-"""`WaitingPool`: tuples that arrived and wait for their turn, by input (section 5.1), and whose turn it is (section 4.1).
+"""`WaitingPool`: tuples that arrived and wait (section 5.1), and which input has its turn (section 4.1).
 
 The paper's operator retrieves tuples from queues. An operator that is pushed to has the queues within: waiting tuples
 are those that it has taken and not joined yet. They count as tuples that have not arrived.
