@@ -136,7 +136,7 @@ def _same_key(left: KeyedRows, a: int, right: KeyedRows, b: int) -> bool:
         right.records, b * right.stride + right.word_at
     ):
         return False
-    return left.digest_at < 0 or _same_bytes(left, a, right, b)
+    return left.digest_at < 0 or bool(_same_bytes(left, a, right, b))
 
 
 @njit(inline="always")
@@ -150,8 +150,8 @@ def _number(word: np.uint64) -> float:
 @njit(inline="always")
 def _near(a: np.uint64, b: np.uint64, words: np.uint64, number: float, floating: bool) -> bool:
     if floating:
-        return abs(_number(a) - _number(b)) <= number
-    return (a - b if a > b else b - a) <= words
+        return bool(abs(_number(a) - _number(b)) <= number)
+    return bool((a - b if a > b else b - a) <= words)
 
 
 @njit(cache=True, nogil=True)
@@ -168,7 +168,12 @@ def chain(rows: KeyedRows, start: int, stop: int, shift: int, heads: Int32s, lin
         Next slot, or -1; and the slot before, or -2 - bucket for the first one.
     """
     by = np.uint64(shift)
+    lines, chains = heads.view(np.uint8), links.reshape(-1).view(np.uint8)
     for slot in range(start, stop):
+        if slot + 2 * _AHEAD < stop:
+            prefetch(lines, 4 * _bucket(_hashed(rows, slot + 2 * _AHEAD), by))
+            ahead = _I64(heads[_bucket(_hashed(rows, slot + _AHEAD), by)])
+            prefetch(chains, 8 * max(ahead, 0))
         bucket = _bucket(_hashed(rows, slot), by)
         first = heads[bucket]
         links[slot, 0] = first
@@ -186,16 +191,35 @@ def _set_next(heads: Int32s, links: Int32s, before: int, slot: int) -> None:
         links[before, 0] = slot
 
 
+@njit(inline="always")
+def _ask_for_neighbors(lines: Bytes, chains: Bytes, links: Int32s, slots: Int64s, at: int) -> None:
+    """Ask for the links of a slot further on, and for those of the neighbors of a slot whose links have come.
+
+    `lines` and `chains` are the bytes of heads and links.
+    """
+    if at + 2 * _AHEAD < len(slots):
+        prefetch(chains, 8 * slots[at + 2 * _AHEAD])
+        after, before = _I64(links[slots[at + _AHEAD], 0]), _I64(links[slots[at + _AHEAD], 1])
+        prefetch(chains, 8 * max(after, 0))
+        if before <= -2:  # noqa: PLR2004 - the first of a chain
+            prefetch(lines, 4 * (-2 - before))
+        else:
+            prefetch(chains, 8 * before)
+
+
 @njit(cache=True, nogil=True)
 def unlink(heads: Int32s, links: Int32s, removed: Int64s, source: Int64s, target: Int64s) -> None:
     """Take slots out of the chains, then let the tuples of slots `source[i]` be in slots `target[i]`."""
+    lines, chains = heads.view(np.uint8), links.reshape(-1).view(np.uint8)
     for i in range(len(removed)):
+        _ask_for_neighbors(lines, chains, links, removed, i)
         slot = removed[i]
         after, before = links[slot, 0], links[slot, 1]
         _set_next(heads, links, before, after)
         if after != _NONE:
             links[after, 1] = before
     for i in range(len(source)):
+        _ask_for_neighbors(lines, chains, links, source, i)
         after, before = links[source[i], 0], links[source[i], 1]
         links[target[i], 0], links[target[i], 1] = after, before
         _set_next(heads, links, before, target[i])
@@ -230,11 +254,14 @@ def probe_chains(
     """
     by = np.uint64(shift)
     at, slot, found = cursor[0], cursor[1], 0
-    lines = heads.view(np.uint8)
+    lines, chains = heads.view(np.uint8), links.reshape(-1).view(np.uint8)
     while at < len(index):
         if slot == _BEFORE:
-            if at + _AHEAD < len(index):
-                prefetch(lines, 4 * _bucket(_hashed(probing, index[at + _AHEAD]), by))
+            if at + 2 * _AHEAD < len(index):
+                prefetch(lines, 4 * _bucket(_hashed(probing, index[at + 2 * _AHEAD]), by))
+                ahead = max(_I64(heads[_bucket(_hashed(probing, index[at + _AHEAD]), by)]), 0)
+                prefetch(chains, 8 * ahead)
+                prefetch(rows.records, ahead * rows.stride + rows.word_at)
             slot = _I64(heads[_bucket(_hashed(probing, index[at]), by)])
         while slot != _NONE:
             if found == len(out_at):

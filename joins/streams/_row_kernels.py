@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from headrace.storage.format import copy_bytes, load_u64, store_u64, xxh64
+from headrace.storage.format import copy_bytes, load_u64, prefetch, store_u64, xxh64
 
 if TYPE_CHECKING:
     from headrace.storage.format import Bytes, Flags, Int64s, Words
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_heap_lengths",
     "begin_heap",
+    "chosen_nulls",
     "compact_heap",
     "copy_out",
     "gather_bits",
@@ -33,10 +34,12 @@ __all__ = [
     "put_text",
     "put_words",
     "set_flags",
+    "shift_heap",
     "text_offsets",
 ]
 
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
+_AHEAD = 16
 _ZERO = np.uint64(0)
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -142,6 +145,21 @@ def gather_fixed(records: Bytes, stride: int, offset: int, width: int, index: In
 
 
 @njit(cache=True, nogil=True)
+def chosen_nulls(records: Bytes, stride: int, offset: int, index: Int64s, nulls: Bytes) -> None:
+    """Write which null bits are set in any chosen record; all for index -1.
+
+    It is the first to touch the records, so it asks for them ahead of time.
+    """
+    for i in range(len(index)):
+        if i + _AHEAD < len(index):
+            record = max(index[i + _AHEAD], 0) * stride
+            for line in range(0, stride, 64):
+                prefetch(records, record + line)
+        for byte in range(len(nulls)):
+            nulls[byte] |= records[index[i] * stride + offset + byte] if index[i] >= 0 else np.uint8(255)
+
+
+@njit(cache=True, nogil=True)
 def gather_bits(records: Bytes, stride: int, offset: int, bit: int, index: Int64s, valid: Flags) -> int:
     """Write whether each chosen value is present; return how many are not."""
     mask, missing = np.uint8(1 << bit), 0
@@ -236,6 +254,14 @@ def move_records(records: Bytes, stride: int, heap_at: int, heap: Bytes, source:
         copy_bytes(records, source[i] * stride, records, target[i] * stride, stride)
         if heap_at >= 0:
             _put_u32(heap, _I64(load_u64(records, target[i] * stride + heap_at)), target[i])
+
+
+@njit(cache=True, nogil=True)
+def shift_heap(records: Bytes, stride: int, heap_at: int, rows: int, by: int) -> None:
+    """Add to the heap positions of records."""
+    for row in range(rows):
+        at = row * stride + heap_at
+        store_u64(records, at, np.uint64(_I64(load_u64(records, at)) + by))
 
 
 @njit(cache=True, nogil=True)

@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["ARENA_PAGE", "Arena", "charged_nbytes"]
 
 ARENA_PAGE = 4096
-_HUGE = 1 << 22
+_HUGE = 2 << 20
+_LARGE = 32 << 20
 
 
 def charged_nbytes(nbytes: int) -> int:
-    """Return the bytes that an arena of `nbytes` is charged with."""
-    return -(-nbytes // ARENA_PAGE) * ARENA_PAGE
+    """Return the bytes that an arena of `nbytes` is charged with. Large arenas use huge pages."""
+    page = ARENA_PAGE if nbytes < _LARGE else _HUGE
+    return -(-nbytes // page) * page
 
 
 class Arena:
@@ -38,7 +40,6 @@ class Arena:
         self._budget = budget
         self._component: Component = component
         self._memory = FrameMemory(charged_nbytes(budget.limit))
-        self._memory.break_up(0)
         self.charged = 0
 
     @property
@@ -57,7 +58,10 @@ class Arena:
         wanted = charged_nbytes(nbytes)
         if wanted > self.charged:
             self._budget.charge(self._component, wanted - self.charged)
+            if wanted >= _LARGE:
+                self._memory.allow(wanted, 0)
         elif wanted < self.charged:
+            self._memory.break_up(self.charged)
             self._memory.give_back(wanted, self.charged)
             self._budget.release(self._component, self.charged - wanted)
         self.charged = wanted

@@ -129,13 +129,13 @@ class JoinGraph:
             left, right, within = _parts(condition)
             sides, columns = self._resolve(left, right, within)
             if within is None:
-                equal = pairs.setdefault(sides, [])
-                if columns not in equal:
-                    equal.append(columns)
+                known = pairs.setdefault(sides, [])
+                if columns not in known:
+                    known.append(columns)
             else:
                 nears.append((sides, columns, within))
-        for sides, columns in pairs.items():
-            self._add_equality(sides, columns)
+        for sides, equal in pairs.items():
+            self._add_equality(sides, equal)
         for sides, near, within in nears:
             self._add_band(sides, near, within)
         self._check_connected()

@@ -47,7 +47,7 @@ WAIT_THRESHOLD = 0.025
 """Seconds without an arrival after which inputs are blocked (the paper's WaitThresh)."""
 
 _TWO = 2
-_MOST_WORKSPACE = 64 << 20
+_MOST_WORKSPACE = 16 << 20
 _LEAST_WORKSPACE = 16 << 10
 _SHARE = 8
 
@@ -203,7 +203,7 @@ class StreamsAlgorithm(ABC):
 
     def tick(self, now: float | None) -> Iterator[pa.RecordBatch]:
         """Return the task of one step of reactive work, if all inputs are blocked at `now`."""
-        return self.counted(self._steps(self.time.reach(now), 0.0, None), "reactive")
+        return self.counted(self._one_step(self.time.reach(now)), "reactive")
 
     def idle(self, now: float | None, until: float, waiting: Callable[[], bool] | None) -> Iterator[pa.RecordBatch]:
         """Return the task of reactive work up to a time, or until tuples wait."""
@@ -424,16 +424,20 @@ class StreamsAlgorithm(ABC):
         return part
 
     def _steps(self, now: float, until: float, waiting: Callable[[], bool] | None) -> Iterator[pa.RecordBatch]:
+        while self.time.now() < until:
+            before = self.counters.reactive_steps
+            yield from self._one_step(now)
+            if self.counters.reactive_steps == before or (waiting is not None and waiting()):
+                return
+
+    def _one_step(self, now: float) -> Iterator[pa.RecordBatch]:
+        """Do one step of reactive work, if there is any and all inputs are blocked at `now`."""
         if all(self._said_ended) or now - self._latest < self.wait:
             return
-        while True:
-            step = self._react()
-            if step is None:
-                return
+        step = self._react()
+        if step is not None:
             self.counters.reactive_steps += 1
             yield from step
-            if self.time.now() >= until or (waiting is not None and waiting()):
-                return
 
     def _end(self, side: int) -> Iterator[pa.RecordBatch]:
         self.ended[side] = True

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["ResultBuilder", "result_schema"]
 
 _TWO = 2
-_PAIR_BYTES = 24  # of the arrays that say which tuples a result row consists of
+_MOST_ROWS = 16_384  # so that their tuples stay in the processor's cache while column after column is copied
+_PAIR_BYTES = 48  # of the arrays that say which tuples a result row consists of
 
 
 def result_schema(names: Sequence[str], schemas: Sequence[pa.Schema], optional: Sequence[bool]) -> pa.Schema:
@@ -77,7 +78,7 @@ class ResultBuilder:
     @property
     def most_rows(self) -> int:
         """Most rows in a batch."""
-        return max(1, self._nbytes // self._fixed)
+        return max(1, min(self._nbytes // self._fixed, _MOST_ROWS))
 
     def batches(self, sources: Sequence[tuple[Rows, NDArray[np.int64]]]) -> Iterator[pa.RecordBatch]:
         """Yield result rows.

@@ -219,12 +219,17 @@ def gather_columns(rows: Rows, index: NDArray[np.int64]) -> list[pa.Array]:
     """Return the columns of the chosen tuples in the order of the schema; an index of -1 is a row of nulls."""
     layout = rows.layout
     columns: list[pa.Array] = [None] * len(layout.schema)
+    nulls = np.zeros((len(layout.schema) + 7) // 8, dtype=np.uint8)
+    kernels.chosen_nulls(rows.records, layout.stride, layout.nulls, index, nulls)
+    has_nulls = np.unpackbits(nulls, bitorder="little").view(np.bool_)
     for column in layout.fixed:
         dtype = layout.schema.field(column.column).type
-        columns[column.column] = _fixed_array(rows, column, dtype, index)
+        valid = _valid(rows, column.column, index) if has_nulls[column.column] else None
+        columns[column.column] = _fixed_array(rows, column, dtype, index, valid)
     before = -1
     for text in layout.text:
-        columns[text.column] = _text_array(rows, text, before, index)
+        valid = _valid(rows, text.column, index) if has_nulls[text.column] else None
+        columns[text.column] = _text_array(rows, text, before, index, valid)
         before = text.offset
     return columns
 
@@ -236,24 +241,26 @@ def _valid(rows: Rows, column: int, index: NDArray[np.int64]) -> NDArray[np.bool
     return valid if missing else None
 
 
-def _fixed_array(rows: Rows, column: FixedColumn, dtype: pa.DataType, index: NDArray[np.int64]) -> pa.Array:
+def _fixed_array(
+    rows: Rows, column: FixedColumn, dtype: pa.DataType, index: NDArray[np.int64], valid: NDArray[np.bool_] | None
+) -> pa.Array:
     if pa.types.is_null(dtype):
         return pa.nulls(len(index))
     out = np.empty(len(index) * column.width, dtype=np.uint8)
     kernels.gather_fixed(rows.records, rows.layout.stride, column.offset, column.width, index, out)
     if pa.types.is_boolean(dtype):
         out = np.packbits(out, bitorder="little")
-    buffers = [validity(_valid(rows, column.column, index)), pa.py_buffer(out)]
-    return pa.Array.from_buffers(dtype, len(index), buffers)
+    return pa.Array.from_buffers(dtype, len(index), [validity(valid), pa.py_buffer(out)])
 
 
-def _text_array(rows: Rows, text: TextColumn, before: int, index: NDArray[np.int64]) -> pa.Array:
+def _text_array(
+    rows: Rows, text: TextColumn, before: int, index: NDArray[np.int64], valid: NDArray[np.bool_] | None
+) -> pa.Array:
     layout = rows.layout
     offsets = np.empty(len(index) + 1, dtype=np.int64)
     kernels.text_offsets(rows.records, layout.stride, before, text.offset, index, offsets)
     out = np.empty(offsets[-1], dtype=np.uint8)
     kernels.gather_text(rows.records, layout.stride, layout.heap, before, rows.heap, index, offsets, out)
     ends = pa.py_buffer(offsets if text.large else offsets.astype(np.int32))
-    valid = validity(_valid(rows, text.column, index))
     dtype = layout.schema.field(text.column).type
-    return pa.Array.from_buffers(dtype, len(index), [valid, ends, pa.py_buffer(out)])
+    return pa.Array.from_buffers(dtype, len(index), [validity(valid), ends, pa.py_buffer(out)])

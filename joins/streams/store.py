@@ -102,16 +102,17 @@ class TupleStore:
         stop = len(rows) if stop is None else stop
         if start >= stop:
             return
-        stride, before = self.layout.stride, self._count
-        index = np.arange(start, stop, dtype=np.int64)
-        heap_end = self._heap_end + heap_nbytes(rows, index)
-        self._reserve(stop - start, heap_end)
+        stride, heap_at, before, more = self.layout.stride, self.layout.heap, self._count, stop - start
+        first, last = _heap_range(rows, start, stop)
+        heap_end = self._heap_end + last - first
+        self._reserve(more, heap_end)
         added = self._records.bytes[before * stride :]
-        kernels.copy_out(
-            rows.records, stride, self.layout.heap, rows.heap, index, added, self._heap.bytes, self._heap_end
-        )
-        if self.layout.heap >= 0:
-            kernels.name_records(added, stride, self.layout.heap, self._heap.bytes, before, stop - start)
+        added[: more * stride] = rows.records[start * stride : stop * stride]
+        if heap_at >= 0:
+            heap = self._heap.bytes
+            heap[self._heap_end : heap_end] = rows.heap[first:last]
+            kernels.shift_heap(added, stride, heap_at, more, self._heap_end - first)
+            kernels.name_records(added, stride, heap_at, heap, before, more)
         self._count += stop - start
         self._heap_live += heap_end - self._heap_end
         self._heap_end = heap_end
@@ -141,7 +142,9 @@ class TupleStore:
         slots = np.sort(slots)
         self._heap_live -= heap_nbytes(self.rows, slots)
         kept = self._count - len(slots)
-        source = np.setdiff1d(np.arange(kept, self._count, dtype=np.int64), slots, assume_unique=True)
+        stay = np.ones(self._count - kept, dtype=np.bool_)
+        stay[slots[np.searchsorted(slots, kept) :] - kept] = False
+        source = np.flatnonzero(stay) + kept
         target = slots[: len(source)]
         layout = self.layout
         kernels.move_records(self._records.bytes, layout.stride, layout.heap, self._heap.bytes, source, target)
@@ -206,12 +209,8 @@ class TupleStore:
         """Return the bytes that are charged in addition if tuples are added."""
         if start == stop:
             return 0
-        heap = 0
-        if self.layout.heap >= 0:
-            positions = rows.words(self.layout.heap)
-            end = int(positions[stop]) if stop < len(rows) else len(rows.heap)
-            heap = end - int(positions[start])
-        return self._nbytes_for(self._count + stop - start, self._heap_end + heap) - self._charged
+        first, last = _heap_range(rows, start, stop)
+        return self._nbytes_for(self._count + stop - start, self._heap_end + last - first) - self._charged
 
     @property
     def _charged(self) -> int:
@@ -237,3 +236,11 @@ class TupleStore:
             )
             assert self._heap_end == self._heap_live, (self._heap_end, self._heap_live)
             self._heap.resize(self._heap_end + _SLACK if self._heap_end else 0)
+
+
+def _heap_range(rows: Rows, start: int, stop: int) -> tuple[int, int]:
+    """Return where the variable parts of some tuples lie, which are in the order of the tuples."""
+    if rows.layout.heap < 0:
+        return 0, 0
+    positions = rows.words(rows.layout.heap)
+    return int(positions[start]), int(positions[stop]) if stop < len(rows) else len(rows.heap)

@@ -18,7 +18,7 @@ import numpy as np
 from headrace.joins.errors import JoinInputError
 from headrace.joins.streams._row_kernels import set_flags
 from headrace.joins.streams.layout import MATCHED
-from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.operator import How, StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.pairs import Pairing
 from headrace.joins.streams.store import TupleStore
 from headrace.storage.errors import MemoryBudgetError
@@ -87,7 +87,7 @@ class SymmetricHash(StreamsJoin["SymmetricHashAlgorithm"]):
         *,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        hows = ("inner", "left", "right", "full")
+        hows: tuple[How, ...] = ("inner", "left", "right", "full")
         super().__init__(
             SymmetricHashAlgorithm(StreamsParameters.check(inputs, on, how, memory, hows=hows, clock=clock))
         )

@@ -5,7 +5,8 @@ A block is written once, never changed, and read as a whole::
     header (block number, bytes of content, tag) | content | digest of each page of these | digest of the digests
 
 A block begins and ends on a page, with padding, so that reads can bypass the page cache. Digests depend on the block's
-number, so a block that is read in place of another is found too. Blocks are not synced: they are worthless after a crash.
+number, so a block that is read in place of another is found too. Blocks are not synced, since a crash makes them
+worthless.
 """
 
 from __future__ import annotations
@@ -249,6 +250,11 @@ class SpillFile:
         return block[start : start + WORD * (_digest_count(ref.nbytes) + 1)].view(np.uint64)
 
 
+def _buffered(path: Path) -> StorageBackend:
+    """Return a file that is read through the page cache, where most of it may still be since it was written."""
+    return FileBackend(path, "x", direct=False)
+
+
 class SpillFolder:
     """Temporary folder of one operator. It is removed at `close`, or by a later one if the process is killed.
 
@@ -266,7 +272,7 @@ class SpillFolder:
     """
 
     def __init__(self, parent: str | os.PathLike[str], backend: Callable[[Path], StorageBackend] | None = None) -> None:
-        self._backend = backend or (lambda path: FileBackend(path, "x"))
+        self._backend = backend or _buffered
         self._files: list[SpillFile] = []
         self._created = 0
         self._stack = contextlib.ExitStack()

@@ -27,7 +27,7 @@ from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
     from pathlib import Path
 
     import pyarrow as pa
@@ -57,8 +57,8 @@ class Scheduling:
     Parameters
     ----------
     quota
-        Most tuples that are retrieved from one input in sequence (the paper's retrieval quota). Tuples of the inputs
-        with lower priority wait until so many of them have arrived, or no more come.
+        Most tuples that are retrieved from one input in sequence (the paper's retrieval quota), for all inputs or by
+        name. Tuples of the inputs with lower priority wait until so many of them have arrived, or no more come.
     priority
         Names of inputs, the one that is preferred first; the others follow in their order. By default the input with
         unique keys is preferred.
@@ -67,7 +67,7 @@ class Scheduling:
         on waiting. ``"sequential"``: all tuples of its input that arrived before it are joined first.
     """
 
-    quota: int
+    quota: int | Mapping[str, int]
     priority: tuple[str, ...] = ()
     tuples: TupleOrder = "value"
 
@@ -341,13 +341,15 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
 
     def _make_pool(self, scheduling: Scheduling) -> WaitingPool:
         if not isinstance(scheduling, Scheduling) or scheduling.tuples not in {"value", "sequential"}:
-            raise JoinInputError(
-                f"`scheduling` must be a Scheduling of 'value' or 'sequential' tuples: {scheduling!r}"
-            )
+            raise JoinInputError(f"`scheduling` must be a Scheduling of 'value' or 'sequential' tuples: {scheduling!r}")
         preferred = [self.graph.side(name) for name in scheduling.priority]
         preferred += [] if self._one is None else [self._one]
         order = list(dict.fromkeys([*preferred, *self.sides]))
-        quota = _positive("quota", scheduling.quota)
+        given = scheduling.quota
+        by_name = given if isinstance(given, Mapping) else dict.fromkeys(self.graph.names, given)
+        if set(by_name) != set(self.graph.names):
+            raise JoinInputError(f"`quota` must have a number for each of {self.graph.names}, not {given!r}")
+        quota = [_positive("quota", by_name[name]) for name in self.graph.names]
         return WaitingPool(self.budget, self.budget.limit // _POOL_SHARE, order, quota, self._clustered, KEY)
 
     # Calls
@@ -465,7 +467,9 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
             self.state.insert(side, rows, index)
             start += fits
 
-    def _join(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    def _join(
+        self, side: int, rows: Rows, index: NDArray[np.int64]
+    ) -> Generator[pa.RecordBatch, None, NDArray[np.bool_]]:
         """Yield the results of tuples with the state in memory; return which of `rows` have one.
 
         In a 1-N join, tuples of the input with many are dropped once they have joined (step 2 in section 5.3).
@@ -718,11 +722,11 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
 
     def _cleanup(self) -> Iterator[pa.RecordBatch]:
         """Join the tuples on disk (the cleanup stage, section 5.2). Everything in memory alone has joined."""
-        spilled = np.flatnonzero(self.state.spilled.any(axis=0))
+        spilled: list[int] = np.flatnonzero(self.state.spilled.any(axis=0)).tolist()
         for side in self.sides:
             for partition in spilled:
-                self.state.flush(side, int(partition))
-        for partition in map(int, spilled):
+                self.state.flush(side, partition)
+        for partition in spilled:
             for sources in self.state.settle(partition, self._one):
                 yield from self.results.batches(sources)
             self._counts.partitions_settled += 1

@@ -112,7 +112,7 @@ class HashState:
 
     def on_disk(self, side: int) -> NDArray[np.bool_]:
         """Return which partitions have tuples of other inputs than `side` on disk."""
-        found: NDArray[np.bool_] = np.delete(self.spilled, side, axis=0).any(axis=0)
+        found: NDArray[np.bool_] = np.asarray(np.delete(self.spilled, side, axis=0) > 0).max(axis=0)
         return found
 
     # Memory

@@ -34,7 +34,7 @@ class WaitingPool:
     order
         Inputs by priority, the one that is preferred first.
     quota
-        Most tuples that are retrieved from one input in sequence.
+        For each input, most tuples that are retrieved from it in sequence.
     clustered
         Inputs whose turn lasts until the end of a cluster (section 5.4).
     key
@@ -46,7 +46,7 @@ class WaitingPool:
         budget: MemoryBudget,
         limit: int,
         order: Sequence[int],
-        quota: int,
+        quota: Sequence[int],
         clustered: frozenset[int],
         key: int,
     ) -> None:
@@ -82,11 +82,11 @@ class WaitingPool:
         ready = [
             side
             for side in self._order
-            if self._queues[side] and (blocked or side == self._order[0] or self.waiting(side) >= self._quota)
+            if self._queues[side] and (blocked or side == self._order[0] or self.waiting(side) >= self._quota[side])
         ]
         if not ready:
             return None
-        within = [side for side in ready if self._retrieved[side] < self._quota]
+        within = [side for side in ready if self._retrieved[side] < self._quota[side]]
         if not within:
             self._retrieved = [0] * len(self._retrieved)
             within = ready
@@ -94,7 +94,7 @@ class WaitingPool:
 
     def retrieve(self, side: int) -> Iterator[Rows]:
         """Yield the tuples of an input's turn, which are charged until the next ones are asked for."""
-        left, last = self._quota - self._retrieved[side], None
+        left, last = self._quota[side] - self._retrieved[side], None
         while self._queues[side]:
             rows = self._queues[side].popleft()
             count, words = min(left, len(rows)), rows.key_words(self._key)
@@ -106,7 +106,7 @@ class WaitingPool:
             self._retrieved[side] += count
             if count < len(rows) or (left == 0 and side not in self._clustered):
                 break
-        if self._retrieved[side] >= self._quota:  # the others begin a new turn
+        if self._retrieved[side] >= self._quota[side]:  # the others begin a new turn
             self._retrieved = [n if at == side else 0 for at, n in enumerate(self._retrieved)]
 
     def drain(self, side: int) -> Iterator[Rows]:
