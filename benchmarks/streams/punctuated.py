@@ -266,8 +266,8 @@ def xjoin_verdicts(series, outputs, settings):
         yield Verdict(
             f"figure 9, {order}: MJoin is slower at first and faster from about {settings.crossover:,} results on",
             found is not None and settings.crossover / 2 <= found <= 2 * settings.crossover,
-            f"overtakes at {'no time' if found is None else f'{found:,} results'}; in the end {others[-1] / mine[-1]:.2f} "
-            "times as fast",
+            f"overtakes at {'no time' if found is None else f'{found:,} results'}; in the end "
+            f"{others[-1] / mine[-1]:.2f} times as fast",
         )
         growing = held[-1] / max(kept[-1], 1)
         yield Verdict(

@@ -44,17 +44,25 @@ Put the operator into `OPERATORS` of ``tests/joins/streams/conftest.py``, and th
 from __future__ import annotations
 
 from headrace.joins.streams.conditions import Conditions, JoinGraph, Near
+from headrace.joins.streams.diner import DINER
 from headrace.joins.streams.double_pipelined_hash import DoublePipelinedHash
+from headrace.joins.streams.hash_merge import HashMerge
 from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.progressive_merge import ProgressiveMerge
+from headrace.joins.streams.rpj import RPJ
 from headrace.joins.streams.stats import StreamsStats
 from headrace.joins.streams.symmetric_hash import SymmetricHash
 from headrace.joins.streams.xjoin import XJoin
 
 __all__ = [
+    "DINER",
+    "RPJ",
     "Conditions",
     "DoublePipelinedHash",
+    "HashMerge",
     "JoinGraph",
     "Near",
+    "ProgressiveMerge",
     "StreamsAlgorithm",
     "StreamsJoin",
     "StreamsParameters",

@@ -77,6 +77,18 @@ class TupleStore:
         assert isinstance(index, SortedIndex), key
         return index
 
+    def add_sorted_index(self, key: int) -> SortedIndex:
+        """Return an additional sorted index, of a key that is found by another. The store must be empty."""
+        assert not self._count
+        index = SortedIndex(self._budget, key)
+        self.indexes.append(index)
+        return index
+
+    @property
+    def live_nbytes(self) -> int:
+        """Bytes of the tuples themselves."""
+        return self._count * self.layout.stride + self._heap_live
+
     def fitting(self, rows: Rows, start: int, limit: int | None = None) -> int:
         """Return how many of the tuples from position `start` on fit into the budget, or into `limit` more bytes."""
         room = self._budget.available if limit is None else min(limit, self._budget.available)

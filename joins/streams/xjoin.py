@@ -44,9 +44,10 @@ if TYPE_CHECKING:
     from headrace.joins.streams.rows import Rows
     from headrace.storage.file import StorageBackend
 
-__all__ = ["XJoin"]
+__all__ = ["PROBE_NBYTES", "XJoin", "XJoinAlgorithm"]
 
-_PROBE_NBYTES = 64  # of a stamp in a list
+PROBE_NBYTES = 64
+"""Bytes of a stamp in a list of probes."""
 
 
 class XJoin(StreamsJoin["XJoinAlgorithm"]):
@@ -108,8 +109,8 @@ class XJoin(StreamsJoin["XJoinAlgorithm"]):
 class XJoinAlgorithm(PartitionedHash):
     """Algorithm of `XJoin`."""
 
-    def __init__(self, parameters: StreamsParameters, partitions: int) -> None:
-        super().__init__(parameters, "XJoin", partitions)
+    def __init__(self, parameters: StreamsParameters, partitions: int, name: str = "XJoin") -> None:
+        super().__init__(parameters, name, partitions)
         self._arrived = np.zeros_like(self.counts)  # tuples that came into memory so far
         self._probes: dict[int, list[int]] = {}  # by departure stamp, which names a block
 
@@ -125,15 +126,19 @@ class XJoinAlgorithm(PartitionedHash):
         for side, blocks in enumerate(self.blocks):
             if len(blocks) == 0:
                 continue
-            partition, other = blocks.partitions, 1 - side
-            new = np.minimum(self.counts[other][partition], self._arrived[other][partition] - blocks.marks)
-            scores = new * blocks.counts
+            scores = self.unmet(side)
             at = int(np.argmax(scores))
             if scores[at] > best:
                 best, chosen = int(scores[at]), (side, at)
-        if chosen is None or self.budget.available < _PROBE_NBYTES:
+        if chosen is None or self.budget.available < PROBE_NBYTES:
             return None
         return self._probe_with(*chosen)
+
+    def unmet(self, side: int) -> NDArray[np.int64]:
+        """Return for each block of an input how many pairs of tuples with the other in memory have not met."""
+        blocks, other = self.blocks[side], 1 - side
+        new = np.minimum(self.counts[other][blocks.partitions], self._arrived[other][blocks.partitions] - blocks.marks)
+        return new * blocks.counts
 
     def _probe_with(self, side: int, at: int) -> Iterator[pa.RecordBatch]:
         """Join a block with the tuples of the other input in memory."""
@@ -142,7 +147,7 @@ class XJoinAlgorithm(PartitionedHash):
         block = blocks[at]
         probes = self._probes.setdefault(block.departure, [])
         last = probes[-1] if probes else -1
-        self.budget.charge("statistics", _PROBE_NBYTES)
+        self.budget.charge("statistics", PROBE_NBYTES)
         probes.append(self.next_stamp())
         blocks.marks[at] = self._arrived[1 - side][blocks.partitions[at]]
         with read_block(file, self.layouts[side], block, self.reserve) as rows:

@@ -11,7 +11,7 @@ Maier, Sheard and Fegaras. Viglas' `MJoin` is another operator.
 | hash buckets with a memory-resident and a disk-resident portion (5.1) | `state.HashState`, by partition |
 | waiting tuple pool, queues, retrieval quota (4.1, 4.2, 5.3) | `waiting.WaitingPool`, `Scheduling` |
 | punctuated range PR (5.1) | `ranges.PunctuatedRange` |
-| punctuation collection (5.1) | the pending punctuations of the algorithm |
+| punctuation collection (5.1) | `collection.PunctuationCollection` |
 | on-the-fly dropping (4.3) | ``rows_passed`` of the statistics |
 | rule 1, batch purging; rule 2, immediate purging (5.3) | ``purge_every`` |
 | 1-NP (5.3), 1-NC (5.4) | ``one``; ``one`` with ``clustered`` |

@@ -15,6 +15,7 @@ from headrace.joins.errors import FinishedError, JoinInputError
 from headrace.joins.handle import check_time
 from headrace.joins.streams import _index_kernels as kernels
 from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.punctuated.collection import Punctuation, PunctuationCollection
 from headrace.joins.streams.punctuated.errors import PunctuationError
 from headrace.joins.streams.punctuated.patterns import BoundPattern, Pattern
 from headrace.joins.streams.punctuated.ranges import KeyColumns, KeyCover, PunctuatedRange, passing
@@ -46,7 +47,6 @@ PURGE_EVERY = 100
 TupleOrder = Literal["sequential", "value"]
 _TWO = 2
 _POOL_SHARE = 16
-_PENDING_NBYTES = 1024  # of a pending punctuation, without its pattern
 _GAUGE = {"gauge": True}
 
 
@@ -132,31 +132,6 @@ class Options:
     scheduling: Scheduling | None
     partitions: int
     on_violation: Callable[[str, pa.RecordBatch], object] | None
-
-
-@dataclass(eq=False, slots=True)
-class _Pending:
-    """A punctuation that was not propagated yet.
-
-    Attributes
-    ----------
-    side, bound, cover
-        Its input, its pattern, and the keys that it covers.
-    number
-        Position among all punctuations.
-    verified : int64[partitions]
-        Number of flushes of each partition after which no tuple on disk matched; -1 if that is not known.
-    """
-
-    side: int
-    bound: BoundPattern
-    cover: KeyCover | None
-    number: int
-    verified: NDArray[np.int64]
-
-    @property
-    def nbytes(self) -> int:
-        return _PENDING_NBYTES + self.bound.nbytes
 
 
 class PunctuatedJoin(StreamsJoin["PunctuatedAlgorithm"]):
@@ -306,7 +281,7 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
         self.state = HashState(self, options.partitions)
         self.ranges = [PunctuatedRange(self._key, self.budget) for _ in self.sides]
         self._partial: list[list[BoundPattern]] = [[] for _ in self.sides]
-        self.pending: list[_Pending] = []
+        self.pending = [PunctuationCollection(options.partitions) for _ in self.sides]
         self.unpurged = 0
         self._settled_at = np.zeros(options.partitions, dtype=np.int64)  # purging indications when it was settled
         self._indications = 0
@@ -525,11 +500,10 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
         cover = self._key.covered_by(side, bound)
         yield from self._process_before(side, cover)
         self._counts.punctuations_in += 1
-        verified = np.full(self.state.partitions, -1, dtype=np.int64)
-        pending = _Pending(side, bound, cover, self._counts.punctuations_in, verified)
-        yield from self._reserve(pending.nbytes)
-        self.budget.charge("statistics", pending.nbytes)
-        self.pending.append(pending)
+        punctuation = Punctuation(side, bound, cover, self._counts.punctuations_in)
+        yield from self._reserve(punctuation.nbytes)
+        self.budget.charge("statistics", punctuation.nbytes)
+        self.pending[side].add(punctuation)
         if cover is not None:
             yield from self._note_keys(side, cover, 1)
             return
@@ -625,27 +599,18 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
 
     def _propagate(self) -> Iterator[pa.RecordBatch]:
         """Yield the punctuations that no tuple of their input matches any more, wherever it is (section 4.2)."""
-        ready: list[_Pending] = []
-        for side in self.sides:
-            mine = [pending for pending in self.pending if pending.side == side and self._gone_from_disk(pending)]
-            if mine:
-                held = _held(mine, self.state.stores[side].rows)
-                ready += [pending for pending, found in zip(mine, held, strict=True) if not found]
-        yield from self._emit(sorted(ready, key=lambda pending: pending.number))
+        ready: list[Punctuation] = []
+        for side, collection in enumerate(self.pending):
+            rows = self.state.stores[side].rows
+            ready += collection.take_ready(rows, self.state.spilled[side], self.state.flushes[side])
+        yield from self._emit(ready)
 
-    def _gone_from_disk(self, pending: _Pending) -> bool:
-        side = pending.side
-        unknown = (self.state.spilled[side] > 0) & (pending.verified < self.state.flushes[side])
-        return not unknown.any()
-
-    def _emit(self, ready: Sequence[_Pending]) -> Iterator[pa.RecordBatch]:
-        chosen = set(map(id, ready))
-        self.pending = [pending for pending in self.pending if id(pending) not in chosen]
-        for pending in ready:
-            self.budget.release("statistics", pending.nbytes)
+    def _emit(self, ready: list[Punctuation]) -> Iterator[pa.RecordBatch]:
+        for punctuation in sorted(ready, key=lambda one: one.number):
+            self.budget.release("statistics", punctuation.nbytes)
             self._counts.punctuations_out += 1
-            start = sum(len(schema) for schema in self.graph.schemas[: pending.side])
-            yield pending.bound.batch(self.schema, self.schema.names[start:])
+            start = sum(len(schema) for schema in self.graph.schemas[: punctuation.side])
+            yield punctuation.bound.batch(self.schema, self.schema.names[start:])
 
     # Reactive phase, ends, cleanup
 
@@ -694,23 +659,21 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
 
     def _purge_disk(self, side: int, partition: int, *, noted: bool) -> None:
         """Drop tuples of a settled partition, and note which punctuations no tuple that is left matches."""
-        mine = [pending for pending in self.pending if pending.side == side]
-        found = np.zeros(len(mine), dtype=np.bool_)
-        at = 0
+        collection, at = self.pending[side], 0
+        found = np.zeros(len(collection), dtype=np.bool_)
 
         def keep(rows: Rows) -> NDArray[np.bool_]:
-            nonlocal at
+            nonlocal at, found
             kept = ~self._unmatchable(side, rows)
             if noted and side != self._one:
                 kept &= ~self.state.matched[at : at + len(rows)]
             at += len(rows)
-            found[:] |= _held(mine, rows.take(np.flatnonzero(kept))) if mine else False
+            if len(collection):
+                found |= collection.held(rows.take(np.flatnonzero(kept)))
             return kept
 
         self._counts.rows_purged_on_disk += self.state.rewrite(side, partition, keep)
-        for pending, left in zip(mine, found, strict=True):
-            if not left:
-                pending.verified[partition] = self.state.flushes[side, partition]
+        collection.verify(partition, found, int(self.state.flushes[side, partition]))
 
     def _ended(self, side: int) -> Iterator[pa.RecordBatch]:
         if self.waiting is not None:
@@ -730,27 +693,7 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
             for sources in self.state.settle(partition, self._one):
                 yield from self.results.batches(sources)
             self._counts.partitions_settled += 1
-        yield from self._emit(list(self.pending))
-
-
-def _held(pending: Sequence[_Pending], rows: Rows) -> NDArray[np.bool_]:
-    """Return which punctuations of an input match any of some tuples of it."""
-    held = np.zeros(len(pending), dtype=np.bool_)
-    if not len(rows):
-        return held
-    intervals, owners = [], []
-    for at, one in enumerate(pending):
-        if one.cover is not None and one.cover.tests is None:
-            intervals.append(one.cover.intervals)
-            owners.append(np.full(len(one.cover.intervals), at))
-        else:
-            held[at] = passing(rows, one.bound.tests).any()
-    if intervals:
-        limits, owner = np.concatenate(intervals), np.concatenate(owners)
-        words = np.sort(rows.key_words(KEY))
-        first = np.searchsorted(words, limits[:, 0], side="left")
-        held[owner[first < np.searchsorted(words, limits[:, 1], side="right")]] = True
-    return held
+        yield from self._emit([punctuation for collection in self.pending for punctuation in collection.take_all()])
 
 
 def _same_keys(rows: Rows, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.bool_]:

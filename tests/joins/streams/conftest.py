@@ -16,7 +16,16 @@ import pytest
 from hypothesis import strategies as st
 
 from headrace.joins.errors import MemoryBudgetError
-from headrace.joins.streams import DoublePipelinedHash, Near, SymmetricHash, XJoin
+from headrace.joins.streams import (
+    DINER,
+    RPJ,
+    DoublePipelinedHash,
+    HashMerge,
+    Near,
+    ProgressiveMerge,
+    SymmetricHash,
+    XJoin,
+)
 from headrace.joins.streams.punctuated import PunctuatedJoin
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -44,7 +53,11 @@ class Contestant:
 
 OPERATORS = {
     "nested loops": Contestant(NestedLoops, most_inputs=5, spills=False),
+    "DINER": Contestant(DINER),
+    "RPJ": Contestant(RPJ, bands=False),
     "symmetric hash": Contestant(SymmetricHash, hows=("inner", "left", "right", "full"), spills=False),
+    "progressive merge": Contestant(ProgressiveMerge),
+    "hash merge": Contestant(HashMerge, bands=False),
     "xjoin": Contestant(XJoin, bands=False, hows=("inner", "left", "right")),
     "punctuated": Contestant(PunctuatedJoin, bands=False, most_inputs=5, star_only=True),
     "double-pipelined hash": Contestant(DoublePipelinedHash, bands=False, hows=("inner", "left", "right")),
@@ -270,6 +283,15 @@ def run(join, case):
 def least_memory(contestant, case, spill):
     """Return the least memory with which an operator can be made, as its errors say."""
     memory = 1
+    while True:
+        try:
+            contestant.make(case.schemas, case.on, memory=memory, spill=spill).close()
+        except MemoryBudgetError as error:
+            told = int(re.search(r"at least (\d+) bytes", str(error))[1])
+            assert told > memory
+            memory = told
+        else:
+            return memory
     for _ in range(20):
         try:
             contestant.make(case.schemas, case.on, case.how, memory, spill=spill).close()

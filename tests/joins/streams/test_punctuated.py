@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -560,15 +559,3 @@ def test_a_full_disk_during_the_purge_of_the_disk_ends_the_join(tmp_path):
         join.finish()
     join.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_ends_that_were_announced_apply_after_the_results_before_them():
-    """Results that were not taken yet do not let an end overtake the tuples before it."""
-    join = make(memory="1MiB")
-    join.push(news(*[1] * 3000), side="a", at=0.0)
-    join.push(reads(*[1] * 30), side="b", at=0.0)
-    join.push(news(2), side="a", at=0.0)
-    join.push(reads(2), side="b", at=0.0)
-    join.end("b", at=0.0)
-    result = join.finish().to_table()
-    assert pc.sum(pc.equal(result["k"], 2)).as_py() == 1

@@ -1,0 +1,138 @@
+"""Progressive merge and hash-merge join: the twins that they equal, and the runs that they merge."""
+
+from collections import defaultdict
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from headrace.joins.errors import JoinInputError
+from headrace.joins.streams import HashMerge, Near, ProgressiveMerge
+from headrace.joins.streams.hash_merge import choose_bucket
+
+OPERATORS = [ProgressiveMerge, HashMerge]
+
+
+def nested_loops(left, right):
+    return sorted((a, b) for a, x in enumerate(left) for b, y in enumerate(right) if x is not None and x == y)
+
+
+def hashed(left, right):
+    places = defaultdict(list)
+    for b, y in enumerate(right):
+        places[y].append(b)
+    return sorted((a, b) for a, x in enumerate(left) if x is not None for b in places[x])
+
+
+def sorted_and_merged(left, right):
+    lefts = sorted((x, a) for a, x in enumerate(left) if x is not None)
+    rights = sorted((y, b) for b, y in enumerate(right) if y is not None)
+    found, first = [], 0
+    for x, a in lefts:
+        while first < len(rights) and rights[first][0] < x:
+            first += 1
+        at = first
+        while at < len(rights) and rights[at][0] == x:
+            found.append((a, rights[at][1]))
+            at += 1
+    return sorted(found)
+
+
+def case_of(tools, rng, on, sql, rows=3000, domain=400, kinds=("int64",)):
+    inputs = {name: tools.make_input(rng, list(kinds), rows, domain) for name in "ab"}
+    return tools.Case(inputs, on, sql, events=tools.schedule(rng, [rows, rows], 200))
+
+
+def contest(tools, make, **fixed):
+    return tools.Contestant(lambda *args, **options: make(*args, **fixed, **options))
+
+
+@pytest.mark.parametrize("make", OPERATORS)
+@pytest.mark.parametrize("twin", [nested_loops, hashed, sorted_and_merged])
+@pytest.mark.parametrize("kind", ["int64", "text"])
+def test_the_pairs_are_those_of_the_twin(tools, tmp_path, make, twin, kind):
+    case = case_of(tools, np.random.default_rng(7), ["x"], "a.x = b.x", rows=800, domain=300, kinds=(kind,))
+    with tools.make(contest(tools, make), case, tmp_path, 1.0) as join:
+        result = tools.run(join, case)
+        assert join.stats.rows_spilled
+    pairs = sorted(zip(result["id"].to_pylist(), result["id_right"].to_pylist(), strict=True))
+    assert pairs == twin(*(table["x"].to_pylist() for table in case.inputs.values()))
+
+
+@pytest.mark.parametrize("make", OPERATORS)
+@pytest.mark.parametrize(("domain", "rows"), [(3000, 4000), (2, 500)])
+def test_runs_are_merged_in_several_turns_whatever_the_skew(tools, tmp_path, make, domain, rows):
+    case = case_of(tools, np.random.default_rng(8), ["x"], "a.x = b.x", rows=rows, domain=domain)
+    with tools.make(contest(tools, make, fan_in=4), case, tmp_path, 1.0) as join:
+        tools.assert_same_rows(tools.run(join, case), tools.expected(case))
+        assert join.stats.memory.peak <= join.stats.memory.limit
+        assert join.stats.rows_cleanup
+
+
+@pytest.mark.parametrize("make", OPERATORS)
+def test_a_larger_fan_in_writes_fewer_blocks(tools, tmp_path, make):
+    case = case_of(tools, np.random.default_rng(9), ["x"], "a.x = b.x", rows=4000, domain=3000)
+    written = []
+    for fan_in in (4, 1000):
+        with tools.make(contest(tools, make, fan_in=fan_in), case, tmp_path, 1.0) as join:
+            rows = len(tools.run(join, case))
+            written.append((join.stats.blocks_spilled, rows))
+    (many, rows), (few, same) = written
+    assert rows == same
+    assert many > few
+
+
+def test_bands_are_merged_across_blocks(tools, tmp_path):
+    case = case_of(tools, np.random.default_rng(10), [Near("x", "x", 3)], "abs(a.x - b.x) <= 3", rows=2000, domain=3000)
+    with tools.make(contest(tools, ProgressiveMerge, fan_in=4), case, tmp_path, 1.0) as join:
+        tools.assert_same_rows(tools.run(join, case), tools.expected(case))
+        assert join.stats.rows_spilled == sum(2000 - table["x"].null_count for table in case.inputs.values())
+
+
+def test_a_band_filters_the_equal_pairs_of_a_hash_merge_join(tools, tmp_path):
+    on, sql = ["x", Near("y", "y", 1)], "a.x = b.x AND abs(a.y - b.y) <= 1"
+    case = case_of(tools, np.random.default_rng(11), on, sql, kinds=("text", "int64"))
+    with tools.make(contest(tools, HashMerge), case, tmp_path, 1.0) as join:
+        tools.assert_same_rows(tools.run(join, case), tools.expected(case))
+
+
+def test_a_hash_merge_join_merges_while_its_inputs_are_blocked(tools, tmp_path):
+    case = case_of(tools, np.random.default_rng(12), ["x"], "a.x = b.x")
+    with tools.make(contest(tools, HashMerge), case, tmp_path, 1.0) as join:
+        for side, table in case.inputs.items():
+            for batch in table.to_batches(max_chunksize=500):
+                join.push(batch, side=side, at=1.0).drain()
+        assert join.tick(1.01).drain() == 0, "not blocked yet"
+        assert join.tick(2.0).drain() > 0
+        early = join.idle(2.0, until=1e9).drain()
+        assert join.stats.rows_reactive > early > 0
+        join.finish().drain()
+        assert join.stats.rows_out == len(tools.expected(case))
+
+
+def test_the_larger_input_is_flushed_until_the_memory_is_balanced():
+    assert choose_bucket(np.array([[50, 10, 40], [0, 10, 20]]), 0.1) == 2
+    assert choose_bucket(np.array([[30, 10], [10, 30]]), 0.6) == 0
+    assert choose_bucket(np.array([[3, 0], [0, 2]]), 0.0) == 0
+
+
+def test_a_hash_merge_join_refuses_bands_alone(tmp_path):
+    schema = pa.schema([("x", pa.int64())])
+    with pytest.raises(JoinInputError, match="needs an equality"):
+        HashMerge({"a": schema, "b": schema}, [Near("x", "x", 3)], spill=tmp_path)
+
+
+@pytest.mark.parametrize("make", OPERATORS)
+@pytest.mark.parametrize("fan_in", [3, 4.5, "4"])
+def test_a_fan_in_that_cannot_merge_is_refused(make, fan_in):
+    schema = pa.schema([("x", pa.int64())])
+    with pytest.raises(JoinInputError, match="fan_in"):
+        make({"a": schema, "b": schema}, "x", fan_in=fan_in)
+
+
+@pytest.mark.parametrize("make", OPERATORS)
+def test_more_than_two_inputs_are_refused(make):
+    schema = pa.schema([("x", pa.int64())])
+    on = [("a.x", "b.x"), ("b.x", "c.x")]
+    with pytest.raises(JoinInputError, match="two inputs"):
+        make({"a": schema, "b": schema, "c": schema}, on)
