@@ -37,11 +37,8 @@ def main():
         names = {"hit-ratios": ["hit_ratios"], "document": ["document"]}.get(sys.argv[1], [])
         importlib.import_module("benchmarks.experiments.__main__").main([*names, *sys.argv[2:]])
         return
-    if sys.argv[1:2] in (["peers"], ["history"]):
+    if sys.argv[1:2] in (["peers"], ["history"], ["streams"]):
         importlib.import_module(f"benchmarks.{sys.argv[1]}.run").main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["streams"]:
-        importlib.import_module("benchmarks.streams.run").main(sys.argv[2:])
         return
     others = (
         "with commands of their own, see their --help: experiment NAME ..., experiments, hit-ratios, document, "

@@ -3,7 +3,10 @@
 Input (section 6.1): news, each with a serial number, and records of accesses to them. The ten latest news are watched
 at any time; accesses choose among them at random. When a news item leaves the ten, a punctuation says that no access to
 it follows. In the *ordered* pattern news arrive by number, in the *random* one in a random order. All of both streams
-is there from the beginning ("CPU-limited"); the stream scheduling says from which the next tuple comes.
+is there from the beginning ("CPU-limited"); the stream scheduling says from which the next tuple comes. The paper does
+not say in which proportion tuples are retrieved. Here both streams end together, since an item and its accesses belong
+together in time: random scheduling picks one of all tuples that are left, and the quota of a stream is proportional to
+its length.
 
 Clock: the operators really run, and the clock adds up what they do. A probe costs one comparison for each tuple in its
 bucket, of a fixed number of buckets, as in the paper's hash tables: time grows with the state. A purge costs one test
@@ -37,8 +40,7 @@ class Settings:
 
     news: int = 3000
     reads_per_news: int = 10
-    step: int = 10  # tuples that the random scheduling takes from an input at a time
-    quota: int = 10
+    quota: int = 10  # retrieval quota of the news; that of the accesses is larger as their stream is
     batch: int = 100  # punctuations after which a batch purge takes place
     buckets: int = 500
     take: float = 2.0  # retrieve and hash a tuple
@@ -133,7 +135,8 @@ def sizes(join):
 def make_join(run, settings):
     if not run.mjoin:
         return XJoin(SCHEMAS, "sno", memory="64MiB")
-    scheduling = Scheduling(settings.quota, ("news",), "value") if run.scheduled else None
+    quota = {"news": settings.quota, "reads": settings.quota * settings.reads_per_news}
+    scheduling = Scheduling(quota, ("news",), "value") if run.scheduled else None
     return PunctuatedJoin(
         SCHEMAS, "sno", memory="64MiB", one="news", purge_every=run.purge_every, scheduling=scheduling
     )
@@ -141,14 +144,16 @@ def make_join(run, settings):
 
 def retrievals(run, settings, lengths):
     """Yield (input, tuples): from which of two streams that are all there the next tuples come."""
-    rng, left, turn = np.random.default_rng(settings.seed), list(lengths), 0
-    while any(left):
-        side = (turn % 2) if run.scheduled else int(rng.integers(0, 2))
-        turn += 1
-        count = min(settings.quota if run.scheduled else settings.step, left[side])
-        left[side] -= count
-        if count:
-            yield side, count
+    sides = np.repeat([0, 1], lengths)
+    if run.scheduled:
+        quota = settings.quota * np.array([1, settings.reads_per_news])
+        sides = sides[
+            np.argsort(np.concatenate([np.arange(n) // quota[at] for at, n in enumerate(lengths)]), kind="stable")
+        ]
+    else:
+        np.random.default_rng(settings.seed).shuffle(sides)
+    ends = np.append(np.flatnonzero(np.diff(sides)) + 1, len(sides))
+    yield from zip(sides[ends - 1].tolist(), np.diff(ends, prepend=0).tolist(), strict=True)
 
 
 def play(run, settings):

@@ -412,7 +412,10 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
         """Join retrieved tuples with the state in memory, and keep those that may match later."""
         closed = np.zeros(0, dtype=np.uint64)
         if side in self._clustered:
-            rows, closed = self._in_clusters(side, rows)
+            if self.waiting is not None:  # clusters may have ended since these tuples arrived
+                rows = self._admitted(side, rows)
+            if len(rows):
+                rows, closed = self._in_clusters(side, rows)
         self.stamp_arrivals(rows)
         if side == self._one:
             self._check_unique(side, rows)

@@ -23,10 +23,10 @@ from headrace.joins.streams import (
     HashMerge,
     Near,
     ProgressiveMerge,
+    PunctuatedJoin,
     SymmetricHash,
     XJoin,
 )
-from headrace.joins.streams.punctuated import PunctuatedJoin
 
 sys.path.insert(0, str(Path(__file__).parent))
 from twins import NestedLoops, combinations, parsed

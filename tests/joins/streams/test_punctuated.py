@@ -31,7 +31,7 @@ from headrace.storage.file import FileBackend
 EXAMPLES = settings(
     max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
-MANY = settings(EXAMPLES, max_examples=600)
+MANY = settings(EXAMPLES, max_examples=400)
 KEYS = pa.schema([("k", pa.int64())])
 PAIR = {"a": pa.schema([("k", pa.int64())]), "b": pa.schema([("k", pa.int64()), ("v", pa.int64())])}
 
@@ -445,6 +445,14 @@ def test_clusters_that_begin_again_are_left_out_if_asked():
     assert out == [("b", [1]), ("b", [2])]
     assert join.push(news(1, 2, 3, 4), side="a", at=0.0).to_table().num_rows == 5
     assert join.stats.rows_violating == 2
+
+
+def test_a_cluster_that_begins_again_while_tuples_wait_is_reported():
+    join = make(clustered=["b"], scheduling=Scheduling(quota=100))
+    join.push(reads(1, 1, 2), side="b", at=0.0).drain()
+    join.push(reads(1), side="b", at=0.0).drain()
+    with pytest.raises(PunctuationError, match=r"k = 1"):
+        join.tick(1.0).drain()
 
 
 # Scheduling
