@@ -256,7 +256,12 @@ def scheduling_verdicts(series, outputs):
         yield Verdict(
             f"figure 8, {order}: priority and value scheduling always outperform random and sequential",
             bool((ratios > 1).all()),
-            f"{ratios.min():.2f} to {ratios.max():.2f} times as fast, {ratios[-1]:.2f} in the end",
+            f"{ratios.min():.2f} to {ratios.max():.2f} times as fast",
+        )
+        yield Verdict(
+            f"figure 8, {order}: they take less time for all results",
+            bool(ratios[-1] > 1),
+            f"{ratios[-1]:.2f} times as fast",
         )
 
 

@@ -39,7 +39,8 @@ What the paper leaves open, and what is chosen here:
 - The paper assumes that metadata is accurate. Here a tuple that arrives after a punctuation that excludes it raises
   `PunctuationError`, or goes to ``on_violation``. So punctuated ranges are kept to the end of their input, and charged
   to the memory. Intervals that touch are merged.
-- A purge looks at all tuples in memory, as the paper's does (6.2, experiment 3).
+- A purge looks at all tuples in memory of the inputs that others' punctuations concern, as the paper's does (6.2,
+  experiment 3).
 - The tuples of a clustered input stay in sequence: a punctuation of it does not overtake them.
 """
 

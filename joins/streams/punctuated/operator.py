@@ -576,6 +576,8 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
         self.unpurged = 0
         self._counts.purges += 1
         for side in self.sides:
+            if not all(covered for other, covered in enumerate(self.ranges) if other != side):
+                continue
             rows = self.state.stores[side].rows
             self._counts.rows_scanned += len(rows)
             slots = np.flatnonzero(self._finished(side, rows))
