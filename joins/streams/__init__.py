@@ -51,6 +51,7 @@ from headrace.joins.streams.hash_merge import HashMerge
 from headrace.joins.streams.miner import MINER
 from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.progressive_merge import ProgressiveMerge
+from headrace.joins.streams.punctuated import PunctuatedJoin
 from headrace.joins.streams.rpj import RPJ
 from headrace.joins.streams.stats import StreamsStats
 from headrace.joins.streams.symmetric_hash import SymmetricHash
@@ -68,6 +69,7 @@ __all__ = [
     "MJoin",
     "Near",
     "ProgressiveMerge",
+    "PunctuatedJoin",
     "StreamsAlgorithm",
     "StreamsJoin",
     "StreamsParameters",

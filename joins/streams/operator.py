@@ -165,6 +165,7 @@ class StreamsAlgorithm(ABC):
         ]
         self.encoders = [RowsEncoder(layout, keys) for layout, keys in zip(self.layouts, self.graph.keys, strict=True)]
         self.ended = [False] * len(self.graph.names)
+        self._said_ended = list(self.ended)  # before the tasks of earlier calls have run
         self._spill_parent = parameters.spill
         self._spill_backend = parameters.backend
         self._spill: SpillFolder | None = None
@@ -182,7 +183,7 @@ class StreamsAlgorithm(ABC):
     def push(self, batch: pa.RecordBatch, side: int, at: float | None) -> Iterator[pa.RecordBatch]:
         """Return the task of joining a batch that arrived at `at`."""
         name, schema = self.graph.names[side], self.graph.schemas[side]
-        if self.ended[side]:
+        if self._said_ended[side]:
             raise FinishedError(f"input {name!r} has ended; push to it before `end`, or make a new operator")
         if not batch.schema.equals(schema):
             raise StreamSchemaError(
@@ -197,10 +198,10 @@ class StreamsAlgorithm(ABC):
     def end(self, side: int, at: float | None) -> Iterator[pa.RecordBatch]:
         """Return the task of noting that all of an input has arrived."""
         self.time.reach(at)
-        if self.ended[side]:
+        if self._said_ended[side]:
             raise FinishedError(f"input {self.graph.names[side]!r} has ended before")
-        self.ended[side] = True
-        return self.counted(self._ended(side), "arriving")
+        self._said_ended[side] = True
+        return self.counted(self._end(side), "arriving")
 
     def tick(self, now: float | None) -> Iterator[pa.RecordBatch]:
         """Return the task of one step of reactive work, if all inputs are blocked at `now`."""
@@ -273,6 +274,10 @@ class StreamsAlgorithm(ABC):
         """Whether tuples of this input without a match are results."""
         return self.how == "full" or (self.how == "left" and side == 0) or (self.how == "right" and side == 1)
 
+    def has_ended(self, side: int) -> bool:
+        """Whether the end of an input was announced, though tasks of earlier calls may be left."""
+        return self._said_ended[side]
+
     def require(self, nbytes: int, purpose: str) -> None:
         """Refuse a memory that leaves less than `nbytes`. Call it when everything that is held always was charged.
 
@@ -334,6 +339,12 @@ class StreamsAlgorithm(ABC):
         if place not in self._files:
             self._files[place] = self.spill_folder().file(f"{self.graph.names[side]}-{partition}")
         return self._files[place]
+
+    def drop_spill_file(self, side: int, partition: int = 0) -> None:
+        """Remove a spill file whose blocks are not needed any more. Its number may be used again."""
+        file = self._files.pop((side, partition), None)
+        if file is not None:
+            self.spill_folder().remove(file)
 
     def spill_folder(self) -> SpillFolder:
         """Return the folder of the spill files, created on first use; see `spill_file`."""
@@ -435,18 +446,21 @@ class StreamsAlgorithm(ABC):
 
     def _one_step(self, now: float) -> Iterator[pa.RecordBatch]:
         """Do one step of reactive work, if there is any and all inputs are blocked at `now`."""
-        if all(self.ended) or now - self._latest < self.wait:
+        if all(self._said_ended) or now - self._latest < self.wait:
             return
         step = self._react()
         if step is not None:
             self.counters.reactive_steps += 1
             yield from step
 
+    def _end(self, side: int) -> Iterator[pa.RecordBatch]:
+        self.ended[side] = True
+        yield from self._ended(side)
+
     def _finish(self) -> Iterator[pa.RecordBatch]:
         for side in self.sides:
             if not self.ended[side]:
-                self.ended[side] = True
-                yield from self._ended(side)
+                yield from self._end(side)
         yield from self._cleanup()
 
 

@@ -25,6 +25,7 @@ from headrace.joins.streams import (
     MJoin,
     Near,
     ProgressiveMerge,
+    PunctuatedJoin,
     SymmetricHash,
     XJoin,
 )
@@ -62,6 +63,7 @@ OPERATORS = {
     "progressive merge": Contestant(ProgressiveMerge),
     "hash merge": Contestant(HashMerge, bands=False),
     "xjoin": Contestant(XJoin, bands=False, hows=("inner", "left", "right")),
+    "punctuated": Contestant(PunctuatedJoin, bands=False, most_inputs=5, star_only=True),
     "double-pipelined hash": Contestant(DoublePipelinedHash, bands=False, hows=("inner", "left", "right")),
 }
 

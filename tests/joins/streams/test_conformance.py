@@ -150,6 +150,21 @@ def test_a_failing_disk_ends_the_join_with_an_error(tools, contestant, large, tm
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_end_does_not_overtake_the_results_before_it(tools, contestant, tmp_path):
+    """Results that were not taken when an end is announced belong to calls before it."""
+    batches = {key: pa.record_batch({"id": [0] * rows, "x": [key] * rows}) for key, rows in ((1, 3000), (2, 1))}
+    case = tools.Case({name: pa.table(batches[1]) for name in "ab"}, ["x"], "a.x = b.x")
+    with tools.make(contestant, case, tmp_path) as join:
+        join.push(batches[1], side="a", at=0.0)
+        join.push(batches[1].slice(0, 300), side="b", at=0.0)
+        for key in batches:
+            join.push(batches[2], side="ab"[key - 1], at=0.0)
+        join.end("b", at=0.0)
+        join.end("a", at=0.0)
+        result = join.finish().to_table()
+    assert sorted(set(result["x"].to_pylist())) == [1, 2]
+
+
 def test_calls_are_checked(tools, contestant, tmp_path):
     batch = pa.record_batch({"id": [0], "x": [7]})
     case = tools.Case({name: pa.table(batch) for name in "ab"}, ["x"], "a.x = b.x")
