@@ -2,8 +2,8 @@
 
 The experiments of the SSIJ paper have their own: `python -m benchmarks experiment NAME ...`, `experiments` for all
 of them, `hit-ratios` for the policies of the page cache, and `document` to write docs/experiments.md from the results.
-Peers have cases of their own: `python -m benchmarks peers CASE ...`. So have joins of streams: `python -m benchmarks
-streams CASE ...`.
+Peers, dimensions with history, and joins of streams have cases of their own: `python -m benchmarks peers CASE ...`,
+`python -m benchmarks history [CASE ...]`, `python -m benchmarks streams CASE ...`.
 """
 
 import argparse
@@ -37,15 +37,12 @@ def main():
         names = {"hit-ratios": ["hit_ratios"], "document": ["document"]}.get(sys.argv[1], [])
         importlib.import_module("benchmarks.experiments.__main__").main([*names, *sys.argv[2:]])
         return
-    if sys.argv[1:2] == ["peers"]:
-        importlib.import_module("benchmarks.peers.run").main(sys.argv[2:])
-        return
-    if sys.argv[1:2] == ["streams"]:
-        importlib.import_module("benchmarks.streams.run").main(sys.argv[2:])
+    if sys.argv[1:2] in (["peers"], ["history"], ["streams"]):
+        importlib.import_module(f"benchmarks.{sys.argv[1]}.run").main(sys.argv[2:])
         return
     others = (
         "with commands of their own, see their --help: experiment NAME ..., experiments, hit-ratios, document, "
-        "peers CASE ..., streams CASE ..."
+        "peers CASE ..., history [CASE ...], streams CASE ..."
     )
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Headrace.", epilog=others)
     listed = "; ".join(f"{name}: {what}" for name, what in EXPERIMENTS.items())

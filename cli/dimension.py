@@ -15,11 +15,12 @@ from headrace.cli.options import PATH, ReportingCommand, csv_options, pass_conso
 from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
 
+    from headrace.cli.blocks import Block
     from headrace.cli.console import Console
     from headrace.cli.streams import CsvFormat
     from headrace.pipelines.changes import ApplyResult
@@ -194,28 +195,47 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
 @dimension.command("repair", cls=ReportingCommand)
 @click.argument("name")
 @pipeline_option
+@click.option("--dry-run", is_flag=True, help="Show what would be fixed, and change nothing.")
 @pass_console
 @click.pass_context
-def repair(ctx: click.Context, console: Console, /, name: str, pipeline: Path) -> None:
-    """Show how to repair dimension NAME and the facts that reference its keys. Nothing is changed.
+def repair(ctx: click.Context, console: Console, /, name: str, *, pipeline: Path, dry_run: bool) -> None:
+    """Repair dimension NAME.
 
-    Exit code 0 if there is nothing to repair, 3 otherwise.
+    In a dimension with history, what needs no decision is fixed. The rest is listed, and so are all repairs of other
+    dimensions and of the facts that reference their keys. Exit code 0 if nothing is left to repair, 3 otherwise.
     """
-    from headrace.pipelines.changes import plan_history_repair
+    from headrace.pipelines.changes import repair_history
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import plan_repair
 
-    with console.step(f"checking dimension {name}", left=UNCHANGED):
+    fixed: Sequence[Repair] = ()
+    with console.step(f"repairing dimension {name}", left="what was fixed before; run again to continue"):
         config = load_pipeline(pipeline)
-        repairs = plan_history_repair(config, name) if _has_history(config, name) else plan_repair(config, name)
-    document = {"dimension": name, "ok": not repairs, "changed": False, "repairs": [asdict(each) for each in repairs]}
+        if _has_history(config, name):
+            done = repair_history(config, name, dry_run=dry_run)
+            fixed, repairs = done.fixed, done.left
+        else:
+            repairs = tuple(plan_repair(config, name))
+    document = {
+        "dimension": name,
+        "ok": not (repairs or (fixed and dry_run)),
+        "changed": bool(fixed) and not dry_run,
+        "fixed": [asdict(each) for each in fixed],
+        "repairs": [asdict(each) for each in repairs],
+    }
+    blocks = _repairs(f"What {'would be' if dry_run else 'was'} fixed in dimension {name}", fixed)
+    blocks += _repairs(f"What would repair dimension {name}; nothing of this has been changed", repairs)
+    if not blocks:
+        blocks = [Text(f"dimension {name} is sound; there is nothing to repair")]
+    console.result(document, *blocks)
+    ctx.exit(ExitCode.OK if document["ok"] else ExitCode.DAMAGED)
+
+
+def _repairs(title: str, repairs: Sequence[Repair]) -> list[Block]:
     if not repairs:
-        console.result(document, Text(f"dimension {name} is sound; there is nothing to repair"))
-        ctx.exit(ExitCode.OK)
-    title = f"What would repair dimension {name}; nothing has been changed"
+        return []
     grid = Grid(title, ("rule", "repair", "rows"), [(each.rule, each.action, each.rows) for each in repairs])
-    console.result(document, grid, *_examples("change", repairs))
-    ctx.exit(ExitCode.DAMAGED)
+    return [grid, *_examples("change", repairs)]
 
 
 @dimension.command("lookup", cls=ReportingCommand)
@@ -240,9 +260,17 @@ def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path
 
 def _show_applied(result: ApplyResult, console: Console) -> None:
     """Show what became of the changes."""
+    followed = [
+        (name, outcome, count)
+        for name, outcomes in result.followed.items()
+        for outcome, count in sorted(outcomes.items())
+    ]
+    others = (
+        [Grid("Changes of dimensions that follow", ("dimension", "outcome", "changes"), followed)] if followed else []
+    )
     if not result.batches:
         text = f"{result.path} has the changes of all files already; read them again with --again"
-        console.result(result.as_dict(), Text(text))
+        console.result(result.as_dict(), Text(text), *others)
         return
     names = ("rows", "inserted", "updated", "retired", "moved_ranges", "late")
     pairs = {"path": result.path, "version": result.version, "files": result.files}
@@ -251,7 +279,7 @@ def _show_applied(result: ApplyResult, console: Console) -> None:
     outcomes = Grid("Changes by outcome", ("outcome", "changes"), sorted(result.outcomes.items()))
     kept = sum(result.outcomes.get(each, 0) for each in ("rejected", "routed"))
     note = [Text(f"{counted(kept, 'change')} that did not apply: see {result.errors}")] if kept else []
-    console.result(result.as_dict(), shown, outcomes, *note)
+    console.result(result.as_dict(), shown, outcomes, *others, *note)
 
 
 def _has_history(config: PipelineConfig, name: str) -> bool:
@@ -260,7 +288,7 @@ def _has_history(config: PipelineConfig, name: str) -> bool:
     return declared is not None and declared.history is not None
 
 
-def _examples(title: str, found: list[Finding] | list[Repair]) -> list[Grid]:
+def _examples(title: str, found: Sequence[Finding] | Sequence[Repair]) -> list[Grid]:
     """Return a grid for each rule that has examples."""
     return [Grid(each.rule, (title,), [(text,) for text in each.examples]) for each in found if each.examples]
 

@@ -23,13 +23,15 @@ from headrace.pipelines.batch.stages import StageRun, Target
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config.merge import mixed_lookup
 from headrace.pipelines.config.model import PipelineConfig, load_pipeline
+from headrace.pipelines.delta.commits import Commit
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
-from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError, TableMovedError
 from headrace.pipelines.history.moved import moved_path, settle_moved
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.restate.candidates import candidates, moved_facts
-from headrace.pipelines.restate.corrections import batches_of, corrections, differing, merge
+from headrace.pipelines.restate.corrections import Batch, batches_of, corrections, differing, merge, of_batch
 from headrace.pipelines.restate.progress import Span, finish, span_of
+from headrace.pipelines.restate.rewriting import FactFiles
 from headrace.pipelines.spark.failures import explained
 from headrace.pipelines.spark.frame import STATE, State
 from headrace.pipelines.spark.sessions import SparkSettings, session, spark_settings
@@ -196,11 +198,12 @@ class _Restatement:
                 try:
                     ranges = moved.count()
                     if ranges:
-                        parts = [self._corrected(lookup, dimension, span, moved)]
+                        files = FactFiles(self._facts, lookup)
+                        parts = [self._corrected(lookup, dimension, span, moved, files)]
                         if lookup.event_time is not None and lookup.null_time == CURRENT:
                             # Facts without event time have the current version, as in a lookup without `event_time`.
                             current = replace(lookup, event_time=None)
-                            parts.append(self._corrected(current, dimension, span, moved, lookup.event_time))
+                            parts.append(self._corrected(current, dimension, span, moved, files, lookup.event_time))
                         facts, restated, kept, batches = map(sum, zip(*parts, strict=True))
                 finally:
                     moved.unpersist()
@@ -212,13 +215,22 @@ class _Restatement:
         )
 
     def _corrected(
-        self, lookup: AsOfLookup, dimension: DeltaHandle, span: Span, moved: DataFrame, undated: str | None = None
+        self,
+        lookup: AsOfLookup,
+        dimension: DeltaHandle,
+        span: Span,
+        moved: DataFrame,
+        files: FactFiles,
+        undated: str | None = None,
     ) -> tuple[int, int, int, int]:
         """Correct the facts of moved ranges; return the numbers of facts, corrections, kept facts, and batches."""
         shards = self._prepared.shards.get(lookup.role, 1)
         base = dimension.greatest_key(lookup.dimension.surrogate_key)
         target = Target(span.up_to, base, shards, span.table_id)
-        rows = candidates(self._spark, lookup, self._facts.path, span, moved, undated)
+        rows = files.find(self._spark, lookup, moved)
+        if rows is None:
+            facts = files.read(self._spark, span.facts)
+            rows = candidates(lookup, facts, moved, undated, placed=files.usable)
         found = corrections(rows, self._prepared, lookup.role, target, self._stage_run()).persist()
         try:
             counts = {row[STATE]: row["count"] for row in found.groupBy(STATE).count().collect()}
@@ -226,13 +238,28 @@ class _Restatement:
             batches = batches_of(changed, self._most_facts)
             for number, batch in enumerate(batches if not self._dry_run else ()):
                 self._hook(f"before batch {number}")
-                note = {"restate": lookup.role, "dimension_version": span.up_to, "facts": batch.facts}
-                merge(self._spark, self._facts.path, lookup, changed, batch, note, undated)
+                self._write(lookup, span, changed, batch, files, undated)
                 self._hook(f"after batch {number}")
         finally:
             found.unpersist()
         facts, kept = (counts.get(int(state), 0) for state in (State.OPEN, State.REJECTED))
         return facts + kept, sum(batch.facts for batch in batches), kept, len(batches)
+
+    def _write(
+        self, lookup: AsOfLookup, span: Span, changed: DataFrame, batch: Batch, files: FactFiles, undated: str | None
+    ) -> None:
+        """Commit the corrections of a batch: by files while nobody else changes these, else by `MERGE`."""
+        note = {"restate": lookup.role, "dimension_version": span.up_to, "facts": batch.facts}
+        if files.usable:
+            try:
+                files.correct(
+                    of_batch(changed, batch), lookup, batch.facts, Commit(f"{span.application}:facts", 0, note)
+                )
+            except TableMovedError as moved:
+                _LOG.info("the other facts of %r are restated by MERGE: %s", lookup.role, moved)
+            else:
+                return
+        merge(self._spark, self._facts.path, lookup, changed, batch, note, undated)
 
     def _stage_run(self) -> StageRun:
         config = self._prepared.config

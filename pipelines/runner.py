@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 from headrace.pipelines.batch.preparation import check_pipeline
 from headrace.pipelines.batch.protocol import BatchProtocol
 from headrace.pipelines.catalog import Catalog
-from headrace.pipelines.changes.applying import ChangeStreams, check_change_folders, lease_of
+from headrace.pipelines.changes.applying import (
+    ChangeStreams,
+    changing_dimensions,
+    check_change_folders,
+    leases_of,
+)
 from headrace.pipelines.changes.engines import SparkEngine
 from headrace.pipelines.config.model import PipelineConfig, load_pipeline
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
@@ -315,8 +320,7 @@ class OpenRun:
 
 def _leases(config: PipelineConfig) -> list[str]:
     """Return the names of the leases of a run: its pipeline, and the dimensions whose changes it applies."""
-    applies = [name for name, declared in config.dimensions.items() if declared.changes is not None]
-    return [f"pipeline:{config.checkpoint}", *(lease_of(config, name) for name in applies)]
+    return [f"pipeline:{config.checkpoint}", *leases_of(config, *changing_dimensions(config))]
 
 
 def _no_hook(_step: str) -> None:

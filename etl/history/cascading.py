@@ -22,15 +22,18 @@ from headrace.etl.history.changes import change_schema, take_in
 from headrace.etl.history.declaration import AT, History
 from headrace.etl.history.instants import ticks_of, to_instants
 from headrace.etl.history.merging import Merged, merge
+from headrace.etl.history.stored import named_members
 from headrace.etl.history.values import differ, pick, single
 from headrace.etl.ranking import rank_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from numpy.typing import NDArray
 
-__all__ = ["Reference", "cascade"]
+    from headrace.etl.equality import Conformed
+
+__all__ = ["Reference", "cascade", "children_of", "parents_of"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,9 @@ class Reference:
         Column of the parent's versions for each attribute of the child that repeats it, such as
         ``{"customer_key": "customer_key", "customer_from": "valid_from"}``. The changes of the child itself do not give
         these attributes.
+    audit
+        Column of the parent's versions for each audit attribute of the child that versions take which only a version
+        of the parent opens.
 
     Raises
     ------
@@ -60,18 +66,25 @@ class Reference:
     parent: History
     on: dict[str, str]
     carry: dict[str, str]
+    audit: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = f"reference from {self.child.dimension.name!r} to {self.parent.dimension.name!r}"
         if self.child.partial is None or self.child.sequence is None:
             raise DeclarationError(f"{where}: the child needs `partial` and `sequence`, which decide what is newer")
-        attributes, versions = self.child.dimension.attributes, self.parent.version_schema
-        for name in (*self.on, *self.carry):
-            if name not in attributes.names or self.child.type_of(name) != "2":
-                raise DeclarationError(f"{where}: the child has no attribute {name!r} of type 2")
         if sorted(self.on.values()) != sorted(self.parent.dimension.natural_key):
             raise DeclarationError(f"{where}: `on` names all columns of the parent's natural key, each once")
-        for name, column in self.carry.items():
+        self._check_attributes(where)
+        if self.child.instant_type != self.parent.instant_type:
+            raise DeclarationError(f"{where}: the versions of one begin on days, those of the other at times")
+
+    def _check_attributes(self, where: str) -> None:
+        attributes, versions = self.child.dimension.attributes, self.parent.version_schema
+        kinds = {**dict.fromkeys((*self.on, *self.carry), "2"), **dict.fromkeys(self.audit, "audit")}
+        for name, kind in kinds.items():
+            if name not in attributes.names or self.child.type_of(name) != kind:
+                raise DeclarationError(f"{where}: the child has no attribute {name!r} of type {kind}")
+        for name, column in (self.carry | self.audit).items():
             if column not in versions.names:
                 raise DeclarationError(f"{where}: the parent has no column {column!r}")
             if attributes.field(name).type != versions.field(column).type:
@@ -79,8 +92,6 @@ class Reference:
                     f"{where}: {name!r} has type {attributes.field(name).type}, and {column!r} of the parent has type "
                     f"{versions.field(column).type}; give both the same type"
                 )
-        if self.child.instant_type != self.parent.instant_type:
-            raise DeclarationError(f"{where}: the versions of one begin on days, those of the other at times")
 
 
 def cascade(
@@ -130,6 +141,50 @@ def cascade(
         place = caused.column_names.index(name)
         caused = caused.set_column(place, name, caused.column(place).cast(own.schema.field(name).type))
     return pa.concat_tables([own, caused], promote_options="permissive").select(own.column_names)
+
+
+def children_of(reference: Reference, entries: Iterable[pa.RecordBatch], parents: pa.Table) -> pa.Table:
+    """Return the keys of the children that ever referred to some parents, each key once.
+
+    Parameters
+    ----------
+    reference
+        Reference from the children to their parents.
+    entries
+        Entries of children.
+    parents
+        Natural keys of the parents, normalized, each once.
+    """
+    dimension, keys = reference.parent.dimension, reference.child.dimension.key_schema
+    child_of = {column: name for name, column in reference.on.items()}
+    found = [keys.empty_table()]
+    for batch in entries:
+        referred = dimension.conform_key([batch.column(child_of[name]) for name in dimension.natural_key])
+        met = batch.filter(pa.array(_are_among(referred, parents)))
+        found.append(pa.Table.from_batches([met.select(keys.names)]).cast(keys))
+    return pa.concat_tables(found).group_by(keys.names).aggregate([])
+
+
+def parents_of(reference: Reference, *rows: pa.Table | pa.RecordBatch) -> pa.Table:
+    """Return the keys of the parents that entries or changes of children refer to, each key once."""
+    parent, names = reference.parent, list(reference.on)
+    keys = [parent.dimension.key_schema.empty_table()]
+    for table in rows:
+        if set(names) <= set(table.schema.names):
+            columns = [single(table.column(name)) for name in names]
+            keys.append(named_members(parent, pa.table(columns, names=list(reference.on.values()))))
+    found = pa.concat_tables(keys)
+    return found.group_by(found.column_names).aggregate([])
+
+
+def _are_among(keys: list[Conformed], wanted: pa.Table) -> NDArray[np.bool_]:
+    """Return which keys are among some distinct keys."""
+    usable = ~np.logical_or.reduce([key.null | key.unfit for key in keys])
+    rows = pa.array(np.flatnonzero(usable))
+    both = [pa.concat_arrays([single(w), key.values.take(rows)]) for w, key in zip(wanted.columns, keys, strict=True)]
+    ranks, _ = rank_rows(both)
+    usable[usable] = np.isin(ranks[wanted.num_rows :], ranks[: wanted.num_rows])
+    return usable
 
 
 def _has_key(reference: Reference, parents: pa.Table) -> pa.Array:
@@ -276,9 +331,10 @@ def _changes(
     assert child.sequence is not None
     assert child.partial is not None
     columns[child.sequence] = pa.repeat(pa.scalar(sequence, child.sequence_type), rows)
-    columns |= {name: pick(single(parents.column(column)), points.version) for name, column in reference.carry.items()}
+    repeated = reference.carry | reference.audit
+    columns |= {name: pick(single(parents.column(column)), points.version) for name, column in repeated.items()}
     for name, value in audit.items():
         columns[name] = pa.repeat(pa.scalar(value, change_schema(child).field(name).type), rows)
-    lists = pa.array([[*reference.carry, *audit], [*reference.carry]], pa.list_(pa.string()))
+    lists = pa.array([[*dict.fromkeys([*repeated, *audit])], [*reference.carry]], pa.list_(pa.string()))
     columns[child.partial] = lists.take(pa.array(points.own.astype(np.int64)))
     return pa.table(columns)

@@ -23,14 +23,12 @@ import pyarrow.compute as pc
 from headrace.etl.errors import DeclarationError, DimensionError
 from headrace.etl.history.applying import Applied, apply_changes
 from headrace.etl.history.as_of import AsOfLookup, Operators, current_dimension, resolve_as_of
-from headrace.etl.history.cascading import Reference, cascade
+from headrace.etl.history.cascading import Reference, cascade, children_of, parents_of
 from headrace.etl.history.checking import violations
 from headrace.etl.history.declaration import AT, History
 from headrace.etl.history.inferring import inferred_members, special_versions
 from headrace.etl.history.stored import named_members, stored_entries, time_limits
-from headrace.etl.history.values import single
 from headrace.etl.lookup import Policy
-from headrace.etl.ranking import rank_rows
 from headrace.etl.surrogate import KeyAllocator
 from headrace.joins import SSIJ, AsOf
 from headrace.storage import Table
@@ -40,11 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import TracebackType
 
-    from numpy.typing import NDArray
 
-    from headrace.etl.equality import Conformed
-
-__all__ = ["Follow", "HistoryDimension"]
+__all__ = ["Follow", "HistoryDimension", "NewestEntry", "begins", "resolved"]
 
 _ENTRIES: Final = "entries.table"
 _CURRENT: Final = "current.table"
@@ -220,22 +215,12 @@ class HistoryDimension:
                 f"the reference leads from {reference.child.dimension.name!r} to {reference.parent.dimension.name!r}; "
                 "declare it with the histories of these two dimensions"
             )
-        touched = self._entries_for(_distinct([named_members(self.history, changes), self._referring(follow)]))
-        parents = parent.versions_of(_distinct([_referred(reference, table) for table in (touched, changes)]))
+        wanted = named_members(parent.history, follow.changed)
+        children = children_of(reference, self._entries.scan(), wanted)
+        named = pa.concat_tables([named_members(self.history, changes), children])
+        touched = self._entries_for(named.group_by(named.column_names).aggregate([]))
+        parents = parent.versions_of(parents_of(reference, touched, changes))
         return cascade(reference, touched, changes, parents, sequence=follow.sequence, audit=follow.audit)
-
-    def _referring(self, follow: Follow) -> pa.Table:
-        """Return the keys of members with an entry that refers to a parent that may have changed."""
-        names, on = list(self.history.dimension.natural_key), follow.reference.on
-        parent = follow.parent.history.dimension
-        child_of = {column: name for name, column in on.items()}
-        wanted = named_members(follow.parent.history, follow.changed)
-        found = [self.history.dimension.key_schema.empty_table()]
-        for batch in self._entries.scan():
-            referred = parent.conform_key([batch.column(child_of[name]) for name in parent.natural_key])
-            met = batch.filter(pa.array(_are_among(referred, wanted)))
-            found.append(pa.Table.from_batches([met.select(names)]).cast(found[0].schema))
-        return pa.concat_tables(found)
 
     def ensure(self, keys: pa.Table | pa.RecordBatch) -> pa.Table:
         """Return the surrogate keys of the current versions of members; missing members are inferred.
@@ -266,14 +251,14 @@ class HistoryDimension:
         if self._current.app_version(_FOLLOWED) != before:
             self._rebuild()
             return
-        rows = upserts.filter(pc.and_(upserts.column(history.is_current), _begins(history, upserts)))
+        rows = upserts.filter(pc.and_(upserts.column(history.is_current), begins(history, upserts)))
         self._current.apply(rows.select(self._current.schema.names), app=(_FOLLOWED, txid), wait=_WAIT)
 
     def _rebuild(self) -> None:
         self._current.close()
         entries = self._entries
         batches = (
-            batch.filter(pc.and_(batch.column(self.history.is_current), _begins(self.history, batch)))
+            batch.filter(pc.and_(batch.column(self.history.is_current), begins(self.history, batch)))
             for batch in entries.scan()
         )
         _build_current(self._folder, self.history, batches, entries.snapshot().txid, **self._options)
@@ -351,21 +336,8 @@ class HistoryDimension:
     def _resolved(
         self, declared: AsOfLookup, facts: pa.Table | pa.RecordBatch, allocator: KeyAllocator | None = None
     ) -> pa.Table:
-        """Return facts in input order with the columns that the lookup adds."""
-        position = "_position"
-        table = pa.table(facts) if isinstance(facts, pa.Table) else pa.Table.from_batches([facts])
-        # A join does not keep flags of columns without nulls, so the results of several joins would differ in them.
-        table = table.cast(pa.schema([column.with_nullable(nullable=True) for column in table.schema]))
-        table = table.append_column(position, pa.array(np.arange(table.num_rows)))
-        added = declared.added_schema()
         with self._operators(declared) as operators:
-            found = list(resolve_as_of(declared, operators, table.combine_chunks().to_batches(), allocator))
-        schema = pa.schema([*table.schema, *added])
-        if not found:
-            return schema.empty_table().drop_columns([position])
-        result = pa.Table.from_batches(found, schema)
-        order = np.argsort(np.asarray(result.column(position)))
-        return result.take(pa.array(order)).drop_columns([position])
+            return resolved(declared, operators, facts, allocator)
 
     # Contents
 
@@ -377,7 +349,7 @@ class HistoryDimension:
     def versions(self, *, special: bool = True) -> pa.Table:
         """Return all versions in the order of natural key and time, the special members first."""
         names = self.history.version_schema.names
-        heads = [batch.filter(_begins(self.history, batch)).select(names) for batch in self._entries.scan()]
+        heads = [batch.filter(begins(self.history, batch)).select(names) for batch in self._entries.scan()]
         stored = pa.Table.from_batches(heads, self._stored_versions)
         members = special_versions(self.history) if special else self.history.version_schema.empty_table()
         return pa.concat_tables([members, stored.cast(self.history.version_schema)])
@@ -395,7 +367,7 @@ class HistoryDimension:
             Table with the columns of the natural key; other columns and repeated keys do not matter.
         """
         entries = self._entries_for(named_members(self.history, keys))
-        return entries.filter(_begins(self.history, entries)).select(self.history.version_schema.names)
+        return entries.filter(begins(self.history, entries)).select(self.history.version_schema.names)
 
     def inferred(self) -> pa.Table:
         """Return the inferred members: facts introduced them, and their record has not arrived."""
@@ -442,7 +414,7 @@ class HistoryDimension:
     def _current_operator(self, lookup: AsOfLookup) -> Any:
         on, columns = lookup.current.operator_on, lookup.current.operator_columns
         if self._is_behind:
-            return _NewestEntry(self._entries, on, columns, self.history.instant_type, self._memory)
+            return NewestEntry(self._entries, on, columns, self.history.instant_type, self._memory)
         return SSIJ(self._current, on=on, how="left", columns=columns, memory=self._memory)
 
     def _over_entries(self, lookup: AsOfLookup, backward: bool) -> SSIJ:
@@ -454,7 +426,7 @@ class HistoryDimension:
         return stored_entries(self.history, self._entries, members, self._memory)
 
 
-class _NewestEntry:
+class NewestEntry:
     """Replaces the replica of current versions while it is behind: finds the newest entry of each member."""
 
     _FAR: Final = "_far"
@@ -488,33 +460,40 @@ class _NewestEntry:
             yield result.select([column for column in range(result.num_columns) if column != far])
 
 
-def _begins(history: History, entries: pa.Table | pa.RecordBatch) -> Any:
+def resolved(
+    declared: AsOfLookup,
+    operators: Operators,
+    facts: pa.Table | pa.RecordBatch,
+    allocator: KeyAllocator | None = None,
+) -> pa.Table:
+    """Return facts in input order with the columns that a lookup adds.
+
+    Parameters
+    ----------
+    declared, operators
+        The lookup, and its open joins.
+    facts
+        The facts.
+    allocator
+        Allocator of surrogate keys for inferred members; None if the lookup infers none.
+    """
+    position = "_position"
+    table = pa.table(facts) if isinstance(facts, pa.Table) else pa.Table.from_batches([facts])
+    # A join does not keep flags of columns without nulls, so the results of several joins would differ in them.
+    table = table.cast(pa.schema([column.with_nullable(nullable=True) for column in table.schema]))
+    table = table.append_column(position, pa.array(np.arange(table.num_rows)))
+    found = list(resolve_as_of(declared, operators, table.combine_chunks().to_batches(), allocator))
+    schema = pa.schema([*table.schema, *declared.added_schema()])
+    if not found:
+        return schema.empty_table().drop_columns([position])
+    result = pa.Table.from_batches(found, schema)
+    order = np.argsort(np.asarray(result.column(position)))
+    return result.take(pa.array(order)).drop_columns([position])
+
+
+def begins(history: History, entries: pa.Table | pa.RecordBatch) -> Any:
     """Return which entries begin a version."""
     return pc.equal(entries.column(AT), entries.column(history.valid_from))
-
-
-def _referred(reference: Reference, rows: pa.Table | pa.RecordBatch) -> pa.Table:
-    """Return the distinct keys of the parents that entries or changes of children refer to."""
-    parent, names = reference.parent, list(reference.on)
-    if not set(names) <= set(rows.schema.names):
-        return parent.dimension.key_schema.empty_table()
-    columns = [single(rows.column(name)) for name in names]
-    return named_members(parent, pa.table(columns, names=list(reference.on.values())))
-
-
-def _are_among(keys: list[Conformed], wanted: pa.Table) -> NDArray[np.bool_]:
-    """Return which keys are among some distinct keys."""
-    usable = ~np.logical_or.reduce([key.null | key.unfit for key in keys])
-    rows = pa.array(np.flatnonzero(usable))
-    both = [pa.concat_arrays([single(w), key.values.take(rows)]) for w, key in zip(wanted.columns, keys, strict=True)]
-    ranks, _ = rank_rows(both)
-    usable[usable] = np.isin(ranks[wanted.num_rows :], ranks[: wanted.num_rows])
-    return usable
-
-
-def _distinct(keys: list[pa.Table]) -> pa.Table:
-    table = pa.concat_tables(keys)
-    return table.group_by(table.column_names).aggregate([])
 
 
 def _build_current(

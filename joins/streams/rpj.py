@@ -8,21 +8,21 @@ of the opposite input, which have the fewest partners to expect; then those of t
 number of bytes is flushed. Tuples of a bucket that are flushed together are sorted by key.
 
 Reactive phase: the task with the highest expected rate of results is next. Either a block on disk probes the tuples of
-the other input in memory, as in XJoin, or the blocks of a bucket on disk are joined with each other: up to F new ones of
-each input, and all those that were joined before. So the unit of work of such a task grows with the bucket.
+the other input in memory, as in XJoin, or the blocks of a bucket on disk are joined with each other: up to F new ones
+of each input, and all those that were joined before. So the unit of work of such a task grows with the bucket.
 
 Cleanup phase: what is in memory is flushed, and each bucket's blocks are joined. Duplicates are avoided as in XJoin,
 and by the number of blocks of each bucket that have been joined on disk.
 
 Chosen beyond the source:
 
-- the probability of an input and a bucket is its share of recent arrivals: counts that are halved whenever as many tuples
-  have arrived as memory holds
+- the probability of an input and a bucket is its share of recent arrivals: counts that are halved whenever as many
+  tuples have arrived as memory holds
 - a flush frees 10 KiB, or a 1,024th of larger memories; the oldest tuples of a bucket go first
 - the expected results of a task are its pairs of tuples that have not been compared, times the share of pairs of the
   bucket that were results in memory; its cost is the number of blocks that it reads
-- joined blocks on disk are not merged into longer ones, since chunks of them are joined by an index in memory. This saves
-  RPJ the writing, but not the reading
+- joined blocks on disk are not merged into longer ones, since chunks of them are joined by an index in memory. This
+  saves RPJ the writing, but not the reading
 - the tuples in memory make way for the chunks of a task on disk: up to F blocks, and up to a quarter of the memory
 
 Memory: as XJoin, and 48 bytes for each bucket.

@@ -25,7 +25,7 @@ from headrace.storage.records import Originals, RecordFormat, original_records
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["ADDED_COLUMNS", "ERROR_SCHEMA", "Origin", "error_rows", "rejected_rows"]
+__all__ = ["ERROR_SCHEMA", "Origin", "error_rows", "rejected_rows"]
 
 ERROR_SCHEMA = pa.schema(
     [
@@ -41,8 +41,6 @@ ERROR_SCHEMA = pa.schema(
         ("record_bytes", pa.binary()),
     ]
 )
-ADDED_COLUMNS = ("heading", "record_bytes")
-"""Columns that error tables of earlier releases do not have."""
 
 
 @dataclass(frozen=True)

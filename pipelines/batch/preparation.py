@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.etl import Dimension, DuplicateAction, Duplicates, Lookup
-from headrace.pipelines.batch.error_rows import ADDED_COLUMNS, ERROR_SCHEMA
+from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
 from headrace.pipelines.batch.merge import MERGE_KEY, check_merge
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Prepared
 from headrace.pipelines.batch.storable import ColumnRule, ConstraintRule, KeyLimit, MergeKeyRule
@@ -22,7 +22,6 @@ from headrace.pipelines.config.column_types import arrow_schema, arrow_type, typ
 from headrace.pipelines.config.declared import key_rules, special_members, spellings
 from headrace.pipelines.config.history import as_of_lookup, history_of
 from headrace.pipelines.config.rules import stream_problems
-from headrace.pipelines.delta.columns import add_columns
 from headrace.pipelines.delta.constraints import constraint_columns
 from headrace.pipelines.delta.merges import set_properties
 from headrace.pipelines.delta.support import (
@@ -128,7 +127,7 @@ class CheckedPipeline:
     def create(self) -> Prepared:
         """Create missing tables, make the planned changes of existing ones, and return the prepared pipeline."""
         prepared, config = self.prepared, self.prepared.config
-        notices: list[str | None] = []
+        notices: list[str] = []
         for name, each in self._found.items():
             path = config.dimensions[name].path
             if each.table is None and each.history is not None:
@@ -142,10 +141,10 @@ class CheckedPipeline:
                 notices += _changed(name, each.table, each)
         _ensure_table(config.sink.path, prepared.fact_schema, tuple(config.sink.partition_by))
         _remember_merge_key(config.sink.path, prepared.merge)
-        notices.append(_ensure_errors(config.errors_path))
+        _ensure_table(config.errors_path, ERROR_SCHEMA)
         if prepared.duplicates is not None and prepared.duplicates.action is DuplicateAction.ROUTE:
             _ensure_table(config.duplicates_path, prepared.duplicate_schema)
-        return replace(prepared, notices=tuple(notice for notice in notices if notice is not None))
+        return replace(prepared, notices=tuple(notices))
 
 
 @dataclass(frozen=True)
@@ -170,19 +169,6 @@ def _changed(name: str, table: Described, found: _Found) -> Iterator[str]:
 def _ensure_table(path: str, schema: pa.Schema, partition_by: tuple[str, ...] = ()) -> None:
     if not has_table(path):
         create_table(path, schema, partition_by)
-
-
-def _ensure_errors(path: str) -> str | None:
-    """Create the error table, or add the columns that a table of an earlier release lacks; return what was added."""
-    table = described_table(path)
-    if table is None:
-        create_table(path, ERROR_SCHEMA)
-        return None
-    missing = [name for name in ADDED_COLUMNS if name not in table.schema.names]
-    if not missing:
-        return None
-    add_columns(path, [ERROR_SCHEMA.field(name) for name in missing])
-    return f"the error table {path} was given the columns {', '.join(missing)}, which keep rejected rows exact"
 
 
 def _remember_merge_key(path: str, rule: MergeRule | None) -> None:
@@ -323,10 +309,8 @@ def _checked_tables(prepared: Prepared, found: Mapping[str, _Found]) -> dict[str
         table = described_table(use.path)
         if table is None:
             continue
-        later = ADDED_COLUMNS if use.role is Role.ERRORS else ()
         for field in schema:
-            if field.name in table.schema.names or field.name not in later:
-                _require_column(table, use.label, field.name, field.type)
+            _require_column(table, use.label, field.name, field.type)
         require_support(table, use)
         if use.role is Role.MERGED and prepared.merge is not None:
             check_merge(prepared.merge, table)

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from headrace.pipelines.config.source_format import record_format
 from headrace.pipelines.errors import SourceFileError
-from headrace.pipelines.source.discovery import date_of, printable, skip_command
+from headrace.pipelines.source.discovery import date_of, leave_out_advice, printable
 from headrace.pipelines.spark.frame import (
     FILE,
     MALFORMED,
@@ -47,10 +47,13 @@ class ReadStep:
         Record format of the files.
     columns
         Declared columns, in output order.
+    skippable
+        Whether `headrace source skip` knows the files.
     """
 
     form: RecordFormat
     columns: pa.Schema
+    skippable: bool = True
 
     def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all pieces.
@@ -74,7 +77,8 @@ class ReadStep:
                 yield from self._read(row)
 
     def _read(self, row: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        _refuse_changed(row)
+        advice = leave_out_advice(row["file"], skippable=self.skippable)
+        _refuse_changed(row, advice)
         stop = None if row["stop"] == row["size"] else row["stop"]
         piece = Piece(row["path"], row["start"] or 0, stop, row["first_record"] or 1)
         schema = source_schema(self.columns)
@@ -83,11 +87,9 @@ class ReadStep:
                 file = pa.repeat(pa.scalar(row["file"], pa.string()), records.rows.num_rows)
                 yield framed(records, file, records.numbers, schema)
         except RecordFileError as error:
-            _refuse_changed(row)  # a changed file is the more likely cause
-            raise SourceFileError(
-                f"{printable(str(error))}. Repair the file, or leave it out with: {skip_command(row['file'])}"
-            ) from error
-        _refuse_changed(row)
+            _refuse_changed(row, advice)  # a changed file is the more likely cause
+            raise SourceFileError(f"{printable(str(error))}. Repair the file, or {advice}") from error
+        _refuse_changed(row, advice)
 
 
 def framed(records: Records, files: pa.Array, numbers: pa.Array, schema: pa.Schema) -> pa.RecordBatch:
@@ -118,7 +120,7 @@ def _causes(records: Records) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(offsets), structs, mask=pa.array(counts == 0)).cast(MALFORMED_TYPE)
 
 
-def _refuse_changed(row: dict[str, Any]) -> None:
+def _refuse_changed(row: dict[str, Any], advice: str) -> None:
     """Refuse a file that differs from the plan.
 
     Raises
@@ -131,8 +133,7 @@ def _refuse_changed(row: dict[str, Any]) -> None:
         seen = Path(row["path"]).stat()
     except OSError as error:
         raise SourceFileError(
-            f"{path} was planned for this batch, but cannot be found now ({error.strerror}); put it back, or leave it "
-            f"out with: {skip_command(row['file'])}"
+            f"{path} was planned for this batch, but cannot be found now ({error.strerror}); put it back, or {advice}"
         ) from error
     if (seen.st_size, date_of(seen)) != (row["size"], row["mtime_ns"]):
         raise SourceFileError(

@@ -12,14 +12,24 @@ from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
     from headrace.pipelines.changes.applying import ApplyResult, SnapshotOptions, apply_files, compact_dimension
-    from headrace.pipelines.changes.checking import check_history, plan_history_repair
+    from headrace.pipelines.changes.checking import check_history, repair_history
+    from headrace.pipelines.changes.reading import open_versions
 
-__all__ = ["ApplyResult", "SnapshotOptions", "apply_files", "check_history", "compact_dimension", "plan_history_repair"]
+__all__ = [
+    "ApplyResult",
+    "SnapshotOptions",
+    "apply_files",
+    "check_history",
+    "compact_dimension",
+    "open_versions",
+    "repair_history",
+]
 
 __getattr__ = lazy_exports(
     __name__,
     {
         "applying": ("ApplyResult", "SnapshotOptions", "apply_files", "compact_dimension"),
-        "checking": ("check_history", "plan_history_repair"),
+        "checking": ("check_history", "repair_history"),
+        "reading": ("open_versions",),
     },
 )

@@ -1,8 +1,8 @@
 """Application of files of changes to a dimension with history: which files, in which batches, exactly once.
 
 A source of changes has a ledger of its own, in the checkpoint folder of the pipeline. A file that was applied is not
-read again unless that is asked for; then its changes are reported as replayed. Files that changed since are read again,
-because changes that were applied before add nothing.
+read again unless that is asked for; then its changes are reported as replayed. A file that changed since is always read
+again: changes in it that were applied before add nothing, and what it no longer has stays applied.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import time
 import uuid
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,14 +23,15 @@ import numpy as np
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.changes.delta_sources import DeltaSource, staged
 from headrace.pipelines.changes.engines import LocalEngine, SparkEngine
+from headrace.pipelines.changes.parents import parent_tables
 from headrace.pipelines.changes.protocol import ApplyProtocol
 from headrace.pipelines.changes.snapshots import Snapshot
 from headrace.pipelines.changes.sources import change_columns, change_source, file_names, is_table, member_columns
 from headrace.pipelines.changes.targets import ChangeTarget, errors_path, prepare_target
-from headrace.pipelines.config.history import history_of
+from headrace.pipelines.config.history import children_in, history_of, parents_first, references_of
 from headrace.pipelines.delta.compaction import compact_table
 from headrace.pipelines.delta.support import describe, require_row_changes
-from headrace.pipelines.delta.tables import open_table
+from headrace.pipelines.delta.tables import has_table, open_table
 from headrace.pipelines.errors import PipelineFileError, QualityError
 from headrace.pipelines.history.moved import moved_path
 from headrace.pipelines.lease import Leases
@@ -40,7 +41,7 @@ from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.spark.sessions import session, spark_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from headrace.pipelines.changes.engines import Engine
     from headrace.pipelines.changes.protocol import AppliedBatch
@@ -52,9 +53,10 @@ __all__ = [
     "ChangeStreams",
     "SnapshotOptions",
     "apply_files",
+    "changing_dimensions",
     "check_change_folders",
     "compact_dimension",
-    "lease_of",
+    "leases_of",
 ]
 
 _LOG = logging.getLogger(__name__)
@@ -80,6 +82,8 @@ class ApplyResult:
         Results of the batches.
     errors, moved
         Paths of the tables of changes that were not applied, and of moved facts.
+    followed
+        Number of changes by outcome that followed in each dimension whose members refer to this one.
     """
 
     dimension: str
@@ -91,14 +95,12 @@ class ApplyResult:
     batches: tuple[AppliedBatch, ...]
     errors: str
     moved: str
+    followed: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @property
     def outcomes(self) -> dict[str, int]:
         """Number of changes by outcome."""
-        counts = Counter[str]()
-        for batch in self.batches:
-            counts.update(batch.outcomes)
-        return dict(counts)
+        return _outcomes(self.batches)
 
     def total(self, name: str) -> int:
         """Return the sum of a count over all batches, such as `rows`, `inserted` or `moved_ranges`."""
@@ -164,7 +166,7 @@ def apply_files(
     target = _target(config, name, source, snapshot)
     with (
         Catalog(config.catalog, clock) as catalog,
-        Leases(catalog, [lease_of(config, name)], clock=clock) as leases,
+        Leases(catalog, leases_of(config, name), clock=clock) as leases,
     ):
         created = prepare_target(target)
         runs = SparkEngine(session(spark_settings(config))) if engine == "spark" else LocalEngine(config.replicas)
@@ -175,7 +177,42 @@ def apply_files(
             found = _applied_snapshot(target, Path(source), protocol)
         else:
             found = _applied(target, Path(source), protocol, hook, clock, again=again)
-        return replace(found, created=created)
+        followed = _followed(protocol, target)
+        found = replace(found, created=created, batches=(*found.batches, *followed))
+        return replace(found, version=open_table(target.path).version(), followed=_children(target, runs, leases, hook))
+
+
+def _followed(protocol: ApplyProtocol, target: ChangeTarget) -> list[AppliedBatch]:
+    """Let the members of a dimension follow its parents."""
+    found = [protocol.follow(position) for position in range(len(target.parents))]
+    return [record for record in found if record is not None]
+
+
+def _children(
+    target: ChangeTarget, engine: Engine, leases: Leases, hook: Callable[[str], None]
+) -> dict[str, dict[str, int]]:
+    """Let the members of other dimensions follow a dimension. Return the number of their changes by outcome."""
+    outcomes = {}
+    for name in children_in(target.config, target.name):
+        if has_table(target.config.dimensions[name].path):
+            child = _following(target.config, name)
+            prepare_target(child)
+            records = _followed(ApplyProtocol(child, engine, holds=leases.check, hook=hook), child)
+            outcomes[name] = _outcomes(records)
+    return outcomes
+
+
+def _following(config: PipelineConfig, name: str) -> ChangeTarget:
+    """Return a dimension that receives what follows from its parents, and no files."""
+    history = history_of(config, name)
+    return ChangeTarget(config, name, history, config.source, parents=parent_tables(config, name))
+
+
+def _outcomes(batches: Iterable[AppliedBatch]) -> dict[str, int]:
+    counts = Counter[str]()
+    for batch in batches:
+        counts.update(batch.outcomes)
+    return dict(counts)
 
 
 @dataclass(frozen=True)
@@ -234,26 +271,40 @@ class ChangeStreams:
         self._hook = hook
         self._clock = clock
         self._streams: dict[str, tuple[ChangeTarget, ApplyProtocol]] = {}
-        self._folders = {name: each.changes for name, each in config.dimensions.items() if each.changes is not None}
-        self.outcomes: dict[str, Counter[str]] = {name: Counter() for name in self._folders}
+        self._followers: dict[str, tuple[ChangeTarget, ApplyProtocol]] = {}
+        self._names = changing_dimensions(config)
+        self.outcomes: dict[str, Counter[str]] = {name: Counter() for name in self._names}
 
     def apply_waiting(self) -> None:
-        """Apply the changes in all files that wait."""
-        for name, folder in self._folders.items():
-            stream = self._stream(name, folder)
-            if stream is not None:
+        """Apply the changes in all files that wait, those of parents first, and what follows from parents."""
+        for name in self._names:
+            folder = self._config.dimensions[name].changes
+            stream = None if folder is None else self._stream(name, folder)
+            if folder is not None and stream is not None:
                 target, protocol = stream
                 found = _applied(target, Path(folder), protocol, self._hook, self._clock, again=False)
                 self.outcomes[name].update(found.outcomes)
+            follower = self._follower(name)
+            if follower is not None:
+                self.outcomes[name].update(_outcomes(_followed(follower[1], follower[0])))
 
     def _stream(self, name: str, folder: str) -> tuple[ChangeTarget, ApplyProtocol] | None:
         """Return the target and the protocol of a dimension; None while its folder has no file, and so no format."""
         if name not in self._streams and file_names(Path(folder)):
-            target = _target(self._config, name, folder)
-            prepare_target(target)
-            protocol = ApplyProtocol(target, self._engine, holds=self._holds, hook=self._hook, clock=self._clock)
-            self._streams[name] = target, protocol
+            self._streams[name] = self._prepared(_target(self._config, name, folder))
         return self._streams.get(name)
+
+    def _follower(self, name: str) -> tuple[ChangeTarget, ApplyProtocol] | None:
+        """Return the target and the protocol of a dimension that follows its parents; None before it has a table."""
+        has_parents = bool(references_of(self._config, name))
+        if name not in self._followers and has_parents and has_table(self._config.dimensions[name].path):
+            self._followers[name] = self._prepared(_following(self._config, name))
+        return self._followers.get(name)
+
+    def _prepared(self, target: ChangeTarget) -> tuple[ChangeTarget, ApplyProtocol]:
+        prepare_target(target)
+        options: dict[str, Any] = {"holds": self._holds, "hook": self._hook, "clock": self._clock}
+        return target, ApplyProtocol(target, self._engine, **options)
 
 
 def check_change_folders(config: PipelineConfig) -> None:
@@ -265,9 +316,16 @@ def check_change_folders(config: PipelineConfig) -> None:
             )
 
 
-def lease_of(config: PipelineConfig, name: str) -> str:
-    """Return the name of the lease that admits one run at a time to apply changes to a dimension."""
-    return f"dimension:{config.dimensions[name].path}"
+def leases_of(config: PipelineConfig, *names: str) -> list[str]:
+    """Return the leases that admit one run at a time to apply changes to dimensions, and to those that follow them."""
+    wanted = {each for name in names for each in (name, *children_in(config, name))}
+    return sorted(f"dimension:{config.dimensions[name].path}" for name in wanted)
+
+
+def changing_dimensions(config: PipelineConfig) -> list[str]:
+    """Return the dimensions that a run applies changes to, each after its parents: from files, or from parents."""
+    declared = config.dimensions
+    return [name for name in parents_first(config) if declared[name].changes is not None or references_of(config, name)]
 
 
 def _target(
@@ -275,8 +333,11 @@ def _target(
 ) -> ChangeTarget:
     history = history_of(config, name)
     snapshot = None if options is None else Snapshot.of(history, options.at, options.sequence, options.missing)
-    columns = change_columns(history) if snapshot is None else member_columns(history)
-    return ChangeTarget(config, name, history, change_source(config, columns, source), snapshot)
+    parents = parent_tables(config, name)
+    repeated = frozenset(attribute for each in parents for attribute in each.reference.carry)
+    columns_of = change_columns if snapshot is None else member_columns
+    declared = change_source(config, columns_of(history, repeated=repeated), source)
+    return ChangeTarget(config, name, history, declared, snapshot, parents)
 
 
 def _applied(
@@ -342,7 +403,7 @@ def _applied_table(target: ChangeTarget, path: str, protocol: ApplyProtocol) -> 
             own = target.source.model_copy(update={"path": str(file.parent)})
             staged_file = examine(str(file.parent), file.name)
             assert staged_file is not None
-            record = protocol.run_batch([staged_file], number, stream, own)
+            record = protocol.run_batch([staged_file], number, stream, own, marked=True)
     return _result(target, [record], 1, ())
 
 

@@ -8,8 +8,9 @@ must have the same entries. Surrogate keys are divided by value and must be uniq
 from __future__ import annotations
 
 import tempfile
-from contextlib import ExitStack
-from dataclasses import dataclass
+import time
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,50 +20,77 @@ import pyarrow.compute as pc
 
 from headrace.etl import KeyAllocator
 from headrace.etl.history import apply_changes, special_versions
-from headrace.etl.history.values import rows_differ, single
+from headrace.etl.history.values import single
 from headrace.etl.ranking import key_text, rank_rows
 from headrace.etl.sharding import shard_of
-from headrace.pipelines.changes.sources import change_columns
+from headrace.pipelines.catalog import Catalog
+from headrace.pipelines.changes.applying import leases_of
+from headrace.pipelines.changes.engines import local_files
+from headrace.pipelines.changes.fact_checking import RESTATE, fact_findings
+from headrace.pipelines.changes.parents import Cascade, followed_stream, parent_tables
+from headrace.pipelines.changes.protocol import CHANGES
+from headrace.pipelines.changes.repairing import (
+    RowRepair,
+    no_changes,
+    repaired_rows,
+    repaired_special_members,
+    rows_differ_in,
+)
 from headrace.pipelines.changes.targets import check_table
 from headrace.pipelines.config.history import history_of
 from headrace.pipelines.delta.reads import scan_table
 from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle
 from headrace.pipelines.dimension.check import Finding, Repair
+from headrace.pipelines.errors import TableMovedError
 from headrace.pipelines.history.layout import delta_schema, entries_of, version_rows
-from headrace.pipelines.replica.catch_up import ReplicaSpec, catch_up, replica_folder
+from headrace.pipelines.lease import Leases
+from headrace.pipelines.replica.catch_up import ReplicaSpec, replica_folder
+from headrace.pipelines.replica.checking import rebuild, replica_differences
 from headrace.pipelines.replica.entry_rows import EntryRows
-from headrace.pipelines.replica.rows import of_shard
+from headrace.pipelines.replica.version_rows import current_rows
+from headrace.pipelines.replica.version_rows import version_rows as versions_of
+from headrace.pipelines.source.identity import application
 from headrace.storage.units import parse_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from duckdb import DuckDBPyConnection
     from numpy.typing import NDArray
 
     from headrace.etl.history import History
     from headrace.pipelines.config.model import PipelineConfig
-    from headrace.storage import Table
+    from headrace.pipelines.replica.checking import ReplicaDifference
 
-__all__ = ["check_history", "plan_history_repair"]
+__all__ = ["HistoryRepair", "check_history", "repair_history"]
 
 _PART_ROWS: Final = 1 << 18
 _EXAMPLES: Final = 10
+_ATTEMPTS: Final = 10
+_MEMORY: Final = "512MB"
 _SAY: Final = "rows are what their entries say"
 _FOLLOW: Final = "versions follow from the recorded changes"
-_REPLICAS: Final = "replicas have the entries of the table"
+_REPLICAS: Final = "replicas have the rows of the table"
+_REPEAT: Final = "members repeat the columns of their parents' versions"
 _UNIQUE: Final = "surrogate keys are unique"
 _POSITIVE: Final = "surrogate keys are positive, or those of special members"
 _SPECIAL: Final = "special members are those that are declared"
 _PROPERTY: Final = f"the property {GREATEST_KEY} is not less than the greatest key"
 _RESTORE: Final = "restore the table to a version that was sound (RESTORE), and apply the later changes again"
+_DECIDE: Final = "if the versions are right, apply the member's changes again; if not, " + _RESTORE
+_FIXES: Final = {
+    _FOLLOW: "write the flags, numbers and ends of current versions as the entries say",
+    _SPECIAL: "add missing special members, and give others the declared values",
+    _PROPERTY: "set the property to the greatest key",
+    _REPLICAS: "build the replicas again",
+}
 _ACTIONS: Final = {
-    _SAY: "apply any change of the member, which writes its versions again; or " + _RESTORE,
-    _FOLLOW: "apply any change of the member, which writes its versions again; or " + _RESTORE,
-    _REPLICAS: "remove the replica folder; the next run builds it again",
+    _REPEAT: "apply a change of each such parent again with a greater sequence; or " + _RESTORE,
+    _SAY: _DECIDE,
+    _FOLLOW: _DECIDE,
     _UNIQUE: _RESTORE + "; facts cannot tell which version they mean",
     _POSITIVE: _RESTORE,
-    _SPECIAL: "the next `headrace dimension apply` adds missing ones; correct others by hand",
-    _PROPERTY: "set the property to the greatest key ever given",
+    _SPECIAL: "keep one row of each special member, and remove those that are not declared",
 }
 
 
@@ -74,27 +102,131 @@ def check_history(config: PipelineConfig, name: str) -> list[Finding]:
     PipelineFileError, DeltaTableError
         If the dimension has no history or no table, or the table does not have the declared columns.
     """
+    with _checking(config, name) as check:
+        return check.findings()
+
+
+@dataclass(frozen=True)
+class HistoryRepair:
+    """Result of a repair.
+
+    Parameters
+    ----------
+    fixed
+        What was fixed, or would be.
+    left
+        What needs a decision, with what can be done.
+    """
+
+    fixed: tuple[Repair, ...]
+    left: tuple[Repair, ...]
+
+
+def repair_history(
+    config: PipelineConfig, name: str, *, dry_run: bool = False, clock: Callable[[], float] = time.time
+) -> HistoryRepair:
+    """Fix what `check_history` finds and no decision is needed for, in one commit, and return the rest.
+
+    Parameters
+    ----------
+    config, name
+        Configuration of the pipeline, and name of the dimension in it.
+    dry_run
+        Whether nothing is changed.
+    clock
+        Function that returns seconds since 1970.
+
+    Raises
+    ------
+    PipelineFileError, DeltaTableError
+        If the dimension has no history or no table, or the table does not have the declared columns.
+    LeaseHeldError
+        If another run applies changes to the dimension.
+    TableMovedError
+        If other writers committed first on every attempt. Nothing was changed.
+    """
+    assert config.catalog is not None
+    if dry_run:
+        return _repaired(config, name, dry_run=True)
+    with Catalog(config.catalog, clock) as catalog, Leases(catalog, leases_of(config, name), clock=clock):
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return _repaired(config, name, dry_run=False)
+            except TableMovedError:
+                continue
+        return _repaired(config, name, dry_run=False)
+
+
+def _repaired(config: PipelineConfig, name: str, *, dry_run: bool) -> HistoryRepair:
+    with _checking(config, name) as check:
+        check.fixing = Fixing(None if dry_run else RowRepair(check.history, check.handle))
+        left = [Repair(each.rule, _action(each.rule), each.rows, each.examples) for each in check.findings()]
+        check.fixing.commit(check.handle)
+        return HistoryRepair(check.fixing.repairs(), tuple(left))
+
+
+def _action(rule: str) -> str:
+    return _ACTIONS.get(rule, RESTATE)
+
+
+@contextmanager
+def _checking(config: PipelineConfig, name: str) -> Iterator[_Check]:
+    """Open a check, whose files are on the local disk."""
     history, path = history_of(config, name), config.dimensions[name].path
     check_table(path, history, f"dimension {name!r}")
     handle = DeltaHandle(path)
-    latest = handle.latest()
-    shards = config.dimensions[name].shards
-    spec = None
-    if shards is not None:
-        memory = parse_memory(config.replica_memory)
-        spec = ReplicaSpec(EntryRows(history), path, latest.table_id, shards, config.replicas, memory)
+    handle.latest()
     folder = replica_folder(config.replicas)
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with tempfile.TemporaryDirectory(prefix="check-", dir=folder) as place:
-        return _Check(history, handle, spec, Path(place)).findings()
+    with local_files(folder, "the rows of the dimension while they are checked"):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        place = tempfile.TemporaryDirectory(prefix="check-", dir=folder)
+    with place as own:
+        yield _Check(config, history, handle, Path(own))
 
 
-def plan_history_repair(config: PipelineConfig, name: str) -> list[Repair]:
-    """Return the repairs of the findings of `check_history`. Nothing is changed."""
-    return [
-        Repair(finding.rule, _ACTIONS[finding.rule], finding.rows, finding.examples)
-        for finding in check_history(config, name)
-    ]
+@dataclass
+class Fixing:
+    """What a repair fixes: rows, a property, and replicas.
+
+    Parameters
+    ----------
+    rows
+        Rows to replace; None if nothing is changed.
+    """
+
+    rows: RowRepair | None
+    properties: dict[str, str] = field(default_factory=dict)
+    replicas: list[ReplicaDifference] = field(default_factory=list)
+    _fixed: dict[str, _Broken] = field(default_factory=dict)
+
+    def replace(self, rule: str, rows: pa.Table, before: pa.Table, after: pa.Table, named: Iterable[str]) -> pa.Table:
+        """Note that rows are replaced, and return all rows afterward."""
+        count = max(before.num_rows, after.num_rows)
+        if not count:
+            return rows
+        self.add(rule, count, named)
+        if self.rows is not None:
+            self.rows.add(before, after)
+        keys = before.column(0)
+        return pa.concat_tables([rows.filter(pc.invert(pc.is_in(rows.column(0), keys.combine_chunks()))), after])
+
+    def add(self, rule: str, count: int, named: Iterable[str]) -> None:
+        """Note what is fixed."""
+        self._fixed.setdefault(rule, _Broken()).add(count, named)
+
+    def repairs(self) -> tuple[Repair, ...]:
+        """Return what is fixed."""
+        return tuple(Repair(rule, _FIXES[rule], fixed.rows, fixed.examples) for rule, fixed in self._fixed.items())
+
+    def commit(self, handle: DeltaHandle) -> None:
+        """Commit the rows and the property, and build replicas again."""
+        if self.rows is None:
+            return
+        if self._fixed.keys() - {_REPLICAS}:
+            self.rows.commit(handle.table.version(), self.properties)
+        version = handle.latest().version
+        for difference in self.replicas:
+            rebuild(difference, version, handle.greatest_key(self.rows.history.dimension.surrogate_key))
 
 
 @dataclass
@@ -112,29 +244,74 @@ class _Broken:
 class _Check:
     """One check, at the newest version."""
 
-    def __init__(self, history: History, handle: DeltaHandle, spec: ReplicaSpec | None, folder: Path) -> None:
+    def __init__(self, config: PipelineConfig, history: History, handle: DeltaHandle, folder: Path) -> None:
+        self._config = config
         self._history = history
         self._handle = handle
-        self._spec = spec
         self._folder = folder
         self._version = handle.table.version()
         self._broken: dict[str, _Broken] = {}
+        self.fixing: Fixing | None = None
         rows = sum(file.rows or 0 for file in handle.live.at(self._version))
-        replicas = 1 if spec is None else spec.shards
-        self._parts = replicas * max(1, -(-rows // (_PART_ROWS * replicas)))
+        self._parts = max(1, -(-rows // _PART_ROWS))
+        self._cascade = self._followed_parents()
+
+    def _followed_parents(self) -> Cascade | None:
+        """Return the parents whose newest versions the members followed; others may differ until the next apply."""
+        config, found = self._config, []
+        for parent in parent_tables(config, self._history.dimension.name):
+            latest = parent.handle.latest()
+            stream = followed_stream(parent.reference.parent.dimension.name, latest.table_id)
+            if self._handle.transaction(application(stream, CHANGES)) == latest.version:
+                found.append(parent.versions(config, 1, 1))
+        return Cascade(tuple(found), self._version + 1) if found else None
+
+    @property
+    def history(self) -> History:
+        """Declaration of the dimension."""
+        return self._history
+
+    @property
+    def handle(self) -> DeltaHandle:
+        """Table of the dimension."""
+        return self._handle
 
     def findings(self) -> list[Finding]:
         """Check everything."""
-        special = self._divide()
-        self._check_special(special)
+        with local_files(self._folder, "the rows of the dimension while they are checked"):
+            special = self._divide()
+        self._check_special(self._fixed_special(special))
         for part in range(self._parts):
-            rows = self._part(part)
-            self._check_rows(rows)
-            self._check_replica(part, rows)
+            self._check_rows(self._fixed_rows(self._part(part)))
         for part in range(self._parts):
             self._check_keys(part)
         self._check_property()
-        return [Finding(rule, broken.rows, broken.examples) for rule, broken in self._broken.items()]
+        found = [Finding(rule, broken.rows, broken.examples) for rule, broken in self._broken.items()]
+        return [*found, *self._found_by_queries()]
+
+    def _found_by_queries(self) -> list[Finding]:
+        """Compare replicas and facts with the table, by queries of a DuckDB file."""
+        import duckdb  # noqa: PLC0415 - heavy
+
+        with duckdb.connect(str(self._folder / "check.duckdb")) as connection:
+            connection.execute(f"SET memory_limit = '{_MEMORY}'; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+            self._check_replicas(connection)
+            found = list(fact_findings(connection, self._config, self._history, self._handle.table))
+        replicas = self._broken.get(_REPLICAS)
+        return [*([Finding(_REPLICAS, replicas.rows, replicas.examples)] if replicas else []), *found]
+
+    def _fixed_special(self, special: pa.Table) -> pa.Table:
+        if self.fixing is None:
+            return special
+        before, after = repaired_special_members(self._history, special)
+        named = (f"member {key}" for key in after.column(0).to_pylist())
+        return self.fixing.replace(_SPECIAL, special, before, after, named)
+
+    def _fixed_rows(self, rows: pa.Table) -> pa.Table:
+        if self.fixing is None:
+            return rows
+        before, after = repaired_rows(self._history, rows)
+        return self.fixing.replace(_FOLLOW, rows, before, after, self._named(after))
 
     def _divide(self) -> pa.Table:
         """Write the rows into parts by member, and their surrogate keys into parts by value; return special members."""
@@ -175,22 +352,28 @@ class _Check:
         surrogate = history.dimension.surrogate_key
         self._differ(_SAY, rows, version_rows(history, entries), [surrogate])
         allocator = KeyAllocator(self._handle.greatest_key(surrogate))
-        again = apply_changes(history, entries, _no_changes(history), allocator)
+        again = apply_changes(history, entries, no_changes(history), allocator)
         wrong = again.upserts
         self._add(_FOLLOW, wrong.num_rows, self._named(wrong))
+        if self._cascade is not None:
+            repeated = {name for each in self._cascade.parents for name in each.reference.carry}
+            nothing, memory = no_changes(history, repeated=repeated), parse_memory(self._config.memory)
+            missing = self._cascade.changes(history, entries, nothing, memory)
+            self._add(_REPEAT, missing.num_rows, self._named(missing))
 
-    def _check_replica(self, part: int, rows: pa.Table) -> None:
-        """Compare the entries of a replica on this host, if there is one, with those of the rows."""
-        spec = self._spec
-        if spec is None or not (spec.place(part % spec.shards) / "table.headrace").exists():
-            return
-        base = self._handle.greatest_key(self._history.dimension.surrogate_key)
-        table: Table = catch_up(spec, part % spec.shards, self._version, base, lambda reached: _open(reached.file))
-        with table:
-            scanned = pa.Table.from_batches(table.scan(), table.schema).cast(self._history.entry_schema)
-        own = of_shard(scanned, self._history.dimension.key_schema, self._parts, part)
-        entries, key = entries_of(self._history, rows), self._history.entry_key
-        self._differ(_REPLICAS, own, entries, key)
+    def _check_replicas(self, connection: DuckDBPyConnection) -> None:
+        """Compare the replicas on this host with the table: entries, current versions, and all versions."""
+        config, history = self._config, self._history
+        carried = {each for item in config.lookups if item.dimension == history.dimension.name for each in item.carry}
+        memory, base = parse_memory(config.replica_memory), self._handle.greatest_key(history.dimension.surrogate_key)
+        for rows in (EntryRows(history), current_rows(history, carried), versions_of(history, carried)):
+            spec = ReplicaSpec(rows, self._handle.path, self._handle.latest().table_id, 1, config.replicas, memory)
+            for difference in replica_differences(connection, spec, self._version, base):
+                if self.fixing is None:
+                    self._add(_REPLICAS, difference.rows, difference.examples)
+                else:
+                    self.fixing.replicas.append(difference)
+                    self.fixing.add(_REPLICAS, difference.rows, difference.examples)
 
     def _check_keys(self, part: int) -> None:
         keys = self._read(f"k{part}").column(0)
@@ -213,9 +396,14 @@ class _Check:
             default=0,
         )
         remembered = self._handle.remembered_key()
-        if stored > remembered:
-            text = f"the greatest key is {stored}, the property {remembered}"
+        if stored <= remembered:
+            return
+        text = f"the greatest key is {stored}, the property {remembered}"
+        if self.fixing is None:
             self._add(_PROPERTY, 1, [text])
+        else:
+            self.fixing.add(_PROPERTY, 1, [text])
+            self.fixing.properties[GREATEST_KEY] = str(stored)
 
     def _bound(self, file: Any) -> Any:
         return file.bounds(self._history.dimension.surrogate_key)[1]
@@ -231,7 +419,7 @@ class _Check:
         both = np.flatnonzero(at >= 0)
         wrong = at < 0
         one, other = found.take(pa.array(both)), wanted.take(pa.array(at[both]))
-        wrong[both] = _rows_differ(one, other)
+        wrong[both] = rows_differ_in(one, other)
         absent = distinct - len(np.unique(left)) + len(left) - len(np.unique(left))
         self._add(rule, int(wrong.sum()) + absent, self._named(found.filter(pa.array(wrong))))
 
@@ -244,31 +432,6 @@ class _Check:
         yield from dict.fromkeys(str(text) for text in key_text(keys).to_pylist())
 
 
-def _rows_differ(left: pa.Table, right: pa.Table) -> NDArray[np.bool_]:
-    """Return which rows of two tables of the same length differ."""
-    differs = np.zeros(left.num_rows, dtype=np.bool_)
-    for field in right.schema:
-        one, other = single(left.column(field.name)).cast(field.type), single(right.column(field.name))
-        if not pa.types.is_list(field.type):
-            differs |= rows_differ([one], [other], len(one))
-            continue
-        lengths = [pc.fill_null(pc.list_value_length(each), -1) for each in (one, other)]
-        uneven = rows_differ([lengths[0]], [lengths[1]], len(one))
-        differs |= uneven
-        even = pa.array(~uneven)
-        items, others = one.filter(even), other.filter(even)
-        parents = np.flatnonzero(~uneven)[np.asarray(pc.list_parent_indices(items))]
-        parts = [[each.flatten().field(i) for i in range(field.type.value_type.num_fields)] for each in (items, others)]
-        differs[parents[rows_differ(parts[0], parts[1], len(parents))]] = True
-    return differs
-
-
-def _open(file: Path) -> Table:
-    from headrace.storage import Table  # noqa: PLC0415 - numba comes in here
-
-    return Table.open(file)
-
-
 def _spread(writers: list[Any], rows: pa.Table, part: NDArray[np.integer[Any]]) -> None:
     """Write rows to the writers of their parts."""
     order = np.argsort(part, kind="stable")
@@ -277,7 +440,3 @@ def _spread(writers: list[Any], rows: pa.Table, part: NDArray[np.integer[Any]]) 
     for number, writer in enumerate(writers):
         if starts[number + 1] > starts[number]:
             writer.write_table(ordered.slice(starts[number], starts[number + 1] - starts[number]))
-
-
-def _no_changes(history: History) -> pa.Table:
-    return pa.schema(list(change_columns(history).items())).empty_table()

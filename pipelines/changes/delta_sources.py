@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from headrace.pipelines.delta.reads import feed_is_exact, plain_schema, scan_table
 from headrace.pipelines.delta.tables import CHANGE_TYPE, COMMIT_VERSION, open_table
 from headrace.pipelines.errors import DeltaTableError
+from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,7 +93,7 @@ class DeltaSource:
                     f"the Delta table {self.path} has deletes, and dimension {history.dimension.name!r} declares no "
                     f"`operation`; declare {CHANGE_TYPE} as the operation"
                 )
-            yield kept.select(list(columns))
+            yield _with_texts(kept.select(list(columns)))
 
     def rows(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield all rows of the table."""
@@ -110,7 +111,10 @@ class DeltaSource:
         self._require(columns, [*self._names, *_FEED_TYPES])
         kinds = plain_schema(pa.schema(self._table.schema().to_arrow()))
         own = {field.name: field.type for field in kinds}
-        return pa.schema([(name, own[name] if name in own else _FEED_TYPES[name]) for name in columns])
+        found = [own[name] if name in own else _FEED_TYPES[name] for name in columns]
+        return pa.schema(
+            [(name, pa.string() if _is_texts(kind) else kind) for name, kind in zip(columns, found, strict=True)]
+        )
 
     @property
     def _names(self) -> list[str]:
@@ -187,6 +191,20 @@ def _remove_old(folder: Path) -> None:
     for place in folder.iterdir():
         if place.stat().st_mtime < limit:
             shutil.rmtree(place, ignore_errors=True)
+
+
+def _is_texts(kind: pa.DataType) -> bool:
+    """Return whether a type is a list of text, such as the attributes that a partial change gives."""
+    return (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and is_bytes(kind.value_type)
+
+
+def _with_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose lists of text are texts with commas, as files have them."""
+    for place, field in enumerate(batch.schema):
+        if _is_texts(field.type):
+            lists = batch.column(place).cast(pa.list_(pa.string()))
+            batch = batch.set_column(place, pa.field(field.name, pa.string()), pc.binary_join(lists, ","))
+    return batch
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

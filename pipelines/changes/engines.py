@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -26,6 +26,7 @@ from headrace.pipelines.source.pieces import piece_frame, piece_rows
 from headrace.pipelines.spark.columns import spark_schema
 from headrace.pipelines.spark.failures import explained
 from headrace.pipelines.spark.frame import PIECES, SHARD
+from headrace.storage.errors import StorageIOError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.model import SourceConfig
     from headrace.pipelines.source.discovery import FoundFile
 
-__all__ = ["Engine", "LocalEngine", "SparkEngine"]
+__all__ = ["Engine", "LocalEngine", "SparkEngine", "local_files"]
 
 _TRIES: Final = 2
 
@@ -84,10 +85,12 @@ class LocalEngine:
     def run(  # noqa: D102 - as in the protocol
         self, source: SourceConfig, files: Sequence[FoundFile], read: ReadChanges, apply: ApplyShard
     ) -> list[dict[str, Any]]:
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        rows = piece_rows(source, files, self._cores)
+        with local_files(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            place = tempfile.TemporaryDirectory(prefix="changes-", dir=self._folder)
+        rows = piece_rows(source, files, self._cores, skippable=False)
         with (
-            tempfile.TemporaryDirectory(prefix="changes-", dir=self._folder) as folder,
+            place as folder,
             ThreadPoolExecutor(self._cores, "headrace-apply") as pool,
         ):
             with _Exchange(Path(folder)) as exchange:
@@ -124,7 +127,7 @@ class SparkEngine:
             names = read.schema.names
             numbered = [name if name == SHARD else f"_{number}" for number, name in enumerate(names)]
             between = pa.schema(field.with_name(name) for field, name in zip(read.schema, numbered, strict=True))
-            pieces = piece_frame(self._spark, source, files)
+            pieces = piece_frame(self._spark, source, files, skippable=False)
             frame = pieces.mapInArrow(_Renaming(read, None, tuple(numbered)), spark_schema(between))
             frame = frame.repartitionById(apply.shards, SHARD)
             notes = frame.mapInArrow(_Renaming(apply, tuple(names), None), spark_schema(NOTE_SCHEMA)).collect()
@@ -161,6 +164,34 @@ def _applied(apply: ApplyShard, exchange: _Exchange, shard: int) -> dict[str, An
     return apply.run(shard, exchange.of(shard))
 
 
+def _created(path: Path) -> pa.NativeFile:
+    return pa.OSFile(str(path), "wb")
+
+
+@contextmanager
+def local_files(folder: Path, held: str = "the changes of a batch while they are applied") -> Iterator[None]:
+    """Raise an error that names the folder and the remedy if a file in it cannot be written or read.
+
+    Parameters
+    ----------
+    folder, held
+        The folder, and what it holds.
+
+    Raises
+    ------
+    StorageIOError
+        If the disk is full or fails.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise StorageIOError(
+            f"the folder {folder}, which holds {held}, cannot be used: {error}; nothing of that was committed. Free "
+            "some space there, or name another folder as `replicas` in the pipeline file or in HEADRACE_REPLICAS, and "
+            "run again"
+        ) from error
+
+
 class _Exchange:
     """Changes between the stages, in one file per shard.
 
@@ -179,8 +210,13 @@ class _Exchange:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        if kind is not None:  # a file that could not be written cannot be completed either
+            with suppress(OSError):
+                self._stack.close()
+            return
+        with local_files(self._folder):
+            self._stack.close()
 
     @property
     def shards(self) -> list[int]:
@@ -196,21 +232,21 @@ class _Exchange:
             shards, starts = np.unique(shard[order], return_index=True)
             for each, start, end in zip(shards, starts, [*starts[1:], len(order)], strict=True):
                 writer, lock = self._writer(int(each), batch.schema)
-                with lock:
+                with lock, local_files(self._folder):
                     writer.write_batch(ordered.slice(start, end - start))
 
     def of(self, shard: int) -> list[pa.RecordBatch]:
         """Return the changes of a shard."""
         if shard not in self._writers:
             return []
-        with pa.ipc.open_stream(self._folder / f"{shard}.arrow") as reader:
+        with local_files(self._folder), pa.ipc.open_stream(self._folder / f"{shard}.arrow") as reader:
             return list(reader)
 
     def _writer(self, shard: int, schema: pa.Schema) -> tuple[pa.ipc.RecordBatchStreamWriter, Lock]:
-        with self._lock:
+        with self._lock, local_files(self._folder):
             if shard not in self._writers:
                 options = pa.ipc.IpcWriteOptions(compression="lz4")
-                file = self._stack.enter_context(pa.OSFile(str(self._folder / f"{shard}.arrow"), "wb"))
+                file = self._stack.enter_context(_created(self._folder / f"{shard}.arrow"))
                 writer = self._stack.enter_context(pa.ipc.new_stream(file, schema, options=options))
                 self._writers[shard] = writer, Lock()
             return self._writers[shard]

@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from headrace.etl.history import ChangeOutcome
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
 from headrace.pipelines.batch.read_step import ReadStep, record_format
+from headrace.pipelines.changes.parents import Cascade, followed_stream
 from headrace.pipelines.changes.snapshots import snapshot_history
 from headrace.pipelines.changes.stages import ApplyShard, ReadChanges, Tables
 from headrace.pipelines.changes.targets import errors_path
@@ -59,12 +60,12 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.model import SourceConfig
     from headrace.pipelines.source.discovery import FoundFile
 
-__all__ = ["AppliedBatch", "ApplyProtocol"]
+__all__ = ["CHANGES", "AppliedBatch", "ApplyProtocol"]
 
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 50
 _LONGEST_PAUSE: Final = 2.0
-_PART: Final = "changes"
+CHANGES: Final = "changes"
 _LEAST_TASK_BYTES: Final = 1 << 20
 _TASK_SHARE: Final = 16  # the rows of a change, its entries and its versions take this many times its own bytes
 _SCANNED_CHANGES: Final = 10_000
@@ -116,6 +117,29 @@ class AppliedBatch:
     recovered: bool = False
 
 
+@dataclass(frozen=True)
+class _Planned:
+    """A batch to apply: files, or the members that follow a parent.
+
+    Parameters
+    ----------
+    files, number, stream
+        Files of the batch, its number, and the identity of its stream. For a parent, the number is the version of the
+        parent's table.
+    marked
+        Whether a batch without effect is committed, too.
+    follows, since
+        Position of the parent that members follow, and the version of its table that they followed last.
+    """
+
+    files: Sequence[FoundFile]
+    number: int
+    stream: str
+    marked: bool = False
+    follows: int | None = None
+    since: int | None = None
+
+
 class ApplyProtocol:
     """Applies batches of changes to a dimension.
 
@@ -159,12 +183,12 @@ class ApplyProtocol:
     def last_batch(self, stream: str) -> int | None:
         """Return the last batch of a stream that the dimension holds, or None."""
         self._dimension.latest()
-        return self._dimension.transaction(application(stream, _PART))
+        return self._dimension.transaction(application(stream, CHANGES))
 
     def finish(self, number: int, stream: str) -> AppliedBatch | None:
         """Complete a batch that the dimension holds, if its run ended early; None if the dimension does not hold it."""
         self._dimension.latest()
-        name = application(stream, _PART)
+        name = application(stream, CHANGES)
         done = self._dimension.transaction(name)
         if done is None or done < number:
             return None
@@ -187,7 +211,13 @@ class ApplyProtocol:
         return int(next(own))
 
     def run_batch(
-        self, files: Sequence[FoundFile], number: int, stream: str, source: SourceConfig | None = None
+        self,
+        files: Sequence[FoundFile],
+        number: int,
+        stream: str,
+        source: SourceConfig | None = None,
+        *,
+        marked: bool = False,
     ) -> AppliedBatch:
         """Apply a batch that the dimension does not hold.
 
@@ -199,6 +229,8 @@ class ApplyProtocol:
             Number of the batch, and identity of its stream.
         source
             Source configuration of the files, if it is not that of the target.
+        marked
+            Whether a batch without effect is committed, too, because only the dimension knows what was applied.
 
         Raises
         ------
@@ -207,10 +239,32 @@ class ApplyProtocol:
         """
         if source is not None:
             self._target = replace(self._target, source=source)
-        began = self._clock()
+        return self._attempted(_Planned(files, number, stream, marked=marked))
+
+    def follow(self, position: int) -> AppliedBatch | None:
+        """Give the members whose parents have changed since they followed last new versions; None if none changed.
+
+        Parameters
+        ----------
+        position
+            Position of the parent among those of the target.
+        """
+        parent = self._target.parents[position]
+        latest = parent.handle.latest()
+        stream = followed_stream(parent.reference.parent.dimension.name, latest.table_id)
+        since = self.last_batch(stream)
+        if since is not None:
+            self.finish(since, stream)
+        if since is not None and since >= latest.version:
+            return None
+        planned = _Planned((), latest.version, stream, marked=True, follows=position, since=since)
+        return self._attempted(planned)
+
+    def _attempted(self, planned: _Planned) -> AppliedBatch:
+        began, number = self._clock(), planned.number
         for retry in range(self.attempts):
             try:
-                return self._apply(files, number, stream, began)
+                return self._apply(planned, began)
             except TableMovedError as moved:
                 _LOG.info("batch %d of changes is planned again: %s", number, moved)
                 time.sleep(random.uniform(0, min(_LONGEST_PAUSE, 0.05 * 2**retry)))  # noqa: S311 - spreads writers
@@ -219,17 +273,18 @@ class ApplyProtocol:
             "nothing is lost, run again when they are done"
         )
 
-    def _apply(self, files: Sequence[FoundFile], number: int, stream: str, began: float) -> AppliedBatch:
-        stage = self._stage(files, number, stream, began)
+    def _apply(self, planned: _Planned, began: float) -> AppliedBatch:
+        files, number, stream = planned.files, planned.number, planned.stream
+        stage = self._stage(planned, began)
         self._hook("before apply")
         notes = self._engine.run(self._target.source, files, self._reader(stage.shards), stage)
         self._hook("after apply")
         record = self._record(notes, number, stage.version, began)
-        if stage.needs_every_shard:
+        if stage.looks_for_missing:
             _refuse_gaps(record)
         changes = self._changes(notes)
         pending = _noted(notes, "errors")
-        if not (changes.files or len(changes.removed) or pending):
+        if not (changes.files or len(changes.removed) or pending or planned.marked):
             return record
         note = {"record": asdict(record), "pending": [asdict(file) for file in pending]}
         note |= moved_note(_noted(notes, "moved"))
@@ -239,18 +294,19 @@ class ApplyProtocol:
 
     # Plan
 
-    def _stage(self, files: Sequence[FoundFile], number: int, stream: str, began: float) -> ApplyShard:
+    def _stage(self, planned: _Planned, began: float) -> ApplyShard:
         """Plan the batch at the newest version of the dimension."""
         target, config = self._target, self._target.config
+        snapshot = target.snapshot if planned.follows is None else None
         latest = self._dimension.latest()
         replicas = config.dimensions[target.name].shards or self._engine.cores
         memory = parse_memory(config.memory)
-        given = sum(_bytes(target.source, file) for file in files)
+        given = sum(_bytes(target.source, file) for file in planned.files)
         scans = self._scans(given)
         schema = delta_schema(target.history)
         return ApplyShard(
-            history=target.history if target.snapshot is None else snapshot_history(target.history),
-            snapshot=target.snapshot,
+            history=target.history if snapshot is None else snapshot_history(target.history),
+            snapshot=snapshot,
             scans=scans,
             replica=ReplicaSpec(
                 EntryRows(target.history),
@@ -262,7 +318,7 @@ class ApplyProtocol:
             ),
             version=latest.version,
             base=self._dimension.greatest_key(target.history.dimension.surrogate_key),
-            shards=replicas * _parts(max(given, self._stored_bytes()), replicas, memory),
+            shards=replicas * _parts(max(given, self._stored_bytes(planned)), replicas, memory),
             memory=memory // self._engine.tasks_of_a_process,
             tables=Tables(
                 FileSpec(target.path, schema),
@@ -272,13 +328,25 @@ class ApplyProtocol:
             ),
             origin=Origin(
                 config.name,
-                stream,
-                number,
+                planned.stream,
+                planned.number,
                 datetime.fromtimestamp(began, UTC),
                 target.source.path,
                 record_format(target.source),
             ),
+            cascade=self._cascade(planned, latest.version, replicas),
         )
+
+    def _cascade(self, planned: _Planned, version: int, replicas: int) -> Cascade | None:
+        """Return what the parents give to the members, at the newest versions of the parents' tables."""
+        if not self._target.parents:
+            return None
+        config, tasks = self._target.config, self._engine.tasks_of_a_process
+        parents = tuple(
+            parent.versions(config, replicas, tasks, planned.number if place == planned.follows else None)
+            for place, parent in enumerate(self._target.parents)
+        )
+        return Cascade(parents, version + 1, planned.follows, planned.since)
 
     def _scans(self, given: int) -> bool:
         """Return whether a scan of the dimension is cheaper than replicas that follow as many changes."""
@@ -289,17 +357,22 @@ class ApplyProtocol:
         rows = sum((file.rows or 0) - file.removed for file in files)
         return changes >= _SCANNED_CHANGES and changes * _SCANNED_ROWS >= rows
 
-    def _stored_bytes(self) -> int:
-        """Return about how many bytes the members take that a snapshot may lack; 0 if it does not look for them."""
-        if self._target.snapshot is None or self._target.snapshot.missing == "keep":
+    def _stored_bytes(self, planned: _Planned) -> int:
+        """Return about how many bytes of stored rows a task may hold: members that lack, or that follow a parent."""
+        history, snapshot = self._target.history, self._target.snapshot
+        if planned.follows is not None:
+            width = _width(history.entry_schema)
+        elif snapshot is not None and snapshot.missing == "delete":
+            width = _width(history.dimension.key_schema)
+        else:
             return 0
         files = self._dimension.live.at(self._dimension.table.version())
-        return sum(file.rows or 0 for file in files) * _width(self._target.history.dimension.key_schema)
+        return sum(file.rows or 0 for file in files) * width
 
     def _reader(self, shards: int) -> ReadChanges:
         form, dimension = record_format(self._target.source), self._target.history.dimension
         rule = ShardRule(dimension.natural_key, dimension.key_schema, shards, dimension.rules)
-        return ReadChanges(ReadStep(form, form.columns), rule)
+        return ReadChanges(ReadStep(form, form.columns, skippable=False), rule)
 
     # Commits
 
@@ -324,7 +397,7 @@ class ApplyProtocol:
         keys = {} if greatest is None else {"base": stage.base, "greatest_key": greatest}
         remembered = max(greatest or 0, stage.base)
         properties = {} if remembered <= self._dimension.remembered_key() else {GREATEST_KEY: str(remembered)}
-        commit = Commit(application(stream, _PART), number, {**keys, **note}, properties)
+        commit = Commit(application(stream, CHANGES), number, {**keys, **note}, properties)
         self._begin("changes", self._dimension)
         table = self._dimension.table
         change_rows_exactly(self._dimension.path, table, self._dimension.live, stage.version, changes, commit)
@@ -336,7 +409,7 @@ class ApplyProtocol:
         pending = [DataFile(**file) for file in note["pending"]]
         if pending:
             self._begin("errors", self._errors)
-            commit_files(self._errors.path, self._errors.table, pending, Commit(application(stream, _PART), number))
+            commit_files(self._errors.path, self._errors.table, pending, Commit(application(stream, CHANGES), number))
             self._hook("after errors")
         self._hook("before moved")
         self._holds()

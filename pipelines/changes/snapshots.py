@@ -97,7 +97,8 @@ class Snapshot:
         stored = place[ranks[known.num_rows :]]
         differs = np.ones(changes.num_rows, dtype=np.bool_)
         there = np.flatnonzero(stored >= 0)
-        names = [name for name in history.dimension.attributes.names if history.type_of(name) != "audit"]
+        given = [name for name in history.dimension.attributes.names if name in changes.column_names]
+        names = [name for name in given if history.type_of(name) != "audit"]
         names.append(history.is_deleted)
         one = [single(intake.rows.column(name)).take(pa.array(there)) for name in names]
         other = [single(known.column(name)).take(pa.array(stored[there])) for name in names]
@@ -138,6 +139,7 @@ class Snapshot:
         if self.sequence is not None:
             added[_ORDER] = self.sequence
         wanted = [*history.dimension.natural_key, *history.dimension.attributes.names]
+        wanted = [name for name in wanted if name in rows.column_names]
         others = [name for name in rows.column_names if name not in wanted]
         columns = {name: rows.column(name) for name in (*wanted, *others)}
         columns |= {name: pa.repeat(value, rows.num_rows) for name, value in added.items()}

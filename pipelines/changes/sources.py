@@ -14,7 +14,7 @@ from headrace.pipelines.errors import PipelineFileError
 from headrace.storage.records import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from headrace.etl.history import History
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
@@ -22,20 +22,31 @@ if TYPE_CHECKING:
 __all__ = ["change_columns", "change_source", "file_names", "is_table", "member_columns"]
 
 
-def change_columns(history: History) -> dict[str, pa.DataType]:
-    """Return the columns of changes with their types: key, attributes, and the columns that the history names."""
+def change_columns(history: History, *, repeated: Collection[str] = ()) -> dict[str, pa.DataType]:
+    """Return the columns of changes with their types: key, attributes, and the columns that the history names.
+
+    Parameters
+    ----------
+    history
+        The declaration.
+    repeated
+        Attributes that follow from parents, so that changes do not have them.
+    """
     columns = {history.effective: history.effective_type}
     if history.sequence is not None:
         columns[history.sequence] = history.sequence_type
     if history.operation is not None:
         columns[history.operation] = pa.string()
-    return member_columns(history) | columns
+    if history.partial is not None:
+        columns[history.partial] = pa.string()  # a list as text, which all formats have
+    return member_columns(history, repeated=repeated) | columns
 
 
-def member_columns(history: History) -> dict[str, pa.DataType]:
-    """Return the columns of a snapshot with their types: key and attributes."""
+def member_columns(history: History, *, repeated: Collection[str] = ()) -> dict[str, pa.DataType]:
+    """Return the columns of a snapshot with their types: key and attributes, without those that follow from parents."""
     dimension = history.dimension
-    return {field.name: field.type for field in (*dimension.key_schema, *dimension.attributes)}
+    fields = (*dimension.key_schema, *dimension.attributes)
+    return {field.name: field.type for field in fields if field.name not in repeated}
 
 
 def change_source(config: PipelineConfig, columns: Mapping[str, pa.DataType], source: str | Path) -> SourceConfig:

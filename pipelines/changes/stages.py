@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -32,25 +31,30 @@ from headrace.etl.history.values import single
 from headrace.etl.settlement import CAUSES_TYPE
 from headrace.pipelines.batch.error_rows import Origin, error_rows
 from headrace.pipelines.batch.steps import Task
+from headrace.pipelines.changes.parents import with_lists
+from headrace.pipelines.changes.sources import change_columns
 from headrace.pipelines.delta.data_files import DataFile, FileSpec, FileWriter
 from headrace.pipelines.delta.live_files import LiveFiles, read_live_file
-from headrace.pipelines.errors import ReplicaDamagedError
+from headrace.pipelines.errors import QualityError
 from headrace.pipelines.history.differences import RowDifferences, row_differences
 from headrace.pipelines.history.layout import delta_schema, entries_of
 from headrace.pipelines.history.moved import moved_rows
-from headrace.pipelines.replica.catch_up import ReplicaSpec, catch_up, discard
+from headrace.pipelines.replica.entry_rows import opened_entries
 from headrace.pipelines.replica.row_sizes import LONGEST_ROW
 from headrace.pipelines.spark.frame import FILE, NOTE, RECORD_NUMBER, SHARD, STATE, ShardRule, State, source_schema
-from headrace.storage.errors import CorruptionError, StorageIOError
 from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from contextlib import AbstractContextManager
+
+    from numpy.typing import NDArray
 
     from headrace.etl.history import Applied, History
     from headrace.pipelines.batch.read_step import ReadStep
+    from headrace.pipelines.changes.parents import Cascade
     from headrace.pipelines.changes.snapshots import Snapshot
-    from headrace.pipelines.replica.catch_up import Reached
+    from headrace.pipelines.replica.catch_up import Reached, ReplicaSpec
     from headrace.storage import Table
 
 __all__ = ["NOTE_SCHEMA", "ApplyShard", "ReadChanges", "Tables", "text_limit"]
@@ -120,6 +124,8 @@ class ApplyShard:
         Snapshot that the rows belong to, with the declaration of `snapshot_history`; None for changes.
     scans
         Whether the stored entries are found by a scan of the Delta table instead of in replicas.
+    cascade
+        Parents of the dimension; None if it has none.
     """
 
     history: History
@@ -132,11 +138,21 @@ class ApplyShard:
     origin: Origin
     snapshot: Snapshot | None = None
     scans: bool = False
+    cascade: Cascade | None = None
+
+    @property
+    def looks_for_missing(self) -> bool:
+        """Whether members that a snapshot lacks are deleted."""
+        return self.snapshot is not None and self.snapshot.missing == "delete"
 
     @property
     def needs_every_shard(self) -> bool:
-        """Whether shards without changes have work: a snapshot looks for members that it lacks."""
-        return self.snapshot is not None and self.snapshot.missing == "delete"
+        """Whether shards without changes have work: a search for missing members, or for children of parents."""
+        return self.looks_for_missing or self._follows
+
+    @property
+    def _follows(self) -> bool:
+        return self.cascade is not None and self.cascade.follows is not None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Apply the changes of a partition, and yield one note; nothing for a partition without work."""
@@ -166,6 +182,8 @@ class ApplyShard:
         rows = self._fitting(rows, errors)
         long = given - rows.num_rows
         changes, same, entries, replica = self._met(shard, rows)
+        if self.cascade is not None:
+            changes = self._whole(self.cascade.changes(self.history, entries, changes, self.memory))
         allocator = KeyAllocator(self.base, self.shards, shard)
         applied = apply_changes(self.history, entries, changes, allocator)
         differences = row_differences(self.history, entries, applied)
@@ -184,6 +202,12 @@ class ApplyShard:
 
     def _met(self, shard: int, rows: pa.Table) -> tuple[pa.Table, int, pa.Table, str]:
         """Return the changes, the number of snapshot rows that are none, the stored entries of members, and a note."""
+        if self.cascade is not None and self._follows:
+            with self._replica(shard) as (table, reached):
+                members = self.cascade.children(table.scan(), self.shards, shard)
+                entries = stored_entries(self.history, table, members, self.memory)
+            return self._no_changes(), 0, entries, reached.action
+        rows = with_lists(self.history, rows, self._repeated)
         if self.scans:
             members = named_members(self.history, rows)
             return rows, 0, scanned_entries(self.history, self.replica.path, self.version, members), "scanned"
@@ -192,14 +216,34 @@ class ApplyShard:
             entries = stored_entries(self.history, table, named_members(self.history, changes), self.memory)
         return changes, same, entries, reached.action
 
+    @property
+    def _repeated(self) -> frozenset[str]:
+        parents = () if self.cascade is None else self.cascade.parents
+        return frozenset(name for each in parents for name in each.reference.carry)
+
+    def _no_changes(self) -> pa.Table:
+        schema = change_columns(self.history, repeated=self._repeated)
+        kinds = {name: kind for name, kind in schema.items() if name != self.history.partial}
+        return pa.schema([*kinds.items(), (FILE, pa.string()), (RECORD_NUMBER, pa.int64())]).empty_table()
+
+    def _whole(self, changes: pa.Table) -> pa.Table:
+        """Raise an error if what follows from a parent does not fit in a page of a replica with its member."""
+        limit, name = text_limit(self.history), self.history.dimension.name
+        size = _text_bytes(self.history, changes)
+        if len(size) and size.max() > limit:
+            raise QualityError(
+                f"dimension {name!r}: the texts that a member repeats of its parents and its own are longer than "
+                f"{limit} bytes; nothing was committed. Shorten them, or carry fewer attributes"
+            )
+        return changes
+
     def _fitting(self, rows: pa.Table, errors: FileWriter) -> pa.Table:
         """Return the changes whose entries fit in a page of a replica, and keep the others as rejected."""
         limit = text_limit(self.history)
         names = [field.name for field in self.history.dimension.attributes if is_bytes(field.type)]
         if not rows.num_rows or not names:
             return rows
-        texts = [rows.column(name) for name in names]
-        size = np.sum([np.asarray(pc.fill_null(pc.binary_length(text), 0)) for text in texts], axis=0)
+        size = _text_bytes(self.history, rows)
         if size.max() <= limit:
             return rows
         fits = pa.array(size <= limit)
@@ -208,26 +252,16 @@ class ApplyShard:
         self._keep(errors, _with_causes(long, self.history.dimension.name, reasons))
         return rows.filter(fits)
 
-    @contextmanager
-    def _replica(self, shard: int) -> Iterator[tuple[Table, Reached]]:
-        """Open the replica of a shard at the planned version; discard it if it is found to be damaged."""
-        own = shard % self.replica.shards
-        table, reached = catch_up(self.replica, own, self.version, self.base, _opened)
-        try:
-            with table:
-                yield table, reached
-        except (CorruptionError, StorageIOError) as error:
-            discard(self.replica, own, reached.file.stat().st_ino)
-            raise ReplicaDamagedError(f"{error}; the replica has been discarded, and the task begins again") from error
+    def _replica(self, shard: int) -> AbstractContextManager[tuple[Table, Reached]]:
+        """Open the replica of a shard at the planned version."""
+        return opened_entries(self.replica, shard % self.replica.shards, self.version, self.base)
 
     def _changes(self, shard: int, rows: pa.Table, table: Table) -> tuple[pa.Table, int]:
         """Return the changes that rows stand for, and the number of snapshot rows that are no change."""
         if self.snapshot is None:
             return rows, 0
         if not rows.num_rows:
-            dimension = self.history.dimension
-            origin = [pa.field(FILE, pa.string()), pa.field(RECORD_NUMBER, pa.int64())]
-            rows = pa.schema([*dimension.key_schema, *dimension.attributes, *origin]).empty_table()
+            rows = self._no_changes()
         changes = self.snapshot.changes(self.history, rows)
         named = named_members(self.history, changes)
         stored = stored_entries(self.history, table, named, self.memory)
@@ -235,7 +269,8 @@ class ApplyShard:
         del stored
         found = [changes.filter(pa.array(differs))]
         if self.snapshot.missing == "delete":
-            found.append(self.snapshot.deletes(self.history, named, table.scan(), self.shards, shard))
+            deletes = self.snapshot.deletes(self.history, named, table.scan(), self.shards, shard)
+            found.append(deletes.drop_columns([name for name in self._repeated if name in deletes.column_names]))
         return pa.concat_tables(found, promote_options="default"), int((~differs).sum())
 
     def _written(self, applied: Applied, differences: RowDifferences) -> dict[str, Any]:
@@ -284,6 +319,16 @@ def scanned_entries(history: History, path: str, version: int, members: pa.Table
     return entries_of(history, pa.concat_tables(found).combine_chunks())
 
 
+def _text_bytes(history: History, rows: pa.Table) -> NDArray[np.int64]:
+    """Return the bytes of text in the attributes of each row."""
+    names = [field.name for field in history.dimension.attributes if is_bytes(field.type)]
+    size = np.zeros(rows.num_rows, dtype=np.int64)
+    for name in names:
+        if name in rows.column_names:
+            size += np.asarray(pc.fill_null(pc.binary_length(rows.column(name)), 0))
+    return size
+
+
 def text_limit(history: History) -> int:
     """Return the bytes of text that a change may have, so that every entry fits in a page of a replica.
 
@@ -315,12 +360,6 @@ def _partition() -> int:
     context = TaskContext.get()
     assert context is not None
     return int(context.partitionId())
-
-
-def _opened(reached: Reached) -> tuple[Table, Reached]:
-    from headrace.storage import Table  # noqa: PLC0415 - numba comes in here
-
-    return Table.open(reached.file), reached
 
 
 def _not_applied(dimension: str, changes: pa.Table, applied: Applied) -> pa.Table:

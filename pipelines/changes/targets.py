@@ -17,6 +17,7 @@ from headrace.pipelines.history.tables import add_special_members, check_declara
 
 if TYPE_CHECKING:
     from headrace.etl.history import History
+    from headrace.pipelines.changes.parents import ParentTable
     from headrace.pipelines.changes.snapshots import Snapshot
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
 
@@ -39,6 +40,8 @@ class ChangeTarget:
         Source configuration of the files.
     snapshot
         Snapshot that the files are; None for files of changes.
+    parents
+        Tables of the dimensions that its members refer to.
     """
 
     config: PipelineConfig
@@ -46,6 +49,7 @@ class ChangeTarget:
     history: History
     source: SourceConfig
     snapshot: Snapshot | None = None
+    parents: tuple[ParentTable, ...] = ()
 
     @property
     def path(self) -> str:

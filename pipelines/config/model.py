@@ -35,6 +35,7 @@ __all__ = [
     "DuplicatesConfig",
     "HistoryConfig",
     "LookupConfig",
+    "ParentConfig",
     "PipelineConfig",
     "SinkConfig",
     "SourceConfig",
@@ -152,6 +153,23 @@ class SourceConfig(_Strict):
         return self
 
 
+class ParentConfig(_Strict):
+    """A dimension that the members of this one refer to, and whose new versions give them new versions."""
+
+    dimension: ColumnPart = Field(description="The parent, a dimension with history in this file")
+    on: dict[str, str] = Field(
+        min_length=1, description="Natural key column of the parent for each attribute that refers to it"
+    )
+    carry: dict[str, str] = Field(
+        min_length=1,
+        description="Column of the parent's versions for each attribute that repeats it; changes do not give these",
+    )
+    audit: dict[str, str] = Field(
+        default_factory=dict,
+        description="The same for audit attributes of versions that only a version of the parent opens",
+    )
+
+
 class HistoryConfig(_Strict):
     """What becomes of a member's earlier values; the fields are those of `headrace.etl.history.History`."""
 
@@ -165,6 +183,13 @@ class HistoryConfig(_Strict):
     operation: str | None = Field(default=None, description="Column that says whether a change is a delete")
     upserts: Columns | None = Field(default=None, description="Values of `operation` for inserts and updates")
     deletes: Columns | None = Field(default=None, description="Values of `operation` for deletes")
+    partial: str | None = Field(
+        default=None,
+        description="Column that lists the attributes that a change gives, separated by commas; the others are kept",
+    )
+    parents: list[ParentConfig] = Field(
+        default_factory=list, description="Dimensions whose new versions give the members of this one new versions"
+    )
     type_0: list[str] = Field(default_factory=list, description="Attributes that keep their first value")
     type_1: list[str] = Field(default_factory=list, description="Attributes whose newest value is in all versions")
     type_1_current: list[str] = Field(

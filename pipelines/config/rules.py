@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from headrace.pipelines.config.column_types import arrow_schema, canonical, nearest
-from headrace.pipelines.config.history import as_of_lookup, declared_history
+from headrace.pipelines.config.history import as_of_lookup, declared_history, parents_first, references_of
 from headrace.pipelines.config.merge import merge_problems
 from headrace.pipelines.config.problems import Problem
 from headrace.pipelines.config.special_rules import special_problems
+from headrace.pipelines.errors import PipelineFileError
 from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
@@ -185,7 +186,24 @@ def _history_problems(config: PipelineConfig, name: str, dimension: DimensionCon
     except InputError as error:
         return [Problem(place, str(error))]
     clashes = _clashes(history.entry_schema.names)
-    return [Problem(place, f"history of dimension {name!r}: {_clash(*pair)}") for pair in clashes]
+    problems = [Problem(place, f"history of dimension {name!r}: {_clash(*pair)}") for pair in clashes]
+    return problems or _parent_problems(config, name)
+
+
+def _parent_problems(config: PipelineConfig, name: str) -> list[Problem]:
+    """Return mismatches between a dimension with history and its parents."""
+    place: DocumentPath = ("dimensions", name, "history", "parents")
+    try:
+        parents_first(config)
+        references = references_of(config, name)
+    except (InputError, PipelineFileError) as error:
+        return [Problem(place, str(error))]
+    repeated = [attribute for each in references for attribute in (*each.carry, *each.audit)]
+    twice = next((attribute for attribute in repeated if repeated.count(attribute) > 1), None)
+    if twice is not None:
+        text = f"attribute {twice!r} of dimension {name!r} repeats two columns of its parents; leave one out"
+        return [Problem(place, text)]
+    return []
 
 
 def _declared_problems(name: str, dimension: DimensionConfig, columns: Mapping[str, str]) -> list[Problem]:

@@ -39,6 +39,7 @@ __all__ = [
     "conflicts",
     "create_entry",
     "listed_file",
+    "publish_next",
     "published",
 ]
 
@@ -280,6 +281,38 @@ def _publish(
         return False
     _checkpoint(table, version)
     return True
+
+
+def publish_next(
+    path: str, table: DeltaTable, files: Sequence[DataFile], commit: Commit, more: Sequence[dict[str, Any]]
+) -> bool:
+    """Add files and further actions at exactly the version after the one that is open.
+
+    Parameters
+    ----------
+    path, table
+        Path of the table, and the open table.
+    files
+        New data files.
+    commit
+        Description of the commit.
+    more
+        Further actions of the commit, such as the removal of rows.
+
+    Returns
+    -------
+    bool
+        False if another writer created that version first.
+
+    Raises
+    ------
+    TableMovedError
+        If a file was removed. Nothing was committed.
+    DeltaTableError
+        If the log cannot be written.
+    """
+    _require_files(path, files, final=False)
+    return _publish(path, table, files, commit, blind=False, more=more)
 
 
 def published(

@@ -165,7 +165,9 @@ class LiveFiles:
         yield from (json.loads(line) for line in lines if line.strip())
 
 
-def read_live_file(table: str, file: LiveFile, schema: pa.Schema) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
+def read_live_file(
+    table: str, file: LiveFile, schema: pa.Schema, wanted: NDArray[np.int64] | None = None
+) -> Iterator[tuple[NDArray[np.int64], pa.RecordBatch]]:
     """Yield the rows of a file that were not removed, with their positions in the file.
 
     Parameters
@@ -176,6 +178,8 @@ def read_live_file(table: str, file: LiveFile, schema: pa.Schema) -> Iterator[tu
         File to read.
     schema
         Columns to read, none of them a partition column. A column that the file does not have is null.
+    wanted
+        Ascending positions; row groups that have none of them are left out. None for all rows.
 
     Raises
     ------
@@ -184,18 +188,32 @@ def read_live_file(table: str, file: LiveFile, schema: pa.Schema) -> Iterator[tu
     """
     removed = np.empty(0, np.int64) if file.vector is None else file.vector.positions(table).astype(np.int64)
     place = Path(table) / file.place
-    start = 0
     try:
         with pq.ParquetFile(place, coerce_int96_timestamp_unit="us") as parquet:
-            for batch in parquet.iter_batches(_BATCH_ROWS, columns=schema.names):
+            for start, batch in _batches(parquet, schema.names, wanted):
                 kept = _kept(removed, start, batch.num_rows)
                 rows = conform(batch, schema)
                 yield start + np.flatnonzero(kept), rows if kept.all() else rows.filter(pa.array(kept))
-                start += batch.num_rows
     except (OSError, pa.ArrowException) as error:
         raise DeltaTableError(
             f"the data file {place} of the Delta table {table} cannot be read: {error}; restore it from a backup"
         ) from error
+
+
+def _batches(
+    parquet: pq.ParquetFile, columns: list[str], wanted: NDArray[np.int64] | None
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the batches of the row groups that have wanted positions, each with its first position in the file."""
+    lengths = [parquet.metadata.row_group(group).num_rows for group in range(parquet.num_row_groups)]
+    starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+    groups = np.arange(len(lengths))
+    if wanted is not None:
+        groups = groups[np.diff(np.searchsorted(wanted, starts)) > 0]
+    for group in groups:
+        start = int(starts[group])
+        for batch in parquet.iter_batches(_BATCH_ROWS, row_groups=[int(group)], columns=columns):
+            yield start, batch
+            start += batch.num_rows
 
 
 def _kept(removed: NDArray[np.int64], start: int, rows: int) -> NDArray[np.bool_]:

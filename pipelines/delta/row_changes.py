@@ -38,7 +38,17 @@ if TYPE_CHECKING:
     from headrace.pipelines.delta.data_files import DataFile
     from headrace.pipelines.delta.live_files import LiveFile, LiveFiles
 
-__all__ = ["FEED_TYPE", "RowChanges", "change_rows_exactly", "create_row_table", "feed_files", "removed_file"]
+__all__ = [
+    "FEED_TYPE",
+    "RowChanges",
+    "change_rows_exactly",
+    "create_row_table",
+    "feed_files",
+    "listed_feed",
+    "remaining_file",
+    "removed_file",
+    "rows_of",
+]
 
 FEED_TYPE: Final = "_change_type"
 _FEED: Final = "_change_data"
@@ -172,12 +182,13 @@ def change_rows_exactly(
         gone = [file.path for file in changes.feed if not (Path(path) / file.path).exists()]
         if gone:
             raise TableMovedError(f"{path}/{gone[0]} was removed before it was committed")
-        return [*_removals(path, live.at(at), changes), *({"cdc": _listed(file)} for file in changes.feed)]
+        return [*_removals(path, live.at(at), changes), *({"cdc": listed_feed(file)} for file in changes.feed)]
 
     commit_exactly(path, table, version, changes.files, commit, further)
 
 
-def _listed(file: DataFile) -> dict[str, Any]:
+def listed_feed(file: DataFile) -> dict[str, Any]:
+    """Return the `cdc` action of a change file."""
     return {"path": file.path, "partitionValues": file.partition, "size": file.size, "dataChange": False}
 
 
@@ -222,14 +233,14 @@ def _positions(path: str, file: LiveFile, changes: RowChanges) -> NDArray[np.int
 def _actions(path: str, hits: Sequence[tuple[LiveFile, NDArray[np.int64]]]) -> list[dict[str, Any]]:
     """Return the remove action of each file, and the add action of a file that keeps some of its rows."""
     removed = [_all_removed(path, file, positions) for file, positions in hits]
-    rows = [_rows(path, file) for file, _ in hits]
+    rows = [rows_of(path, file) for file, _ in hits]
     partly = [number for number in range(len(hits)) if len(removed[number]) < rows[number]]
     vectors = write_vectors(path, [removed[number] for number in partly])
     now = int(time.time() * 1000)
     actions: list[dict[str, Any]] = [{"remove": removed_file(file, now)} for file, _ in hits]
     for number, vector in zip(partly, vectors, strict=True):
         file = hits[number][0]
-        actions.append({"add": _add(file, rows[number], vector.descriptor())})
+        actions.append({"add": remaining_file(file, rows[number], vector.descriptor())})
     return actions
 
 
@@ -239,7 +250,8 @@ def _all_removed(path: str, file: LiveFile, positions: NDArray[np.int64]) -> NDA
     return np.union1d(file.vector.positions(path).astype(np.int64), positions)
 
 
-def _rows(path: str, file: LiveFile) -> int:
+def rows_of(path: str, file: LiveFile) -> int:
+    """Return the number of rows in a file, including removed ones."""
     return pq.read_metadata(Path(path) / file.place).num_rows if file.rows is None else file.rows
 
 
@@ -256,7 +268,7 @@ def removed_file(file: LiveFile, now: int) -> dict[str, Any]:
     return described if file.vector is None else described | {"deletionVector": file.vector.descriptor()}
 
 
-def _add(file: LiveFile, rows: int, vector: Mapping[str, Any]) -> dict[str, Any]:
+def remaining_file(file: LiveFile, rows: int, vector: Mapping[str, Any]) -> dict[str, Any]:
     """Return the add action of a file with a deletion vector; its bounds may belong to removed rows."""
     return {
         "path": file.path,

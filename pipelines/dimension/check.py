@@ -22,7 +22,11 @@ from headrace.pipelines.delta.reads import scan_table
 from headrace.pipelines.delta.tables import GREATEST_KEY, has_table, open_table
 from headrace.pipelines.dimension.special_members import special_rows, wrong_values
 from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.replica.catch_up import ReplicaSpec
+from headrace.pipelines.replica.checking import replica_differences
 from headrace.pipelines.replica.row_sizes import LONGEST_KEY, LONGEST_ROW, RowSizes
+from headrace.pipelines.replica.rows import MemberRows
+from headrace.storage.units import parse_memory
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +41,7 @@ __all__ = ["Audit", "Finding", "Repair"]
 _EXAMPLES: Final = 10
 _MEMORY: Final = "512MB"
 _SHOWN: Final = 60
+_REPEATED: Final = "FROM known SELECT 1 WHERE complete GROUP BY {} HAVING count(*) > 1 LIMIT 1"
 _PROPERTY_RULE: Final = f"the property {GREATEST_KEY} is not less than the greatest key"
 
 
@@ -143,7 +148,9 @@ class Audit:
             )
             for rule in self._rules()
         ]
-        others = [finding for finding, _ in (*self._value_findings(), *self._property_findings())]
+        others = [
+            finding for finding, _ in (*self._value_findings(), *self._property_findings(), *self._replica_findings())
+        ]
         return [each for each in found if each.rows] + others
 
     def repairs(self) -> list[Repair]:
@@ -154,7 +161,8 @@ class Audit:
             rows = self._count(changes, of_facts=rule.of_facts)
             if self._count(rule.broken) or (rule.of_facts and rows):
                 plans.append(Repair(rule.rule, rule.action, rows, self._examples(changes, change)))
-        plans += [repair for _, repair in (*self._value_findings(), *self._property_findings())]
+        findings = (*self._value_findings(), *self._property_findings(), *self._replica_findings())
+        plans += [repair for _, repair in findings]
         renumbered = self._run("SELECT count(*) FROM targets WHERE key IS DISTINCT FROM number")[0][0]
         if renumbered and all(plan.rule != _PROPERTY_RULE for plan in plans):
             plans.append(self._property_repair())
@@ -397,6 +405,23 @@ class Audit:
         if known and (not remembered.isdecimal() or int(remembered) < greatest):
             shown = (f"it is {remembered}, and the greatest key is {greatest}",)
             found.append((Finding(_PROPERTY_RULE, 1, shown), self._property_repair()))
+        return found
+
+    def _replica_findings(self) -> list[tuple[Finding, Repair]]:
+        """Return the replicas on this host that differ from the table, unless members make a comparison impossible."""
+        if self._run("FROM known SELECT count(*) - count(DISTINCT key)")[0][0] or self._run(
+            _REPEATED.format(self._key)
+        ):
+            return []
+        table_id = str(self._table.metadata().id)
+        memory = parse_memory(self._config.replica_memory)
+        spec = ReplicaSpec(MemberRows(self._replicated), self._path, table_id, 1, self._config.replicas, memory)
+        found = []
+        for difference in replica_differences(self._db, spec, self._table.version(), self._greatest()):
+            place = spec.place(difference.shard).parent / f"{difference.shard}-of-{difference.spec.shards}"
+            rule, shown = "replicas have the members of the table", difference.examples
+            action = f"remove the folder {place}; the next run builds the replica again"
+            found.append((Finding(rule, difference.rows, shown), Repair(rule, action, difference.rows, shown)))
         return found
 
     def _property_repair(self) -> Repair:

@@ -4,7 +4,7 @@
 |---------------------------|--------------------------------------------------------------------------------------|
 | `History.version_schema`  | the version, as analysts query it                                                    |
 | `_sequence`               | sequence of the first entry of the version                                           |
-| `_entries`                | entries of the version in order of time: time, sequence, and the recorded own values |
+| `_entries`                | entries of the version in order of time: time, sequences, and the recorded own values |
 
 `_entries` is null if the only entry of the version starts it and recorded the values that the version shows, which is
 the usual case. Rows without a natural key are special members and have no entries.
@@ -41,7 +41,7 @@ ENTRIES: Final = "_entries"
 def entry_type(history: History) -> pa.StructType:
     """Return the type of an entry within the row of its version."""
     stored = history.entry_schema
-    names = [AT, SEQUENCE, *history.recorded.values()]
+    names = [AT, SEQUENCE, *history.recorded.values(), *history.given.values()]
     return pa.struct([pa.field(name, stored.field(name).type) for name in names])
 
 
@@ -137,8 +137,9 @@ def _lists(history: History, entries: pa.Table, order: NDArray[np.int64], heads:
 
 
 def _recorded_and_shown(history: History) -> tuple[list[str], list[str]]:
-    """Return the columns with recorded values, and the columns that show them."""
-    return list(history.recorded.values()), list(history.recorded)
+    """Return the columns with recorded values and sequences, and the columns that show the same in the usual case."""
+    given = list(history.given.values())
+    return [*history.recorded.values(), *given], [*history.recorded, *(SEQUENCE for _ in given)]
 
 
 class _Nested:
@@ -151,6 +152,7 @@ class _Nested:
         self._is_alone = not len(self._own)
         self._shown = {AT: history.valid_from, SEQUENCE: SEQUENCE}
         self._shown |= {own: name for name, own in history.recorded.items()}
+        self._shown |= dict.fromkeys(history.given.values(), SEQUENCE)
         if self._is_alone:
             return
         counts = np.asarray(pc.fill_null(pc.list_value_length(lists), 0)).astype(np.int64)

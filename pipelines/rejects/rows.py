@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from headrace.pipelines.batch.error_rows import ADDED_COLUMNS, ERROR_SCHEMA
+from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
 from headrace.pipelines.batch.resolutions import RESOLUTION_SCHEMA, Action
 from headrace.pipelines.delta.reads import scan_table
 from headrace.pipelines.delta.tables import has_table, open_table
@@ -273,7 +273,7 @@ def _load(
     table = open_table(path)
     there = [each.name for each in table.schema().fields]
     columns = [column for column in schema.names if column in there and column not in without]
-    missing = [column for column in schema.names if column not in there and column not in ADDED_COLUMNS]
+    missing = [column for column in schema.names if column not in there]
     if missing:
         raise DeltaTableError(
             f"the Delta table {path} has no column {missing[0]!r}, so it is not what Headrace writes; it has "

@@ -6,19 +6,27 @@ versions, whose rows hold their entries.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from headrace.pipelines.errors import ReplicaDamagedError
 from headrace.pipelines.history.layout import delta_schema, entries_of
+from headrace.pipelines.replica.catch_up import catch_up, discard
 from headrace.pipelines.replica.rows import ReplicaRows, net_changes
+from headrace.storage.errors import CorruptionError, StorageIOError
 
 if TYPE_CHECKING:
-    from headrace.etl.history import History
-    from headrace.pipelines.replica.rows import Changes
+    from collections.abc import Iterator
 
-__all__ = ["EntryRows"]
+    from headrace.etl.history import History
+    from headrace.pipelines.replica.catch_up import Reached, ReplicaSpec
+    from headrace.pipelines.replica.rows import Changes
+    from headrace.storage import Table
+
+__all__ = ["EntryRows", "opened_entries"]
 
 
 @dataclass(frozen=True)
@@ -66,3 +74,34 @@ class EntryRows(ReplicaRows):
 
     def hides_later(self, table: pa.Table, base: int) -> bool:  # noqa: ARG002, D102 - as in the base
         return table.num_rows == 0
+
+
+@contextmanager
+def opened_entries(spec: ReplicaSpec, shard: int, version: int, base: int) -> Iterator[tuple[Table, Reached]]:
+    """Open a shard's replica at a version of its Delta table; discard it if it is found to be damaged.
+
+    Parameters
+    ----------
+    spec, shard
+        Description of the replica, and number of the shard.
+    version, base
+        Version of the Delta table, and the greatest surrogate key ever given at that version.
+
+    Raises
+    ------
+    ReplicaDamagedError
+        If the replica is damaged. The task can begin again.
+    """
+    table, reached = catch_up(spec, shard, version, base, _opened)
+    try:
+        with table:
+            yield table, reached
+    except (CorruptionError, StorageIOError) as error:
+        discard(spec, shard, reached.file.stat().st_ino)
+        raise ReplicaDamagedError(f"{error}; the replica has been discarded, and the task begins again") from error
+
+
+def _opened(reached: Reached) -> tuple[Table, Reached]:
+    from headrace.storage import Table  # noqa: PLC0415 - numba comes in here
+
+    return Table.open(reached.file), reached

@@ -4,7 +4,7 @@ In: the table of moved facts and the fact table. Out: facts with the keys, and t
 are valid at their event times now.
 
 `progress` says up to which version of the dimension the facts are right, `candidates` finds the facts to correct, and
-`corrections` computes and writes their new values.
+`corrections` computes their new values. `rewriting` writes these into the fact table, or `corrections`, by `MERGE`.
 """
 
 __all__: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
@@ -28,10 +29,13 @@ if TYPE_CHECKING:
     from headrace.etl.history import AsOfLookup
     from headrace.pipelines.restate.progress import Span
 
-__all__ = ["OLD", "TIME", "candidates", "moved_facts", "old_columns"]
+__all__ = ["FILE_ID", "OLD", "ROW", "TIME", "candidates", "file_id", "moved_facts", "moved_ranges", "old_columns"]
 
+FILE_ID: Final = "_fact_file"
+ROW: Final = "_fact_row"
 OLD: Final = "_old_"
 TIME: Final = "_at_time"
+_ID_DIGITS: Final = 15  # hexadecimal digits, so that an id fits in a bigint
 _KEY: Final = "_key_"
 
 
@@ -43,41 +47,50 @@ def moved_facts(spark: SparkSession, dimension_path: str, span: Span) -> DataFra
 
 
 def candidates(
-    spark: SparkSession,
-    lookup: AsOfLookup,
-    facts_path: str,
-    span: Span,
-    moved: DataFrame,
-    undated: str | None = None,
+    lookup: AsOfLookup, facts: DataFrame, moved: DataFrame, undated: str | None = None, *, placed: bool = False
 ) -> DataFrame:
     """Return the facts that may point to another version.
 
     Parameters
     ----------
-    spark
-        The session.
     lookup
         Lookup of the role, as the pipeline file declares it.
-    facts_path, span
-        Path of the fact table, and the versions to read.
+    facts
+        The fact table.
     moved
         Result of `moved_facts`.
     undated
         Column that is null in the facts to return, for the facts without event time of a lookup that gives them the
         current version; None for all facts.
+    placed
+        Whether to add the place of each fact in the table's data files.
 
     Returns
     -------
     DataFrame
-        One row for each fact: its stream columns of the lookup, `TIME`, and its key and carried columns with the prefix
-        `OLD`.
+        One row for each fact: its stream columns of the lookup, `TIME`, its key and carried columns with the prefix
+        `OLD`, and, with `placed`, the id of its data file (`FILE_ID`) and its position there (`ROW`).
     """
-    facts = spark.read.format("delta").option("versionAsOf", span.facts).load(facts_path)
+    kept = [*_asked(lookup, facts), *_old(lookup, facts), *(_places(facts) if placed else ())]
     if undated is not None:
         facts = facts.where(facts[quoted(undated)].isNull())
     if lookup.event_time is None:
-        return _of_versions(lookup, facts, moved)
-    return _of_moved(lookup, facts, moved)
+        return _of_versions(lookup, facts, moved, kept)
+    return _of_moved(lookup, facts, moved, kept)
+
+
+def file_id(name: str) -> int:
+    """Return the id of a data file, by its name without folders: short, since each fact carries it."""
+    return int(hashlib.md5(name.encode(), usedforsecurity=False).hexdigest()[:_ID_DIGITS], 16)
+
+
+def _places(facts: DataFrame) -> list[Column]:
+    from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
+
+    hidden = facts.metadataColumn("_metadata")
+    digits = f.substring(f.md5(hidden["file_name"].cast("binary")), 1, _ID_DIGITS)
+    position = f.when(hidden["row_index"].isNotNull(), hidden["row_index"])  # nullable, as columns of tasks are
+    return [f.conv(digits, 16, 10).cast("bigint").alias(FILE_ID), position.alias(ROW)]
 
 
 def old_columns(lookup: AsOfLookup) -> list[str]:
@@ -85,7 +98,7 @@ def old_columns(lookup: AsOfLookup) -> list[str]:
     return lookup.added_schema().names[:-2]
 
 
-def _of_versions(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame) -> DataFrame:
+def _of_versions(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame, kept: list[Column]) -> DataFrame:
     """Return the facts of retired and updated versions for a lookup of current versions, at the version's start."""
     from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
 
@@ -93,7 +106,7 @@ def _of_versions(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame) -> Data
     # A version never begins later than before, so it was last valid at the earliest of its starts.
     versions = versions.groupBy(VERSION_KEY).agg(f.min(MOVED_FROM).alias(MOVED_FROM))
     met = facts.join(versions, facts[quoted(lookup.key_column)] == versions[VERSION_KEY])
-    return met.select(*_asked(lookup, facts), versions[MOVED_FROM].alias(TIME), *_old(lookup, facts))
+    return met.select(versions[MOVED_FROM].alias(TIME), *kept)
 
 
 def _counts(lookup: AsOfLookup, moved: DataFrame) -> Column:
@@ -103,13 +116,17 @@ def _counts(lookup: AsOfLookup, moved: DataFrame) -> Column:
     return f.lit(bool(lookup.carry)) | (moved[CAUSE] != Cause.UPDATED)
 
 
-def _of_moved(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame) -> DataFrame:
-    assert lookup.event_time is not None
-    natural = lookup.dimension.natural_key
-    keys = [moved[quoted(name)].alias(f"{_KEY}{place}") for place, name in enumerate(natural)]
+def moved_ranges(lookup: AsOfLookup, moved: DataFrame) -> DataFrame:
+    """Return the ranges that matter to a lookup with event time: natural key, `MOVED_FROM`, and `MOVED_TO`."""
+    keys = [moved[quoted(name)].alias(f"{_KEY}{place}") for place, name in enumerate(lookup.dimension.natural_key)]
     in_time = moved.where(_counts(lookup, moved)).where(moved[CAUSE] != Cause.RETIRED)
-    ranges = in_time.select(*keys, MOVED_FROM, MOVED_TO)
-    rows = facts.select(*_asked(lookup, facts), facts[quoted(lookup.event_time)].alias(TIME), *_old(lookup, facts))
+    return in_time.select(*keys, MOVED_FROM, MOVED_TO)
+
+
+def _of_moved(lookup: AsOfLookup, facts: DataFrame, moved: DataFrame, kept: list[Column]) -> DataFrame:
+    assert lookup.event_time is not None
+    natural, ranges = lookup.dimension.natural_key, moved_ranges(lookup, moved)
+    rows = facts.select(facts[quoted(lookup.event_time)].alias(TIME), *kept)
     keyed = _keyed(lookup, _possible(rows, ranges))
     times = [_comparable(keyed, TIME), *(_comparable(ranges, name) for name in (MOVED_FROM, MOVED_TO))]
     conditions = [keyed[f"{_KEY}{place}"] == ranges[f"{_KEY}{place}"] for place in range(len(natural))]

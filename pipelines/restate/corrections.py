@@ -1,8 +1,9 @@
 """The new values of facts, from an as-of lookup at the dimension's version, and their commits to the fact table.
 
-The result of a lookup depends on the natural key and the time of a fact alone. So a correction names these, and Delta's
-`MERGE` gives its values to all facts that have them, in batches of whole days. A correction of facts that are right
-already changes nothing, so a restatement that was killed begins again.
+Corrections are committed in batches of whole days: by `headrace.pipelines.restate.rewriting` where the fact table
+allows it, else by Delta's `MERGE`. The result of a lookup depends on the natural key and the time of a fact alone, so
+`MERGE` gives it to all facts that have these. A correction of facts that are right already changes nothing, so a
+restatement that was killed begins again.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from headrace.pipelines.batch.stages import Prepared, StageRun, Target
 
-__all__ = ["Batch", "batches_of", "corrections", "differing", "merge"]
+__all__ = ["Batch", "batches_of", "corrections", "differing", "merge", "of_batch"]
 
 _ATTEMPTS: Final = 20
 _METADATA: Final = "spark.databricks.delta.commitInfo.userMetadata"
@@ -102,6 +103,14 @@ def batches_of(changed: DataFrame, most: int) -> list[Batch]:
     return batches
 
 
+def of_batch(changed: DataFrame, batch: Batch) -> DataFrame:
+    """Return the facts of a batch."""
+    from pyspark.sql import functions as f  # noqa: PLC0415 - pyspark is heavy
+
+    days = f.to_date(changed[TIME])
+    return changed.where(days.between(f.lit(batch.first).cast("date"), f.lit(batch.last).cast("date")))
+
+
 def merge(
     spark: SparkSession,
     path: str,
@@ -122,12 +131,10 @@ def merge(
     from pyspark.sql import functions as f  # noqa: PLC0415 - as above
 
     dated = lookup.event_time is not None
-    days = f.to_date(changed[TIME])
     values = [changed[quoted(name)].alias(f"_new_{place}") for place, name in enumerate(old_columns(lookup))]
     identity = [changed[quoted(name)].alias(f"_on_{place}") for place, name in enumerate(lookup.stream_columns)]
     identity.append(changed[TIME if dated else quoted(OLD + lookup.key_column)].alias("_by"))
-    source = changed.where(days.between(f.lit(batch.first).cast("date"), f.lit(batch.last).cast("date")))
-    source = source.select(*identity, *values).distinct()
+    source = of_batch(changed, batch).select(*identity, *values).distinct()
     names = [*lookup.stream_columns, lookup.event_time if lookup.event_time is not None else lookup.key_column]
     own = [column for column in source.columns if not column.startswith("_new_")]
     same = reduce(lambda one, other: one & other, map(_equal, names, own))

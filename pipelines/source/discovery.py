@@ -33,6 +33,7 @@ __all__ = [
     "discover",
     "examine",
     "fingerprint",
+    "leave_out_advice",
     "name_matcher",
     "printable",
     "skip_command",
@@ -201,6 +202,21 @@ def printable(name: str) -> str:
     ('a\\nb', 'ünï')
     """
     return name if name.isprintable() else "".join(map(_printable, name))
+
+
+def leave_out_advice(name: str, *, skippable: bool) -> str:
+    """Return how to continue without a file of a source: by a command, or by moving it, if no command knows the source.
+
+    Examples
+    --------
+    >>> print(leave_out_advice("a.csv", skippable=True))
+    leave it out with: headrace source skip PIPELINE a.csv
+    >>> print(leave_out_advice("a.csv", skippable=False))
+    leave it out: move it to another folder, and run again
+    """
+    if skippable:
+        return f"leave it out with: {skip_command(name)}"
+    return "leave it out: move it to another folder, and run again"
 
 
 def skip_command(name: str) -> str:

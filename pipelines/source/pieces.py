@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from headrace.pipelines.config.source_format import record_format
 from headrace.pipelines.errors import PipelineFileError, SourceFileError
-from headrace.pipelines.source.discovery import printable, skip_command
+from headrace.pipelines.source.discovery import leave_out_advice, printable
 from headrace.pipelines.spark.frame import PIECES
 from headrace.storage.records import RecordFileError, split
 
@@ -49,8 +49,17 @@ def check_source(source: SourceConfig) -> None:
         raise PipelineFileError(f"source.path: the folder {source.path} may not be read; change its permissions")
 
 
-def piece_frame(spark: SparkSession, source: SourceConfig, files: Sequence[FoundFile]) -> DataFrame:
+def piece_frame(
+    spark: SparkSession, source: SourceConfig, files: Sequence[FoundFile], *, skippable: bool = True
+) -> DataFrame:
     """Return the pieces of files as a frame with the columns `PIECES`, distributed over the cores by size.
+
+    Parameters
+    ----------
+    spark, source, files
+        Spark session, source configuration, and the files.
+    skippable
+        Whether `headrace source skip` knows the files.
 
     Raises
     ------
@@ -58,13 +67,15 @@ def piece_frame(spark: SparkSession, source: SourceConfig, files: Sequence[Found
         If a file cannot be divided because it cannot be read.
     """
     cores = spark.sparkContext.defaultParallelism
-    rows = piece_rows(source, files, cores)
+    rows = piece_rows(source, files, cores, skippable=skippable)
     parts = spread([row["bytes"] for row in rows], cores)
     batches = [pa.RecordBatch.from_pylist([rows[index] for index in part], PIECES) for part in parts]
     return spark.createDataFrame(pa.Table.from_batches(batches, PIECES))
 
 
-def piece_rows(source: SourceConfig, files: Sequence[FoundFile], cores: int) -> list[dict[str, Any]]:
+def piece_rows(
+    source: SourceConfig, files: Sequence[FoundFile], cores: int, *, skippable: bool = True
+) -> list[dict[str, Any]]:
     """Return the pieces of files as rows of `PIECES`, with the size of each in bytes.
 
     Parameters
@@ -73,6 +84,8 @@ def piece_rows(source: SourceConfig, files: Sequence[FoundFile], cores: int) -> 
         Source configuration, and the files.
     cores
         Number of tasks that read the pieces.
+    skippable
+        Whether `headrace source skip` knows the files.
 
     Raises
     ------
@@ -81,17 +94,19 @@ def piece_rows(source: SourceConfig, files: Sequence[FoundFile], cores: int) -> 
     """
     each = max(_LEAST_BYTES, sum(file.size for file in files) // (cores * _PIECES_OF_A_CORE))
     form = record_format(source)
-    return [row for file in files for row in _pieces(source.path, file, form, each)]
+    return [row for file in files for row in _pieces(source.path, file, form, each, skippable=skippable)]
 
 
-def _pieces(folder: str, file: FoundFile, form: RecordFormat, bytes_each: int) -> list[dict[str, Any]]:
+def _pieces(
+    folder: str, file: FoundFile, form: RecordFormat, bytes_each: int, *, skippable: bool
+) -> list[dict[str, Any]]:
     """Return the pieces of a file as rows of `PIECES`, with the size of each in bytes."""
     path = f"{folder}/{file.name}"
     try:
         pieces = split(path, form, bytes_each)
     except RecordFileError as error:
         raise SourceFileError(
-            f"{printable(str(error))}. Repair the file, or leave it out with: {skip_command(file.name)}"
+            f"{printable(str(error))}. Repair the file, or {leave_out_advice(file.name, skippable=skippable)}"
         ) from error
     same = {"file": file.name, "path": path, "size": file.size, "mtime_ns": file.mtime_ns}
     return [

@@ -4,8 +4,8 @@ A user's program, not part of the library: `headrace demo brokerage` runs it. Re
 
 ==============  ======================================================================================================
 `sources`       Spark reads the files of a batch: fixed width, XML, separated fields
-`dimensions`    declarations of customers, accounts, brokers, securities, and their changes, with Headrace
-`facts`         trades, holdings, watches, cash: Spark windows, Headrace look-ups
+`dimensions`    changes of customers, accounts, brokers, securities; `brokerage.yml` declares the dimensions
+`facts`         trades, holdings, cash: Spark windows, Headrace look-ups; `brokerage.yml` loads the watches
 `delta`         Delta tables that take each batch exactly once
 `loading`       the order of the steps, and what makes a killed load safe to repeat
 ==============  ======================================================================================================

@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    import pyarrow as pa
     from deltalake.table import TableMerger
 
 __all__ = ["Warehouse"]
@@ -78,24 +78,29 @@ class Warehouse:
             merger = merger.when_matched_update_all(_differs(rows.schema.names))
         else:
             merger = merger.when_matched_update(dict(update))
-        self._merged(merger, table, batch, rows)
+        self._merged(merger, table, batch)
 
     def replace(self, table: str, batch: int, rows: pa.Table, key: str) -> None:
         """Make a table hold exactly some rows, and rewrite only the files whose rows differ."""
         merger = self._merger(table, batch, rows, f"old.{key} = new.{key}")
         merger = merger.when_matched_update_all(_differs(rows.schema.names)).when_not_matched_by_source_delete()
-        self._merged(merger, table, batch, rows)
+        self._merged(merger, table, batch)
 
     def _merger(self, table: str, batch: int, rows: pa.Table, same: str) -> TableMerger:
         target = DeltaTable.create(self.path(table), rows.schema, mode="ignore")
         merger = target.merge(rows, same, source_alias="new", target_alias="old", commit_properties=_properties(batch))
         return merger.when_not_matched_insert_all()
 
-    def _merged(self, merger: TableMerger, table: str, batch: int, rows: pa.Table) -> None:
+    def _merged(self, merger: TableMerger, table: str, batch: int) -> None:
         """Commit a merge. A merge that changes no row makes no commit, so an empty one records the batch."""
         merger.execute()
         if self.loaded(table) < batch:
-            write_deltalake(self.path(table), rows.slice(0, 0), mode="append", commit_properties=_properties(batch))
+            self.mark(table, batch)
+
+    def mark(self, table: str, batch: int) -> None:
+        """Record that a table holds a batch."""
+        empty = pa.schema(DeltaTable(self.path(table)).schema().to_arrow()).empty_table()
+        write_deltalake(self.path(table), empty, mode="append", commit_properties=_properties(batch))
 
 
 def _properties(batch: int) -> CommitProperties:

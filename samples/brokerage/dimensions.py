@@ -1,22 +1,24 @@
-"""The dimensions of the brokerage: their declarations, their changes in each batch, and their tables.
+"""The dimensions of the brokerage: the changes of each batch as files, and the tables of the warehouse.
 
-A version begins on the day of a change, so the day is an attribute of type 2: two changes of one day make one version,
-and every day with a change makes one. Actions of the history are partial changes. A new version of a customer gives the
-accounts of the customer new versions through the reference from accounts to customers.
+`brokerage.yml` declares the dimensions. Spark writes the changes of a batch to one Parquet file for each dimension, and
+Headrace applies it. Actions of the history are partial changes. A new version of a customer gives the accounts of the
+customer new versions, because the accounts declare customers as their parents.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 from contextlib import ExitStack
+from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from pyspark.sql import functions as F
 
-from headrace.etl import Dimension
-from headrace.etl.history import Follow, History, HistoryDimension, Reference
+from headrace.pipelines.changes import apply_files, open_versions
+from headrace.pipelines.config import load_pipeline
 from headrace.pipelines.errors import QualityError
 from headrace.samples.brokerage.sources import ACCOUNT, CUSTOMER, HISTORY, PHONE, POSITION, Source
 
@@ -26,101 +28,37 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["Dimensions"]
+    from headrace.etl.history.reading import StoredVersions
+    from headrace.pipelines.config import PipelineConfig
+
+__all__ = ["Dimensions", "stage"]
 
 ACTIVE: Final = "ACTV"
 INACTIVE: Final = "INAC"
 ACTIONS: Final = ("NEW", "ADDACCT", "UPDACCT", "CLOSEACCT", "UPDCUST", "INACT")
-END: Final = dt.date(9999, 12, 31)
 # Numbers of changes are unique over all batches: CDC_DSN has at most twelve digits.
 CHANGES_PER_BATCH: Final = 10**13
-TYPES: Final = {"bigint": pa.int64(), "int": pa.int32(), "date": pa.date32(), "string": pa.string()}
-MONEY: Final = pa.decimal128(18, 2)
-
-
-def _history(name: str, natural_key: str, attributes: dict[str, pa.DataType], *, partial: bool = False) -> History:
-    columns = {**attributes, "changed_on": pa.date32(), "batch_id": pa.int64()}
-    return History(
-        Dimension(name, (natural_key,), f"{name}_key", pa.schema(list(columns.items()))),
-        effective="changed_on",
-        effective_type=pa.date32(),
-        sequence="number",
-        partial="given" if partial else None,
-        audit=("batch_id",),
-        valid_from="effective_date",
-        valid_to="end_date",
-        end=END,
-    )
-
-
-CUSTOMERS: Final = _history(
-    "customer", "customer_id", {name: TYPES[kind] for name, kind in CUSTOMER.items()}, partial=True
-)
-ACCOUNTS: Final = _history(
-    "account",
-    "account_id",
-    {
-        "account_id": pa.int64(),
-        "broker_id": pa.int64(),
-        "account_desc": pa.string(),
-        "tax_status": pa.int32(),
-        "status_id": pa.string(),
-        "customer_id": pa.int64(),
-        "customer_key": pa.int64(),
-        "customer_version": pa.int64(),
-        "customer_effective_date": pa.date32(),
-        "customer_status_id": pa.string(),
-    },
-    partial=True,
-)
-OWNER: Final = Reference(
-    ACCOUNTS,
-    CUSTOMERS,
-    {"customer_id": "customer_id"},
-    {
-        "customer_key": "customer_key",
-        "customer_version": "version",
-        "customer_effective_date": "effective_date",
-        "customer_status_id": "status_id",
-    },
-)
-SECURITIES: Final = _history(
-    "security",
-    "symbol",
-    {
-        "symbol": pa.string(),
-        "issue": pa.string(),
-        "name": pa.string(),
-        "exchange_id": pa.string(),
-        "shares": pa.int64(),
-        "dividend": MONEY,
-    },
-)
-BROKERS: Final = _history(
-    "broker",
-    "broker_id",
-    {
-        "broker_id": pa.int64(),
-        **dict.fromkeys(["first_name", "last_name", "mi", "branch", "office", "phone"], pa.string()),
-    },
-)
+PIPELINE: Final = "brokerage.yml"
 
 
 class Dimensions:
-    """The four dimensions on local disk.
+    """The four dimensions of a folder.
 
     Parameters
     ----------
     folder
-        Folder of the dimensions; created if it does not exist.
+        Folder of the warehouse, which receives a copy of the pipeline file.
     """
 
+    customers: StoredVersions
+    accounts: StoredVersions
+    securities: StoredVersions
+    brokers: StoredVersions
+
     def __init__(self, folder: Path) -> None:
-        with ExitStack() as stack:
-            self.customers, self.accounts, self.securities, self.brokers = (
-                stack.enter_context(_opened(folder, history)) for history in (CUSTOMERS, ACCOUNTS, SECURITIES, BROKERS)
-            )
-            self._open = stack.pop_all()
+        self.folder = folder
+        self.config = _pipeline(folder)
+        self._open = ExitStack()
 
     def __enter__(self) -> Self:
         return self
@@ -131,20 +69,18 @@ class Dimensions:
         self._open.close()
 
     def apply(self, source: Source) -> None:
-        """Apply the changes of a batch, in one commit for each dimension. Repeated changes have no effect."""
-        if source.batch == HISTORY:
-            actions = source.actions().cache()
-            customers, accounts = _customer_actions(actions), _account_actions(actions)
-            _apply(self.brokers, _numbered(_on(source.brokers(), source), F.lit(0), source))
-            securities = source.securities()
-            _apply(self.securities, _numbered(_dated(securities), F.col(POSITION), source))
-        else:
-            customers = _on(_customer_rows(source), source)
-            accounts = _on(source.records("Account.txt", ACCOUNT), source)
-        changed = _numbered(customers, F.col(POSITION), source).toArrow()
-        _require_applied(self.customers, self.customers.apply_changes(changed).outcomes)
-        follow = Follow(OWNER, self.customers, changed, source.batch * CHANGES_PER_BATCH, {"batch_id": source.batch})
-        _apply(self.accounts, _numbered(accounts, F.col(POSITION), source), follow)
+        """Apply the changes of a batch, each once, and open the versions for lookups."""
+        self._open.close()
+        for name, changes in _changes(source).items():
+            stage(self.folder / "staged" / name, source.batch, changes)
+            apply_files(self.config, name, self.folder / "staged" / name)
+            _require_applied(self.config, name)
+        with ExitStack() as stack:
+            self.customers, self.accounts, self.securities, self.brokers = (
+                stack.enter_context(open_versions(self.config, name))
+                for name in ("customer", "account", "security", "broker")
+            )
+            self._open = stack.pop_all()
 
     def tables(self, status_names: dict[str, str]) -> dict[str, pa.Table]:
         """Return the tables of the dimensions for the warehouse.
@@ -190,30 +126,63 @@ def named(ids: pa.ChunkedArray, names: dict[str, str]) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(list(names.values()), pa.string())]).take(place)
 
 
-def _opened(folder: Path, history: History) -> HistoryDimension:
-    place = folder / history.dimension.name
-    if (place / "declaration.json").exists():
-        return HistoryDimension.open(place, history)
-    return HistoryDimension.create(place, history)
+def stage(folder: Path, batch: int, rows: DataFrame) -> None:
+    """Write the rows of a batch to a file, once: a batch that is loaded again has the same file."""
+    file = folder / f"batch{batch}.parquet"
+    if file.exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{file.name}"
+    pq.write_table(rows.toArrow(), draft)
+    draft.replace(file)
 
 
-def _apply(dimension: HistoryDimension, changes: DataFrame, follow: Follow | None = None) -> None:
-    _require_applied(dimension, dimension.apply_changes(changes.toArrow(), follow=follow).outcomes)
+def _pipeline(folder: Path) -> PipelineConfig:
+    """Copy the pipeline file to a folder, and return its configuration."""
+    (folder / "staged" / "watches").mkdir(parents=True, exist_ok=True)
+    text = files("headrace.samples.brokerage").joinpath(PIPELINE).read_text(encoding="utf-8")
+    draft = folder / f".{PIPELINE}"
+    draft.write_text(text, encoding="utf-8")
+    draft.replace(folder / PIPELINE)
+    return load_pipeline(folder / PIPELINE)
 
 
-def _require_applied(dimension: HistoryDimension, outcomes: pa.Table) -> None:
-    rejected = outcomes.filter(pc.equal(outcomes.column("outcome"), "rejected"))
+def _require_applied(config: PipelineConfig, name: str) -> None:
+    """Raise an error if changes were rejected, now or before."""
+    path = f"{config.dimensions[name].path}_errors"
+    rejected = DeltaTable(path).to_pyarrow_table(columns=["reason"])
     if rejected.num_rows:
         raise QualityError(
-            f"{rejected.num_rows} changes of dimension {dimension.history.dimension.name!r} were rejected, the first "
-            f"because {rejected.column('cause')[0].as_py()}"
+            f"{rejected.num_rows} changes of dimension {name!r} were rejected, the first because "
+            f"{rejected.column('reason')[0].as_py()}; see {path}"
         )
+
+
+def _changes(source: Source) -> dict[str, DataFrame]:
+    """Return the changes of a batch by dimension, parents first."""
+    if source.batch == HISTORY:
+        actions = source.actions().cache()
+        found = {
+            "broker": (_on(source.brokers(), source), F.lit(0)),
+            "security": (_dated(source.securities()), F.col(POSITION)),
+            "customer": (_customer_actions(actions), F.col(POSITION)),
+            "account": (_account_actions(actions), F.col(POSITION)),
+        }
+    else:
+        given = F.lit(None).cast("string").alias("given")  # a full row
+        customers, accounts = _customer_rows(source), source.records("Account.txt", ACCOUNT)
+        found = {
+            "customer": (_on(customers.select("*", given), source), F.col(POSITION)),
+            "account": (_on(accounts.select("*", given), source), F.col(POSITION)),
+        }
+    return {name: _numbered(rows, position, source) for name, (rows, position) in found.items()}
 
 
 def _numbered(changes: DataFrame, position: Column, source: Source) -> DataFrame:
     """Add the number of each change and of its batch."""
     number = F.lit(source.batch * CHANGES_PER_BATCH) + position
-    return changes.withColumns({"number": number, "batch_id": F.lit(source.batch).cast("bigint")})
+    numbered = changes.withColumns({"number": number, "batch_id": F.lit(source.batch).cast("bigint")})
+    return numbered.drop(POSITION)
 
 
 def _on(changes: DataFrame, source: Source) -> DataFrame:
@@ -247,9 +216,8 @@ def _account_actions(actions: DataFrame) -> DataFrame:
 def _given(column: str, status: Column, *also: str) -> Column:
     names = [F.lit(name) for name in ("changed_on", "batch_id", *also)]
     listed = F.array_except(F.col(column), F.array(F.lit("account_id")))
-    return F.concat(listed, F.array_compact(F.array(*names, F.when(status.isNotNull(), F.lit("status_id"))))).alias(
-        "given"
-    )
+    more = F.array_compact(F.array(*names, F.when(status.isNotNull(), F.lit("status_id"))))
+    return F.concat_ws(",", listed, more).alias("given")
 
 
 def _known_action() -> Column:

@@ -1,25 +1,31 @@
 """The facts of the brokerage: Spark reads, groups and orders the records, Headrace looks up the versions.
 
-A fact is looked up once, in the versions of its day. Its later records change other columns only.
+A fact is looked up once, in the versions of its day. Its later records change other columns only. The pipeline file
+loads the watches. The other facts repeat columns of an account's customer under names of their own, which `carry`
+cannot give, so this program looks them up.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from headrace.pipelines import run
 from headrace.pipelines.errors import QualityError
+from headrace.samples.brokerage.dimensions import stage
 from headrace.samples.brokerage.sources import CASH, HISTORY, HOLDING, POSITION, TRADE, TRADE_HISTORY, WATCH
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-    from headrace.etl.history import HistoryDimension
+    from headrace.etl.history.reading import StoredVersions
     from headrace.samples.brokerage.delta import Warehouse
     from headrace.samples.brokerage.dimensions import Dimensions
     from headrace.samples.brokerage.sources import Source
@@ -30,7 +36,6 @@ STATUS: Final = {"status_id": "string", "status_name": "string"}
 TRADE_TYPE: Final = {"type_id": "string", "type_name": "string", "is_sell": "int", "is_market": "int"}
 VERSIONS: Final = ("customer_key", "customer_id", "customer_version", "account_key", "account_id", "account_version")
 SECURITY: Final = ("security_key", "symbol", "security_version")
-WATCH_KEY: Final = ("customer_id", "symbol", "watch_number")
 
 
 @dataclass(frozen=True)
@@ -109,31 +114,45 @@ class Facts:
         self._merge("fact_holdings", rows.toArrow(), ["trade_id", "current_trade_id"])
 
     def watches(self) -> None:
-        """Load the watches: those that are placed, and the removal of those that are there.
+        """Load the watches with the pipeline file: those that are placed, and the removal of those that are there.
 
         Each watch of a customer and a symbol has a number; a cancellation removes the last one before it.
         """
+        config, batch = self.dimensions.config, self.source.batch
+        stage(Path(config.source.path), batch, self._watches())
+        run(config)
+        rejected = DeltaTable(config.errors_path).to_pyarrow_table(columns=["reason"])
+        if rejected.num_rows:
+            raise QualityError(
+                f"{rejected.num_rows} watches have no versions, the first because "
+                f"{rejected.column('reason')[0].as_py()}; see {config.errors_path}"
+            )
+        self.warehouse.mark("fact_watches", batch)
+
+    def _watches(self) -> DataFrame:
         pair = ("customer_id", "symbol")
         before = Window.partitionBy(*pair).orderBy("at", POSITION)
         placed = F.when(F.col("action") == "ACTV", F.col("at").cast("date"))
         removed = F.when(F.col("action") == "CNCL", F.col("at").cast("date"))
         events = self.source.records("WatchHistory.txt", WATCH)
         stored = self._stored_watches()
-        watches = (
+        unplaced = F.raise_error(
+            F.concat_ws(" ", F.lit("WatchHistory.txt cancels a watch that was never placed: customer"), *pair)
+        )
+        number = F.coalesce("count", F.lit(0)) + F.col("place")
+        return (
             events.withColumn("place", F.count(F.when(F.col("action") == "ACTV", 1)).over(before))
             .groupBy(*pair, "place")
             .agg(F.min(placed).alias("date_placed"), F.max_by(removed, F.struct("at", POSITION)).alias("date_removed"))
             .join(stored, list(pair), "left")
             .select(
                 *pair,
-                (F.coalesce("count", F.lit(0)) + F.col("place")).alias("watch_number"),
+                F.when(number > 0, number).otherwise(unplaced.cast("bigint")).alias("watch_number"),
                 "date_placed",
                 "date_removed",
                 *self._batches(),
-                (F.col("place") == 0).alias("stored"),
             )
         )
-        self._merge("fact_watches", self._watched(watches.toArrow()), WATCH_KEY, _WATCH_UPDATE)
 
     def _stored_watches(self) -> DataFrame:
         if self.warehouse.exists("fact_watches"):
@@ -143,22 +162,6 @@ class Facts:
                 .agg(F.max("watch_number").alias("count"))
             )
         return self.source.spark.createDataFrame([], "customer_id bigint, symbol string, count bigint")
-
-    def _watched(self, watches: pa.Table) -> pa.Table:
-        lost = watches.filter(pc.equal(watches.column("watch_number"), 0))
-        if lost.num_rows:
-            raise QualityError(
-                f"WatchHistory.txt cancels a watch that was never placed: customer {lost.column('customer_id')[0]}, "
-                f"symbol {lost.column('symbol')[0]}"
-            )
-        customers, at = self.dimensions.customers, "date_placed"
-        new = watches.filter(pc.invert(watches.column("stored")))
-        new = _look_up(customers, new, "customer", {"customer_id": "customer_id"}, at, {"customer_version": "version"})
-        new = _look_up(
-            self.dimensions.securities, new, "security", {"symbol": "symbol"}, at, {"security_version": "version"}
-        )
-        old = watches.filter(watches.column("stored"))
-        return pa.concat_tables([new, old], promote_options="default").drop_columns(["stored"])
 
     def cash(self) -> None:
         """Load the balances: the sum of all transactions of an account up to each day with one."""
@@ -245,7 +248,6 @@ _TRADE_UPDATE: Final = {
         )
     },
 }
-_WATCH_UPDATE: Final = {"date_removed": "new.date_removed", "last_batch": "new.last_batch"}
 _CASH_UPDATE: Final = {"cash": "new.cash", "day_amount": "new.day_amount"}
 
 
@@ -270,7 +272,7 @@ def _named(key: str, name: str) -> Column:
 
 
 def _look_up(
-    dimension: HistoryDimension, facts: pa.Table, role: str, on: dict[str, str], at: str, carried: dict[str, str]
+    dimension: StoredVersions, facts: pa.Table, role: str, on: dict[str, str], at: str, carried: dict[str, str]
 ) -> pa.Table:
     """Add the surrogate key, and columns of the version that was valid at the day of a fact.
 

@@ -101,7 +101,7 @@ def load(
         raise InputError(f"{source} has {there} batches, so --batches is at most {there}, not {wanted}")
     with _opened(folder) as mark:
         spark = session()
-        with Dimensions(folder / "dimensions") as dimensions:
+        with Dimensions(folder) as dimensions:
             results = []
             for batch in range(1, wanted + 1):
                 loader = _Loader(Source(spark, source, batch), dimensions, Warehouse(folder / "warehouse"))

@@ -1,6 +1,8 @@
 """Changes applied to a dimension in Delta: any batches, kills at every step, other writers, damage, small tasks."""
 
 import datetime as dt
+import errno
+import io
 import random
 
 import pyarrow as pa
@@ -11,12 +13,15 @@ from runner import MemoryBackend
 from test_history_layout import multiset
 from test_history_properties import CHANGES, DAYS, HISTORY, expected_versions, plain
 
+from headrace.pipelines.changes import engines
 from headrace.pipelines.changes.engines import LocalEngine
 from headrace.pipelines.changes.stages import text_limit
 from headrace.pipelines.delta.commits import Commit, commit_exactly
 from headrace.pipelines.delta.compaction import compact_table
+from headrace.pipelines.delta.tables import DeltaHandle
 from headrace.pipelines.errors import BatchError
 from headrace.pipelines.history.layout import version_rows
+from headrace.storage.errors import StorageIOError
 
 STEPS = (
     "before apply", "after apply", "before changes", "after changes", "before errors", "after errors", "before moved",
@@ -277,3 +282,27 @@ def test_facts_at_and_after_the_end_meet_the_current_version_so_its_ranges_are_o
     dimension.apply(table_of([row | {"n": 2, "a1": "n", "au": 2}]))
     ranges = {(each["_moved_from"], each["_moved_to"]) for each in dimension.moved().to_pylist()}
     assert ranges == {(DAYS[0], None), (None, DAYS[0])}
+
+
+class FullFile(io.RawIOBase):
+    """A file on a full disk."""
+
+    def writable(self):
+        return True
+
+    def write(self, data):  # noqa: ARG002 - as in the base
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_between_the_stages_is_told_and_loses_nothing(tmp_path, monkeypatch):
+    dimension, rows = DeltaDimension(HISTORY, tmp_path), drawn(random.Random(1), 60)
+    file = dimension.write(table_of(rows))
+    version = DeltaHandle(dimension.path).latest().version
+    with monkeypatch.context() as patch:
+        patch.setattr(engines, "_created", lambda _path: pa.PythonFile(FullFile(), "w"))
+        with pytest.raises(StorageIOError, match=r"replicas.*No space.*nothing of that was.*run again"):
+            dimension.protocol().run_batch([file], 0, "stream")
+    assert DeltaHandle(dimension.path).latest().version == version
+    assert list((tmp_path / "replicas").glob("changes-*")) == []
+    dimension.protocol().run_batch([file], 0, "stream")
+    check(dimension, rows)

@@ -1,5 +1,6 @@
 """The check of a dimension with history finds every kind of damage, and none where there is none."""
 
+import copy
 import datetime as dt
 
 import numpy as np
@@ -7,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
-from headrace.pipelines.changes import apply_files, check_history, plan_history_repair
+from headrace.pipelines.changes import apply_files, check_history, checking, repair_history
 from headrace.pipelines.changes.sources import change_columns, change_source
 from headrace.pipelines.changes.targets import ChangeTarget, prepare_target
 from headrace.pipelines.config.history import history_of
@@ -96,6 +97,7 @@ def shop(tmp_path):
     return Shop(tmp_path)
 
 
+REPLICAS = "replicas have the rows of the table"
 FOLLOW = "versions follow from the recorded changes"
 SAY = "rows are what their entries say"
 SPECIAL = "special members are those that are declared"
@@ -151,19 +153,19 @@ def test_a_special_member_that_was_declared_later_is_added_once(shop):
     assert shop.broken() == {}
 
 
-def test_a_replica_that_says_something_else_is_found(shop):
-    assert shop.broken() == {}
-    apply_files(shop.config, "customer", shop.folder / "a.parquet", again=True)  # brings replicas up to date
+def change_replica(shop, column):
     file = next(iter((shop.folder / "replicas").rglob("0-of-2/table.headrace")))
     with Table.open(file, mode="w") as table:
         row = next(iter(table.scan())).slice(0, 1)
-        changed = row.set_column(
-            row.schema.get_field_index("city"),
-            row.schema.field("city"),
-            pa.array(["other"], row.schema.field("city").type),
-        )
-        table.apply(upserts=pa.Table.from_batches([changed]))
-    assert shop.broken() == {"replicas have the entries of the table": 1}
+        place, field = row.schema.get_field_index(column), row.schema.field(column)
+        table.apply(upserts=pa.Table.from_batches([row.set_column(place, field, pa.array(["other"], field.type))]))
+
+
+def test_a_replica_that_says_something_else_is_found(shop):
+    assert shop.broken() == {}
+    apply_files(shop.config, "customer", shop.folder / "a.parquet", again=True)  # brings replicas up to date
+    change_replica(shop, "city")
+    assert shop.broken() == {REPLICAS: 1}
 
 
 def test_a_nested_entry_that_was_lost_is_found(shop):
@@ -179,8 +181,158 @@ def test_targets_are_prepared_again_without_a_change(shop):
     assert DeltaTable(shop.path).version() == version
 
 
-def test_each_finding_has_a_repair(shop):
-    shop.damage(3, customer_key=9999, valid_to=dt.date(2030, 1, 1))
-    findings, repairs = check_history(shop.config, "customer"), plan_history_repair(shop.config, "customer")
-    assert [repair.rule for repair in repairs] == [finding.rule for finding in findings]
-    assert all(repair.action for repair in repairs)
+def repaired(shop, **options):
+    result = repair_history(shop.config, "customer", **options)
+    return {each.rule: each.rows for each in result.fixed}, {each.rule: each.rows for each in result.left}
+
+
+@pytest.mark.parametrize(
+    ("values", "rule"),
+    [
+        ({"is_current": True}, FOLLOW),
+        pytest.param({"version": 7}, FOLLOW, marks=pytest.mark.slow),
+        pytest.param({"is_current": False, "version": 3}, FOLLOW, marks=pytest.mark.slow),
+        pytest.param({"_sequence": dt.date(2023, 12, 31)}, FOLLOW, marks=pytest.mark.slow),
+    ],
+)
+def test_what_needs_no_decision_is_fixed(shop, values, rule):
+    sound = shop.rows()
+    shop.damage(3, **values)
+    damaged, version = shop.rows(), DeltaTable(shop.path).version()
+    assert repaired(shop, dry_run=True) == ({rule: 1}, {})
+    assert (shop.rows(), DeltaTable(shop.path).version()) == (damaged, version)
+    assert repaired(shop) == ({rule: 1}, {})
+    assert shop.rows() == sound
+    assert shop.broken() == {}
+    assert repaired(shop) == ({}, {})
+
+
+def test_the_end_of_a_current_version_is_fixed_and_another_end_is_left(shop):
+    sound = shop.rows()
+    current = next(row["customer_key"] for row in sound if row["is_current"] and row["customer_key"] > 0)
+    earlier = next(row for row in sound if not row["is_current"])
+    shop.damage(current, valid_to=dt.date(2030, 1, 1))
+    assert repaired(shop) == ({FOLLOW: 1}, {})
+    assert shop.rows() == sound
+    shop.damage(earlier["customer_key"], valid_to=dt.date(2030, 1, 1))
+    damaged = shop.rows()
+    fixed, left = repaired(shop)
+    assert (fixed, list(left)) == ({}, [FOLLOW])
+    assert shop.rows() == damaged
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tel": "wrong"},
+        pytest.param({"valid_from": dt.date(2023, 12, 31)}, marks=pytest.mark.slow),
+        pytest.param({}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_needs_a_decision_is_left_beside_what_does_not(shop, values):
+    shop.damage(3, **values)
+    other = next(row for row in shop.rows() if row["is_current"] and row["customer_key"] > 0 and row["id"] == 30)
+    shop.damage(other["customer_key"], is_current=False)
+    fixed, left = repaired(shop)
+    assert (fixed, list(left)) == ({FOLLOW: 1}, [FOLLOW])
+    assert next(row for row in shop.rows() if row["customer_key"] == other["customer_key"])["is_current"]
+    assert repaired(shop) == ({}, left)
+
+
+def test_special_members_are_added_and_corrected(shop):
+    sound = shop.rows()
+    shop.damage(-1)
+    assert repaired(shop) == ({SPECIAL: 1}, {})
+    assert shop.rows() == sound
+    shop.damage(-1, city="Nowhere")
+    assert repaired(shop) == ({SPECIAL: 1}, {})
+    assert shop.rows() == sound
+
+
+def test_the_property_is_raised_and_a_wrong_key_is_left(shop):
+    shop.damage(3, customer_key=9999)
+    fixed, left = repaired(shop)
+    assert list(fixed) == ["the property headrace.greatestKey is not less than the greatest key"]
+    assert left == {}
+    assert shop.broken() == {}
+    shop.damage(4, customer_key=-7)
+    assert "surrogate keys are positive, or those of special members" in repaired(shop)[1]
+
+
+def test_a_damaged_replica_is_built_again(shop):
+    apply_files(shop.config, "customer", shop.folder / "a.parquet", again=True)
+    change_replica(shop, "city")
+    assert shop.broken() == {REPLICAS: 1}
+    version = DeltaTable(shop.path).version()
+    assert repaired(shop) == ({REPLICAS: 1}, {})
+    assert shop.broken() == {}
+    assert DeltaTable(shop.path).version() == version
+
+
+def test_another_writer_during_a_repair(shop, monkeypatch):
+    shop.damage(3, is_current=True)
+    real, moves = checking.repaired_rows, [True]
+
+    def moved(history, rows):
+        if moves:
+            moves.clear()
+            apply_files(shop.config, "customer", changed(shop))
+        return real(history, rows)
+
+    monkeypatch.setattr(checking, "repaired_rows", moved)
+    monkeypatch.setattr(checking, "leases_of", lambda *_: [])
+    assert repaired(shop) == ({FOLLOW: 1}, {})
+    assert shop.broken() == {}
+    assert any(row["city"] == "later" for row in shop.rows())
+
+
+def changed(shop):
+    row = {"id": 50, "city": "later", "tel": "t", "since": dt.date(2025, 1, 1), "op": "U"}
+    pq.write_table(pa.Table.from_pylist([row]), shop.folder / "b.parquet")
+    return shop.folder / "b.parquet"
+
+
+FACTS = pa.schema([
+    ("order", pa.int64()), ("buyer", pa.int64()), ("day", pa.date32()), ("buyer_key", pa.int64()),
+    ("buyer_city", pa.string()), ("buyer_tel", pa.string()), ("_outcome", pa.string()),
+])  # fmt: skip
+
+
+def with_facts(shop, *damages):
+    """Write the fact of each version, as a run would, with some changes by number of the fact."""
+    document = copy.deepcopy(DOCUMENT)
+    document["source"]["schema"]["day"] = "date"
+    document["lookups"][0] |= {"event_time": "day", "carry": ["city", "tel"]}
+    shop.declare(document)
+    facts = [
+        {"order": row["customer_key"], "buyer": row["id"], "day": row["valid_from"], "buyer_key": row["customer_key"],
+         "buyer_city": row["city"], "buyer_tel": row["tel"], "_outcome": "matched"}
+        for row in shop.rows()
+    ]  # fmt: skip
+    for number, values in damages:
+        facts[number] |= values
+    write_deltalake(str(shop.folder / "w" / "facts"), pa.Table.from_pylist(facts, FACTS))
+
+
+def test_sound_facts_break_no_rule(shop):
+    early = {"day": dt.date(2020, 1, 1)}
+    first = next(place for place, row in enumerate(shop.rows()) if row["version"] == 1 and row["customer_key"] > 0)
+    with_facts(shop, (first, early), (first + 1, {"day": None}))
+    assert shop.broken() == {}
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        pytest.param({"buyer_key": 12345}, "have the key of a version", marks=pytest.mark.slow),
+        pytest.param({"buyer": 58}, "have the key of a version of their member", marks=pytest.mark.slow),
+        ({"day": dt.date(2031, 1, 1)}, "have the key of the version that was valid at their time"),
+        ({"buyer_tel": "other"}, "carry the values of their version"),
+        pytest.param({"buyer_city": None}, "carry the values of their version", marks=pytest.mark.slow),
+    ],
+)
+def test_a_wrong_fact_is_found(shop, values, says):
+    closed = next(place for place, row in enumerate(shop.rows()) if not row["is_current"])
+    with_facts(shop, (closed, values))
+    assert shop.broken() == {f"facts of role buyer {says}": 1}
+    assert repaired(shop) == ({}, {f"facts of role buyer {says}": 1})

@@ -16,7 +16,6 @@ import pytest
 import yaml
 from deltalake import DeltaTable, write_deltalake
 
-from headrace.pipelines.batch.error_rows import ADDED_COLUMNS
 from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.dimension.tables import create_dimension
 from headrace.pipelines.errors import BatchError, RejectedRowsError
@@ -318,26 +317,6 @@ def test_records_of_json_and_parquet_are_retried_exactly(tmp_path):
     assert retry(shop.pipeline, EVERYTHING).run.total("loaded") == 1
     (fact,) = shop.rows("facts")
     assert (fact["id"], fact["code"], fact["amount"]) == (2, None, Decimal("2.50"))
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_an_error_table_of_an_earlier_release_is_given_the_columns_and_its_rows_are_retried(shop):
-    shop.put("1.csv", FIRST)
-    shop.put("2.csv", SECOND)
-    shop.put("3.csv", b"id,code,region,amount\n1,caf\xe9,north,1.00\n")
-    run(shop.pipeline)
-    path = str(shop.folder / "w/facts_errors")
-    old = DeltaTable(path).to_pyarrow_table().drop_columns(list(ADDED_COLUMNS))
-    write_deltalake(path, old, mode="overwrite", schema_mode="overwrite")
-    (shop.folder / "in/2.csv").unlink()
-    shop.write(decimal=",")
-    result = retry(shop.pipeline, Selection(rules=("amount", "UTF-8")))
-    assert any("heading, record_bytes" in notice for notice in result.run.notices)
-    assert [name for name, status in shop.status().items() if status == "retried"] == ["0/1.csv:3"]
-    reasons = {record.id: record.reason for record in show_rejects(shop.config)[0]}
-    assert "the heading of its file is not known" in reasons["1/2.csv:1"]
-    assert "its exact bytes are not in the error table" in reasons["2/3.csv:1"]
 
 
 @pytest.mark.spark

@@ -12,7 +12,7 @@ from deltalake import DeltaTable, write_deltalake
 from headrace.pipelines.changes import SnapshotOptions, apply_files
 from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.delta.tables import create_table
-from headrace.pipelines.errors import DeltaTableError, PipelineFileError, QualityError
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError, QualityError, SourceFileError
 
 MEMBER = pa.schema([("id", pa.int64()), ("part", pa.string()), ("city", pa.string()), ("tel", pa.string())])
 
@@ -212,6 +212,45 @@ def test_a_table_of_changes_needs_no_feed_columns(tmp_path):
     create_table(path, schema, rows=rows)
     assert apply_files(shop.config, "customer", path).outcomes == {"added": 1, "versioned": 1}
     assert newest(shop) == [(1, "Bodo", False)]
+
+
+def test_versions_of_a_source_without_effect_are_read_once(tmp_path, source):
+    shop = Shop(tmp_path, **OF_FEED)
+    apply_files(shop.config, "customer", source)
+    write_deltalake(source, members(), mode="append")
+    (record,) = apply_files(shop.config, "customer", source).batches
+    assert (record.rows, record.outcomes) == (0, {})
+    version = DeltaTable(shop.config.dimensions["customer"].path).version()
+    assert apply_files(shop.config, "customer", source).batches == ()
+    assert DeltaTable(shop.config.dimensions["customer"].path).version() == version
+
+
+def test_lists_of_attributes_in_a_table_are_partial_changes(tmp_path):
+    shop = Shop(tmp_path, partial="given", operation="op")
+    path = str(tmp_path / "changes")
+    schema = pa.schema([*MEMBER, ("since", pa.date32()), ("n", pa.int64()), ("op", pa.string())])
+    day, listed = dt.date(2024, 1, 1), pa.array([None, ["city"]], pa.list_(pa.string()))
+    rows = members((1, "a", "Oslo", "x"), (1, "a", "Bodo", "other"))
+    for name, values in (("since", [day, day + dt.timedelta(9)]), ("n", [1, 2]), ("op", ["I", "U"])):
+        rows = rows.append_column(name, pa.array(values, schema.field(name).type))
+    rows = rows.append_column("given", listed)
+    create_table(path, rows.schema, rows=rows)
+    apply_files(shop.config, "customer", path)
+    assert shop.valid_at(day) == {(1, "a"): ("Oslo", "x")}
+    assert shop.valid_at(day + dt.timedelta(9)) == {(1, "a"): ("Bodo", "x")}
+
+
+def test_a_file_that_cannot_be_read_is_moved_away_as_the_message_says(tmp_path):
+    shop = Shop(tmp_path)
+    folder = tmp_path / "waiting"
+    folder.mkdir()
+    (folder / "1.csv").write_text("id,part,town\n1,a,Oslo\n")
+    (folder / "2.csv").write_text("id,part,city,tel,since,n\n1,a,Oslo,x,2024-01-01,1\n")
+    with pytest.raises(SourceFileError, match="leave it out: move it to another folder, and run again") as told:
+        apply_files(shop.config, "customer", folder)
+    assert "source skip" not in str(told.value)
+    (folder / "1.csv").rename(tmp_path / "1.csv")
+    assert apply_files(shop.config, "customer", folder).outcomes == {"added": 1}
 
 
 def test_a_delete_that_the_history_cannot_represent(tmp_path, source):

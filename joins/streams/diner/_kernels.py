@@ -116,8 +116,8 @@ def sweep(
 ) -> tuple[int, int, bool, int]:
     """Move the hand of the Clock over the entries from `start` up to `stop` until the block is full.
 
-    The hand takes entries whose bit is clear, and clears the bit of the others. It goes around twice at most: by then it
-    has taken everything.
+    The hand takes entries whose bit is clear, and clears the bit of the others. It goes around twice at most: by then
+    it has taken everything.
 
     Parameters
     ----------

@@ -107,7 +107,7 @@ class BlockList:
         width
             Greatest distance of keys; None for equality. Distances of floats do not rule out any blocks.
         """
-        mine, theirs = self._entries[at], other._entries[start:stop]  # noqa: SLF001 - a list of the same class
+        mine, theirs = self._entries[at], other._entries[start:stop]
         joined = (theirs[:, _ARRIVAL] < mine[_DEPARTURE]) & (theirs[:, _DEPARTURE] > mine[_ARRIVAL])
         if width is not None and width.floating:
             return not joined.all()

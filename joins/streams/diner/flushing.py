@@ -23,9 +23,9 @@ __all__ = ["FlushingPolicy"]
 class FlushingPolicy:
     """Flushing policy of one input.
 
-    A block comes from the region with the fewest joins per tuple: from the end of an outer region, or from the middle by
-    the Clock over join bits. If the region has too few tuples, the next worst region fills the block. The first flush
-    is from the middle, which holds everything then.
+    A block comes from the region with the fewest joins per tuple: from the end of an outer region, or from the middle
+    by the Clock over join bits. If the region has too few tuples, the next worst region fills the block. The first
+    flush is from the middle, which holds everything then.
 
     The hand of the Clock begins at a random entry, of a generator with a fixed seed. It is kept as a key word and a
     number among the entries of this word, since entries come and go between flushes.

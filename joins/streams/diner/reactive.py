@@ -2,14 +2,15 @@
 
 A chunk of blocks of the outer input is in memory and meets the blocks of the inner input one after another. Three
 numbers say how far it is, so it can be left after any inner block: the first `joined[outer]` blocks of the outer have
-met the first `joined[inner]` blocks of the inner, and the next `chunk` blocks of the outer the first `current` of these.
+met the first `joined[inner]` blocks of the inner, and the next `chunk` blocks of the outer the first `current` of
+these.
 
-Line 14 of the printed algorithm reads ``CurrInner < JoinedInner``, which leaves out the last inner block and never ends;
-it must be ``<=``. Here blocks count from 0, so the test is ``current < joined[inner]``.
+Line 14 of the printed algorithm reads ``CurrInner < JoinedInner``, which leaves out the last inner block and never
+ends; it must be ``<=``. Here blocks count from 0, so the test is ``current < joined[inner]``.
 
-Beyond the paper: the chunk is held with an index, which sorted inner blocks probe in order, instead of being merged with
-each of them. An inner block is not read if its key range, or its time in memory, rules out new results with every block
-of the chunk.
+Beyond the paper: the chunk is held with an index, which sorted inner blocks probe in order, instead of being merged
+with each of them. An inner block is not read if its key range, or its time in memory, rules out new results with every
+block of the chunk.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 from oracle import TABLES, Warehouse
 
 from headrace.pipelines.errors import BatchError
-from headrace.samples.brokerage import load
+from headrace.samples.brokerage import dimensions, facts, load
 from headrace.samples.brokerage.delta import Warehouse as Tables
 from headrace.samples.brokerage.generate import generate
 from headrace.storage.errors import InputError
@@ -109,7 +109,41 @@ def test_a_load_that_ends_at_any_commit_is_completed_by_the_next(tmp_path, monke
         except Killed:
             continue
         break
-    assert len(mark) == 8 + 6 + 6  # brokers and securities come with the history alone
+    assert len(mark) == 7 + 5 + 5  # the pipeline commits watches; brokers and securities come with the history alone
+    assert_oracle(tmp_path / "out", tmp_path / "source", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
+def test_a_load_that_ends_after_any_step_of_the_pipeline_file_is_completed_by_the_next(tmp_path, monkeypatch):
+    generate(tmp_path / "source", 6, 8)
+    ended = set()
+
+    def ending(name, work):
+        def end_after(*arguments, **options):
+            result = work(*arguments, **options)
+            key = (
+                name,
+                str(arguments[1] if name == "apply_files" else arguments[0]),
+                len(list(tmp_path.rglob("batch*"))),
+            )
+            if key not in ended:
+                ended.add(key)
+                raise Killed
+            return result
+
+        return end_after
+
+    for module, name in ((dimensions, "stage"), (dimensions, "apply_files"), (facts, "stage"), (facts, "run")):
+        monkeypatch.setattr(module, name, ending(name, getattr(module, name)))
+    monkeypatch.setattr(Tables, "mark", ending("mark", Tables.mark))
+    for _ in range(60):
+        try:
+            load(tmp_path / "source", tmp_path / "out")
+        except Killed:
+            continue
+        break
+    assert len(ended) > 20
     assert_oracle(tmp_path / "out", tmp_path / "source", 3)
 
 
