@@ -28,6 +28,7 @@ __all__ = [
     "probe_chains",
     "probe_entries",
     "probed",
+    "select_partitions",
     "unlink",
 ]
 
@@ -92,6 +93,21 @@ def partitions_of(rows: KeyedRows, start: int, count: int, bits: int, out: Int64
         hashed = _hashed(rows, start + row)
         mixed = (hashed ^ (hashed >> _HALF)) * _OTHER_HASH
         out[row] = _I64(mixed >> shift)
+
+
+@njit(cache=True, nogil=True)
+def select_partitions(rows: KeyedRows, count: int, bits: int, wanted: Flags, out: Int64s) -> int:
+    """Write the first records of `count` that are in wanted partitions, as many as fit; return their number."""
+    shift = np.uint64(64 - bits)
+    found = 0
+    for row in range(count):
+        if found == len(out):
+            break
+        hashed = _hashed(rows, row)
+        if wanted[_I64(((hashed ^ (hashed >> _HALF)) * _OTHER_HASH) >> shift)]:
+            out[found] = row
+            found += 1
+    return found
 
 
 @njit(cache=True, nogil=True)

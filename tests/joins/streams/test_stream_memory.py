@@ -46,7 +46,7 @@ SCRIPT = textwrap.dedent(
             assert join.stats.memory.peak <= join.stats.memory.limit
             return count, total, join.stats.rows_spilled
 
-    joined(40_000, "2MiB")
+    joined(20_000, "1MiB")
     ctypes.CDLL(None).malloc_trim(0)
     print("ready", flush=True)
     sys.stdin.buffer.read(1)
@@ -76,7 +76,7 @@ def assert_within(operator, how, budget, rows, kind, folder):
 
 
 def test_a_join_that_spills_keeps_to_its_budget(tmp_path):
-    assert_within("XJoin", "left", 8 * MIB, 200_003, "text", tmp_path)
+    assert_within("XJoin", "left", 3 * MIB, 60_007, "text", tmp_path)
 
 
 @pytest.mark.slow
