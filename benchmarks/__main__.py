@@ -2,8 +2,8 @@
 
 The experiments of the SSIJ paper have their own: `python -m benchmarks experiment NAME ...`, `experiments` for all
 of them, `hit-ratios` for the policies of the page cache, and `document` to write docs/experiments.md from the results.
-Peers, dimensions with history, and joins of streams have cases of their own: `python -m benchmarks peers CASE ...`,
-`python -m benchmarks history [CASE ...]`, `python -m benchmarks streams CASE ...`.
+Peers, dimensions with history and joins of streams have cases of their own: `python -m benchmarks peers CASE ...`,
+`python -m benchmarks history [CASE ...]`, `python -m benchmarks streams [CASE ...]`.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main():
         return
     others = (
         "with commands of their own, see their --help: experiment NAME ..., experiments, hit-ratios, document, "
-        "peers CASE ..., history [CASE ...], streams CASE ..."
+        "peers CASE ..., history [CASE ...], streams [CASE ...]"
     )
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure Headrace.", epilog=others)
     listed = "; ".join(f"{name}: {what}" for name, what in EXPERIMENTS.items())

@@ -21,6 +21,11 @@ class Report:
     rows: list = field(default_factory=list)
     verdicts: list = field(default_factory=list)
 
+    def add(self, row):
+        """Add a row, and show it at once, since the next one may take a while."""
+        self.rows.append(row)
+        print("  ".join(f"{name} {_shown(value)}" for name, value in zip(self.columns, row, strict=True)), flush=True)
+
     def judge(self, claim, holds, measured):
         """Add a verdict."""
         self.verdicts.append(Verdict(claim, bool(holds), measured))

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.streams._data import SCHEMA, batch
-from headrace.joins.streams import DINER, RPJ, HashMerge
+from headrace.joins.streams import DINER, MINER, RPJ, HashMerge, MJoin
 from headrace.storage.file import FileBackend
 
 OPERATORS = {"DINER": DINER, "RPJ": RPJ, "HMJ": HashMerge}
+MULTIWAY = {"MINER": MINER, "MJoin": MJoin}
 GROUP = 64  # arrivals that are pushed together, those of one side after those of the other
 
 
@@ -93,18 +94,18 @@ class Online:
     buffers: tuple
 
 
-def online(name, arriving, memory, settings, **options):
+def online(name, arriving, memory, settings, *, inputs=("a", "b"), on="x", schema=SCHEMA, **options):
     """Run an operator until all tuples have arrived and return its results up to then.
 
     Every operator goes back to the arriving phase once more than `max_new_arrivals` tuples wait, after the unit of work
     that it has begun.
     """
     clock = Clock()
-    operator = OPERATORS[name]
+    operator = (OPERATORS | MULTIWAY)[name]
     with tempfile.TemporaryDirectory(prefix="headrace-streams-") as folder:
         backend = timed_backend(clock, settings)
         join = operator(
-            {"a": SCHEMA, "b": SCHEMA}, "x", memory=memory, spill=folder, wait=settings.wait, clock=clock,
+            dict.fromkeys(inputs, schema), on, memory=memory, spill=folder, wait=settings.wait, clock=clock,
             backend=backend, **options,
         )  # fmt: skip
         with join:
@@ -128,17 +129,19 @@ def _arrive(join, arriving, clock, settings):
                 join.idle(clock.now, waiting=lambda: waiting() > settings.max_new_arrivals).drain()
                 if join.stats.reactive_steps > steps:
                     buffers.append(waiting())
-            clock.now = max(clock.now, times[min(done + GROUP, len(times)) - 1] if _steady(times, done, settings) else times[done])
+            clock.now = max(clock.now, _group_end(times, done, settings))
         stop = min(done + max(waiting(), 1), done + GROUP)
         for side, name in enumerate(join.sides):
             chosen = done + np.flatnonzero(arriving.sides[done:stop] == side)
             if len(chosen):
-                join.push(batch(arriving.ids[chosen], arriving.keys[chosen]), side=name, at=float(times[stop - 1])).drain()
+                join.push(
+                    batch(arriving.ids[chosen], arriving.keys[chosen]), side=name, at=float(times[stop - 1])
+                ).drain()
         done = stop
     return buffers
 
 
-def _steady(times, start, settings):
-    """Return whether the next arrivals come without a blocked time between them, so that they can be pushed together."""
+def _group_end(times, start, settings):
+    """Return the time of the last arrival of a group: one without a blocked time in it, or a single arrival."""
     group = times[start : start + GROUP]
-    return len(group) < 2 or float(np.diff(group).max()) <= settings.wait  # noqa: PLR2004 - no gap
+    return float(group[-1] if np.diff(group).max(initial=0.0) <= settings.wait else group[0])

@@ -5,6 +5,7 @@ run; the number of all results is counted from the keys.
 """
 
 from dataclasses import asdict
+from itertools import pairwise
 
 from benchmarks.streams._data import TUPLE, matches, shifting_normal, stock, weather, zipf
 from benchmarks.streams._report import Report
@@ -24,32 +25,34 @@ def memory_for(streams, percent):
 
 def online_shares(*, quick):
     """Measure the results online with four memories, without delays."""
-    by = 10 if quick else 1
+    by = 4 if quick else 1
     streams = {
         "CSCO-like": stock(20_710 // by, 320, 1),
         "IPIX-like": stock(45_568 // by, 400, 2),
         "weather-like": weather(45_000 // by, 3),
     }
-    factor = 4 if quick else 1  # small data need a larger share for the operators' fixed parts
+    factor = 2 if quick else 1  # small data need a larger share for the fixed parts of the operators
     report = Report(asdict(SETTINGS) | {"quick": quick}, ["data", "memory %", *OPERATORS, "paper's DINER %"])
     for data, keys in streams.items():
         total, arriving = matches(*keys), arrivals(keys, SETTINGS, 7)
         for at, percent in enumerate(MEMORIES):
             memory = memory_for(keys, percent * factor)
             shares = [100 * online(name, arriving, memory, SETTINGS).results / total for name in OPERATORS]
-            report.rows.append([data, percent, *shares, PAPER_SHARES[data][at]])
+            report.add([data, percent, *shares, PAPER_SHARES[data][at]])
     _judge_online(report)
     return report
 
 
 def _judge_online(report):
     by_data = {data: [row for row in report.rows if row[0] == data] for data in PAPER_SHARES}
-    growing = [all(a[2] < b[2] for a, b in zip(rows, rows[1:], strict=False)) for rows in by_data.values()]
+    growing = [all(a[2] < b[2] for a, b in pairwise(rows)) for rows in by_data.values()]
     shown = "; ".join(f"{data} {', '.join(f'{row[2]:.0f}' for row in rows)} %" for data, rows in by_data.items())
     report.judge("with more memory, DINER has more results online", all(growing), shown)
     _judge_ratios(report, [(f"{row[0]} {row[1]} %", *row[2:5]) for row in report.rows], 2.5)
     small, large = ([row[2] / max(row[3], row[4]) for row in report.rows if row[1] == at] for at in (5, 20))
-    text = f"{', '.join(f'{ratio:.2f}' for ratio in small)} at 5 %, {', '.join(f'{ratio:.2f}' for ratio in large)} at 20 %"
+    text = (
+        f"{', '.join(f'{ratio:.2f}' for ratio in small)} at 5 %, {', '.join(f'{ratio:.2f}' for ratio in large)} at 20 %"
+    )
     bigger = [a > b for a, b in zip(small, large, strict=True)]
     report.judge("DINER is further ahead with less memory, on all data", all(bigger), text)
     off = [abs(row[2] - row[5]) for row in report.rows]
@@ -69,12 +72,12 @@ def _judge_ratios(report, rows, most):
 def shifting(*, quick):
     """Measure the results online while the means of both streams shift."""
     each = 100_000 // (10 if quick else 1)
-    report = Report(asdict(SETTINGS) | {"quick": quick, "memory %": 5}, ["shift", *OPERATORS, "all results"])
+    report = Report(asdict(SETTINGS) | {"quick": quick, "memory %": 10 if quick else 5}, ["shift", *OPERATORS, "all results"])
     for shift in SHIFTS:
         keys = shifting_normal(each, shift, 11)
-        arriving, memory = arrivals(keys, SETTINGS, 7), memory_for(keys, 20 if quick else 5)
+        arriving, memory = arrivals(keys, SETTINGS, 7), memory_for(keys, 10 if quick else 5)
         found = [online(name, arriving, memory, SETTINGS).results for name in OPERATORS]
-        report.rows.append([shift, *found, matches(*keys)])
+        report.add([shift, *found, matches(*keys)])
     _judge_ratios(report, [(f"shift {row[0]}", *row[1:4]) for row in report.rows], 3.0)
     return report
 
@@ -83,10 +86,10 @@ def delays(*, quick):
     """Measure input buffers and results online with delays after each of 10 fragments."""
     by = 10 if quick else 1
     keys = zipf(100_000 // by, 9_999, 0.5, 13)
-    memory, total = memory_for(keys, 20 if quick else 5), matches(*keys)
+    memory, total = memory_for(keys, 10 if quick else 5), matches(*keys)
     settings = Settings(max_new_arrivals=1000 // by)
     columns = ["delay %", *(f"{name} {what}" for name in OPERATORS for what in ("max", "avg", "results %"))]
-    report = Report(asdict(settings) | {"quick": quick, "memory %": 5}, columns)
+    report = Report(asdict(settings) | {"quick": quick, "memory %": 10 if quick else 5}, columns)
     for delay in DELAYS:
         arriving = arrivals(keys, settings, 7, fragments=10, delay=delay / 100)
         row = [delay]
@@ -94,7 +97,7 @@ def delays(*, quick):
             run = online(name, arriving, memory, settings)
             buffers = run.buffers or (0,)
             row += [max(buffers), sum(buffers) / len(buffers), 100 * run.results / total]
-        report.rows.append(row)
+        report.add(row)
     most = {name: [row[1 + 3 * at] for row in report.rows] for at, name in enumerate(OPERATORS)}
     limit = 1.03 * settings.max_new_arrivals
     text = "; ".join(f"{name} {', '.join(f'{value:,}' for value in values)}" for name, values in most.items())

@@ -54,6 +54,7 @@ from headrace.joins.streams.progressive_merge import ProgressiveMerge
 from headrace.joins.streams.rpj import RPJ
 from headrace.joins.streams.stats import StreamsStats
 from headrace.joins.streams.symmetric_hash import SymmetricHash
+from headrace.joins.streams.viglas import MJoin
 from headrace.joins.streams.xjoin import XJoin
 
 __all__ = [
@@ -64,6 +65,7 @@ __all__ = [
     "DoublePipelinedHash",
     "HashMerge",
     "JoinGraph",
+    "MJoin",
     "Near",
     "ProgressiveMerge",
     "StreamsAlgorithm",

@@ -14,6 +14,7 @@ from headrace.joins.streams.pairs import Pairing
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from headrace.joins.memory import MemoryBudget

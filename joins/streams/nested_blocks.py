@@ -1,11 +1,11 @@
 """`NestedBlocks`: nested loops over the spilled blocks of any number of inputs, which can be left after each step.
 
-This is the reactive phase of MINER (Bornea and others, TKDE 22(8), 2010, section 4.2), and the cleanup phase of joins of
-many inputs. One input is outer, the others are inner in a join sequence. The numbers `joined` say how far the work is:
-all combinations of the first ``joined[i]`` blocks of each input ``i`` have met. A chunk of the next blocks of the outer
-input meets all combinations of the first ``joined[i]`` blocks of the inner inputs, then `joined` of the outer grows. When
-the outer input is exhausted, an input with blocks that have not met takes its role. Thus each combination of blocks
-meets once, and the interval technique leaves out the results of the arriving phase.
+This is the reactive phase of MINER (Bornea and others, TKDE 22(8), 2010, section 4.2), and the cleanup phase of joins
+of many inputs. One input is outer, the others are inner in a join sequence. The numbers `joined` say how far the work
+is: all combinations of the first ``joined[i]`` blocks of each input ``i`` have met. A chunk of the next blocks of the
+outer input meets all combinations of the first ``joined[i]`` blocks of the inner inputs, then `joined` of the outer
+grows. When the outer input is exhausted, an input with blocks that have not met takes its role. Thus each combination
+of blocks meets once, and the interval technique leaves out the results of the arriving phase.
 
 Beyond the paper:
 
@@ -112,13 +112,17 @@ class NestedBlocks:
 
     def __init__(self, operator: Operator, blocks: Sequence[BlockSequence], file: Callable[[int], SpillFile]) -> None:
         self._operator = operator
-        self._blocks = blocks
         self._file = file
         combiner, layouts = operator.combiner, operator.layouts
         self._stores = [
             TupleStore(layout, operator.budget, combiner.index_kinds(side, len(layout.keys)))
             for side, layout in enumerate(layouts)
         ]
+        self.restart(blocks)
+
+    def restart(self, blocks: Sequence[BlockSequence]) -> None:
+        """Begin with other blocks, none of which have met. No block is in memory."""
+        self._blocks = blocks
         self.outer: int | None = None
         self.joined = [0] * len(blocks)
         self.start, self.count = [0] * len(blocks), [0] * len(blocks)

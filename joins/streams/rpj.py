@@ -16,8 +16,8 @@ and by the number of blocks of each bucket that have been joined on disk.
 
 Chosen beyond the source:
 
-- the probability of an input and a bucket is its share of recent arrivals: counts that are halved whenever as many
-  tuples have arrived as memory holds
+- the probability of an input and a bucket is its share of recent arrivals: counts that are halved whenever they exceed
+  twice the tuples in memory
 - a flush frees 10 KiB, or a 1,024th of larger memories; the oldest tuples of a bucket go first
 - the expected results of a task are its pairs of tuples that have not been compared, times the share of pairs of the
   bucket that were results in memory; its cost is the number of blocks that it reads

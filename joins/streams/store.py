@@ -78,7 +78,7 @@ class TupleStore:
         return index
 
     def add_sorted_index(self, key: int) -> SortedIndex:
-        """Return an additional sorted index, of a key that is found by another. The store must be empty."""
+        """Return a new index with sorted entries, of a key that has another index. The store must be empty."""
         assert not self._count
         index = SortedIndex(self._budget, key)
         self.indexes.append(index)

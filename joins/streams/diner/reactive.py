@@ -8,7 +8,7 @@ these.
 Line 14 of the printed algorithm reads ``CurrInner < JoinedInner``, which leaves out the last inner block and never
 ends; it must be ``<=``. Here blocks count from 0, so the test is ``current < joined[inner]``.
 
-Beyond the paper: the chunk is held with an index, which sorted inner blocks probe in order, instead of being merged
+Beyond the paper: the chunk is held with an index, which the sorted inner blocks probe in order, instead of being merged
 with each of them. An inner block is not read if its key range, or its time in memory, rules out new results with every
 block of the chunk.
 """

@@ -66,9 +66,7 @@ def test_after_a_flush_each_end_holds_a_block_and_counters_are_zero(per_block):
     assert regions.joins.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    "words", [[7] * 9, [0] * 9, [2**64 - 1] * 9, [1, 1, 1, 1, 9, 9], [3], [0, 2**64 - 1]], ids=str
-)
+@pytest.mark.parametrize("words", [[7] * 9, [0] * 9, [2**64 - 1] * 9, [1, 1, 1, 1, 9, 9], [3], [0, 2**64 - 1]], ids=str)
 @pytest.mark.parametrize("per_block", [1, 4, 50])
 def test_boundaries_never_meet_however_the_keys_repeat(words, per_block):
     regions, words = Regions(), np.array(words, dtype=np.uint64)
