@@ -171,7 +171,7 @@ def correlate(console: Console, /, **choices: Any) -> None:
     """
     request = CorrelateRequest(**choices)
     _check_usage(request)
-    with console.step(f"correlating {request.title}", left=_left(request)):
+    with console.step(f"correlating {request.title}", left="nothing; no result was written"):
         _correlate(request, console)
 
 
@@ -200,7 +200,7 @@ def _left(request: CorrelateRequest) -> str:
     if request.out:
         return f"nothing; {request.out} was not written or changed"
     if request.parts:
-        return f"results in {request.parts} if it has a file _incomplete; the next run replaces them"
+        return f"the results so far in {request.parts}, marked as incomplete; the next run replaces them"
     return "the results that were printed, which are not complete"
 
 
@@ -214,7 +214,8 @@ def _correlate(request: CorrelateRequest, console: Console) -> None:
     spill, memory, wait = _spill(request), request.memory, request.wait
     with make_join(algorithm, inputs.schemas, inputs.conditions, request.how, memory, spill=spill, wait=wait) as join:
         run = _Run(request, inputs, join, console)
-        run.write()
+        with console.step(f"correlating {request.title}", left=_left(request)):
+            run.write()
         report = run.report(algorithm)
     if request.out or request.parts:
         console.result(asdict(report), _block(report))

@@ -80,8 +80,8 @@ def open_inputs(
 ) -> Inputs:
     """Inspect the files of all inputs, and resolve the conditions.
 
-    If a column of a CSV is compared with text, it is text too, and with a float, a float. Otherwise its values would
-    never match.
+    If a column of a CSV is compared with text, it is text too. If whole numbers of a CSV or JSON file are compared with
+    floats, they are floats too. Otherwise they would never match.
 
     Parameters
     ----------
@@ -142,9 +142,10 @@ def _agreed(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> dict[st
         for (name, column), (other, compared) in (pair, pair[::-1]):
             found = agreed.get(name, {}).get(column, streams[name].schema.field(column).type)
             wanted = agreed.get(other, {}).get(compared, streams[other].schema.field(compared).type)
-            to_text = _is_text(wanted) and not _is_text(found)
-            to_float = pa.types.is_floating(wanted) and pa.types.is_integer(found)
-            if streams[name].kind == "csv" and (to_text or to_float):
+            kind = streams[name].kind
+            to_text = kind == "csv" and _is_text(wanted) and not _is_text(found)
+            to_float = kind != "parquet" and pa.types.is_floating(wanted) and pa.types.is_integer(found)
+            if to_text or to_float:
                 agreed.setdefault(name, {})[column] = pa.string() if to_text else pa.float64()
     return agreed
 

@@ -56,7 +56,9 @@ def test_verdicts_depend_on_the_rows():
     diner_cases._judge_online(good)
     assert all(verdict.holds for verdict in good.verdicts)
     bad = Report({}, columns)
-    bad.rows = [[data, percent, 20 - percent / 10, 100 - 4 * percent, 100 - 4 * percent, 99] for data, percent, *_ in good.rows]
+    bad.rows = [
+        [data, percent, 20 - percent / 10, 100 - 4 * percent, 100 - 4 * percent, 99] for data, percent, *_ in good.rows
+    ]
     diner_cases._judge_online(bad)
     assert not any(verdict.holds for verdict in bad.verdicts)
 

@@ -167,6 +167,13 @@ def test_csv_columns_take_types_that_can_match(invoke, tmp_path, left, right, fo
     assert [(row["k"], row["k_right"]) for row in pq.read_table(tmp_path / "o.parquet").to_pylist()] == found
 
 
+def test_whole_numbers_of_json_match_floats(invoke, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"k": 7}\n{"k": 8}\n')
+    (tmp_path / "b.csv").write_text("k\n7.0\n8.5\n")
+    outcome = invoke("correlate", tmp_path / "a.jsonl", tmp_path / "b.csv", "--on", "k", "--json")
+    assert outcome.document == {"k": 7.0, "k_right": 7.0}
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -191,7 +198,7 @@ def test_what_cannot_be_joined_is_refused_with_the_remedy(invoke, feeds, tmp_pat
     outcome = invoke("correlate", feeds / "orders.csv", feeds / "payments.jsonl", "-o", out, *options)
     assert outcome.code == 1, outcome
     assert told in outcome.err
-    assert "go on" in outcome.err
+    assert "left   nothing; " in outcome.err
     assert out.read_text() == "older result"
     assert list(tmp_path.iterdir()) == [out]
 
@@ -252,6 +259,7 @@ def test_a_malformed_record_leaves_parts_that_are_marked_as_incomplete(invoke, t
     outcome = invoke("correlate", tmp_path / "b.csv", tmp_path / "a.csv", "--on", "k", "--parts", parts)
     assert outcome.code == 1
     assert "200002" in outcome.err.replace(",", "") or "200001" in outcome.err.replace(",", "")
+    assert "marked as incomplete; the next run replaces them" in outcome.err
     assert (parts / "_incomplete").exists()
     assert not list(parts.glob(".part*"))
 
