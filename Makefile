@@ -3,8 +3,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check format bench bench-experiments bench-peers bench-spark bench-storage clean \
-	python java
+.PHONY: help demo test test-slow check format bench bench-experiments bench-history bench-peers bench-spark \
+	bench-storage clean python java
 
 COMMA := ,
 VENV := .venv
@@ -47,6 +47,9 @@ bench-experiments: $(INSTALLED_BENCH) ## Repeat the SSIJ paper's experiments on 
 
 bench-spark: java $(INSTALLED_BENCH) ## Measure a Spark micro-batch against Spark's own join
 	@$(BIN)/python -m benchmarks spark
+
+bench-history: java $(INSTALLED_BENCH) ## Measure dimensions with history against Spark and MERGE; CASES="restate" selects cases
+	@$(BIN)/python -m benchmarks history $(CASES)
 
 bench-storage: $(INSTALLED_BENCH) ## Measure loads, changes and commits against DuckDB, SQLite and LMDB
 	@$(BIN)/python -m benchmarks storage

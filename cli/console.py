@@ -78,10 +78,12 @@ class Progress:
         self._total = total
         self._started = self._shown = console.clock()
         self.done = 0
+        self._results: int | None = None
 
-    def advance(self, amount: int) -> None:
-        """Add `amount` to the count and show the count if an update is due."""
+    def advance(self, amount: int, results: int | None = None) -> None:
+        """Add `amount` to the count and show the count, and the number of results if given, if an update is due."""
         self.done += amount
+        self._results = results
         now = self._console.clock()
         if now - self._shown >= (REFRESH_SECONDS if self._console.interactive else LINE_SECONDS):
             self._shown = now
@@ -90,7 +92,8 @@ class Progress:
     def _line(self, now: float) -> str:
         seconds = max(now - self._started, 1e-9)
         share = f" of {self._total:,}" if self._total else ""
-        return f"{self._label}: {self.done:,}{share} {self._unit}, {self.done / seconds:,.0f}/s"
+        results = "" if self._results is None else f", {self._results:,} results"
+        return f"{self._label}: {self.done:,}{share} {self._unit}, {self.done / seconds:,.0f}/s{results}"
 
 
 class Console:

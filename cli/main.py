@@ -22,6 +22,7 @@ __all__ = ["entry_point", "headrace"]
         "dimension": "headrace.cli.dimension:dimension",
         "table": "headrace.cli.table:table",
         "join": "headrace.cli.join:join",
+        "correlate": "headrace.cli.correlate:correlate",
         "device": "headrace.cli.device:device",
     },
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

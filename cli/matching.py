@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from headrace.joins.predicates import On
 
-__all__ = ["Match"]
+__all__ = ["Match", "offset"]
 
 Pairing = tuple[tuple[str, str], ...]
 
@@ -47,10 +47,10 @@ class Match:
         """
         self._check()
         if self.as_of:
-            tolerance = None if self.tolerance is None else _offset(self.tolerance)
+            tolerance = None if self.tolerance is None else offset(self.tolerance)
             return AsOf(*self.as_of[0], by=self.on, direction=self.direction or "backward", tolerance=tolerance)
         if self.band:
-            return Band(*self.band[0], _offset(self.below or "0"), _offset(self.above or "0"), by=self.on)
+            return Band(*self.band[0], offset(self.below or "0"), offset(self.above or "0"), by=self.on)
         return list(self.on)
 
     def _check(self) -> None:
@@ -71,7 +71,7 @@ def _refuse(owner: str, given: Sequence[object], options: dict[str, str | None])
             raise InputError(f"{option} belongs to {owner}")
 
 
-def _offset(text: str) -> int | Decimal | str:
+def offset(text: str) -> int | Decimal | str:
     """Parse an offset as an integer or a decimal; any other text is a duration."""
     try:
         number = Decimal(text)

@@ -93,7 +93,7 @@ class FileStream:
     rows: int | None
     _open: Callable[[Path], Iterator[pa.RecordBatch]]
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Generator[pa.RecordBatch]:
         """Yield all rows, file by file, in batches that fit in memory. A thread reads ahead.
 
         Raises

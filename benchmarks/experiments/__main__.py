@@ -22,7 +22,7 @@ FIGURES = {
     for figure in importlib.import_module(f"benchmarks.experiments.{module}").FIGURES
 }
 TABLES = Path("artifacts/experiments")  # where the tables lie while they are measured
-SIMULATED_ONLY = ("scaling", "hit_ratios", "variants")
+SIMULATED_ONLY = ("scaling", "hit_ratios", "variants", "record_tier")
 LONGEST_FIRST = ("fig16", "fig7", "fig10", "table3", "fig13", "scaling")
 
 

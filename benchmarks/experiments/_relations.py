@@ -80,9 +80,11 @@ class Relation:
         }
 
     def content(self, seed=1):
-        """Return the rows, in key order, with padding that nothing compresses."""
+        """Return the rows, in key order, with padding that nothing compresses where rows have room for it."""
         rng = np.random.default_rng(seed)
         width = max(0, int(self.page_size * _FILL) // self.rows_per_page - _ROW_OVERHEAD)
+        if width == 0:
+            return pa.table({"key": self._keys(), "value": rng.integers(0, 1 << 40, self.rows)})
         padding = pa.Array.from_buffers(
             pa.binary(),
             self.rows,
@@ -92,8 +94,10 @@ class Relation:
                 pa.py_buffer(rng.bytes(self.rows * width)),
             ],
         )
-        keys, values = np.arange(self.rows, dtype=np.int64) // self.rows_per_key, rng.integers(0, 1 << 40, self.rows)
-        return pa.table({"key": keys, "value": values, "padding": padding})
+        return pa.table({"key": self._keys(), "value": rng.integers(0, 1 << 40, self.rows), "padding": padding})
+
+    def _keys(self):
+        return np.arange(self.rows, dtype=np.int64) // self.rows_per_key
 
 
 def zipf_keys(keys, skew, count, *, scattered=False, seed=2):

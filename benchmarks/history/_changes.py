@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.history._members import LAST_DAY, Members, cities, date, link_table, pipeline
+from benchmarks.history._processor import Stopwatch
 from benchmarks.history._settings import CONTENT, content, merging
 from headrace.pipelines.changes.applying import apply_files
 
@@ -37,10 +38,10 @@ def measure(spark, folder, settings):
         pq.write_table(_changes(members, chosen, number), file)
         contestants = {OURS: lambda: _apply(config, file), MERGE: lambda: _merge(spark, f"{path}_merged", file)}  # noqa: B023
         for name in sorted(contestants, reverse=number % 2 == 1):
-            began = time.perf_counter()
+            began, watch = time.perf_counter(), Stopwatch()
             contestants[name]()
             yield {"contestant": name, "round": number, "counted": number > 0, "rows": settings.changes,
-                   "seconds": time.perf_counter() - began}  # fmt: skip
+                   "seconds": time.perf_counter() - began, "processor": watch.seconds()}  # fmt: skip
     _compare(spark, path, settings)
 
 

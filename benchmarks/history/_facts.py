@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import functions as sf
 
 from benchmarks.history._members import FIRST_VERSIONS, LAST_DAY, Members, date, link_table, pipeline, write_stream
+from benchmarks.history._processor import Stopwatch
 from benchmarks.history._settings import content
 from headrace.pipelines.runner import run as run_pipeline
 
@@ -45,9 +46,9 @@ def measure(spark, folder, settings):
             for batch in range(first, first + settings.batches):
                 write_stream(folder / "stream" / side, batch, _facts(members, settings, batch, late), FILES)
         for name in CONTESTANTS[:: 1 if number % 2 else -1]:
-            for at, seconds in enumerate(runs[name].run()):
+            for at, (seconds, processor) in enumerate(runs[name].run()):
                 yield {"contestant": name, "round": first + at, "counted": number > 0 and at > 0,
-                       "rows": settings.batch_rows, "seconds": seconds}  # fmt: skip
+                       "rows": settings.batch_rows, "seconds": seconds, "processor": processor}  # fmt: skip
     runs[TUNED].close()
     for one, other in ((OURS, SPARKS), (OURS, TUNED), (OURS_LATE, SPARKS_LATE)):
         _compare(spark, folder, one, other, settings)
@@ -76,12 +77,18 @@ class _Headrace:
         self._config = config
 
     def run(self):
-        """Load the available files, and return the seconds of each batch."""
-        records = run_pipeline(self._config).batches
+        """Load the available files, and return the seconds and the processor seconds of each batch."""
+        watches, spent = [Stopwatch()], []
+
+        def on_batch(_record):
+            spent.append(watches[-1].seconds())
+            watches.append(Stopwatch())
+
+        records = run_pipeline(self._config, on_batch=on_batch).batches
         for record in records:
             shown = ", ".join(f"{name} {seconds:.2f}" for name, seconds in record.detail["phases"].items())
             print(f"  {record.new_members:,} new members; phases in seconds: {shown}")
-        return [record.seconds for record in records]
+        return list(zip((record.seconds for record in records), spent, strict=True))
 
 
 class _Spark:
@@ -95,7 +102,7 @@ class _Spark:
         self._seconds = []
 
     def run(self):
-        """Load the available files, and return the seconds of each batch."""
+        """Load the available files, and return the seconds and the processor seconds of each batch."""
         self._seconds = []
         frame = self.spark.readStream.schema("number bigint, customer bigint, day date")
         frame = frame.option("maxFilesPerTrigger", FILES).parquet(str(self._folder / "stream" / self._side))
@@ -123,7 +130,7 @@ class _Spark:
 
     def _batch(self, frame, number):
         frame.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
-        began = time.perf_counter()
+        began, watch = time.perf_counter(), Stopwatch()
         joined = self.joined(frame).select("number", "customer", "day", "customer_key", "city").persist()
         keys = joined.where("customer_key IS NULL").select("customer").distinct().orderBy("customer").toPandas()
         keys["new_key"] = self._greatest + 1 + np.arange(len(keys))
@@ -134,7 +141,7 @@ class _Spark:
         self._append(facts.selectExpr(*_FACTS), str(self._folder / f"facts_{self._side}"), number)
         joined.unpersist()
         new.unpersist()
-        self._seconds.append(time.perf_counter() - began)
+        self._seconds.append((time.perf_counter() - began, watch.seconds()))
 
     def _append(self, frame, path, number):
         writer = frame.write.format("delta").mode("append").option("txnAppId", self._side)

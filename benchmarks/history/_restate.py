@@ -25,6 +25,7 @@ from benchmarks.history._members import (
     write_files,
     write_stream,
 )  # fmt: skip
+from benchmarks.history._processor import Stopwatch
 from benchmarks.history._settings import content, merging
 from headrace.pipelines.changes.applying import apply_files
 from headrace.pipelines.delta.commits import Commit, commit_files
@@ -60,10 +61,10 @@ def measure(spark, folder, settings):
         moved = {}
         contestants = {OURS: lambda: _restate(config), MERGE: lambda: _merge(spark, path, merged, above)}  # noqa: B023
         for name in sorted(contestants, reverse=number % 2 == 1):
-            began = time.perf_counter()
+            began, watch = time.perf_counter(), Stopwatch()
             moved[name] = contestants[name]()
             yield {"contestant": name, "round": number, "counted": number > 0, "rows": moved[name],
-                   "seconds": time.perf_counter() - began}  # fmt: skip
+                   "seconds": time.perf_counter() - began, "processor": watch.seconds()}  # fmt: skip
         if moved[OURS] != moved[MERGE]:
             raise AssertionError(f"the contestants corrected different numbers of facts: {moved}")
         print(f"both corrected {moved[OURS]:,} facts")

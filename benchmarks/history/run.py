@@ -1,7 +1,9 @@
 """Measures the cases of `python -m benchmarks history`: both sides in one run, in turns, on equal data.
 
 The first round of each case does not count: it starts workers, compiles, and builds replicas. A ratio is the median of
-the ratios of pairs. A case fails if the two sides end with different content.
+the ratios of pairs: above 1, the contestant takes more time than the first one. Processor time includes Spark and its
+workers; where other work shares the machine, its ratios are more reliable. A case fails if the two sides end with
+different content.
 """
 
 import argparse
@@ -60,7 +62,7 @@ def _run(cases, settings, folder, out):
             with tempfile.TemporaryDirectory(prefix="headrace-bench-", dir=folder) as name:
                 module = importlib.import_module(f"benchmarks.history._{case}")
                 for row in module.measure(spark, Path(name).absolute(), settings):
-                    print(f"round {row['round']}: {row['contestant']} {row['seconds']:.2f} s", flush=True)
+                    print(_shown(row), flush=True)
                     rows.append({"case": case, **row})
                 _report([row for row in rows if row["case"] == case], module.CONTESTANTS)
     finally:
@@ -68,13 +70,24 @@ def _run(cases, settings, folder, out):
     write_csv(out / "history.csv", rows)
 
 
+def _shown(row):
+    times = f"{row['seconds']:.2f} s, {row['processor']:.2f} s of processor time"
+    return f"round {row['round']}: {row['contestant']} {times}"
+
+
 def _report(rows, names):
-    """Print medians, and the ratios of each contestant to the first one."""
+    """Print medians, and the medians of the ratios of each contestant to the first one."""
     counted = [row for row in rows if row["counted"]]
-    seconds = {name: {row["round"]: row["seconds"] for row in counted if row["contestant"] == name} for name in names}
-    ours = seconds[names[0]]
     lines = []
     for name in names:
-        ratio = statistics.median(seconds[name][number] / ours[number] for number in ours)
-        lines.append([name, f"{statistics.median(seconds[name].values()):.2f}", f"{ratio:.2f}"])
-    print_table(["contestant", "seconds", f"times {names[0]}"], lines)
+        cells = []
+        for measure in ("seconds", "processor"):
+            found = {each: _by_round(counted, each, measure) for each in (name, names[0])}
+            ratio = statistics.median(found[name][number] / found[names[0]][number] for number in found[name])
+            cells += [f"{statistics.median(found[name].values()):.2f}", f"{ratio:.2f}"]
+        lines.append([name, *cells])
+    print_table(["contestant", "seconds", "ratio", "processor seconds", "ratio"], lines)
+
+
+def _by_round(rows, name, measure):
+    return {row["round"]: row[measure] for row in rows if row["contestant"] == name}

@@ -8,15 +8,18 @@ import numpy as np
 import pyarrow as pa
 
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64()), ("payload", pa.binary(184))])
+TWO_KEYS = pa.schema([("id", pa.int64()), ("x", pa.int64()), ("y", pa.int64()), ("payload", pa.binary(176))])
 TUPLE = 200
 
 
 def batch(ids, keys):
-    """Return tuples with these ids and keys."""
-    payload = pa.py_buffer(np.zeros(184 * len(keys), dtype=np.uint8))
-    columns = [pa.array(ids, pa.int64()), pa.array(keys, pa.int64())]
+    """Return tuples with these ids and keys; keys of two columns are x and y."""
+    schema = SCHEMA if keys.ndim == 1 else TWO_KEYS
+    padding = schema.field("payload").type
+    payload = pa.py_buffer(np.zeros(padding.byte_width * len(keys), dtype=np.uint8))
+    columns = [pa.array(column, pa.int64()) for column in (ids, *np.atleast_2d(keys.T))]
     return pa.RecordBatch.from_arrays(
-        [*columns, pa.FixedSizeBinaryArray.from_buffers(pa.binary(184), len(keys), [None, payload])], schema=SCHEMA
+        [*columns, pa.FixedSizeBinaryArray.from_buffers(padding, len(keys), [None, payload])], schema=schema
     )
 
 

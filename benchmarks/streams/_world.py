@@ -6,10 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.streams._data import SCHEMA, batch
-from headrace.joins.streams import DINER, RPJ, HashMerge
+from headrace.joins.streams import DINER, MINER, RPJ, HashMerge, MJoin
 from headrace.storage.file import FileBackend
 
 OPERATORS = {"DINER": DINER, "RPJ": RPJ, "HMJ": HashMerge}
+MULTIWAY = {"MINER": MINER, "MJoin": MJoin}
 GROUP = 64  # arrivals that are pushed together, those of one side after those of the other
 
 
@@ -98,18 +99,18 @@ class Online:
     buffers: tuple
 
 
-def online(name, arriving, memory, settings, **options):
+def online(name, arriving, memory, settings, *, inputs=("a", "b"), on="x", schema=SCHEMA, **options):
     """Run an operator until all tuples have arrived and return its results up to then.
 
     Every operator goes back to the arriving phase once more than `max_new_arrivals` tuples wait, after the unit of work
     that it has begun.
     """
     clock = Clock()
-    operator = OPERATORS[name]
+    operator = (OPERATORS | MULTIWAY)[name]
     with tempfile.TemporaryDirectory(prefix="headrace-streams-") as folder:
         backend = timed_backend(clock, settings)
         join = operator(
-            {"a": SCHEMA, "b": SCHEMA}, "x", memory=memory, spill=folder, wait=settings.wait, clock=clock,
+            dict.fromkeys(inputs, schema), on, memory=memory, spill=folder, wait=settings.wait, clock=clock,
             backend=backend, **options,
         )  # fmt: skip
         with join:

@@ -18,6 +18,9 @@ CASES = {
     "online": ("diner_cases", "online_shares", "DINER's table 4 and figure 9: results online with four memories"),
     "shifting": ("diner_cases", "shifting", "DINER's figure 15: means that shift from period to period"),
     "delays": ("diner_cases", "delays", "DINER's table 3 and figure 16: input buffers and results with delays"),
+    "sstar": ("miner_cases", "simple_star", "MINER's figure 22: MINER and Viglas' MJoin on a star of four inputs"),
+    "inputs": ("miner_cases", "many_inputs", "MINER's figure 20: results online of two to four inputs"),
+    "buffers": ("miner_cases", "buffers", "MINER's table 21: input buffers with delays"),
 }
 """For each case its module, its function, and what it measures."""
 

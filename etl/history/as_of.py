@@ -15,6 +15,7 @@ Each row passes these rules in order:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -139,7 +140,7 @@ class AsOfLookup:
                 "out of `carry`, or use another policy"
             )
 
-    @property
+    @cached_property
     def current(self) -> Lookup:
         """Lookup of the current version. It carries the columns that show whether the fact is older."""
         return Lookup(

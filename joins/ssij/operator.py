@@ -32,7 +32,8 @@ Memory bound::
            + inverted index         /  with 9 bytes for each page of a join phase's plan
            + workspace              an eighth of the rest, at least two pages, at most 48 MiB; for ranges of keys that
                                     are not looked up directly a quarter, as long as that is at most 2 MiB
-           + read buffer            two pages; of the rest a sixth or 64 pages, at most three eighths or 512 pages
+           + read buffer            two pages; of the rest a sixth, at most 512 pages; where a sixth is below 64 pages
+                                    up to 64 or three eighths, as many as give scans the highest rate
            + the queue of reads + the cost model's statistics
 """
 

@@ -38,7 +38,8 @@ and uses
   for the slice that is being taken in and the result batch in progress
 
 Everything is deterministic: times and arrivals are arguments, and nothing depends on hashes of Python or on threads.
-Put the operator into `OPERATORS` of ``tests/joins/streams/conftest.py``, and the whole suite applies to it.
+Put the operator into `OPERATORS` of ``tests/joins/streams/conftest.py``, and the whole suite applies to it. A line in
+`catalog.ALGORITHMS` and a row in the table of docs/streams.md make it available to `headrace correlate`.
 """
 
 from __future__ import annotations
@@ -47,22 +48,28 @@ from headrace.joins.streams.conditions import Conditions, JoinGraph, Near
 from headrace.joins.streams.diner import DINER
 from headrace.joins.streams.double_pipelined_hash import DoublePipelinedHash
 from headrace.joins.streams.hash_merge import HashMerge
+from headrace.joins.streams.miner import MINER
 from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.progressive_merge import ProgressiveMerge
+from headrace.joins.streams.punctuated import PunctuatedJoin
 from headrace.joins.streams.rpj import RPJ
 from headrace.joins.streams.stats import StreamsStats
 from headrace.joins.streams.symmetric_hash import SymmetricHash
+from headrace.joins.streams.viglas import MJoin
 from headrace.joins.streams.xjoin import XJoin
 
 __all__ = [
     "DINER",
+    "MINER",
     "RPJ",
     "Conditions",
     "DoublePipelinedHash",
     "HashMerge",
     "JoinGraph",
+    "MJoin",
     "Near",
     "ProgressiveMerge",
+    "PunctuatedJoin",
     "StreamsAlgorithm",
     "StreamsJoin",
     "StreamsParameters",

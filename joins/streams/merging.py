@@ -56,6 +56,7 @@ _SHARE = 32
 _FIELDS = 6
 _LOW = 4
 _ENTRY_NBYTES = 160  # of a block: 48 of its entry, and copies of entries in a turn
+_ENTRY_GROWTH = 4  # blocks at most that are written for each that is merged
 _ENTRY = 12  # bytes of a key word and a slot
 _SCRATCH = 32  # bytes for each tuple of a block that is merged: words, their order, and copies of both
 _OUTPUT_BLOCKS = 4  # buffers of a block that is merged: parts, their concatenation, in order, as written
@@ -146,7 +147,7 @@ class RunMerger:
         self._keys = [pairing.driver.key_of(side) for side in (0, 1)]
         self.block_nbytes = max(LEAST_BLOCK, min(self._budget.limit // _SHARE, _MOST_BLOCK))
         most_tuples = self.block_nbytes // min(layout.stride for layout in algorithm.layouts)
-        reserve = 2 * block_nbytes(self.block_nbytes) + _ENTRY * most_tuples
+        reserve = 2 * (block_nbytes(self.block_nbytes) + _ENTRY * most_tuples)
         algorithm.require(reserve + stores, "tuples and for two blocks of them")
         self._reserve = SpillReserve(self._budget, reserve)
         self.most_groups = fan_in // 2
@@ -274,11 +275,13 @@ class RunMerger:
     # Merging pass
 
     def _can_merge(self, side: int, runs: Sequence[Run]) -> bool:
-        """Return whether memory holds a block of each run, and the buffers of the output."""
+        """Return whether memory holds a block of each run, the buffers of the output, and the new list entries."""
         stride = self._algorithm.layouts[side].stride
         largest = [max(block.nbytes + _SCRATCH * block.count for block in _spilled(run)) for run in runs]
         output = _OUTPUT_BLOCKS * block_nbytes(max(self.block_nbytes, stride))
-        return len(runs) > 1 and sum(largest) + output <= self._budget.available + self._reserve.available
+        entries = _ENTRY_GROWTH * _ENTRY_NBYTES * sum(map(len, runs))
+        available = self._budget.available
+        return len(runs) > 1 and sum(largest) + output <= available + self._reserve.available and entries <= available
 
     def _merge(self, side: int, runs: Sequence[Run]) -> tuple[Run, ...]:
         """Write several runs as one."""

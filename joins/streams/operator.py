@@ -19,7 +19,7 @@ from headrace.joins.handle import JoinHandle, check_batch, check_time, columns_o
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.protocol import Output, Progress
 from headrace.joins.streams.conditions import Conditions, JoinGraph
-from headrace.joins.streams.layout import RowLayout
+from headrace.joins.streams.layout import MATCHED, RowLayout
 from headrace.joins.streams.results import ResultBuilder, result_schema
 from headrace.joins.streams.rows import Rows, RowsEncoder
 from headrace.joins.streams.stats import PhaseCounters, StreamsStats
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.joins.streams.store import TupleStore
     from headrace.storage.file import StorageBackend
 
 __all__ = ["How", "Phase", "StreamsAlgorithm", "StreamsJoin", "StreamsParameters"]
@@ -50,6 +51,7 @@ _TWO = 2
 _MOST_WORKSPACE = 16 << 20
 _LEAST_WORKSPACE = 16 << 10
 _SHARE = 8
+_SLOT_NBYTES = 64  # of a slot in all lists while its tuple is removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ class StreamsAlgorithm(ABC):
         ]
         self.encoders = [RowsEncoder(layout, keys) for layout, keys in zip(self.layouts, self.graph.keys, strict=True)]
         self.ended = [False] * len(self.graph.names)
+        self._said_ended = list(self.ended)  # before the tasks of earlier calls have run
         self._spill_parent = parameters.spill
         self._spill_backend = parameters.backend
         self._spill: SpillFolder | None = None
@@ -180,7 +183,7 @@ class StreamsAlgorithm(ABC):
     def push(self, batch: pa.RecordBatch, side: int, at: float | None) -> Iterator[pa.RecordBatch]:
         """Return the task of joining a batch that arrived at `at`."""
         name, schema = self.graph.names[side], self.graph.schemas[side]
-        if self.ended[side]:
+        if self._said_ended[side]:
             raise FinishedError(f"input {name!r} has ended; push to it before `end`, or make a new operator")
         if not batch.schema.equals(schema):
             raise StreamSchemaError(
@@ -195,10 +198,10 @@ class StreamsAlgorithm(ABC):
     def end(self, side: int, at: float | None) -> Iterator[pa.RecordBatch]:
         """Return the task of noting that all of an input has arrived."""
         self.time.reach(at)
-        if self.ended[side]:
+        if self._said_ended[side]:
             raise FinishedError(f"input {self.graph.names[side]!r} has ended before")
-        self.ended[side] = True
-        return self.counted(self._ended(side), "arriving")
+        self._said_ended[side] = True
+        return self.counted(self._end(side), "arriving")
 
     def tick(self, now: float | None) -> Iterator[pa.RecordBatch]:
         """Return the task of one step of reactive work, if all inputs are blocked at `now`."""
@@ -271,6 +274,10 @@ class StreamsAlgorithm(ABC):
         """Whether tuples of this input without a match are results."""
         return self.how == "full" or (self.how == "left" and side == 0) or (self.how == "right" and side == 1)
 
+    def has_ended(self, side: int) -> bool:
+        """Whether the end of an input was announced, though tasks of earlier calls may be left."""
+        return self._said_ended[side]
+
     def require(self, nbytes: int, purpose: str) -> None:
         """Refuse a memory that leaves less than `nbytes`. Call it when everything that is held always was charged.
 
@@ -333,6 +340,12 @@ class StreamsAlgorithm(ABC):
             self._files[place] = self.spill_folder().file(f"{self.graph.names[side]}-{partition}")
         return self._files[place]
 
+    def drop_spill_file(self, side: int, partition: int = 0) -> None:
+        """Remove a spill file whose blocks are not needed any more. Its number may be used again."""
+        file = self._files.pop((side, partition), None)
+        if file is not None:
+            self.spill_folder().remove(file)
+
     def spill_folder(self) -> SpillFolder:
         """Return the folder of the spill files, created on first use; see `spill_file`."""
         if self._spill_parent is None:
@@ -350,6 +363,18 @@ class StreamsAlgorithm(ABC):
         none = Rows(self.layouts[1 - side], 0, np.zeros(8, dtype=np.uint8), np.zeros(0, dtype=np.uint8))
         sources = [(rows, index), (none, nothing)]
         yield from self.results.batches(sources if side == 0 else sources[::-1])
+
+    def alone(self, side: int, store: TupleStore) -> Iterator[pa.RecordBatch]:
+        """Yield the tuples of a store that have not been part of a result as results with nulls."""
+        for start in range(0, len(store), self.pair_limit):
+            rows = store.rows
+            index = np.flatnonzero((rows.flags[start : start + self.pair_limit] & MATCHED) == 0) + start
+            yield from self.unmatched(side, rows, index)
+
+    @property
+    def slots_limit(self) -> int:
+        """Most tuples to remove from a store at once, so that the lists of their slots fit into the workspace."""
+        return max(64, self._workspace // 2 // _SLOT_NBYTES)
 
     @property
     def pair_limit(self) -> int:
@@ -421,18 +446,21 @@ class StreamsAlgorithm(ABC):
 
     def _one_step(self, now: float) -> Iterator[pa.RecordBatch]:
         """Do one step of reactive work, if there is any and all inputs are blocked at `now`."""
-        if all(self.ended) or now - self._latest < self.wait:
+        if all(self._said_ended) or now - self._latest < self.wait:
             return
         step = self._react()
         if step is not None:
             self.counters.reactive_steps += 1
             yield from step
 
+    def _end(self, side: int) -> Iterator[pa.RecordBatch]:
+        self.ended[side] = True
+        yield from self._ended(side)
+
     def _finish(self) -> Iterator[pa.RecordBatch]:
         for side in self.sides:
             if not self.ended[side]:
-                self.ended[side] = True
-                yield from self._ended(side)
+                yield from self._end(side)
         yield from self._cleanup()
 
 

@@ -86,6 +86,13 @@ class Pairing:
         positions, slots : int64[n]
             Positions in `probing`, and slots of the store.
         """
+        for at, slots in self.matches(store, side, probing, index, limit):
+            yield index[at], slots
+
+    def matches(
+        self, store: TupleStore, side: int, probing: Rows, index: NDArray[np.int64], limit: int
+    ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """Yield what `find` yields, but with positions in `index`, which may name a tuple repeatedly."""
         other = self.driver.other(side)
         cursor = new_cursor()
         out = np.empty(limit, dtype=np.int64), np.empty(limit, dtype=np.int64)
@@ -93,12 +100,12 @@ class Pairing:
             found = store.probe(
                 self.driver.key_of(other), probing, self.driver.key_of(side), index, self.driver.width, cursor, out
             )
-            positions, slots = index[out[0][:found]], out[1][:found].copy()
-            keep = self.meets(side, probing, positions, store.rows, slots, driven=True)
+            at, slots = out[0][:found].copy(), out[1][:found].copy()
+            keep = self.meets(side, probing, index[at], store.rows, slots, driven=True)
             if keep is not None:
-                positions, slots = positions[keep], slots[keep]
-            if len(positions):
-                yield positions, slots
+                at, slots = at[keep], slots[keep]
+            if len(at):
+                yield at, slots
 
     def meets(
         self,

@@ -250,9 +250,9 @@ def _with_history(config: PipelineConfig, name: str, table: Described | None) ->
     history, label = history_of(config, name), f"dimension {name!r}"
     refuse_float_keys(history.dimension.key_schema, label)
     if table is not None:
+        check_declaration(table.properties, history, label, table.path)
         for column in delta_schema(history):
             _require_column(table, label, column.name, column.type)
-        check_declaration(table.properties, history, label, table.path)
     return _Found(history.dimension, table, history=history)
 
 

@@ -186,7 +186,7 @@ def local_files(folder: Path, held: str = "the changes of a batch while they are
         yield
     except OSError as error:
         raise StorageIOError(
-            f"the folder {folder}, which holds {held}, cannot be used: {error}; nothing of that was committed. Free "
+            f"the folder {folder}, which holds {held}, cannot be used: {error}; nothing was committed. Free "
             "some space there, or name another folder as `replicas` in the pipeline file or in HEADRACE_REPLICAS, and "
             "run again"
         ) from error

@@ -109,6 +109,8 @@ def check_table(path: str, history: History, label: str) -> None:
 def _same(there: pa.DataType, declared: pa.DataType) -> bool:
     """Return whether types are equal, apart from names of list items and nullability."""
     if pa.types.is_list(declared):
+        if not pa.types.is_list(there) or there.value_type.num_fields != declared.value_type.num_fields:
+            return False
         parts = [
             (there.value_type.field(i), declared.value_type.field(i)) for i in range(declared.value_type.num_fields)
         ]

@@ -81,6 +81,7 @@ def add_column(config: PipelineConfig, name: str, column: str, kind: str, rows: 
     """
     if rows is not None:
         _refuse_history(config, name, column)
+    _refuse_recorded(config, name, column)
     table, path = opened_dimension(config, name)
     there = plain_schema(pa.schema(table.schema().to_arrow()))
     wanted = arrow_type(kind)
@@ -158,6 +159,16 @@ def drop_column(config: PipelineConfig, name: str, column: str) -> ColumnChange:
 
 
 # Checks
+
+
+def _refuse_recorded(config: PipelineConfig, name: str, column: str) -> None:
+    """Raise an error if the entries of a dimension with history would have to record the changes of a new attribute."""
+    declared = config.dimensions.get(name)
+    if declared is None or declared.history is None:
+        return
+    given = declared.history
+    if given.partial is not None or column in {*given.type_0, *given.type_1, *given.type_1_current, *given.audit}:
+        _refuse_history(config, name, column)
 
 
 def _refuse_history(config: PipelineConfig, name: str, column: str) -> None:

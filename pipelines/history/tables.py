@@ -121,8 +121,10 @@ def check_declaration(properties: Mapping[str, str], history: History, label: st
     """
     stored = json.loads(properties.get(DECLARATION, "{}"))
     now = _stored_form(history)
-    # An attribute that was added later has no value in stored versions, which is what their changes say.
-    now["types"] = {name: kind for name, kind in now["types"].items() if name in stored.get("types", {}) or kind != "2"}
+    # An attribute that was added later has no value in stored versions, which is what their changes say. But entries
+    # record partial changes of each attribute, and all changes of the other types.
+    known, partial = stored.get("types", {}), history.partial is not None
+    now["types"] = {name: kind for name, kind in now["types"].items() if name in known or kind != "2" or partial}
     differing = [name for name, value in stored.items() if now.get(name) != value]
     if differing:
         name = differing[0]
@@ -139,6 +141,7 @@ def _stored_form(history: History) -> dict[str, Any]:
         "natural_key": list(dimension.natural_key),
         "rules": {name: repr(dimension.rule(name)) for name in dimension.natural_key},
         "types": {name: history.type_of(name) for name in dimension.attributes.names},
+        "partial": history.partial is not None,
         "instants": str(history.instant_type),
         "sequence": str(history.stored_sequence),
         "end": None if history.end is None else history.end.isoformat(),

@@ -143,6 +143,11 @@ class SpillFile:
         return self._blocks
 
     @property
+    def name(self) -> str:
+        """Path of the file, for messages."""
+        return str(self._backend.path)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the file."""
         return self._end * SPILL_PAGE
@@ -245,6 +250,11 @@ class SpillFile:
         return block[start : start + WORD * (_digest_count(ref.nbytes) + 1)].view(np.uint64)
 
 
+def _buffered(path: Path) -> StorageBackend:
+    """Return a file that is read through the page cache, where most of it may still be since it was written."""
+    return FileBackend(path, "x", direct=False)
+
+
 class SpillFolder:
     """Temporary folder of one operator. It is removed at `close`, or by a later one if the process is killed.
 
@@ -262,8 +272,9 @@ class SpillFolder:
     """
 
     def __init__(self, parent: str | os.PathLike[str], backend: Callable[[Path], StorageBackend] | None = None) -> None:
-        self._backend = backend or (lambda path: FileBackend(path, "x"))
+        self._backend = backend or _buffered
         self._files: list[SpillFile] = []
+        self._created = 0
         self._stack = contextlib.ExitStack()
         self.stats = SpillStats()
         self._path: Path | None = self._claim(Path(path_text(parent)))
@@ -294,9 +305,16 @@ class SpillFolder:
     def file(self, name: str) -> SpillFile:
         """Create a file. `name` is any text; it appears in messages."""
         safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:40]
-        file = SpillFile(self._backend(self.path / f"{len(self._files)}-{safe}"), self.stats)
+        file = SpillFile(self._backend(self.path / f"{self._created}-{safe}"), self.stats)
+        self._created += 1
         self._files.append(file)
         return file
+
+    def remove(self, file: SpillFile) -> None:
+        """Close a file of the folder and free its space on disk."""
+        self._files.remove(file)
+        file.close()
+        (self.path / Path(file.name).name).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the files and remove the folder. May be called twice."""

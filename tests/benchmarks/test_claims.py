@@ -197,6 +197,18 @@ def variant_rows(figure):
     return table(figure, {line: [rate, rate] for line, rate in rates.items()}, ("uniform", policies.ZIPF))
 
 
+def tier_rows(figure):
+    places = [f"{stream}, {kind}" for kind in (policies.WIDE, policies.NARROW)
+              for stream in ("uniform", policies.ZIPF, policies.SCATTERED)]  # fmt: skip
+    rates = {
+        f"{when}, {line}": [rate] * len(places)
+        for when in ("cold", "long run")
+        for line, rate in ((policies.WITHOUT_TIER, 100), (policies.WITH_TIER, 101))
+    }
+    return table(figure, rates, places)
+
+
+LONG_RUN = f"long run, {policies.WITH_TIER}"
 CASES = {  # rows that support all claims of a figure, and for each claim a change that refutes it
     "scaling": (scale_rows, [several(*ALL_SCALED), put(scaling.MODEL, rates=50 * K),
                              put(*(scaling._real(line) for line in (PAPER, NOW, MESH_PAPER, MESH_BEST)), rates=1)]),
@@ -220,8 +232,10 @@ CASES = {  # rows that support all claims of a figure, and for each claim a chan
     "fig15": (scan_rows, [put(rates=10), put(rates=[10, 20, 30, 40, 40, 40, 40])]),
     "fig16": (deadline_rows, DEADLINES),
     "hit_ratios": (hit_rows, [put("LRU", hit_ratio=0.9)]),
-    "variants": (variant_rows, [put(*policies.WITHOUT, rates=100), put(policies.WAITING, rates=90),
-                                put(policies.RECORDS, rates=150)]),
+    "variants": (variant_rows, [put(*policies.WITHOUT, rates=100), put(policies.WAITING, rates=90)]),
+    "record_tier": (tier_rows, [put(LONG_RUN, rates=[101, 101, 101, 101, 94, 101]),
+                                put(LONG_RUN, rates=[101, 101, 99, 101, 101, 101]),
+                                put(f"cold, {policies.WITH_TIER}", rates=[79, 101, 101, 101, 101, 101])]),
 }  # fmt: skip
 CLAIMS = [(name, at) for name, figure in FIGURES.items() for at in range(len(figure.claims))]
 

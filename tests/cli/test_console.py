@@ -123,3 +123,12 @@ def test_progress_off_a_terminal_is_a_line_every_half_minute(capsys):
             now[0] = second
             progress.advance(100)
     assert capsys.readouterr().err == "2013-01-31 10:30:00 joined: 200 of 300 rows, 6/s\n"
+
+
+def test_progress_tells_the_number_of_results(capsys):
+    now = [0.0]
+    console = Console(clock=lambda: now[0], now=lambda: dt.datetime(2013, 1, 31, 10, 30))  # noqa: DTZ001 - local time
+    with console.progress("correlated") as progress:
+        now[0] = 40
+        progress.advance(200, 1500)
+    assert capsys.readouterr().err == "2013-01-31 10:30:00 correlated: 200 rows, 5/s, 1,500 results\n"

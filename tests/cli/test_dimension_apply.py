@@ -237,3 +237,22 @@ def test_an_added_attribute_is_not_filled_from_a_source(invoke, shop):
     assert outcome.code == 1
     assert "has a history" in " ".join(outcome.err.split())
     assert "mail" not in invoke("dimension", "info", "customer").out
+
+
+def test_a_repair_fixes_what_needs_no_decision_unless_it_is_a_dry_run(invoke, shop):
+    invoke("dimension", "apply", "customer", "changes")
+    assert "nothing to repair" in invoke("dimension", "repair", "customer").out
+    special = "    special: {unknown: {city: None known}}\n    shards: 2\n"
+    (shop / "pipeline.yml").write_text(PIPELINE.replace("    shards: 2\n", special))
+    dry = invoke("dimension", "repair", "customer", "--dry-run", "--json").document
+    assert (dry["ok"], dry["changed"], [each["rows"] for each in dry["fixed"]], dry["repairs"]) == (
+        False,
+        False,
+        [1],
+        [],
+    )
+    assert invoke("dimension", "check", "customer").code == 3
+    shown = invoke("dimension", "repair", "customer")
+    assert "What was fixed in dimension customer" in shown.out
+    assert "member -1" in shown.out
+    assert "is sound" in invoke("dimension", "check", "customer").out

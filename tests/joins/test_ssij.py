@@ -233,6 +233,18 @@ def test_reads_are_as_long_as_the_read_buffer_where_seeks_are_slow_or_pages_few(
     assert max(lengths) == min(most, join.stats.pages_read)
 
 
+@pytest.mark.parametrize("deadline", [None, 60.0])
+def test_a_small_read_buffer_has_the_size_with_which_scans_complete_most_tuples(table, tools, deadline):
+    """Unless there are deadlines, for which scans must be short."""
+    pages, gap = 160, (0.8e-3 + 0.5e-3) / (50e-6 + 5e-6)
+    memory = tools.least_memory(SSIJ, table, [("s_k", "k")]) + pages * 4096
+    with reader_of(table, DeviceModel(0.8e-3, 50e-6, 4096)) as reader:
+        chosen = make(table, memory=memory, reader=reader, deadline=deadline).store.read_buffer.pages - 2
+    rates = [(pages - size) * size / (size + gap) for size in range(1, pages)]
+    best = 1 + int(np.argmax(rates))
+    assert abs(chosen - (best if deadline is None else 3 * pages // 8)) <= 1
+
+
 @pytest.mark.parametrize("how", ["inner", "left"])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("device", [QUICK_DISK, SLOW_DISK])

@@ -300,7 +300,7 @@ def test_a_full_disk_between_the_stages_is_told_and_loses_nothing(tmp_path, monk
     version = DeltaHandle(dimension.path).latest().version
     with monkeypatch.context() as patch:
         patch.setattr(engines, "_created", lambda _path: pa.PythonFile(FullFile(), "w"))
-        with pytest.raises(StorageIOError, match=r"replicas.*No space.*nothing of that was.*run again"):
+        with pytest.raises(StorageIOError, match=r"replicas.*No space.*nothing was committed.*run again"):
             dimension.protocol().run_batch([file], 0, "stream")
     assert DeltaHandle(dimension.path).latest().version == version
     assert list((tmp_path / "replicas").glob("changes-*")) == []

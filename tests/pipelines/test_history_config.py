@@ -66,7 +66,7 @@ def test_every_field_arrives(tmp_path):
 
 
 def test_the_block_has_the_fields_of_the_declaration():
-    assert set(HistoryConfig.model_fields) == {*History.__dataclass_fields__} - {"dimension", "special", "partial"}
+    assert set(HistoryConfig.model_fields) == {*History.__dataclass_fields__, "parents"} - {"dimension", "special"}
 
 
 def test_an_attribute_that_is_not_there(tmp_path):

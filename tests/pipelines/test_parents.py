@@ -1,8 +1,11 @@
 """Partial changes and parents in pipeline files end in the same versions as the Python API's, whatever the loads."""
 
+import contextlib
 import copy
 import datetime as dt
 import random
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -15,7 +18,8 @@ from headrace.pipelines.changes.repairing import RowRepair
 from headrace.pipelines.config.history import history_of, references_of
 from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.delta.tables import DeltaHandle, open_table, read_rows
-from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.dimension import add_column
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.runner import run
 
@@ -346,3 +350,87 @@ def damage(bank, name, chosen, **values):
     new = {**row, **values, "_entries": entries or None}
     repair.add(pa.Table.from_pylist([row], schema), pa.Table.from_pylist([new], schema))
     repair.commit(handle.table.version(), {})
+
+
+def test_an_attribute_that_entries_would_record_is_not_added(tmp_path):
+    bank = Bank(tmp_path)
+    for _ in two_loads(bank):
+        steps_of(bank)
+    document = copy.deepcopy(DOCUMENT)
+    document["dimensions"]["account"]["columns"]["more"] = "string"
+    (tmp_path / "bank.yml").write_text(yaml.safe_dump(document))
+    config, path = load_pipeline(tmp_path / "bank.yml"), str(tmp_path / "w" / "account")
+    version = open_table(path).version()
+    with pytest.raises(DeltaTableError, match="make the dimension again from all changes"):
+        add_column(config, "account", "more", "string")
+    with pytest.raises(DeltaTableError, match=r"was made with types .* and the declaration says"):
+        apply_files(config, "account", tmp_path / "accounts", again=True)
+    document["dimensions"]["account"]["columns"].pop("more")
+    document["dimensions"]["account"]["history"].pop("partial")
+    document["dimensions"]["account"]["history"].pop("parents")
+    (tmp_path / "bank.yml").write_text(yaml.safe_dump(document))
+    with pytest.raises(DeltaTableError, match="was made with partial True, and the declaration says False"):
+        apply_files(load_pipeline(tmp_path / "bank.yml"), "account", tmp_path / "accounts", again=True)
+    assert open_table(path).version() == version
+    assert check_history(bank.config, "account") == []
+
+
+APPLYING = """
+import sys
+from pathlib import Path
+from headrace.pipelines.changes import apply_files
+from headrace.pipelines.config.model import load_pipeline
+
+config = load_pipeline(sys.argv[1])
+print("begins", flush=True)
+for name, folder in zip(sys.argv[2::2], sys.argv[3::2]):
+    for file in sorted(Path(folder).iterdir(), key=lambda path: int(path.stem)):
+        apply_files(config, name, file)
+"""
+
+
+def applying(pipeline, *arguments):
+    command = [sys.executable, "-c", APPLYING, str(pipeline), *map(str, arguments)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_two_hosts_without_a_common_catalog_apply_parents_and_children_at_once(tmp_path, seed):
+    rng, bank = random.Random(seed), Bank(tmp_path)
+    for number in range(1, 7):
+        bank.give(*random_load(rng, number))
+    running = []
+    for host, arguments in enumerate((("customer", tmp_path / "customers"), ("account", tmp_path / "accounts"))):
+        own = {
+            "replicas": f"replicas{host}",
+            "catalog": f"sqlite:///{tmp_path}/{host}.db",
+            "checkpoint": f"state{host}",
+        }
+        (tmp_path / f"{host}.yml").write_text(yaml.safe_dump({**DOCUMENT, **own}))
+        running.append(applying(tmp_path / f"{host}.yml", *arguments))
+    for process in running:
+        _, errors = process.communicate(timeout=600)
+        assert process.returncode == 0, errors
+    steps_of(bank)
+    assert bank.found() == bank.expected()
+    assert check_history(bank.config, "account") == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_processes_lose_and_double_nothing(tmp_path, seed):
+    rng, bank = random.Random(seed), Bank(tmp_path)
+    for number in range(1, 5):
+        bank.give(*random_load(rng, number))
+        for _ in range(3):
+            both = ("customer", tmp_path / "customers", "account", tmp_path / "accounts")
+            process = applying(tmp_path / "bank.yml", *both)
+            process.stdout.readline()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=rng.uniform(0, 3))
+            process.kill()
+            process.communicate()
+    steps_of(bank)
+    assert bank.found() == bank.expected()
+    assert check_history(bank.config, "account") == []

@@ -4,6 +4,7 @@ import datetime as dt
 
 import numpy as np
 import pytest
+from deltalake import DeltaTable
 from history_scenario import Orders, first_changes, random_changes, random_orders
 
 from headrace.pipelines.delta.tables import DeltaHandle
@@ -167,6 +168,46 @@ def test_a_batch_that_was_planned_before_the_changes_is_restated_next_time(world
     assert stale(world) == {7}
     assert world.roles()["buyer"].restated == 1
     assert stale(world) == set()
+
+
+def restating(world):
+    """Return what made the commits that corrected facts."""
+    commits = DeltaTable(world.config.sink.path).history()
+    return [commit["engineInfo"] for commit in commits if commit["operation"] == "MERGE"]
+
+
+def test_facts_are_corrected_by_deletion_vectors_as_spark_reads_them(world, spark):
+    facts = world.config.sink.path
+    spark.sql(f"ALTER TABLE delta.`{facts}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    before = {row["order"]: row.asDict() for row in spark.read.format("delta").load(facts).collect()}
+    world.change(("c1", 10, "Bergen"))
+    version = DeltaHandle(facts).latest().version
+    assert world.roles()["buyer"].restated == 1
+    after = {row["order"]: row.asDict() for row in spark.read.format("delta").load(facts).collect()}
+    corrected = {**before[2], **{name: before[3][name] for name in ("buyer_key", "buyer_city")}}
+    corrected |= {name: before[2][name] for name in before[2] if name.startswith("buyer_tel")}
+    sold = {**before[4], "seller_key": before[3]["buyer_key"]}
+    assert after == before | {2: corrected, 4: sold}
+    feed = (
+        spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", version + 1).load(facts)
+    )
+    changes = {row["_change_type"]: row.asDict() for row in feed.where("order = 2").collect()}
+    assert (feed.count(), len(changes)) == (4, 2)
+    for kind, fact in (("update_preimage", before[2]), ("update_postimage", corrected)):
+        assert {name: changes[kind][name] for name in fact} == fact
+    assert restating(world) == ["headrace"] * 2
+
+
+def test_facts_whose_files_another_writer_changes_meanwhile_are_corrected_by_merge(world):
+    world.change(("c1", 10, "Bergen"))
+
+    def rewritten(step):
+        if step == "before batch 0":
+            DeltaTable(world.config.sink.path).optimize.z_order(["order"])
+
+    assert world.roles(hook=rewritten)["buyer"].restated == 1
+    assert stale(world) == set()
+    assert {engine.split("/")[0] for engine in restating(world)} == {"Apache-Spark"}
 
 
 @pytest.mark.slow

@@ -382,6 +382,53 @@ def test_retried_rows_are_merged(shop):
     ]  # fmt: skip
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
+def test_transformed_records_that_are_retried_meet_newer_facts_in_their_order(shop, rng):
+    """Merge, transform and retry together, ended after each step in turn, against a dictionary."""
+    shop.options = {
+        "transform": [{"derive": {"code": "upper(code)", "size": "cast(amount * 2 as decimal(12,2))"}}],
+        "sink": {
+            "path": "w/facts",
+            "mode": "merge",
+            "key": ["id"],
+            "order_by": ["code"],
+            "keep": ["region", "region_key"],
+        },
+    }
+    shop.write()
+    records = []
+    for number in range(4):
+        lines = ["id,code,region,amount"]
+        for _ in range(6):
+            row = (
+                int(rng.integers(5)),
+                f"{rng.choice(list('abcdefgh'))}{len(records)}",
+                str(rng.choice(["north", "south"])),
+                int(rng.integers(100)),
+            )
+            records.append((*row, rng.random() < 0.4))
+            amount = f'"{row[3]},00"' if records[-1][4] else f"{row[3]}.00"
+            lines.append(f"{row[0]},{row[1]},{row[2]},{amount}")
+        shop.put(f"{number}.csv", "\n".join(lines) + "\n")
+    run(shop.pipeline)
+    shop.write(decimal=",")
+    for step in ("after plan", "after join", "before facts", "after facts", "before resolutions", "after batch", None):
+        try:
+            retry(shop.pipeline, EVERYTHING, hook=raise_at(step))
+        except KillError:
+            continue
+    retry(shop.pipeline, EVERYTHING)
+    found = {row["id"]: (row["code"], row["size"]) for row in shop.rows("facts")}
+    newest = {}
+    for key, code, _, amount, _ in records:
+        newest[key] = max(newest.get(key, ("", 0)), (code.upper(), Decimal(2 * amount)))
+    assert found == newest
+    assert len(shop.rows("facts")) == len(found)
+    assert set(shop.status().values()) <= {"retried"}
+
+
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_what_is_not_there_is_named(shop):

@@ -5,7 +5,7 @@ TinyLFU: a row found on a page that had to be read comes in if it was looked up 
 row of its bucket. All counts are halved periodically. A row on a cached page needs no place as long as the page stays.
 A stream without popular keys makes the tier inactive: it releases its memory, and tries again after a pause that
 doubles each time. So does a stream whose popular keys lie together, so that the cached pages hold most of what is
-looked up.
+looked up, or serve so much of it that the tier saves no reads (`headrace.joins.ssij.memory.tier_trial`).
 
 Only tables whose key is one word and unique can have a record tier, and only for result columns of one word each.
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.ssij.memory import _record_kernels as kernels
+from headrace.joins.ssij.memory.tier_trial import TierTrial
 from headrace.storage.leaf import FixedRows
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ _AGE_AFTER = 8  # misses per slot
 _EPOCH = 65_536
 _LEAST_HITS = 0.12  # share of the tuples: below it, looking up costs more than it saves
 _FIRST_PAUSE, _LONGEST_PAUSE = 1 << 20, 1 << 26
+_PAUSE_SHARE = 8  # a pause lasts for so many times the tuples of the trial before it
 _PAGES_SUFFICE = 0.6  # share of the tuples not found here whose page is cached
+_PAGES_COMPETE = 0.05  # the same, where pages without the tier may serve as much as the tier
 _ALL_VALID = np.zeros(0, dtype=np.bool_)
 
 
@@ -82,6 +85,9 @@ class RecordTier:
         self.active = False
         self._inactive_tuples = 0
         self._pause = _FIRST_PAUSE
+        self._trial = TierTrial()
+        self._trial_tuples = 0
+        self._comparing = self._proved = False
         self._in_pages = self._cached = 0
         self._drop()
 
@@ -104,15 +110,28 @@ class RecordTier:
         self._table = self._empty_table(self._buckets_most)
         self._looked = self._found = self._missed = self._offered = 0
         self._warm = False
+        self._trial_tuples, self._proved = 0, False
+        self._trial.restart(active=True)
 
     def should_activate(self, tuples: int) -> bool:
-        """Count tuples that came while the tier was inactive. Return whether its pause is over."""
+        """Count tuples that came while the tier was inactive. Return whether its pause is over.
+
+        A pause for a comparison is over as soon as the reads without the tier are known.
+        """
         self._inactive_tuples -= tuples
-        if self._inactive_tuples > 0:
+        compared = self._comparing and self._trial.without is not None
+        if self._inactive_tuples > 0 and not compared:
             return False
+        self._comparing = False
         if self._pages_suffice():
             self._inactive_tuples = self._pause
-        return self._inactive_tuples <= 0
+            return False
+        return True
+
+    def phase_ends(self, done: int, seconds: float) -> None:
+        """Note the end of a join phase: the tuples completed so far, and the cost of all reads by the device model."""
+        if self._warm or not self.active:
+            self._trial.phase_ends(done, seconds, active=self.active)
 
     def note_pages(self, tuples: int, cached: int) -> None:
         """Count tuples that were looked up in pages, and those whose page was cached."""
@@ -121,9 +140,13 @@ class RecordTier:
 
     def _pages_suffice(self) -> bool:
         """Return whether pages were as good recently, and reset the counts."""
-        suffice = self._cached >= _PAGES_SUFFICE * max(1, self._in_pages)
+        return self._share_cached() >= _PAGES_SUFFICE
+
+    def _share_cached(self) -> float:
+        """Return the share of the tuples looked up in pages recently whose page was cached, and reset the counts."""
+        share = self._cached / max(1, self._in_pages)
         self._in_pages = self._cached = 0
-        return suffice
+        return share
 
     def find(self, keys: Keys, valid: NDArray[np.bool_] | None) -> RecordMatches:
         """Look up the keys of a batch. Threads may do so at once, at the risk of losing a use count."""
@@ -142,14 +165,36 @@ class RecordTier:
             self._age()
         if self._looked < max(_EPOCH, self._slots):
             return True
+        self._trial_tuples += self._looked
         warm, self._warm = self._warm, self._offered >= max(_EPOCH, self._slots)
-        enough, suffice = self._found >= _LEAST_HITS * self._looked, self._pages_suffice()
+        enough, cached = self._found >= _LEAST_HITS * self._looked, self._share_cached()
         self._looked = self._found = 0
-        if suffice or (warm and not enough):
+        if cached >= _PAGES_SUFFICE or (warm and not enough):
             self.deactivate()
-        elif enough:
-            self._pause = _FIRST_PAUSE
+        else:
+            self._judge(cached)
         return self.active
+
+    def _judge(self, cached: float) -> None:
+        """Decide whether to stay active, given the share of the tuples not found here whose page is cached.
+
+        If few of these pages are cached, pages would not serve the others either. A tier that has saved reads and no
+        longer does is compared again, since it may be the stream that has changed.
+        """
+        pays = self._trial.pays
+        if self._trial.with_tier is None:
+            return
+        if pays is False and not self._proved:
+            self.deactivate()
+        elif pays is False or (pays is None and cached >= _PAGES_COMPETE):
+            self._compare()
+        else:
+            self._proved, self._trial_tuples, self._pause = True, 0, _FIRST_PAUSE
+
+    def _compare(self) -> None:
+        """Pause until the reads without the tier are known."""
+        self.deactivate()
+        self._comparing = True
 
     def columns(self, slot: NDArray[np.int32]) -> list[pa.Array]:
         """Return the result columns of the rows in these slots."""
@@ -180,8 +225,9 @@ class RecordTier:
     def deactivate(self) -> None:
         """Remove everything for a while. The caller releases the memory."""
         self.active = False
-        self._inactive_tuples = self._pause
+        self._inactive_tuples = max(self._pause, min(_PAUSE_SHARE * self._trial_tuples, _LONGEST_PAUSE))
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+        self._trial.restart(active=False)
         self._drop()
 
     @property

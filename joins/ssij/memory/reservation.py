@@ -6,6 +6,7 @@ inner nodes are read when they are needed, and only cached and wanted leaves are
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from headrace.joins.ssij.cost import PhaseEstimate
@@ -47,9 +48,8 @@ _RANGES_MOST = 2 * 2**20
 _WORKSPACE_MOST = 48 * 2**20
 _READ_PAGES = 2  # one can be read into while the other is joined
 _READ_SHARE = 6
-_READ_LEAST = 64  # pages, or three eighths of the spare ones: with fewer, each step costs more than its pages
 _READ_TIGHT = 3
-_READ_MOST = 512
+_READ_FEW, _READ_MOST = 64, 512  # pages; of fewer, half are not worth a block of their own
 _BLOCK_SECONDS = 0.5e-3  # cost of joining a block, whatever it holds
 _PAGE_SECONDS = 5e-6  # cost of each page in it
 
@@ -62,6 +62,7 @@ def reserve(
     *,
     direct: bool,
     ranges: bool = False,
+    hurried: bool = False,
 ) -> tuple[int, int]:
     """Charge what never changes.
 
@@ -77,6 +78,8 @@ def reserve(
         Whether there will be direct look-ups.
     ranges
         Whether ranges of keys are searched.
+    hurried
+        Whether there are deadlines, so that scans must be short.
 
     Returns
     -------
@@ -86,10 +89,10 @@ def reserve(
     page, limit = snapshot.page_size, budget.limit
     spare = limit - least_memory(snapshot, reader, frame_maps, direct=direct)
     assert spare >= 0, (limit, spare)
-    pages = _READ_PAGES + _pages_to_read_into(spare // page)
     workspace = min(spare // _WORKSPACE_SHARE, _WORKSPACE_MOST)
     if ranges and not direct:
         workspace = max(workspace, min(spare // _RANGES_SHARE, _RANGES_MOST))
+    pages = _READ_PAGES + _pages_to_read_into(spare // page, reader.device, hurried=hurried)
     workspace += _WORKSPACE_PAGES * page
     budget.charge("index", snapshot.index_nbytes + leaf_maps_nbytes(snapshot, direct=direct))
     budget.charge("read_buffer", _reading_nbytes(reader) + pages * page)
@@ -179,14 +182,26 @@ def parts_to_read_into(pages: int, device: DeviceModel) -> int:
     Two parts hide the time to join what the buffer holds, and cost one more seek to fill it. So disks that seek in
     milliseconds have one part. So does a buffer of few pages, where each block costs more than its pages.
     """
-    if pages < _READ_LEAST:
+    if pages < _READ_FEW:
         return 1
     return 2 if device.seek < _BLOCK_SECONDS + _PAGE_SECONDS * pages else 1
 
 
-def _pages_to_read_into(spare: int) -> int:
-    """Return how many of the spare pages go to the read buffer."""
-    return min(_READ_MOST, _READ_TIGHT * spare // 8, max(_READ_LEAST, spare // _READ_SHARE))
+def _pages_to_read_into(spare: int, device: DeviceModel, *, hurried: bool) -> int:
+    """Return how many of the spare pages go to the read buffer: a sixth, or where that is little, up to 64 pages.
+
+    Without deadlines, and if the buffer has one part, it is as large as gives scans the highest rate. A scan completes
+    the tuples that wait in the other pages, and each of its blocks costs as much as `gap` pages beside those that it
+    has. So with a buffer of b pages the rate is proportional to ``(spare - b) * b / (b + gap)``.
+    """
+    share = spare // _READ_SHARE
+    if share >= _READ_FEW:
+        return min(share, _READ_MOST)
+    most = min(_READ_FEW, _READ_TIGHT * spare // 8)
+    if hurried or parts_to_read_into(_READ_PAGES + most, device) > 1:
+        return most
+    gap = (device.seek + _BLOCK_SECONDS) / (device.transfer + _PAGE_SECONDS)
+    return min(most, int(math.sqrt(gap * (gap + spare)) - gap))
 
 
 def _reading_nbytes(reader: PageReader) -> int:

@@ -128,6 +128,7 @@ class Store:
         leaves = None if self.paged else snapshot.leaves
         self.stream = StreamBuffer(leaves, deadlines)
         self._counters = counters
+        self._device = reader.device
         self._pins = 0
         self._queued = 0
         self._page = snapshot.page_size
@@ -137,7 +138,10 @@ class Store:
         spare = budget.limit - least_memory(snapshot, reader, frame_maps, direct=False)
         direct = (equality or nearest) and not self.paged and DirectLookup.possible(snapshot, columns, spare)
         self._frame_maps = frame_maps + (DirectLookup.frame_nbytes(snapshot, columns) if direct else 0)
-        pages, self.workspace = reserve(budget, snapshot, reader, self._frame_maps, direct=direct, ranges=not equality)
+        hurried = deadlines is not None and deadlines.any
+        pages, self.workspace = reserve(
+            budget, snapshot, reader, self._frame_maps, direct=direct, ranges=not equality, hurried=hurried
+        )
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages, parts_to_read_into(pages, reader.device))
         self.cache = PageCache(self._frames_max(), self._page, leaves, options.policy())
         self._fixed = options.cache_share is not None
@@ -380,7 +384,9 @@ class Store:
             self.cache.utility >>= 1
         else:
             self.cache.phase_done()
-        self.tiers.phase_done(self.try_make_room)
+        counters = self._counters
+        seconds = self._device.cost(counters.seeks, counters.pages_read)
+        self.tiers.phase_done(self.try_make_room, counters.rows_done, seconds)
 
     def take_deferred(self, most: int) -> DeferredSlice | None:
         """Remove at most `most` deferred tuples and return them; None if there are none."""

@@ -134,8 +134,13 @@ class Tiers:
         self._budget.resize("records", 0)
         return had
 
-    def phase_done(self, make_room: Callable[[int], bool]) -> None:
-        """Activate the filter if many tuples have waited without a match. Tell the row tier that pages came."""
+    def phase_done(self, make_room: Callable[[int], bool], done: int, seconds: float) -> None:
+        """Activate the filter if many tuples have waited without a match. Tell the other tiers that pages came.
+
+        `done` is the number of tuples completed so far, and `seconds` the cost of all reads by the device model.
+        """
+        if self.records is not None:
+            self.records.phase_ends(done, seconds)
         if self.rows is not None:
             self.rows.phase_done()
         if self.filter is not None and self.filter.should_activate() and make_room(self.filter.nbytes):

@@ -71,10 +71,14 @@ class Regions:
         words : uint64[n]
             Key words of the tuples in memory, in order.
         """
+        benefits = self.benefits(words)
+        return sorted(benefits, key=lambda region: benefits[region])
+
+    def benefits(self, words: NDArray[np.uint64]) -> dict[int, float]:
+        """Return the joins per tuple of the regions that hold tuples; see `worst_first`."""
         start, stop = self.bounds(words)
         tuples = {LOWER: start, MIDDLE: stop - start, UPPER: len(words) - stop}
-        held = [region for region in _TIES if tuples[region]]
-        return sorted(held, key=lambda region: int(self.joins[region]) / tuples[region])
+        return {region: int(self.joins[region]) / tuples[region] for region in _TIES if tuples[region]}
 
     def move(self, words: NDArray[np.uint64], per_block: int) -> None:
         """Move the boundaries after a flush, and zero the join counters (algorithm 2, lines 11, 15, 19 and 20).

@@ -18,11 +18,14 @@ from hypothesis import strategies as st
 from headrace.joins.errors import MemoryBudgetError
 from headrace.joins.streams import (
     DINER,
+    MINER,
     RPJ,
     DoublePipelinedHash,
     HashMerge,
+    MJoin,
     Near,
     ProgressiveMerge,
+    PunctuatedJoin,
     SymmetricHash,
     XJoin,
 )
@@ -53,11 +56,14 @@ class Contestant:
 OPERATORS = {
     "nested loops": Contestant(NestedLoops, most_inputs=5, spills=False),
     "DINER": Contestant(DINER),
+    "MINER": Contestant(MINER, most_inputs=5),
+    "MJoin": Contestant(MJoin, bands=False, most_inputs=5, star_only=True),
     "RPJ": Contestant(RPJ, bands=False),
     "symmetric hash": Contestant(SymmetricHash, hows=("inner", "left", "right", "full"), spills=False),
     "progressive merge": Contestant(ProgressiveMerge),
     "hash merge": Contestant(HashMerge, bands=False),
     "xjoin": Contestant(XJoin, bands=False, hows=("inner", "left", "right")),
+    "punctuated": Contestant(PunctuatedJoin, bands=False, most_inputs=5, star_only=True),
     "double-pipelined hash": Contestant(DoublePipelinedHash, bands=False, hows=("inner", "left", "right")),
 }
 

@@ -60,7 +60,7 @@ def test_the_pairs_are_those_of_the_twin(tools, tmp_path, make, twin, kind):
 
 
 @pytest.mark.parametrize("make", OPERATORS)
-@pytest.mark.parametrize(("domain", "rows"), [(3000, 4000), (2, 500)])
+@pytest.mark.parametrize(("domain", "rows"), [(3000, 4000), (4, 500)])
 def test_runs_are_merged_in_several_turns_whatever_the_skew(tools, tmp_path, make, domain, rows):
     case = case_of(tools, np.random.default_rng(8), ["x"], "a.x = b.x", rows=rows, domain=domain)
     with tools.make(contest(tools, make, fan_in=4), case, tmp_path, 1.0) as join:
@@ -108,6 +108,21 @@ def test_a_hash_merge_join_merges_while_its_inputs_are_blocked(tools, tmp_path):
         assert join.stats.rows_reactive > early > 0
         join.finish().drain()
         assert join.stats.rows_out == len(tools.expected(case))
+
+
+@pytest.mark.parametrize("columns", [["x"], ["x", "w"]])
+def test_a_full_memory_suffices_for_merging_after_each_arrival(tools, tmp_path, columns):
+    rng = np.random.default_rng(13)
+    inputs = {name: tools.make_input(rng, ["int64"], 5000, 4000).select(["id", *columns]) for name in "ab"}
+    case = tools.Case(inputs, ["x"], "a.x = b.x")
+    for number in range(25):
+        for side in (0, 1):
+            case.events.append(("push", side, (200 * number, 200 * number + 200, float(number))))
+        case.events.append(("idle", None, (number + 0.5, 1e9)))
+    with tools.make(contest(tools, HashMerge), case, tmp_path, 1.0) as join:
+        tools.assert_same_rows(tools.run(join, case), tools.expected(case))
+        assert join.stats.rows_reactive > join.stats.rows_cleanup
+        assert join.stats.memory.peak <= join.stats.memory.limit
 
 
 def test_the_larger_input_is_flushed_until_the_memory_is_balanced():

@@ -1,0 +1,164 @@
+"""Inputs of `headrace correlate`: named files as streams, and the conditions between their columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from headrace.cli.matching import offset
+from headrace.cli.streams import CsvFormat, FileStream, open_stream
+from headrace.joins.streams import Near
+from headrace.storage.errors import InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+__all__ = ["Inputs", "open_inputs"]
+
+_TWO = 2
+Pair = tuple[tuple[str, str], tuple[str, str]]
+"""Input and column on the left, and on the right."""
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Streams by name, and the conditions between them.
+
+    Attributes
+    ----------
+    streams
+        Files of each input.
+    conditions
+        Conditions, with columns as ``input.column``.
+    """
+
+    streams: Mapping[str, FileStream]
+    conditions: list[tuple[str, str] | Near]
+
+    @property
+    def schemas(self) -> dict[str, pa.Schema]:
+        """Schema of each input."""
+        return {name: stream.schema for name, stream in self.streams.items()}
+
+    @property
+    def rows(self) -> int | None:
+        """Number of rows of all inputs, if known."""
+        rows = [stream.rows for stream in self.streams.values()]
+        return None if None in rows else sum(count or 0 for count in rows)
+
+    def columns_named(self, names: Sequence[str], option: str) -> dict[str, str]:
+        """Return a column of each input, given as ``column`` for all others or as ``input.column``.
+
+        Raises
+        ------
+        InputError
+            If an input has no such column.
+        """
+        found: dict[str, str] = {}
+        for text in names:
+            side, column = _split(text, self.streams)
+            for name in self.streams if side is None else [side]:
+                if side is not None or name not in found:
+                    found[name] = column
+        for name, stream in self.streams.items():
+            if found.get(name) not in stream.schema.names:
+                raise InputError(
+                    f"{option} names no column of {name}; its columns are {', '.join(stream.schema.names)}"
+                )
+        return found
+
+
+def open_inputs(
+    paths: Sequence[tuple[str, Path]],
+    on: Sequence[tuple[str, str]],
+    near: Sequence[tuple[str, str]],
+    within: str | None,
+    csv: CsvFormat,
+) -> Inputs:
+    """Inspect the files of all inputs, and resolve the conditions.
+
+    If a column of a CSV is compared with text, it is text too. If whole numbers of a CSV or JSON file are compared with
+    floats, they are floats too. Otherwise they would never match.
+
+    Parameters
+    ----------
+    paths
+        Name and path of each input.
+    on, near
+        Pairs of columns, ``input.column``; in a join of two inputs also ``column``, the left one of the first input. A
+        single name in `on` stands for this column of all inputs.
+    within
+        Greatest difference of the columns of `near`.
+    csv
+        Format of CSV files.
+
+    Raises
+    ------
+    InputError
+        If files, names or columns cannot be used.
+    """
+    streams = {name: open_stream(path, csv=csv) for name, path in paths}
+    pairs = [pair for each in on for pair in _pairs(each, list(streams))]
+    nears = [pair for each in near for pair in _pairs(each, list(streams))]
+    _check_columns([*pairs, *nears], streams)
+    for name, types in _agreed([*pairs, *nears], streams).items():
+        streams[name] = open_stream(dict(paths)[name], csv=replace(csv, types={**csv.types, **types}))
+    conditions: list[tuple[str, str] | Near] = [(_text(left), _text(right)) for left, right in pairs]
+    conditions += [_near(pair, within or "0", streams) for pair in nears]
+    return Inputs(streams, conditions)
+
+
+def _split(text: str, inputs: Mapping[str, object] | Sequence[str]) -> tuple[str | None, str]:
+    """Return input and column; None for the input if the text does not name one."""
+    name, dot, column = text.partition(".")
+    return (name, column) if dot and name in inputs else (None, text)
+
+
+def _pairs(pair: tuple[str, str], names: Sequence[str]) -> list[Pair]:
+    (left_side, left), (right_side, right) = (_split(text, names) for text in pair)
+    if left_side is None and right_side is None and left == right:
+        return [((names[0], left), (name, right)) for name in names[1:]]
+    if len(names) > _TWO and (left_side is None or right_side is None):
+        raise InputError(
+            f"{pair[0]}={pair[1]} does not name two inputs; write INPUT.COL=INPUT.COL, with two of {', '.join(names)}"
+        )
+    return [((left_side or names[0], left), (right_side or names[1], right))]
+
+
+def _check_columns(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> None:
+    for name, column in (end for pair in pairs for end in pair):
+        names = streams[name].schema.names
+        if column not in names:
+            raise InputError(f"input {name} has no column {column!r}; its columns are {', '.join(names)}")
+
+
+def _agreed(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> dict[str, dict[str, pa.DataType]]:
+    """Return the types of CSV columns that follow the columns that they are compared with."""
+    agreed: dict[str, dict[str, pa.DataType]] = {}
+    for pair in pairs:
+        for (name, column), (other, compared) in (pair, pair[::-1]):
+            found = agreed.get(name, {}).get(column, streams[name].schema.field(column).type)
+            wanted = agreed.get(other, {}).get(compared, streams[other].schema.field(compared).type)
+            kind = streams[name].kind
+            to_text = kind == "csv" and _is_text(wanted) and not _is_text(found)
+            to_float = kind != "parquet" and pa.types.is_floating(wanted) and pa.types.is_integer(found)
+            if to_text or to_float:
+                agreed.setdefault(name, {})[column] = pa.string() if to_text else pa.float64()
+    return agreed
+
+
+def _is_text(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
+
+
+def _text(end: tuple[str, str]) -> str:
+    return ".".join(end)
+
+
+def _near(pair: Pair, within: str, streams: Mapping[str, FileStream]) -> Near:
+    floating = all(pa.types.is_floating(streams[name].schema.field(column).type) for name, column in pair)
+    width = offset(within)
+    return Near(_text(pair[0]), _text(pair[1]), width if isinstance(width, str) or not floating else float(width))

@@ -1,0 +1,152 @@
+"""Table of the joins of streams by name, and the choice among them.
+
+An operator is added by one line of `ALGORITHMS`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from headrace.joins.errors import JoinInputError
+from headrace.joins.streams.conditions import Near
+from headrace.joins.streams.operator import WAIT_THRESHOLD
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping, Sequence
+
+    import pyarrow as pa
+
+    from headrace.joins.streams.operator import StreamsJoin
+
+__all__ = ["ALGORITHMS", "AUTO", "Entry", "choose_algorithm", "make_join"]
+
+AUTO = "auto"
+_TWO = 2
+_OUTER = ("inner", "left", "right")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An operator and what it can do.
+
+    Attributes
+    ----------
+    place
+        Module and class, ``module:Class``. The module is imported when the operator is made.
+    most_inputs
+        Most inputs; None for any number.
+    hows
+        Join types.
+    bands
+        Whether all conditions may be bands.
+    """
+
+    place: str
+    most_inputs: int | None = _TWO
+    hows: tuple[str, ...] = ("inner",)
+    bands: bool = True
+
+    def fits(self, inputs: int, how: str, *, only_bands: bool) -> bool:
+        """Return whether the operator can do a join."""
+        enough = self.most_inputs is None or inputs <= self.most_inputs
+        return enough and how in self.hows and (self.bands or not only_bands)
+
+
+_HERE = "headrace.joins.streams"
+
+ALGORITHMS: Mapping[str, Entry] = {
+    "diner": Entry(f"{_HERE}.diner.operator:DINER"),
+    "miner": Entry(f"{_HERE}.miner.operator:MINER", most_inputs=None),
+    "xjoin": Entry(f"{_HERE}.xjoin:XJoin", hows=_OUTER, bands=False),
+    "rpj": Entry(f"{_HERE}.rpj:RPJ", bands=False),
+    "hash-merge": Entry(f"{_HERE}.hash_merge:HashMerge", bands=False),
+    "progressive-merge": Entry(f"{_HERE}.progressive_merge:ProgressiveMerge"),
+    "double-pipelined-hash": Entry(f"{_HERE}.double_pipelined_hash:DoublePipelinedHash", hows=_OUTER, bands=False),
+    "symmetric-hash": Entry(f"{_HERE}.symmetric_hash:SymmetricHash", hows=(*_OUTER, "full")),
+}
+"""Operators in the order of preference."""
+
+
+def choose_algorithm(name: str, inputs: int, on: Sequence[tuple[str, str] | Near], how: str) -> str:
+    """Return the name of the operator for a join.
+
+    Parameters
+    ----------
+    name
+        A name of `ALGORITHMS`, or ``"auto"`` for the first one that fits.
+    inputs
+        Number of inputs.
+    on
+        Conditions.
+    how
+        Join type.
+
+    Raises
+    ------
+    JoinInputError
+        If there is no such operator, or it cannot do the join. The message names those that can.
+
+    Examples
+    --------
+    >>> choose_algorithm("auto", 2, [("a.x", "b.x")], "inner")
+    'diner'
+    """
+    only_bands = all(isinstance(condition, Near) for condition in on)
+    fitting = [known for known, entry in ALGORITHMS.items() if entry.fits(inputs, how, only_bands=only_bands)]
+    if name != AUTO and name not in ALGORITHMS:
+        raise JoinInputError(f"there is no algorithm {name!r}; the algorithms are {AUTO}, {', '.join(ALGORITHMS)}")
+    if not fitting:
+        raise JoinInputError(f"no algorithm makes this {how} join of {inputs} inputs; join two inputs at a time")
+    if name == AUTO:
+        return fitting[0]
+    if name not in fitting:
+        bands = " on bands alone" if only_bands else ""
+        raise JoinInputError(f"{name} makes no {how} join of {inputs} inputs{bands}; choose {' or '.join(fitting)}")
+    return name
+
+
+def make_join(
+    name: str,
+    inputs: Mapping[str, pa.Schema],
+    on: Sequence[tuple[str, str] | Near],
+    how: str = "inner",
+    memory: int | str = "64MiB",
+    *,
+    spill: str | os.PathLike[str] | None = None,
+    wait: float | str = WAIT_THRESHOLD,
+    **options: Any,
+) -> StreamsJoin[Any]:
+    """Return an operator by name.
+
+    Parameters
+    ----------
+    name
+        A name of `ALGORITHMS`, or ``"auto"``.
+    inputs, on, how, memory
+        See the operators.
+    spill
+        Existing folder for spill files; operators that do not spill ignore it.
+    wait
+        Seconds without an arrival after which the inputs are blocked; operators without a reactive phase ignore it.
+    **options
+        Further parameters, such as ``clock``. Those that the operator does not have are an error.
+
+    Raises
+    ------
+    JoinInputError
+        See `choose_algorithm`; and what the operator raises.
+    """
+    entry = ALGORITHMS[choose_algorithm(name, len(inputs), on, how)]
+    module, attribute = entry.place.split(":")
+    kind = getattr(import_module(module), attribute)
+    known = inspect.signature(kind).parameters.keys()
+    unknown = options.keys() - known
+    if unknown:
+        raise JoinInputError(f"{attribute} has no parameter {', '.join(sorted(unknown))}")
+    options |= {name: value for name, value in (("spill", spill), ("wait", wait)) if name in known}
+    join: StreamsJoin[Any] = kind(inputs, on, how, memory, **options)
+    return join
