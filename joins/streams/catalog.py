@@ -61,6 +61,7 @@ _HERE = "headrace.joins.streams"
 ALGORITHMS: Mapping[str, Entry] = {
     "diner": Entry(f"{_HERE}.diner.operator:DINER"),
     "miner": Entry(f"{_HERE}.miner.operator:MINER", most_inputs=None),
+    "mjoin": Entry(f"{_HERE}.viglas:MJoin", most_inputs=None, bands=False),
     "xjoin": Entry(f"{_HERE}.xjoin:XJoin", hows=_OUTER, bands=False),
     "rpj": Entry(f"{_HERE}.rpj:RPJ", bands=False),
     "hash-merge": Entry(f"{_HERE}.hash_merge:HashMerge", bands=False),
