@@ -19,6 +19,7 @@ EXPERIMENTS = {
     "predicates": "band and as-of joins, compared with DuckDB",
     "filter": "absent keys: a table with a negative filter, compared with DuckDB's anti join",
     "spark": "a micro-batch on Spark, with SSIJ and with Spark's own join",
+    "two-streams": "joins of two streams, in memory and with spill files, compared with DuckDB",
     "storage": "load, upsert and commit, compared with DuckDB, SQLite and LMDB",
 }
 MODULES = {
@@ -28,6 +29,7 @@ MODULES = {
     "predicates": "predicates",
     "spark": "spark_microbatch",
     "storage": "clustered_table",
+    "two-streams": "two_streams",
 }
 
 

@@ -1,11 +1,14 @@
-"""Joins of a stream with a stored relation: SSIJ, and MeshJoin and index nested loops to compare it with.
+"""Joins of a stream with a stored relation, and of streams with streams.
+
+The former are SSIJ, and MeshJoin and index nested loops to compare it with.
 
 In: record batches of a stream, pushed as they arrive, and a clustered table (`headrace.storage`). Out: result batches.
 
-- `protocol`, `base`: the calls that all operators share
+- `protocol`, `handle`: the calls that all operators share; `base` adds those of joins with a relation
 - `predicates`: which pairs of tuples join
 - `memory`: the memory budget
 - `ssij`, `meshjoin`, `inlj`: one operator each
+- `streams`: joins of streams with streams
 
 Names are loaded on first use, so that importing the package costs nothing.
 """

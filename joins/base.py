@@ -1,8 +1,8 @@
 """Base classes of the operators: the handle that the user holds, and the algorithm that does the work.
 
-`StreamJoin` checks calls and owns the work queue. `JoinAlgorithm` owns everything else: relation, memory, buffers.
-Tasks in the queue refer to the algorithm, and nothing refers back to the handle or the queue. So there is no reference
-cycle, and a dropped operator frees its memory at once.
+`StreamJoin` checks calls; `JoinHandle` owns the work queue. `JoinAlgorithm` owns everything else: relation, memory,
+buffers. Tasks in the queue refer to the algorithm, and nothing refers back to the handle or the queue. So there is no
+reference cycle, and a dropped operator frees its memory at once.
 """
 
 from __future__ import annotations

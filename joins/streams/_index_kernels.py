@@ -28,6 +28,7 @@ __all__ = [
     "probe_chains",
     "probe_entries",
     "probed",
+    "select_partitions",
     "unlink",
 ]
 
@@ -92,6 +93,21 @@ def partitions_of(rows: KeyedRows, start: int, count: int, bits: int, out: Int64
         hashed = _hashed(rows, start + row)
         mixed = (hashed ^ (hashed >> _HALF)) * _OTHER_HASH
         out[row] = _I64(mixed >> shift)
+
+
+@njit(cache=True, nogil=True)
+def select_partitions(rows: KeyedRows, count: int, bits: int, wanted: Flags, out: Int64s) -> int:
+    """Write the first records of `count` that are in wanted partitions, as many as fit; return their number."""
+    shift = np.uint64(64 - bits)
+    found = 0
+    for row in range(count):
+        if found == len(out):
+            break
+        hashed = _hashed(rows, row)
+        if wanted[_I64(((hashed ^ (hashed >> _HALF)) * _OTHER_HASH) >> shift)]:
+            out[found] = row
+            found += 1
+    return found
 
 
 @njit(cache=True, nogil=True)
@@ -191,16 +207,35 @@ def _set_next(heads: Int32s, links: Int32s, before: int, slot: int) -> None:
         links[before, 0] = slot
 
 
+@njit(inline="always")
+def _ask_for_neighbors(lines: Bytes, chains: Bytes, links: Int32s, slots: Int64s, at: int) -> None:
+    """Ask for the links of a slot further on, and for those of the neighbors of a slot whose links have come.
+
+    `lines` and `chains` are the bytes of heads and links.
+    """
+    if at + 2 * _AHEAD < len(slots):
+        prefetch(chains, 8 * slots[at + 2 * _AHEAD])
+        after, before = _I64(links[slots[at + _AHEAD], 0]), _I64(links[slots[at + _AHEAD], 1])
+        prefetch(chains, 8 * max(after, 0))
+        if before <= -2:  # noqa: PLR2004 - the first of a chain
+            prefetch(lines, 4 * (-2 - before))
+        else:
+            prefetch(chains, 8 * before)
+
+
 @njit(cache=True, nogil=True)
 def unlink(heads: Int32s, links: Int32s, removed: Int64s, source: Int64s, target: Int64s) -> None:
     """Take slots out of the chains, then let the tuples of slots `source[i]` be in slots `target[i]`."""
+    lines, chains = heads.view(np.uint8), links.reshape(-1).view(np.uint8)
     for i in range(len(removed)):
+        _ask_for_neighbors(lines, chains, links, removed, i)
         slot = removed[i]
         after, before = links[slot, 0], links[slot, 1]
         _set_next(heads, links, before, after)
         if after != _NONE:
             links[after, 1] = before
     for i in range(len(source)):
+        _ask_for_neighbors(lines, chains, links, source, i)
         after, before = links[source[i], 0], links[source[i], 1]
         links[target[i], 0], links[target[i], 1] = after, before
         _set_next(heads, links, before, target[i])

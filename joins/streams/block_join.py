@@ -94,7 +94,7 @@ def join_blocks(
                 with read_block(file, algorithm.layouts[inner.side], block, memory) as rows:
                     yield from _probe(algorithm, pairing, store, inner.side, rows, block, given)
             if algorithm.preserved(outer.side):
-                yield from algorithm.unmatched(outer.side, store.rows, np.flatnonzero(store.rows.flags & MATCHED == 0))
+                yield from algorithm.alone(outer.side, store)
             store.free()
     finally:
         store.free()

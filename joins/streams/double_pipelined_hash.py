@@ -102,7 +102,7 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
             for side, layout in enumerate(self.layouts)
         ]
         self._most_leaving = parameters.memory // _SHARE
-        self.require(sum(store.least_nbytes for store in [*self.stores, *self._leaving]), "tuples")
+        self.require(self.least_nbytes + sum(store.least_nbytes for store in self._leaving), "tuples")
 
     @property
     def rows_in_memory(self) -> int:

@@ -19,7 +19,7 @@ from headrace.joins.handle import JoinHandle, check_batch, check_time, columns_o
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.protocol import Output, Progress
 from headrace.joins.streams.conditions import Conditions, JoinGraph
-from headrace.joins.streams.layout import RowLayout
+from headrace.joins.streams.layout import MATCHED, RowLayout
 from headrace.joins.streams.results import ResultBuilder, result_schema
 from headrace.joins.streams.rows import Rows, RowsEncoder
 from headrace.joins.streams.stats import PhaseCounters, StreamsStats
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.joins.streams.store import TupleStore
     from headrace.storage.file import StorageBackend
 
 __all__ = ["How", "Phase", "StreamsAlgorithm", "StreamsJoin", "StreamsParameters"]
@@ -50,6 +51,7 @@ _TWO = 2
 _MOST_WORKSPACE = 16 << 20
 _LEAST_WORKSPACE = 16 << 10
 _SHARE = 8
+_SLOT_NBYTES = 64  # of a slot in all lists while its tuple is removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,6 +352,18 @@ class StreamsAlgorithm(ABC):
         none = Rows(self.layouts[1 - side], 0, np.zeros(8, dtype=np.uint8), np.zeros(0, dtype=np.uint8))
         sources = [(rows, index), (none, nothing)]
         yield from self.results.batches(sources if side == 0 else sources[::-1])
+
+    def alone(self, side: int, store: TupleStore) -> Iterator[pa.RecordBatch]:
+        """Yield the tuples of a store that have not been part of a result as results with nulls."""
+        for start in range(0, len(store), self.pair_limit):
+            rows = store.rows
+            index = np.flatnonzero((rows.flags[start : start + self.pair_limit] & MATCHED) == 0) + start
+            yield from self.unmatched(side, rows, index)
+
+    @property
+    def slots_limit(self) -> int:
+        """Most tuples to remove from a store at once, so that the lists of their slots fit into the workspace."""
+        return max(64, self._workspace // 2 // _SLOT_NBYTES)
 
     @property
     def pair_limit(self) -> int:

@@ -36,11 +36,12 @@ if TYPE_CHECKING:
     from headrace.joins.streams.operator import StreamsParameters
     from headrace.joins.streams.rows import Rows
 
-__all__ = ["PartitionedHash"]
+__all__ = ["LIST_SHARE", "PartitionedHash"]
 
 _TWO = 2
 _MOST_BITS = 6  # each partition of each input has a file
-_LIST_SHARE = 32
+LIST_SHARE = 32
+"""Part of the memory that each list of blocks may take, and that notes about blocks may take."""
 _LEAST_BLOCK, _MOST_BLOCK = 4 << 10, 1 << 20
 _BLOCKS_IN_MEMORY = 64
 
@@ -80,14 +81,20 @@ class PartitionedHash(StreamsAlgorithm):
         self.partitions = partitions
         self.block_nbytes = max(_LEAST_BLOCK, min(parameters.memory // _BLOCKS_IN_MEMORY, _MOST_BLOCK))
         self.reserve = SpillReserve(self.budget, 2 * block_nbytes(self.block_nbytes))
-        self.blocks = [BlockList(self.budget, parameters.memory // _LIST_SHARE) for _ in self.sides]
+        self.blocks = [BlockList(self.budget, parameters.memory // LIST_SHARE) for _ in self.sides]
         self.spilled = np.zeros((_TWO, partitions), dtype=np.int64)
         self.counts = np.zeros((_TWO, partitions), dtype=np.int64)
         self.stores = [
             TupleStore(layout, self.budget, self.pairing.index_kinds(side, len(self.graph.keys[side])))
             for side, layout in enumerate(self.layouts)
         ]
-        self.require(sum(store.least_nbytes for store in self.stores) + _LEAST_BLOCK, "tuples")
+        self.require(self.least_nbytes, "tuples")
+
+    @property
+    def least_nbytes(self) -> int:
+        """Bytes that tuples and lists of blocks need at least. A subclass that charges more calls `require` again."""
+        lists = (_TWO + 1) * (self.budget.limit // LIST_SHARE)  # the third is for notes about blocks
+        return sum(store.least_nbytes for store in self.stores) + _LEAST_BLOCK + lists
 
     # Steps that differ
 
@@ -157,16 +164,25 @@ class PartitionedHash(StreamsAlgorithm):
 
     def _ended(self, side: int) -> Iterator[pa.RecordBatch]:
         """Drop the other input's tuples that nothing can match any more."""
-        other = 1 - side
-        needed = self._spilled(side)
-        yield from self._release(other, np.flatnonzero(~needed[self.partition_of_slots(other)]))
+        yield from self._release(1 - side, ~self._spilled(side))
 
-    def _release(self, side: int, slots: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-        """Drop tuples in memory whose join is complete."""
-        store = self.stores[side]
-        yield from self._done(side, store.rows, slots)
-        self.counts[side] -= np.bincount(self.partition_of_slots(side)[slots], minlength=self.partitions)
-        store.drop(slots)
+    def _release(self, side: int, complete: NDArray[np.bool_]) -> Iterator[pa.RecordBatch]:
+        """Drop the tuples in memory of partitions whose join is complete."""
+        for slots in self._slots_in(side, complete):
+            yield from self._done(side, self.stores[side].rows, slots)
+            self.stores[side].drop(slots)
+        self.counts[side, complete] = 0
+
+    def _slots_in(self, side: int, wanted: NDArray[np.bool_]) -> Iterator[NDArray[np.int64]]:
+        """Yield the slots of the tuples in some partitions, some at a time. They must be dropped before the next."""
+        left = int(self.counts[side, wanted].sum())
+        out = np.empty(min(left, self.slots_limit), dtype=np.int64)
+        while left:
+            store = self.stores[side]
+            keyed = store.rows.keyed(self.pairing.driver.key_of(side))
+            found = kernels.select_partitions(keyed, len(store), self._bits, wanted, out)
+            yield out[:found].copy()
+            left -= found
 
     def _done(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """Yield those of some tuples whose join is complete that had no match, if they are results."""
@@ -178,8 +194,7 @@ class PartitionedHash(StreamsAlgorithm):
     def _cleanup(self) -> Iterator[pa.RecordBatch]:
         spilled = self._spilled(0) | self._spilled(1)
         for side in self.sides:
-            of_slots = self.partition_of_slots(side)
-            yield from self._release(side, np.flatnonzero(~spilled[of_slots]))
+            yield from self._release(side, ~spilled)
             for partition in np.flatnonzero(spilled):
                 self.flush(side, int(partition))
             self.stores[side].free()
@@ -216,10 +231,10 @@ class PartitionedHash(StreamsAlgorithm):
         """Write the tuples of a partition in memory to blocks, and free their memory."""
         if self.counts[side, partition] == 0:
             return
-        store = self.stores[side]
-        slots = np.flatnonzero(self.partition_of_slots(side) == partition)
-        written = self.write(side, partition, store.rows, slots)
-        store.drop(slots)
+        store, written = self.stores[side], []
+        for slots in self._slots_in(side, np.arange(self.partitions) == partition):
+            written += self.write(side, partition, store.rows, slots)
+            store.drop(slots)
         self.counts[side, partition] = 0
         for block in written:
             self.blocks[side].append(block, partition)

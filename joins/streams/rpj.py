@@ -38,7 +38,7 @@ from headrace.joins.errors import JoinInputError
 from headrace.joins.streams._row_kernels import add_heap_lengths
 from headrace.joins.streams.block_join import BlockSource, join_blocks
 from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
-from headrace.joins.streams.xjoin import PROBE_NBYTES, XJoinAlgorithm
+from headrace.joins.streams.xjoin import XJoinAlgorithm
 
 if TYPE_CHECKING:
     import os
@@ -145,6 +145,7 @@ class RPJAlgorithm(XJoinAlgorithm):
     def __init__(self, parameters: StreamsParameters, partitions: int, fan_in: int) -> None:
         super().__init__(parameters, partitions, "RPJ")
         self.budget.charge("statistics", _BUCKET_NBYTES * partitions)
+        self.require(self.least_nbytes, "tuples")
         self.recent = np.zeros((_TWO, partitions), dtype=np.float64)
         self._fan_in = fan_in
         self._flush_nbytes = max(_FLUSH, parameters.memory // _FLUSHES_IN_MEMORY)
@@ -227,7 +228,7 @@ class RPJAlgorithm(XJoinAlgorithm):
     def _best_probe(self) -> tuple[float, tuple[int, int] | None]:
         """Return the greatest rate of a block that probes memory, and the block."""
         best: tuple[float, tuple[int, int] | None] = (0.0, None)
-        if self.budget.available < PROBE_NBYTES:
+        if not self.may_probe:
             return best
         selectivity = self._selectivity()
         for side, blocks in enumerate(self.blocks):

@@ -154,7 +154,9 @@ class TupleStore:
         slots = np.sort(slots)
         self._heap_live -= heap_nbytes(self.rows, slots)
         kept = self._count - len(slots)
-        source = np.setdiff1d(np.arange(kept, self._count, dtype=np.int64), slots, assume_unique=True)
+        stay = np.ones(self._count - kept, dtype=np.bool_)
+        stay[slots[np.searchsorted(slots, kept) :] - kept] = False
+        source = np.flatnonzero(stay) + kept
         target = slots[: len(source)]
         layout = self.layout
         kernels.move_records(self._records.bytes, layout.stride, layout.heap, self._heap.bytes, source, target)

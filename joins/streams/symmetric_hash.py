@@ -138,9 +138,7 @@ class SymmetricHashAlgorithm(StreamsAlgorithm):
         """Yield the other input's tuples without a match, and drop its tuples: nothing can match them any more."""
         store = self._stores[1 - side]
         if self.preserved(1 - side):
-            index = np.flatnonzero((store.rows.flags & MATCHED) == 0)
-            for start in range(0, len(index), self.pair_limit):
-                yield from self.unmatched(1 - side, store.rows, index[start : start + self.pair_limit])
+            yield from self.alone(1 - side, store)
         store.free()
 
     def _cleanup(self) -> Iterator[pa.RecordBatch]:

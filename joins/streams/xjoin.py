@@ -15,7 +15,7 @@ also joined if the block of the first probed memory while the second was there. 
 at which it probed. The original compares timestamps of whole partitions; a list for each block allows smaller steps.
 
 Memory: the tuples in memory with their hash chains, two blocks, a list of the first blocks on disk (up to a 16th), and
-64 bytes for each probe of a block, as long as there is memory for it.
+64 bytes for each probe of a block (up to a 32nd; after that there is no reactive work).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headrace.joins.streams import _index_kernels as kernels
 from headrace.joins.streams.blocks import read_block
 from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
 from headrace.joins.streams.pairs import coexisted
-from headrace.joins.streams.partitions import PartitionedHash
+from headrace.joins.streams.partitions import LIST_SHARE, PartitionedHash
 
 if TYPE_CHECKING:
     import os
@@ -113,6 +113,7 @@ class XJoinAlgorithm(PartitionedHash):
         super().__init__(parameters, name, partitions)
         self._arrived = np.zeros_like(self.counts)  # tuples that came into memory so far
         self._probes: dict[int, list[int]] = {}  # by departure stamp, which names a block
+        self._noted = 0  # bytes of these
 
     def _make_room(self) -> None:
         side, partition = np.unravel_index(np.argmax(self.counts), self.counts.shape)
@@ -130,9 +131,14 @@ class XJoinAlgorithm(PartitionedHash):
             at = int(np.argmax(scores))
             if scores[at] > best:
                 best, chosen = int(scores[at]), (side, at)
-        if chosen is None or self.budget.available < PROBE_NBYTES:
+        if chosen is None or not self.may_probe:
             return None
         return self._probe_with(*chosen)
+
+    @property
+    def may_probe(self) -> bool:
+        """Whether there is memory to note another probe of a block."""
+        return self._noted + PROBE_NBYTES <= self.budget.limit // LIST_SHARE and self.budget.available >= PROBE_NBYTES
 
     def unmet(self, side: int) -> NDArray[np.int64]:
         """Return for each block of an input how many pairs of tuples with the other in memory have not met."""
@@ -148,6 +154,7 @@ class XJoinAlgorithm(PartitionedHash):
         probes = self._probes.setdefault(block.departure, [])
         last = probes[-1] if probes else -1
         self.budget.charge("statistics", PROBE_NBYTES)
+        self._noted += PROBE_NBYTES
         probes.append(self.next_stamp())
         blocks.marks[at] = self._arrived[1 - side][blocks.partitions[at]]
         with read_block(file, self.layouts[side], block, self.reserve) as rows:

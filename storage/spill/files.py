@@ -245,6 +245,11 @@ class SpillFile:
         return block[start : start + WORD * (_digest_count(ref.nbytes) + 1)].view(np.uint64)
 
 
+def _buffered(path: Path) -> StorageBackend:
+    """Return a file that is read through the page cache, where most of it may still be since it was written."""
+    return FileBackend(path, "x", direct=False)
+
+
 class SpillFolder:
     """Temporary folder of one operator. It is removed at `close`, or by a later one if the process is killed.
 
@@ -262,7 +267,7 @@ class SpillFolder:
     """
 
     def __init__(self, parent: str | os.PathLike[str], backend: Callable[[Path], StorageBackend] | None = None) -> None:
-        self._backend = backend or (lambda path: FileBackend(path, "x"))
+        self._backend = backend or _buffered
         self._files: list[SpillFile] = []
         self._stack = contextlib.ExitStack()
         self.stats = SpillStats()

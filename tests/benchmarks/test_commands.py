@@ -35,6 +35,16 @@ def test_absent_keys_are_measured_with_and_without_a_filter(tmp_path):
 
 
 @pytest.mark.slow
+def test_joins_of_two_streams_are_measured_in_memory_and_with_spill_files(tmp_path):
+    done = benchmark("two-streams", "--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "two_streams.csv").open() as table:
+        rows = list(csv.DictReader(table))
+    assert {row["case"] for row in rows} == {"in memory", "with spill files"}
+    assert {int(row["rows_out"]) for row in rows} == {int(rows[0]["rows_out"])}
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["cached-zipf", "large-deadline", "absent", "scale10"])
 def test_a_case_of_the_peers_checks_the_rows_and_writes_its_ratios(tmp_path, case):
     done = benchmark("peers", case, "--quick", "--inputs", tmp_path / "inputs", "--out", tmp_path)
