@@ -16,24 +16,27 @@ GROUP = 64  # arrivals that are pushed together, those of one side after those o
 
 @dataclass(frozen=True)
 class Settings:
-    """Times in seconds.
+    """Times in seconds, and bytes in a second.
+
+    A read seeks unless it goes on where the last read ended. Appended blocks are written behind, without a seek.
 
     The papers do not say how fast their disk is, and give the delays of arrivals as exponential with a lambda of 0.1
     without a unit. They also say that 100,000 tuples of each stream take 10 periods of 10 s: 1 ms for each.
     """
 
     between: float = 0.001
-    access: float = 0.005
+    seek: float = 0.005
+    append: float = 0.0001
     rate: float = 50e6
     wait: float = 0.025
     max_new_arrivals: int = 1000
 
 
 class Clock:
-    """A clock that arrivals and disk accesses move."""
+    """A clock that arrivals and disk accesses move, and where the disk's last read ended: file and offset."""
 
     def __init__(self):
-        self.now = 0.0
+        self.now, self.head = 0.0, None
 
     def __call__(self):
         return self.now
@@ -44,11 +47,13 @@ def timed_backend(clock, settings):
 
     class TimedBackend(FileBackend):
         def pwrite(self, offset, data):
-            clock.now += settings.access + len(data) / settings.rate
+            clock.now += settings.append + len(data) / settings.rate
             super().pwrite(offset, data)
 
         def pread_into(self, offset, buffers):
-            clock.now += settings.access + sum(len(buffer) for buffer in buffers) / settings.rate
+            nbytes = sum(len(buffer) for buffer in buffers)
+            clock.now += nbytes / settings.rate + (settings.seek if clock.head != (self.path, offset) else 0.0)
+            clock.head = self.path, offset + nbytes
             super().pread_into(offset, buffers)
 
     return lambda path: TimedBackend(path, "x")
@@ -75,11 +80,11 @@ def arrivals(streams, settings, seed, *, fragments=1, delay=0.0):
     rng = np.random.default_rng(seed)
     parts = []
     for side, keys in enumerate(streams):
-        gaps = rng.exponential(settings.between, len(keys))
+        gaps, pauses = rng.exponential(settings.between, len(keys)), np.zeros(len(keys))
         each = -(-len(keys) // fragments)
         for start in range(each, len(keys), each):
-            gaps[start] += delay * gaps[start - each : start].sum()
-        parts.append((np.cumsum(gaps), np.full(len(keys), side), np.arange(len(keys)), keys))
+            pauses[start] = delay * gaps[start - each : start].sum()
+        parts.append((np.cumsum(gaps + pauses), np.full(len(keys), side), np.arange(len(keys)), keys))
     times, sides, ids, keys = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(times, kind="stable")
     return Arrivals(times[order], sides[order], ids[order], keys[order])
@@ -122,9 +127,9 @@ def _arrive(join, arriving, clock, settings):
 
     while done < len(times):
         if waiting() == 0:
-            blocked = (times[done - 1] if done else 0.0) + settings.wait
-            if times[done] > max(blocked, clock.now):
-                clock.now = max(blocked, clock.now)
+            blocked = clock.now + settings.wait * (1 + 1e-9)  # the last arrivals were taken in just now
+            if times[done] > blocked:
+                clock.now = blocked
                 steps = join.stats.reactive_steps
                 join.idle(clock.now, waiting=lambda: waiting() > settings.max_new_arrivals).drain()
                 if join.stats.reactive_steps > steps:

@@ -72,7 +72,8 @@ def _judge_ratios(report, rows, most):
 def shifting(*, quick):
     """Measure the results online while the means of both streams shift."""
     each = 100_000 // (10 if quick else 1)
-    report = Report(asdict(SETTINGS) | {"quick": quick, "memory %": 10 if quick else 5}, ["shift", *OPERATORS, "all results"])
+    columns = ["shift", *OPERATORS, "all results"]
+    report = Report(asdict(SETTINGS) | {"quick": quick, "memory %": 10 if quick else 5}, columns)
     for shift in SHIFTS:
         keys = shifting_normal(each, shift, 11)
         arriving, memory = arrivals(keys, SETTINGS, 7), memory_for(keys, 10 if quick else 5)
