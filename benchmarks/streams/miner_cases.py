@@ -50,14 +50,19 @@ def simple_star(*, quick):
         memory = memory_for(tuples, percent, quick=quick)
         found = [online(name, arriving, memory, SETTINGS, inputs=INPUTS, on=on).results for name in MULTIWAY]
         shares = [100 * results / total for results in found]
-        report.add([percent, *found, *shares, found[0] / max(found[1], 1)])
+        report.add([share_of(percent, quick=quick), *found, *shares, found[0] / max(found[1], 1)])
     judge_star(report)
     return report
 
 
 def memory_for(tuples, percent, *, quick):
-    """Return a share of the bytes of all inputs; small data need more for the operators' fixed parts."""
-    return tuples * TUPLE * percent * (2 if quick else 1) // 100
+    """Return a share of the bytes of all inputs."""
+    return tuples * TUPLE * share_of(percent, quick=quick) // 100
+
+
+def share_of(percent, *, quick):
+    """Return the share of the memory in percent; small data need more for the operators' fixed parts."""
+    return percent * (2 if quick else 1)
 
 
 def judge_star(report):
@@ -113,7 +118,7 @@ def many_inputs(*, quick):
         for count in (2, 3, 4):
             memory = memory_for(sum(map(len, streams[:count])), percent, quick=quick)
             shares.append(100 * run_chain(streams[:count], memory, SETTINGS).results / total)
-        report.add([percent, *shares])
+        report.add([share_of(percent, quick=quick), *shares])
     judge_inputs(report)
     return report
 
@@ -140,7 +145,7 @@ def buffers(*, quick):
     """Measure the input buffer at the end of reactive phases, with delays after each of 10 fragments."""
     streams = chain(*(QUICK if quick else FULL), 19)
     report = Report(
-        asdict(SETTINGS) | {"quick": quick, "memory %": 5},
+        asdict(SETTINGS) | {"quick": quick, "memory %": 10 if quick else 5},
         ["delay %", *(f"{count} inputs {what}" for count in (2, 3, 4) for what in ("max", "avg", "reactive"))],
     )
     for delay in DELAYS:

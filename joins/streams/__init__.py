@@ -26,6 +26,8 @@ and uses
 - `store.TupleStore`: the tuples of one input in memory with a hash index or a sorted index for each key. `fitting` says
   how many more fit, `insert` adds, `remove(slots, departure)` returns tuples for a block and frees their memory
 - `pairs.Pairing`: all conditions between two inputs: `find` probes a store, `meets` filters given pairs
+- `combining.Combiner`: combinations of tuples of any number of inputs, by a probing sequence, in bounded pieces;
+  `nested_blocks.NestedBlocks`: nested loops over their spilled blocks, one step at a time
 - `pairs.coexisted`: the interval technique. `self.next_stamp()` numbers departures, the base numbers arrivals; a tuple
   is in memory from its arrival to its departure, and combinations whose intervals overlap were joined while arriving
 - `self.stamp_arrivals(rows, start)`: after each flush within `_arrive`, for the tuples that are not in memory yet

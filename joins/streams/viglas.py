@@ -136,6 +136,8 @@ class MJoinAlgorithm(StreamsAlgorithm):
         Search for combinations.
     stores
         Tuples of each input in memory.
+    counts : int64[inputs, partitions]
+        Tuples in memory of each input and partition.
     spilled : int64[partitions]
         Tuples in blocks of each partition, of all inputs together.
     """
@@ -147,6 +149,7 @@ class MJoinAlgorithm(StreamsAlgorithm):
         self._block = max(_LEAST_BLOCK, min(parameters.memory // _BLOCKS_IN_MEMORY, _MOST_BLOCK))
         self.combiner = Combiner(self.graph, self.budget)
         self.stores = [TupleStore(layout, self.budget, [False]) for layout in self.layouts]
+        self.counts = np.zeros((len(self.sides), partitions), dtype=np.int64)
         self.spilled = np.zeros(partitions, dtype=np.int64)
         self._reserve = SpillReserve(self.budget, self._block + block_nbytes(self._block))
         self._random = np.random.default_rng(0)
@@ -187,7 +190,7 @@ class MJoinAlgorithm(StreamsAlgorithm):
                 self.stamp_arrivals(rows, start)
                 continue
             yield from self._probe(side, rows, np.arange(start, start + fitting, dtype=np.int64))
-            store.insert(rows, start, start + fitting)
+            self._keep(side, rows, start, start + fitting)
             start += fitting
 
     def _probe(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
@@ -216,22 +219,28 @@ class MJoinAlgorithm(StreamsAlgorithm):
 
     def _flush(self) -> None:
         """Flush a random partition from all inputs."""
-        partitions = [self._partition_of(side) for side in self.sides]
-        present = np.zeros(len(self.spilled), dtype=np.bool_)
-        for numbers in partitions:
-            present[numbers] = True
-        partition = int(self._random.choice(np.flatnonzero(present)))
+        partition = int(self._random.choice(np.flatnonzero(self.counts.any(axis=0))))
         departure = self.next_stamp()
-        for side, numbers in enumerate(partitions):
-            slots = np.flatnonzero(numbers == partition)
-            self._write(side, partition, slots, departure)
-            self.stores[side].drop(slots)
+        for side in self.sides:
+            self._flush_partition(side, partition, departure)
 
-    def _partition_of(self, side: int) -> NDArray[np.int64]:
-        rows = self.stores[side].rows
-        out = np.empty(len(rows), dtype=np.int64)
-        kernels.partitions_of(rows.keyed(0), 0, len(rows), self._bits, out)
-        return out
+    def _flush_partition(self, side: int, partition: int, departure: int) -> None:
+        """Write the tuples of a partition in memory to blocks, and free their memory."""
+        store, left = self.stores[side], int(self.counts[side, partition])
+        wanted = np.arange(len(self.spilled)) == partition
+        out = np.empty(min(left, self.slots_limit), dtype=np.int64)
+        while left:
+            found = kernels.select_partitions(store.rows.keyed(0), len(store), self._bits, wanted, out)
+            self._write(side, partition, out[:found], departure)
+            store.drop(out[:found])
+            left -= found
+        self.counts[side, partition] = 0
+
+    def _keep(self, side: int, rows: Rows, start: int, stop: int) -> None:
+        numbers = np.empty(stop - start, dtype=np.int64)
+        kernels.partitions_of(rows.keyed(0), start, stop - start, self._bits, numbers)
+        self.stores[side].insert(rows, start, stop)
+        self.counts[side] += np.bincount(numbers, minlength=len(self.spilled))
 
     def _write(self, side: int, partition: int, slots: NDArray[np.int64], departure: int) -> None:
         """Write tuples in memory to blocks."""
@@ -264,10 +273,9 @@ class MJoinAlgorithm(StreamsAlgorithm):
     def _cleanup(self) -> Iterator[pa.RecordBatch]:
         spilled = np.flatnonzero(self.spilled)
         for side, store in enumerate(self.stores):
-            numbers = self._partition_of(side)
             departure = self.next_stamp()
             for partition in spilled:
-                self._write(side, int(partition), np.flatnonzero(numbers == partition), departure)
+                self._flush_partition(side, int(partition), departure)
             store.free()
         for partition in spilled:
             yield from self._join_partition(int(partition))

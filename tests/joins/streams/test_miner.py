@@ -202,10 +202,10 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bands_and_cycles_of_many_inputs_are_joined(tmp_path, tools, shape):
-    rng, sizes = np.random.default_rng(11), (600, 500, 400, 700)
+    rng, sizes = np.random.default_rng(11), (500, 300, 300, 500)
     on, sql = SHAPES[shape]
     inputs = {
-        name: tools.make_input(rng, ["int64", "int64"], size, 400) for name, size in zip("abcd", sizes, strict=True)
+        name: tools.make_input(rng, ["int64", "int64"], size, 300) for name, size in zip("abcd", sizes, strict=True)
     }
     case = tools.Case(inputs, on, sql, events=tools.schedule(rng, sizes, 90))
     with tools.make(tools.Contestant(MINER), case, tmp_path, 1.0) as join:
