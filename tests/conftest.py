@@ -30,7 +30,7 @@ def rng():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Give one worker process all tests that use the Spark session, when several run (pytest-xdist)."""
+    """Give one worker process all tests that use the Spark session, and the rest of each module to one (pytest-xdist)."""
     for item in items:
-        if "spark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        group = "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))

@@ -150,10 +150,10 @@ def desk(tmp_path):
 @pytest.mark.parametrize(
     ("sink", "per_batch"),
     [
-        ({}, 1),
+        pytest.param({}, 1, marks=pytest.mark.slow),
         ({"order_by": []}, 3),
         ({"keep": ["opened", "account", "account_key"], "audit": True}, 2),
-        ({"update": ["closed"], "nulls": "keep"}, 1),
+        pytest.param({"update": ["closed"], "nulls": "keep"}, 1, marks=pytest.mark.slow),
         ({"nulls": "keep", "keep": ["opened"], "partition_by": ["leg"]}, 2),
     ],
     ids=["replace", "arrival", "keep", "update", "nulls"],

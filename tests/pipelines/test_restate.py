@@ -87,6 +87,7 @@ def test_facts_of_a_moved_boundary_get_the_key_and_the_attributes_of_their_versi
     assert buyers(world) == before | {2: before[3]}
 
 
+@pytest.mark.slow
 def test_what_was_restated_is_not_restated_again(world):
     world.change(("c1", 10, "Bergen"))
     world.roles()
@@ -115,6 +116,7 @@ def test_facts_of_a_retired_version_point_to_the_version_before_it(world):
     assert {fact["now_city"] for fact in world.read("facts") if fact["order"] in {1, 2, 3, 6}} == {"Oslo"}
 
 
+@pytest.mark.slow
 def test_facts_without_event_time_that_got_the_current_version_leave_a_retired_version(world):
     world.put([(7, "c2", "c1", None), (8, "c2", "c1", day(25))])
     run(world.pipeline)
@@ -127,6 +129,7 @@ def test_facts_without_event_time_that_got_the_current_version_leave_a_retired_v
     assert world.roles()["seller"].ranges == 0
 
 
+@pytest.mark.slow
 def test_an_update_before_an_earlier_version_arrives_moves_no_fact_of_current_versions(world):
     before = {fact["order"]: fact["now_key"] for fact in world.read("facts")}
     world.change(("c2", 1, "Hamar"))
@@ -144,6 +147,7 @@ def test_moved_facts_that_a_killed_run_left_are_restated(world):
     assert stale(world) == set()
 
 
+@pytest.mark.slow
 def test_facts_that_a_policy_would_reject_now_stay_as_they_are(tmp_path):
     world = Restated(tmp_path / "world")
     world.put([(1, "c9", "c9", day(12))])
@@ -154,6 +158,7 @@ def test_facts_that_a_policy_would_reject_now_stay_as_they_are(tmp_path):
     assert [fact["seller_key"] for fact in world.read("facts")] == before
 
 
+@pytest.mark.slow
 def test_a_batch_that_was_planned_before_the_changes_is_restated_next_time(world):
     """Another pipeline's batch plans, then changes come and are restated, and then its facts are committed."""
     world.put([(7, "c1", "c2", day(13))])

@@ -104,7 +104,7 @@ class World:
         return str(self.folder / "w" / name)
 
     def make(self, name, shape):
-        columns = {"fact": FACTS, "fact_errors": ERRORS, "fact_duplicates": ROUTED}[name]
+        columns = {"k": MEMBERS, "fact": FACTS, "fact_errors": ERRORS, "fact_duplicates": ROUTED}[name]
         shape.make(self.spark, self.path(name), columns)
 
     def add_members(self):

@@ -186,6 +186,8 @@ class PunctuatedJoin(StreamsJoin["PunctuatedAlgorithm"]):
 
     Examples
     --------
+    >>> import pyarrow as pa
+    >>> from headrace.joins.streams.punctuated import punctuation_of
     >>> news, reads = pa.record_batch({"sno": [79]}), pa.record_batch({"sno": [79], "ip": ["64.58.76.224"]})
     >>> join = PunctuatedJoin({"n": news.schema, "r": reads.schema}, on="sno", one="n", purge_every=1)
     >>> join.push(news, side="n").drain()

@@ -56,12 +56,14 @@ def one_by_one(small, tmp_path_factory):
     return folder, found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2, 3])
 @pytest.mark.parametrize("table", [*TABLES, "keys"])
 def test_the_tables_equal_the_expected_ones(one_by_one, table, batch):
     assert one_by_one[1][batch][table] == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_a_load_of_loaded_batches_writes_nothing(one_by_one, small):
     folder, _ = one_by_one
@@ -176,6 +178,7 @@ def test_more_batches_than_there_are_is_refused(small, tmp_path):
         load(small / "source", tmp_path / "out", 4)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("spark")
 def test_another_source_for_the_same_folder_is_refused(one_by_one, small, tmp_path):
     folder = tmp_path / "source"
