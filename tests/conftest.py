@@ -30,7 +30,7 @@ def rng():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Give one worker process all tests that use the Spark session, and the rest of each module to one (pytest-xdist)."""
+    """Give one worker all tests that use the Spark session, and each other module to one worker (pytest-xdist)."""
     for item in items:
         group = "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(group))
