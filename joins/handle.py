@@ -170,6 +170,13 @@ def check_time(at: object) -> None:
         raise JoinInputError(f"a time must be a finite number of seconds on the operator's clock, not {at!r}")
 
 
+def check_number(name: str, value: object, least: int) -> int:
+    """Return a parameter that is a whole number; refuse what is not one, or is too small."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise JoinInputError(f"`{name}` must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
 def check_takeable(stream: pa.Schema) -> None:
     """Refuse columns whose rows Arrow cannot take."""
     for field in stream:

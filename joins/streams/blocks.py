@@ -28,6 +28,7 @@ __all__ = [
     "Memory",
     "SpillReserve",
     "SpilledBlock",
+    "cuts",
     "held",
     "merge_rows",
     "read_block",
@@ -179,6 +180,19 @@ class BlockList:
             number, page = block.ref.number + 1, block.ref.end
         for ref in file.scan(number, page):
             yield SpilledBlock(ref, ref.tag, -1)
+
+
+def cuts(rows: Rows, index: NDArray[np.int64], nbytes: int) -> Iterator[tuple[NDArray[np.int64], int]]:
+    """Yield the positions at `index` in pieces for blocks, each with the bytes of its tuples.
+
+    A piece has at most `nbytes`, or one tuple.
+    """
+    ends, start = np.cumsum(rows.sizes(index)), 0
+    while start < len(index):
+        before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(np.searchsorted(ends, before + nbytes, side="right")))
+        yield index[start:stop], int(ends[stop - 1]) - before
+        start = stop
 
 
 def write_block(file: SpillFile, rows: Rows, budget: Memory) -> SpilledBlock:

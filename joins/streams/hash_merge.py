@@ -26,12 +26,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.errors import JoinInputError
+from headrace.joins.handle import check_number
 from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams.merging import RunGroup, RunMerger
+from headrace.joins.streams.merging import LEAST_FAN_IN, RunGroup, RunMerger
 from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.pairs import Pairing
-from headrace.joins.streams.progressive_merge import check_fan_in
-from headrace.joins.streams.store import TupleStore
 
 if TYPE_CHECKING:
     import os
@@ -120,7 +119,7 @@ class HashMerge(StreamsJoin["HashMergeAlgorithm"]):
         clock: Callable[[], float] | None = None,
     ) -> None:
         check = StreamsParameters.check(inputs, on, how, memory, wait=wait, spill=spill, backend=backend, clock=clock)
-        super().__init__(HashMergeAlgorithm(check, check_fan_in(fan_in)))
+        super().__init__(HashMergeAlgorithm(check, check_number("fan_in", fan_in, LEAST_FAN_IN)))
 
 
 class HashMergeAlgorithm(StreamsAlgorithm):
@@ -128,8 +127,7 @@ class HashMergeAlgorithm(StreamsAlgorithm):
 
     def __init__(self, parameters: StreamsParameters, fan_in: int) -> None:
         super().__init__(parameters)
-        if len(self.sides) != _TWO:
-            raise JoinInputError(f"a hash-merge join has two inputs, not {len(self.sides)}; use MJoin or MINER")
+        self.require_two_inputs("a hash-merge join")
         self._pairing = Pairing(self.graph.edges)
         if self._pairing.ordered:
             raise JoinInputError(
@@ -139,15 +137,7 @@ class HashMergeAlgorithm(StreamsAlgorithm):
         buckets = 1 << max(min(parameters.memory // _BUCKET_SHARE, _MOST_BUCKETS), _LEAST_BUCKETS).bit_length() - 1
         self._counts = np.zeros((_TWO, buckets), dtype=np.int64)
         self._groups: list[list[RunGroup]] = [[] for _ in range(buckets)]
-        self._stores = [
-            TupleStore(layout, self.budget, self._pairing.index_kinds(side, len(self.graph.keys[side])))
-            for side, layout in enumerate(self.layouts)
-        ]
-
-    @property
-    def rows_in_memory(self) -> int:
-        """Number of tuples in memory."""
-        return sum(map(len, self._stores))
+        self.stores = self._pairing.stores(self.layouts, self.budget)
 
     # Hashing phase
 
@@ -160,8 +150,8 @@ class HashMergeAlgorithm(StreamsAlgorithm):
                 self._flush(choose_bucket(self._counts, _BALANCE))
                 continue
             stop = start + max(count, 1)  # an empty memory that takes no tuple refuses it
-            yield from self._probe(side, rows, np.arange(start, stop, dtype=np.int64))
-            self._stores[side].insert(rows, start, stop)
+            yield from self.join_in_memory(self._pairing, side, rows, np.arange(start, stop, dtype=np.int64))
+            self.stores[side].insert(rows, start, stop)
             buckets = self._buckets(side, rows, start, stop)
             self._counts[side] += np.bincount(buckets, minlength=self._counts.shape[1])
             start = stop
@@ -171,13 +161,7 @@ class HashMergeAlgorithm(StreamsAlgorithm):
         available = self.budget.available
         count = min(len(rows) - start, max(1, available // (4 * _SORTING)))
         sorting = _SORTING * (int(self._counts.max()) + count)
-        return min(count, self._stores[side].fitting(rows, start, max(available - sorting, 0)))
-
-    def _probe(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-        other = self._stores[1 - side]
-        for positions, slots in self._pairing.find(other, side, rows, index, self.pair_limit):
-            sources = [(rows, positions), (other.rows, slots)]
-            yield from self.results.batches(sources if side == 0 else sources[::-1])
+        return min(count, self.stores[side].fitting(rows, start, max(available - sorting, 0)))
 
     def _buckets(self, side: int, rows: Rows, start: int, stop: int) -> NDArray[np.int64]:
         """Return the buckets of the tuples from position `start` up to `stop`."""
@@ -189,7 +173,7 @@ class HashMergeAlgorithm(StreamsAlgorithm):
     def _flush(self, bucket: int) -> None:
         """Write the tuples of a bucket of both inputs, which were joined, as a group of runs."""
         runs = []
-        for side, store in enumerate(self._stores):
+        for side, store in enumerate(self.stores):
             slots = self._slots_in_order(side, bucket)
             run = self._merger.write_run(side, store.rows, slots)
             runs.append((run,) if len(run) else ())
@@ -203,7 +187,7 @@ class HashMergeAlgorithm(StreamsAlgorithm):
 
     def _slots_in_order(self, side: int, bucket: int) -> NDArray[np.int64]:
         """Return the slots of the tuples of a bucket in the order of their key words."""
-        rows, parts = self._stores[side].rows, []
+        rows, parts = self.stores[side].rows, []
         for start in range(0, len(rows), _SLICE):
             buckets = self._buckets(side, rows, start, min(start + _SLICE, len(rows)))
             parts.append(start + np.flatnonzero(buckets == bucket))
@@ -227,7 +211,7 @@ class HashMergeAlgorithm(StreamsAlgorithm):
         for bucket, groups in enumerate(self._groups):
             if groups and self._counts[:, bucket].any():
                 self._flush(bucket)
-        for store in self._stores:
+        for store in self.stores:
             store.free()
         for groups in self._groups:
             yield from self._merger.turns(groups)

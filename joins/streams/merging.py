@@ -32,7 +32,7 @@ from headrace.joins.streams.blocks import (
 )
 from headrace.joins.streams.indexes import new_cursor
 from headrace.joins.streams.keys import Width
-from headrace.joins.streams.rows import Rows, heap_nbytes
+from headrace.joins.streams.rows import Rows
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.spill import BlockRef, block_nbytes
 
@@ -48,9 +48,11 @@ if TYPE_CHECKING:
     from headrace.joins.streams.pairs import Pairing
     from headrace.storage.spill import SpillFile
 
-__all__ = ["LEAST_BLOCK", "Run", "RunGroup", "RunMerger"]
+__all__ = ["LEAST_BLOCK", "LEAST_FAN_IN", "Run", "RunGroup", "RunMerger"]
 
 LEAST_BLOCK = 8 << 10
+LEAST_FAN_IN = 4
+"""Fewest runs that a turn takes: two of each input."""
 _MOST_BLOCK = 1 << 20
 _SHARE = 32
 _FIELDS = 6
@@ -159,9 +161,9 @@ class RunMerger:
         while start < len(slots):
             count = min(len(slots) - start, max(1, self.block_nbytes // rows.layout.stride))
             index = slots[start : start + count].astype(np.int64)
-            while len(index) > 1 and self._nbytes(rows, index) > self.block_nbytes:
+            while len(index) > 1 and rows.nbytes_of(index) > self.block_nbytes:
                 index = index[: (len(index) + 1) // 2]
-            with held(self._reserve, self._nbytes(rows, index)):
+            with held(self._reserve, rows.nbytes_of(index)):
                 run.append(self._write(side, rows.take(index)))
             start += len(index)
         return Run(run)
@@ -209,10 +211,6 @@ class RunMerger:
         while len(left) > 1:
             taken, left = left[: self.most_groups], left[self.most_groups :]
             left.append((yield from self.turn(taken, merge=bool(left))))
-
-    @staticmethod
-    def _nbytes(rows: Rows, index: NDArray[np.int64]) -> int:
-        return len(index) * rows.layout.stride + heap_nbytes(rows, index)
 
     def _write(self, side: int, rows: Rows) -> RunBlock:
         words = rows.key_words(self._keys[side])
@@ -308,10 +306,10 @@ class RunMerger:
         while start < len(order):
             chosen = order[start : start + most]
             picks = self._picks(cursors, starts, chosen)
-            while len(chosen) > 1 and sum(self._nbytes(*pick) for pick in picks) > self.block_nbytes:
+            while len(chosen) > 1 and sum(source.nbytes_of(index) for source, index in picks) > self.block_nbytes:
                 chosen = chosen[: (len(chosen) + 1) // 2]
                 picks = self._picks(cursors, starts, chosen)
-            with held(self._reserve, (_OUTPUT_BLOCKS - 1) * sum(self._nbytes(*pick) for pick in picks)):
+            with held(self._reserve, (_OUTPUT_BLOCKS - 1) * sum(source.nbytes_of(index) for source, index in picks)):
                 rows = merge_rows([source.take(index) for source, index in picks], self._keys[side])
                 yield self._write(side, rows)
             start += len(chosen)

@@ -18,6 +18,7 @@ from headrace.joins.errors import FinishedError, JoinInputError, StreamSchemaErr
 from headrace.joins.handle import JoinHandle, check_batch, check_time, columns_of
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.protocol import Output, Progress
+from headrace.joins.streams._row_kernels import set_flags
 from headrace.joins.streams.conditions import Conditions, JoinGraph
 from headrace.joins.streams.layout import MATCHED, RowLayout
 from headrace.joins.streams.results import ResultBuilder, result_schema
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.joins.streams.pairs import Pairing
     from headrace.joins.streams.store import TupleStore
     from headrace.storage.file import StorageBackend
 
@@ -149,6 +151,8 @@ class StreamsAlgorithm(ABC):
         Running counts.
     ended
         For each input, whether all of it has arrived.
+    stores
+        For each input, the tuples in memory; set by the algorithms that keep them so.
     """
 
     def __init__(self, parameters: StreamsParameters) -> None:
@@ -165,6 +169,7 @@ class StreamsAlgorithm(ABC):
         ]
         self.encoders = [RowsEncoder(layout, keys) for layout, keys in zip(self.layouts, self.graph.keys, strict=True)]
         self.ended = [False] * len(self.graph.names)
+        self.stores: list[TupleStore] = []
         self._said_ended = list(self.ended)  # before the tasks of earlier calls have run
         self._spill_parent = parameters.spill
         self._spill_backend = parameters.backend
@@ -255,9 +260,9 @@ class StreamsAlgorithm(ABC):
         return iter(())
 
     @property
-    @abstractmethod
     def rows_in_memory(self) -> int:
-        """Number of tuples in memory."""
+        """Number of tuples in memory: those in `stores`, unless an algorithm keeps them elsewhere."""
+        return sum(map(len, self.stores))
 
     # What algorithms use
 
@@ -317,6 +322,30 @@ class StreamsAlgorithm(ABC):
         first, more = self._next_stamp, len(rows) - start
         rows.arrivals[start:] = np.arange(first, first + more)
         self._next_stamp += more
+
+    def require_two_inputs(self, name: str) -> None:
+        """Refuse more inputs than two, for the operator of this name."""
+        if len(self.sides) != _TWO:
+            raise JoinInputError(f"{name} has two inputs, not {len(self.sides)}; use MJoin or MINER")
+
+    def no_room(self, side: int) -> MemoryBudgetError:
+        """Return the error for a tuple of an input that an empty memory does not take."""
+        return MemoryBudgetError(
+            f"a tuple of {self.graph.names[side]!r} does not fit into what a memory of "
+            f"{format_size(self.budget.limit)} leaves for tuples; give the join more memory"
+        )
+
+    def join_in_memory(
+        self, pairing: Pairing, side: int, rows: Rows, index: NDArray[np.int64]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the results of arriving tuples, those at `index`, with the other of two inputs in memory."""
+        other = self.stores[1 - side]
+        for positions, slots in pairing.find(other, side, rows, index, self.pair_limit):
+            sources = [(rows, positions), (other.rows, slots)]
+            if self.how != "inner":
+                for source, at in sources:
+                    set_flags(source.records, source.layout.stride, source.layout.flags, MATCHED, at)
+            yield from self.results.batches(sources if side == 0 else sources[::-1])
 
     def spill_file(self, side: int, partition: int = 0) -> SpillFile:
         """Return a spill file of an input (the paper's Disk), created on first use.

@@ -11,15 +11,17 @@ import numpy as np
 
 from headrace.joins.streams import _index_kernels as kernels
 from headrace.joins.streams.indexes import new_cursor
+from headrace.joins.streams.store import TupleStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
+    from headrace.joins.memory import MemoryBudget
     from headrace.joins.streams.conditions import Edge
+    from headrace.joins.streams.layout import RowLayout
     from headrace.joins.streams.rows import Rows
-    from headrace.joins.streams.store import TupleStore
 
 __all__ = ["Pairing", "coexisted", "pairs_limit"]
 
@@ -62,6 +64,15 @@ class Pairing:
         kinds: list[bool | None] = [None] * keys
         kinds[self.driver.key_of(side)] = self.ordered or bool(ordered)
         return kinds
+
+    def stores(
+        self, layouts: Sequence[RowLayout], budget: MemoryBudget, *, ordered: bool | None = None
+    ) -> list[TupleStore]:
+        """Return an empty store for each input, with the index that `find` needs; see `index_kinds`."""
+        return [
+            TupleStore(layout, budget, self.index_kinds(side, len(layout.keys), ordered=ordered))
+            for side, layout in enumerate(layouts)
+        ]
 
     def find(
         self, store: TupleStore, side: int, probing: Rows, index: NDArray[np.int64], limit: int

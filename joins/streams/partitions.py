@@ -16,16 +16,12 @@ import numpy as np
 
 from headrace.joins.errors import JoinInputError
 from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams._row_kernels import add_heap_lengths, set_flags
 from headrace.joins.streams.block_join import BlockSource, Given, join_blocks
-from headrace.joins.streams.blocks import BlockList, SpilledBlock, SpillReserve, held, write_block
+from headrace.joins.streams.blocks import BlockList, SpilledBlock, SpillReserve, cuts, held, write_block
 from headrace.joins.streams.layout import MATCHED
 from headrace.joins.streams.operator import StreamsAlgorithm
 from headrace.joins.streams.pairs import Pairing
-from headrace.joins.streams.store import TupleStore
-from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.spill import block_nbytes
-from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -84,10 +80,7 @@ class PartitionedHash(StreamsAlgorithm):
         self.blocks = [BlockList(self.budget, parameters.memory // LIST_SHARE) for _ in self.sides]
         self.spilled = np.zeros((_TWO, partitions), dtype=np.int64)
         self.counts = np.zeros((_TWO, partitions), dtype=np.int64)
-        self.stores = [
-            TupleStore(layout, self.budget, self.pairing.index_kinds(side, len(self.graph.keys[side])))
-            for side, layout in enumerate(self.layouts)
-        ]
+        self.stores = self.pairing.stores(self.layouts, self.budget)
         self.require(self.least_nbytes, "tuples")
 
     @property
@@ -113,37 +106,20 @@ class PartitionedHash(StreamsAlgorithm):
 
     # Phases
 
-    @property
-    def rows_in_memory(self) -> int:
-        """Number of tuples in memory."""
-        return sum(map(len, self.stores))
-
     def _arrive(self, side: int, rows: Rows) -> Iterator[pa.RecordBatch]:
         rows, start, store = self._admit(side, rows), 0, self.stores[side]
         while start < len(rows):
             fits = store.fitting(rows, start)
             if fits == 0:
                 if self.rows_in_memory == 0:
-                    raise MemoryBudgetError(
-                        f"a tuple of {self.graph.names[side]!r} does not fit into what a memory of "
-                        f"{format_size(self.budget.limit)} leaves for tuples; give the join more memory"
-                    )
+                    raise self.no_room(side)
                 self._make_room()
                 rows, start = self._admit(side, rows.take(np.arange(start, len(rows)))), 0
                 self.stamp_arrivals(rows)
                 continue
-            yield from self._join_memory(side, rows, np.arange(start, start + fits, dtype=np.int64))
+            yield from self.join_in_memory(self.pairing, side, rows, np.arange(start, start + fits, dtype=np.int64))
             yield from self._keep(side, rows, start, start + fits)
             start += fits
-
-    def _join_memory(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
-        other = self.stores[1 - side]
-        for positions, slots in self.pairing.find(other, side, rows, index, self.pair_limit):
-            sources = [(rows, positions), (other.rows, slots)]
-            if self.how != "inner":
-                for source, at in sources:
-                    set_flags(source.records, source.layout.stride, source.layout.flags, MATCHED, at)
-            yield from self.results.batches(sources if side == 0 else sources[::-1])
 
     def _keep(self, side: int, rows: Rows, start: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Keep tuples in memory, unless all of the other input has arrived and none of it was spilled."""
@@ -253,23 +229,15 @@ class PartitionedHash(StreamsAlgorithm):
         present
             Whether they were in memory. If not, they depart when they arrive.
         """
-        layout, file = self.layouts[side], self.spill_file(side, partition)
-        sizes = np.full(len(index), layout.stride, dtype=np.int64)
-        if layout.heap >= 0:
-            add_heap_lengths(rows.records, layout.stride, layout.heap, rows.heap, index, sizes)
-        ends, start, written = np.cumsum(sizes), 0, []
-        while start < len(index):
-            limit = self.block_nbytes + (int(ends[start - 1]) if start else 0)
-            stop = max(start + 1, int(np.searchsorted(ends, limit, side="right")))
-            nbytes = int(ends[stop - 1]) - (int(ends[start - 1]) if start else 0)
+        file, written = self.spill_file(side, partition), []
+        for positions, nbytes in cuts(rows, index, self.block_nbytes):
             with held(self.reserve, nbytes):
-                part = rows.take(index[start:stop])
+                part = rows.take(positions)
                 stamp = self.next_stamp()
                 part.departures[:] = stamp
                 if not present:
                     part.arrivals[:] = stamp
                 written.append(write_block(file, part, self.reserve))
-            start = stop
         self.counters.rows_spilled += len(index)
         self.spilled[side, partition] += len(index)
         return written

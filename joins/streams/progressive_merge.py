@@ -22,11 +22,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.errors import JoinInputError
-from headrace.joins.streams.merging import RunGroup, RunMerger
+from headrace.joins.handle import check_number
+from headrace.joins.streams.merging import LEAST_FAN_IN, RunGroup, RunMerger
 from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.pairs import Pairing
-from headrace.joins.streams.store import TupleStore
 
 if TYPE_CHECKING:
     import os
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["ProgressiveMerge"]
 
 _TWO = 2
-_LEAST_FAN_IN = 4
 _LEAST_STORES = 64 << 10
 _PROBES = 4096
 
@@ -105,20 +103,7 @@ class ProgressiveMerge(StreamsJoin["ProgressiveMergeAlgorithm"]):
         clock: Callable[[], float] | None = None,
     ) -> None:
         check = StreamsParameters.check(inputs, on, how, memory, spill=spill, backend=backend, clock=clock)
-        super().__init__(ProgressiveMergeAlgorithm(check, check_fan_in(fan_in)))
-
-
-def check_fan_in(fan_in: int) -> int:
-    """Return the fan-in of a merging phase.
-
-    Raises
-    ------
-    JoinInputError
-        If it is not a whole number of at least 4.
-    """
-    if not isinstance(fan_in, int) or fan_in < _LEAST_FAN_IN:
-        raise JoinInputError(f"`fan_in` must be a whole number of at least {_LEAST_FAN_IN}, not {fan_in!r}")
-    return fan_in
+        super().__init__(ProgressiveMergeAlgorithm(check, check_number("fan_in", fan_in, LEAST_FAN_IN)))
 
 
 class ProgressiveMergeAlgorithm(StreamsAlgorithm):
@@ -126,23 +111,14 @@ class ProgressiveMergeAlgorithm(StreamsAlgorithm):
 
     def __init__(self, parameters: StreamsParameters, fan_in: int) -> None:
         super().__init__(parameters)
-        if len(self.sides) != _TWO:
-            raise JoinInputError(f"a progressive merge join has two inputs, not {len(self.sides)}; use MJoin or MINER")
+        self.require_two_inputs("a progressive merge join")
         self._pairing = Pairing(self.graph.edges)
         self._merger = RunMerger(self, self._pairing, fan_in, _LEAST_STORES)
         self._groups: list[RunGroup] = []
-        self._stores = [
-            TupleStore(layout, self.budget, self._pairing.index_kinds(side, len(self.graph.keys[side]), ordered=True))
-            for side, layout in enumerate(self.layouts)
-        ]
-
-    @property
-    def rows_in_memory(self) -> int:
-        """Number of tuples in memory."""
-        return sum(map(len, self._stores))
+        self.stores = self._pairing.stores(self.layouts, self.budget, ordered=True)
 
     def _arrive(self, side: int, rows: Rows) -> Iterator[pa.RecordBatch]:
-        store, start = self._stores[side], 0
+        store, start = self.stores[side], 0
         while start < len(rows):
             count = store.fitting(rows, start)
             if count == 0 and self.rows_in_memory:
@@ -155,19 +131,19 @@ class ProgressiveMergeAlgorithm(StreamsAlgorithm):
 
     def _join_memory(self) -> Iterator[pa.RecordBatch]:
         """Join the tuples in memory, in the order of the first input's keys."""
-        left, right = self._stores
+        left, right = self.stores
         for start in range(0, len(left), _PROBES):
             index = self._in_order(0)[start : start + _PROBES].astype(np.int64)
             for positions, slots in self._pairing.find(right, 0, left.rows, index, self.pair_limit):
                 yield from self.results.batches([(left.rows, positions), (right.rows, slots)])
 
     def _in_order(self, side: int) -> NDArray[np.int32]:
-        return self._stores[side].sorted_index(self._pairing.driver.key_of(side)).slots
+        return self.stores[side].sorted_index(self._pairing.driver.key_of(side)).slots
 
     def _flush(self) -> None:
         """Write the tuples in memory, which were joined, as a group of runs."""
         runs = []
-        for side, store in enumerate(self._stores):
+        for side, store in enumerate(self.stores):
             self.counters.rows_spilled += len(store)
             run = self._merger.write_run(side, store.rows, self._in_order(side))
             runs.append((run,) if len(run) else ())
@@ -178,6 +154,6 @@ class ProgressiveMergeAlgorithm(StreamsAlgorithm):
         yield from self._join_memory()
         if self._groups and self.rows_in_memory:
             self._flush()
-        for store in self._stores:
+        for store in self.stores:
             store.free()
         yield from self._merger.turns(self._groups)

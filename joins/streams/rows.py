@@ -108,6 +108,17 @@ class Rows:
         kernels.copy_out(self.records, layout.stride, layout.heap, self.heap, index, records, heap, 0)
         return Rows(layout, len(index), records, heap)
 
+    def sizes(self, index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the bytes of each of the tuples at these positions."""
+        sizes = np.full(len(index), self.layout.stride, dtype=np.int64)
+        if self.layout.heap >= 0:
+            kernels.add_heap_lengths(self.records, self.layout.stride, self.layout.heap, self.heap, index, sizes)
+        return sizes
+
+    def nbytes_of(self, index: NDArray[np.int64]) -> int:
+        """Return the bytes of the tuples at these positions."""
+        return len(index) * self.layout.stride + heap_nbytes(self, index)
+
     def order_by(self, key: int) -> NDArray[np.int64]:
         """Return the stable order of the tuples by a key; of a key of more than one word, by its first word."""
         return np.argsort(self.key_words(key), kind="stable").astype(np.int64, copy=False)

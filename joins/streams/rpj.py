@@ -34,8 +34,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.errors import JoinInputError
-from headrace.joins.streams._row_kernels import add_heap_lengths
+from headrace.joins.handle import check_number
 from headrace.joins.streams.block_join import BlockSource, join_blocks
 from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
 from headrace.joins.streams.xjoin import XJoinAlgorithm
@@ -128,9 +127,7 @@ class RPJ(StreamsJoin["RPJAlgorithm"]):
         parameters = StreamsParameters.check(
             inputs, on, how, memory, wait=wait, spill=spill, clock=clock, backend=backend
         )
-        if isinstance(fan_in, bool) or not isinstance(fan_in, int) or fan_in < 1:
-            raise JoinInputError(f"`fan_in` must be a whole number of at least 1, not {fan_in!r}")
-        super().__init__(RPJAlgorithm(parameters, partitions, fan_in))
+        super().__init__(RPJAlgorithm(parameters, partitions, check_number("fan_in", fan_in, 1)))
 
 
 class RPJAlgorithm(XJoinAlgorithm):
@@ -184,13 +181,10 @@ class RPJAlgorithm(XJoinAlgorithm):
     def _flush_oldest(self, side: int, bucket: int, nbytes: int) -> int:
         """Flush the oldest tuples of a bucket up to a number of bytes, one at least; return how many bytes they had."""
         store = self.stores[side]
-        rows, layout = store.rows, store.layout
+        rows = store.rows
         slots = np.flatnonzero(self.partition_of_slots(side) == bucket)
-        slots = slots[np.argsort(rows.arrivals[slots], kind="stable")][: nbytes // layout.stride + 1]
-        sizes = np.full(len(slots), layout.stride, dtype=np.int64)
-        if layout.heap >= 0:
-            add_heap_lengths(rows.records, layout.stride, layout.heap, rows.heap, slots, sizes)
-        ends = np.cumsum(sizes)
+        slots = slots[np.argsort(rows.arrivals[slots], kind="stable")][: nbytes // rows.layout.stride + 1]
+        ends = np.cumsum(rows.sizes(slots))
         count = max(1, int(np.searchsorted(ends, nbytes, side="right")))
         self._write_sorted(side, bucket, slots[:count])
         return int(ends[count - 1])

@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.errors import JoinInputError
-from headrace.joins.streams._row_kernels import set_flags
 from headrace.joins.streams.layout import MATCHED
 from headrace.joins.streams.operator import How, StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.pairs import Pairing
-from headrace.joins.streams.store import TupleStore
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.units import format_size
 
@@ -98,35 +95,19 @@ class SymmetricHashAlgorithm(StreamsAlgorithm):
 
     def __init__(self, parameters: StreamsParameters) -> None:
         super().__init__(parameters)
-        if len(self.sides) != _TWO:
-            raise JoinInputError(f"a symmetric hash join has two inputs, not {len(self.sides)}; use MJoin or MINER")
+        self.require_two_inputs("a symmetric hash join")
         self._pairing = Pairing(self.graph.edges)
-        self._stores = [
-            TupleStore(layout, self.budget, self._pairing.index_kinds(side, len(self.graph.keys[side])))
-            for side, layout in enumerate(self.layouts)
-        ]
-
-    @property
-    def rows_in_memory(self) -> int:
-        """Number of tuples in memory."""
-        return sum(map(len, self._stores))
+        self.stores = self._pairing.stores(self.layouts, self.budget)
 
     def _arrive(self, side: int, rows: Rows) -> Iterator[pa.RecordBatch]:
-        other = self._stores[1 - side]
-        index = np.arange(len(rows), dtype=np.int64)
-        for positions, slots in self._pairing.find(other, side, rows, index, self.pair_limit):
-            sources = [(rows, positions), (other.rows, slots)]
-            if self.how != "inner":
-                for source, at in sources:
-                    set_flags(source.records, source.layout.stride, source.layout.flags, MATCHED, at)
-            yield from self.results.batches(sources if side == 0 else sources[::-1])
+        yield from self.join_in_memory(self._pairing, side, rows, np.arange(len(rows), dtype=np.int64))
         if not self.ended[1 - side]:
             self._keep(side, rows)
         elif self.preserved(side):
             yield from self.unmatched(side, rows, np.flatnonzero((rows.flags & MATCHED) == 0))
 
     def _keep(self, side: int, rows: Rows) -> None:
-        store = self._stores[side]
+        store = self.stores[side]
         if store.fitting(rows, 0) < len(rows):
             raise MemoryBudgetError(
                 f"{self.rows_in_memory:,} tuples fill the memory of {format_size(self.budget.limit)}, and a symmetric "
@@ -136,7 +117,7 @@ class SymmetricHashAlgorithm(StreamsAlgorithm):
 
     def _ended(self, side: int) -> Iterator[pa.RecordBatch]:
         """Yield the other input's tuples without a match, and drop its tuples: nothing can match them any more."""
-        store = self._stores[1 - side]
+        store = self.stores[1 - side]
         if self.preserved(1 - side):
             yield from self.alone(1 - side, store)
         store.free()

@@ -33,15 +33,12 @@ import numpy as np
 
 from headrace.joins.errors import JoinInputError
 from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams._row_kernels import add_heap_lengths
-from headrace.joins.streams.blocks import SpilledBlock, SpillReserve, held, write_block
+from headrace.joins.streams.blocks import SpilledBlock, SpillReserve, cuts, held, write_block
 from headrace.joins.streams.combining import Combiner
 from headrace.joins.streams.nested_blocks import NestedBlocks
 from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.store import TupleStore
-from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.spill import BlockRef, block_nbytes
-from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     import os
@@ -169,11 +166,6 @@ class MJoinAlgorithm(StreamsAlgorithm):
         if isinstance(partitions, bool) or not isinstance(partitions, int) or partitions not in allowed:
             raise JoinInputError(f"`partitions` must be a power of 2 from 2 to 64, not {partitions!r}")
 
-    @property
-    def rows_in_memory(self) -> int:
-        """Number of tuples in memory."""
-        return sum(map(len, self.stores))
-
     # Arriving phase
 
     def probing_sequence(self, side: int) -> list[Step]:
@@ -211,10 +203,7 @@ class MJoinAlgorithm(StreamsAlgorithm):
 
     def _flush_for(self, side: int) -> None:
         if not self.rows_in_memory:
-            raise MemoryBudgetError(
-                f"a tuple of {self.graph.names[side]!r} does not fit into what a memory of "
-                f"{format_size(self.budget.limit)} leaves for tuples; give the join more memory"
-            )
+            raise self.no_room(side)
         self._flush()
 
     def _flush(self) -> None:
@@ -244,19 +233,12 @@ class MJoinAlgorithm(StreamsAlgorithm):
 
     def _write(self, side: int, partition: int, slots: NDArray[np.int64], departure: int) -> None:
         """Write tuples in memory to blocks."""
-        rows, layout = self.stores[side].rows, self.layouts[side]
-        sizes = np.full(len(slots), layout.stride, dtype=np.int64)
-        if layout.heap >= 0:
-            add_heap_lengths(rows.records, layout.stride, layout.heap, rows.heap, slots, sizes)
-        ends, start = np.cumsum(sizes), 0
-        while start < len(slots):
-            before = int(ends[start - 1]) if start else 0
-            stop = max(start + 1, int(np.searchsorted(ends, before + self._block, side="right")))
-            with held(self._reserve, int(ends[stop - 1]) - before):
-                part = rows.take(slots[start:stop])
+        rows = self.stores[side].rows
+        for positions, nbytes in cuts(rows, slots, self._block):
+            with held(self._reserve, nbytes):
+                part = rows.take(positions)
                 part.departures[:] = departure
                 write_block(self.spill_file(side, partition), part, self._reserve)
-            start = stop
         self.counters.rows_spilled += len(slots)
         self.spilled[partition] += len(slots)
 

@@ -2,53 +2,43 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from headrace.joins.errors import JoinInputError
-from headrace.joins.handle import check_time
+from headrace.joins.handle import check_number
 from headrace.joins.streams._row_kernels import set_flags
 from headrace.joins.streams.arena import ARENA_PAGE
-from headrace.joins.streams.blocks import SpillReserve, held, write_block
-from headrace.joins.streams.diner.disk import BlockList
 from headrace.joins.streams.diner.flushing import FlushingPolicy
 from headrace.joins.streams.diner.reactive import ReactiveNL
+from headrace.joins.streams.diner.reactive_join import OUTER_SHARE, ReactiveAlgorithm, ReactiveJoin
 from headrace.joins.streams.layout import TOUCHED
-from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsParameters
 from headrace.joins.streams.pairs import Pairing
-from headrace.joins.streams.rows import Rows, heap_nbytes
 from headrace.joins.streams.store import TupleStore
-from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.spill import block_nbytes
-from headrace.storage.units import format_size, parse_memory
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
+    import numpy as np
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.protocol import Output
     from headrace.joins.streams.conditions import Conditions
     from headrace.joins.streams.indexes import SortedIndex
+    from headrace.joins.streams.rows import Rows
     from headrace.storage.file import StorageBackend
 
 __all__ = ["DINER", "DINERAlgorithm"]
 
 _TWO = 2
-_PAPER_BLOCK = 10 << 10
-_BLOCKS_IN_MEMORY = 1024
-_LEAST_BLOCK = 1 << 10
-_OUTER_SHARE = 4
 _PAGES = 8  # of a store: records, heap, entries, hash chains, each begun
 _ENTRY_NBYTES = 32  # of a tuple in a sorted index and in hash chains
 
 
-class DINER(StreamsJoin["DINERAlgorithm"]):
+class DINER(ReactiveJoin["DINERAlgorithm"]):
     """Double index nested-loops reactive join of two streams (Bornea and others, TKDE 2010, section 3).
 
     Parameters
@@ -121,49 +111,12 @@ class DINER(StreamsJoin["DINERAlgorithm"]):
         parameters = StreamsParameters.check(
             inputs, on, how, memory, wait=wait, spill=spill, backend=backend, clock=clock
         )
-        if isinstance(max_new_arrivals, bool) or not isinstance(max_new_arrivals, int) or max_new_arrivals < 0:
-            raise JoinInputError(f"`max_new_arrivals` must be a whole number of at least 0, not {max_new_arrivals!r}")
-        self._max_new_arrivals = max_new_arrivals
-        super().__init__(DINERAlgorithm(parameters, block, max_outer_blocks))
-
-    def idle(
-        self,
-        now: float | None = None,
-        *,
-        until: float = math.inf,
-        waiting: Callable[[], bool] | None = None,
-        arrived: Callable[[], int] | None = None,
-    ) -> Output:
-        """Work while no input delivers tuples, if that is so for longer than the operator waits.
-
-        Parameters
-        ----------
-        now, until, waiting
-            See `StreamsJoin.idle`.
-        arrived
-            Returns how many tuples wait in the input buffer. No further step begins when they are more than
-            `max_new_arrivals`. Asked after each inner block (algorithm 4, lines 17 to 19).
-
-        Raises
-        ------
-        JoinInputError
-            If the time is not valid.
-        FinishedError
-            After `finish`.
-        ClosedError
-            After `close`.
-        """
-        algorithm = self._open()
-        check_time(now)
-        most = self._max_new_arrivals
-
-        def enough() -> bool:
-            return (waiting is not None and waiting()) or (arrived is not None and arrived() > most)
-
-        return self._work.start(algorithm.idle(now, until, enough))
+        super().__init__(
+            check_number("max_new_arrivals", max_new_arrivals, 0), DINERAlgorithm(parameters, block, max_outer_blocks)
+        )
 
 
-class DINERAlgorithm(StreamsAlgorithm):
+class DINERAlgorithm(ReactiveAlgorithm):
     """Algorithm of `DINER`.
 
     Parameters
@@ -185,31 +138,19 @@ class DINERAlgorithm(StreamsAlgorithm):
         State of the reactive and the cleanup phase.
     """
 
+    reactive: ReactiveNL
+
     def __init__(self, parameters: StreamsParameters, block: int | str | None, max_outer_blocks: int) -> None:
-        super().__init__(parameters)
+        super().__init__(parameters, block, max_outer_blocks)
         if len(self.sides) != _TWO:
             raise JoinInputError(f"DINER has two inputs, not {len(self.sides)}; use MINER")
-        if isinstance(max_outer_blocks, bool) or not isinstance(max_outer_blocks, int) or max_outer_blocks < 1:
-            raise JoinInputError(f"`max_outer_blocks` must be a whole number of at least 1, not {max_outer_blocks!r}")
-        self._block = self._block_nbytes(block, parameters.memory)
-        self._max_outer_blocks = max_outer_blocks
         self._pairing = Pairing(self.graph.edges)
         self._keys = [self._pairing.driver.key_of(side) for side in self.sides]
         self.stores, self._indexes = self._make_stores()
         self.policies = [FlushingPolicy(self._block, side) for side in self.sides]
-        self.disk = [BlockList(self.budget) for _ in self.sides]
-        self._reserve = SpillReserve(self.budget, self._block + block_nbytes(self._block))
+        self._open_disk()
         self.reactive = ReactiveNL(self, self.disk, self._pairing)
         self.require(self._least(), "an outer and an inner block")
-
-    @staticmethod
-    def _block_nbytes(block: int | str | None, memory: int) -> int:
-        if block is None:
-            return max(_PAPER_BLOCK, memory // _BLOCKS_IN_MEMORY)
-        nbytes = parse_memory(block)
-        if nbytes < _LEAST_BLOCK:
-            raise JoinInputError(f"`block` must be at least {format_size(_LEAST_BLOCK)}, not {block!r}")
-        return nbytes
 
     def _make_stores(self) -> tuple[list[TupleStore], list[SortedIndex]]:
         """Return the stores, and their sorted entries. Keys of several words are found by hash chains as well."""
@@ -228,27 +169,7 @@ class DINERAlgorithm(StreamsAlgorithm):
         entries = _ENTRY_NBYTES * (self._block // min(layout.stride for layout in self.layouts) + 1)
         return self._block + block_nbytes(self._block) + entries + _PAGES * ARENA_PAGE
 
-    @property
-    def rows_in_memory(self) -> int:
-        """Number of tuples in memory."""
-        return sum(map(len, self.stores))
-
-    # Arriving phase: algorithm 1
-
-    def _arrive(self, side: int, rows: Rows) -> Iterator[pa.RecordBatch]:
-        self.reactive.release()
-        store, start, probed = self.stores[side], 0, 0
-        while start < len(rows):
-            fitting = store.fitting(rows, start)
-            stop = min(start + fitting + 1, len(rows))  # the first that does not fit has its results before the flush
-            if probed < stop:
-                yield from self._probe(side, rows, np.arange(probed, stop, dtype=np.int64))
-                probed = stop
-            store.insert(rows, start, start + fitting)
-            start += fitting
-            if start < len(rows):
-                self._flush_for(side, rows, start)
-                self.stamp_arrivals(rows, probed)
+    # Arriving phase: algorithms 1 and 3
 
     def _probe(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """Yield the results of arriving tuples, set join bits, and credit regions (algorithm 3)."""
@@ -259,15 +180,6 @@ class DINERAlgorithm(StreamsAlgorithm):
                 set_flags(tuples.records, tuples.layout.stride, tuples.layout.flags, TOUCHED, chosen)
                 self.policies[at].regions.credit(tuples, self._keys[at], chosen)
             yield from self.results.batches([(tuples, chosen) for _, tuples, chosen in sorted(sources, key=_side)])
-
-    def _flush_for(self, side: int, rows: Rows, at: int) -> None:
-        if not self.rows_in_memory:
-            size = self.layouts[side].stride + heap_nbytes(rows, np.array([at], dtype=np.int64))
-            raise MemoryBudgetError(
-                f"a tuple of {self.graph.names[side]!r} takes {format_size(size)}, and a memory of "
-                f"{format_size(self.budget.limit)} has no room for it; give the join more memory"
-            )
-        self._flush()
 
     # Flushing: algorithm 2
 
@@ -291,32 +203,15 @@ class DINERAlgorithm(StreamsAlgorithm):
         side = self._victim()
         store, index, policy = self.stores[side], self._indexes[side], self.policies[side]
         slots = policy.choose(store.rows, index)
-        departure = self.next_stamp()
-        with held(self._reserve, self._copy_nbytes(side, slots)):
-            self._write(side, store.remove(slots, departure))
+        self._flush_slots(side, self._keys[side], slots)
         policy.flushed(store.rows, index, store.live_nbytes)
-
-    def _write(self, side: int, rows: Rows) -> None:
-        block = write_block(self.spill_file(side), rows, self._reserve)
-        self.disk[side].append(block, rows, self._keys[side])
-        self.counters.rows_spilled += len(rows)
-
-    def _copy_nbytes(self, side: int, slots: NDArray[np.int64]) -> int:
-        store = self.stores[side]
-        return len(slots) * store.layout.stride + heap_nbytes(store.rows, slots)
-
-    def make_room(self, nbytes: int) -> bool:
-        """Flush until so many bytes are free, or nothing is left in memory; return whether they are free."""
-        while self.budget.available < nbytes and self.rows_in_memory:
-            self._flush()
-        return self.budget.available >= nbytes
 
     # Reactive and cleanup phase: algorithm 4
 
     def _react(self) -> Iterator[pa.RecordBatch] | None:
         if not self.reactive.unfinished:
             return None
-        return self.reactive.step(self._max_outer_blocks, self.budget.limit // _OUTER_SHARE)
+        return self.reactive.step(self._max_outer_blocks, self.budget.limit // OUTER_SHARE)
 
     def _cleanup(self) -> Iterator[pa.RecordBatch]:
         """Yield the remaining results (section 3.5): what is in memory becomes blocks, then all blocks meet."""
@@ -329,15 +224,10 @@ class DINERAlgorithm(StreamsAlgorithm):
 
     def _flush_all(self) -> None:
         self.reactive.release()
-        for side, store in enumerate(self.stores):
+        for side in self.sides:
             while not self.disk[side].reserve(len(cuts := self._cuts(side))) and self.rows_in_memory:
                 self._flush_block()
-            departure = self.next_stamp()
-            for slots in cuts:
-                with held(self._reserve, self._copy_nbytes(side, slots)):
-                    rows = store.rows.take(slots)
-                    rows.departures[:] = departure
-                    self._write(side, rows)
+            self._write_copies(side, self._keys[side], cuts)
 
     def _cuts(self, side: int) -> list[NDArray[np.int64]]:
         return self.policies[side].blocks(self.stores[side].rows, self._indexes[side])

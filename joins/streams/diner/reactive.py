@@ -21,7 +21,6 @@ import numpy as np
 
 from headrace.joins.streams.blocks import read_block
 from headrace.joins.streams.pairs import coexisted
-from headrace.joins.streams.store import TupleStore
 
 if TYPE_CHECKING:
     import contextlib
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.joins.streams.pairs import Pairing
     from headrace.joins.streams.results import ResultBuilder
     from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.store import TupleStore
     from headrace.storage.spill import SpillFile
 
 __all__ = ["Disk", "ReactiveNL"]
@@ -86,10 +86,7 @@ class ReactiveNL:
         self._operator = operator
         self._blocks = blocks
         self._pairing = pairing
-        self._stores = [
-            TupleStore(layout, operator.budget, pairing.index_kinds(side, len(layout.keys)))
-            for side, layout in enumerate(operator.layouts)
-        ]
+        self._stores = pairing.stores(operator.layouts, operator.budget)
         self._loaded = False
         self.outer: int | None = None
         self.joined = [0, 0]

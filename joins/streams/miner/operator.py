@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.errors import JoinInputError
-from headrace.joins.handle import check_time
+from headrace.joins.handle import check_number
 from headrace.joins.streams._row_kernels import set_flags
-from headrace.joins.streams.blocks import SpillReserve, held, write_block
 from headrace.joins.streams.combining import Combiner
-from headrace.joins.streams.diner.disk import BlockList
 from headrace.joins.streams.diner.flushing import FlushingPolicy
+from headrace.joins.streams.diner.reactive_join import OUTER_SHARE, ReactiveAlgorithm, ReactiveJoin
 from headrace.joins.streams.layout import TOUCHED
 from headrace.joins.streams.miner.selectivity import Selectivity
 from headrace.joins.streams.nested_blocks import NestedBlocks
-from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
-from headrace.joins.streams.rows import Rows, heap_nbytes
+from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsParameters
 from headrace.joins.streams.store import TupleStore
-from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.spill import block_nbytes
-from headrace.storage.units import format_size, parse_memory
 
 if TYPE_CHECKING:
     import os
@@ -32,21 +26,16 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.protocol import Output
     from headrace.joins.streams.combining import Step
     from headrace.joins.streams.conditions import Conditions
     from headrace.joins.streams.indexes import SortedIndex
+    from headrace.joins.streams.rows import Rows
     from headrace.storage.file import StorageBackend
 
 __all__ = ["MINER", "MINERAlgorithm"]
 
-_PAPER_BLOCK = 10 << 10
-_BLOCKS_IN_MEMORY = 1024
-_LEAST_BLOCK = 1 << 10
-_OUTER_SHARE = 4
 
-
-class MINER(StreamsJoin["MINERAlgorithm"]):
+class MINER(ReactiveJoin["MINERAlgorithm"]):
     """Multiple index nested-loops reactive join of streams (Bornea and others, TKDE 2010, section 4).
 
     Parameters
@@ -119,49 +108,12 @@ class MINER(StreamsJoin["MINERAlgorithm"]):
         parameters = StreamsParameters.check(
             inputs, on, how, memory, wait=wait, spill=spill, backend=backend, clock=clock
         )
-        if isinstance(max_new_arrivals, bool) or not isinstance(max_new_arrivals, int) or max_new_arrivals < 0:
-            raise JoinInputError(f"`max_new_arrivals` must be a whole number of at least 0, not {max_new_arrivals!r}")
-        self._max_new_arrivals = max_new_arrivals
-        super().__init__(MINERAlgorithm(parameters, block, max_outer_blocks))
-
-    def idle(
-        self,
-        now: float | None = None,
-        *,
-        until: float = math.inf,
-        waiting: Callable[[], bool] | None = None,
-        arrived: Callable[[], int] | None = None,
-    ) -> Output:
-        """Work while no input delivers tuples, if that is so for longer than the operator waits.
-
-        Parameters
-        ----------
-        now, until, waiting
-            See `StreamsJoin.idle`.
-        arrived
-            Returns how many tuples wait in the input buffer. No further step begins when they are more than
-            `max_new_arrivals`. Asked after each block of the innermost input (section 4.2).
-
-        Raises
-        ------
-        JoinInputError
-            If the time is not valid.
-        FinishedError
-            After `finish`.
-        ClosedError
-            After `close`.
-        """
-        algorithm = self._open()
-        check_time(now)
-        most = self._max_new_arrivals
-
-        def enough() -> bool:
-            return (waiting is not None and waiting()) or (arrived is not None and arrived() > most)
-
-        return self._work.start(algorithm.idle(now, until, enough))
+        super().__init__(
+            check_number("max_new_arrivals", max_new_arrivals, 0), MINERAlgorithm(parameters, block, max_outer_blocks)
+        )
 
 
-class MINERAlgorithm(StreamsAlgorithm):
+class MINERAlgorithm(ReactiveAlgorithm):
     """Algorithm of `MINER`.
 
     Parameters
@@ -189,18 +141,15 @@ class MINERAlgorithm(StreamsAlgorithm):
         State of the reactive and the cleanup phase.
     """
 
+    reactive: NestedBlocks
+
     def __init__(self, parameters: StreamsParameters, block: int | str | None, max_outer_blocks: int) -> None:
-        super().__init__(parameters)
-        if isinstance(max_outer_blocks, bool) or not isinstance(max_outer_blocks, int) or max_outer_blocks < 1:
-            raise JoinInputError(f"`max_outer_blocks` must be a whole number of at least 1, not {max_outer_blocks!r}")
-        self._max_outer_blocks = max_outer_blocks
-        self._block = _block_nbytes(block, parameters.memory)
+        super().__init__(parameters, block, max_outer_blocks)
         self.combiner = Combiner(self.graph, self.budget)
         self.selectivity = Selectivity(self.combiner.pairings)
         self.stores, self.indexes = self._make_stores()
         self.policies = [[FlushingPolicy(self._block, side) for _ in keys] for side, keys in enumerate(self.graph.keys)]
-        self.disk = [BlockList(self.budget) for _ in self.sides]
-        self._reserve = SpillReserve(self.budget, self._block + block_nbytes(self._block))
+        self._open_disk()
         self.reactive = NestedBlocks(self, self.disk, self.spill_file)
         self.buffer_nbytes = 2 * block_nbytes(self._block)
         self.require(self.buffer_nbytes + sum(map(self.group_nbytes, self.sides)), "a block of each input")
@@ -218,11 +167,6 @@ class MINERAlgorithm(StreamsAlgorithm):
             ])  # fmt: skip
         return stores, indexes
 
-    @property
-    def rows_in_memory(self) -> int:
-        """Number of tuples in memory."""
-        return sum(map(len, self.stores))
-
     # Arriving phase: section 4.1
 
     def probing_sequence(self, side: int) -> list[Step]:
@@ -231,21 +175,6 @@ class MINERAlgorithm(StreamsAlgorithm):
         return self.combiner.sequence(
             side, lambda here, there: self.selectivity.factor(here, there, counts[here], counts[there])
         )
-
-    def _arrive(self, side: int, rows: Rows) -> Iterator[pa.RecordBatch]:
-        self.reactive.release()
-        store, start, probed = self.stores[side], 0, 0
-        while start < len(rows):
-            fitting = store.fitting(rows, start)
-            stop = min(start + fitting + 1, len(rows))  # the first that does not fit has its results before the flush
-            if probed < stop:
-                yield from self._probe(side, rows, np.arange(probed, stop, dtype=np.int64))
-                probed = stop
-            store.insert(rows, start, start + fitting)
-            start += fitting
-            if start < len(rows):
-                self._flush_for(side, rows, start)
-                self.stamp_arrivals(rows, probed)
 
     def _probe(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         """Yield the results of arriving tuples, set join bits, and credit the areas of all join attributes."""
@@ -260,15 +189,6 @@ class MINERAlgorithm(StreamsAlgorithm):
                 for key, policy in enumerate(policies):
                     policy.regions.credit(tuples, key, chosen)
             yield from self.results.batches(sources)
-
-    def _flush_for(self, side: int, rows: Rows, at: int) -> None:
-        if not self.rows_in_memory:
-            size = self.layouts[side].stride + heap_nbytes(rows, np.array([at], dtype=np.int64))
-            raise MemoryBudgetError(
-                f"a tuple of {self.graph.names[side]!r} takes {format_size(size)}, and a memory of "
-                f"{format_size(self.budget.limit)} has no room for it; give the join more memory"
-            )
-        self._flush()
 
     # Flushing: section 4.1, "Flushing Policy"
 
@@ -293,27 +213,10 @@ class MINERAlgorithm(StreamsAlgorithm):
         side, key = self.victim()
         store, indexes, policies = self.stores[side], self.indexes[side], self.policies[side]
         slots = policies[key].choose(store.rows, indexes[key])
-        departure = self.next_stamp()
-        with held(self._reserve, self._copy_nbytes(side, slots)):
-            self._write(side, key, store.remove(slots, departure))
+        self._flush_slots(side, key, slots)
         for policy, index in zip(policies, indexes, strict=True):
             policy.flushed(store.rows, index, store.live_nbytes)
         self.selectivity.zero()
-
-    def _write(self, side: int, key: int, rows: Rows) -> None:
-        block = write_block(self.spill_file(side), rows, self._reserve)
-        self.disk[side].append(block, rows, key)
-        self.counters.rows_spilled += len(rows)
-
-    def _copy_nbytes(self, side: int, slots: NDArray[np.int64]) -> int:
-        store = self.stores[side]
-        return len(slots) * store.layout.stride + heap_nbytes(store.rows, slots)
-
-    def make_room(self, nbytes: int) -> bool:
-        """Flush until so many bytes are free, or nothing is left in memory; return whether they are free."""
-        while self.budget.available < nbytes and self.rows_in_memory:
-            self._flush()
-        return self.budget.available >= nbytes
 
     def group_nbytes(self, side: int) -> int:
         """Return the memory for the tuples of one block with their indexes."""
@@ -324,7 +227,7 @@ class MINERAlgorithm(StreamsAlgorithm):
     def _react(self) -> Iterator[pa.RecordBatch] | None:
         if not self.reactive.unfinished:
             return None
-        return self.reactive.step(self._max_outer_blocks, self._chunk_nbytes(self._free // _OUTER_SHARE), fill=False)
+        return self.reactive.step(self._max_outer_blocks, self._chunk_nbytes(self._free // OUTER_SHARE), fill=False)
 
     def _cleanup(self) -> Iterator[pa.RecordBatch]:
         """Yield the remaining results: what is in memory becomes blocks, then all blocks meet."""
@@ -339,24 +242,10 @@ class MINERAlgorithm(StreamsAlgorithm):
     def _flush_all(self) -> None:
         self.reactive.release()
         for side, store in enumerate(self.stores):
-            departure = self.next_stamp()
-            for slots in self.policies[side][0].blocks(store.rows, self.indexes[side][0]):
-                with held(self._reserve, self._copy_nbytes(side, slots)):
-                    rows = store.rows.take(slots)
-                    rows.departures[:] = departure
-                    self._write(side, 0, rows)
+            self._write_copies(side, 0, self.policies[side][0].blocks(store.rows, self.indexes[side][0]))
             store.free()
 
     def _chunk_nbytes(self, memory: int) -> int:
         """Return the bytes of tuples that fit into so much memory with their indexes, whichever input they are of."""
         share = min(self._block / self.group_nbytes(side) for side in self.sides)
         return int(memory * share)
-
-
-def _block_nbytes(block: int | str | None, memory: int) -> int:
-    if block is None:
-        return max(_PAPER_BLOCK, memory // _BLOCKS_IN_MEMORY)
-    nbytes = parse_memory(block)
-    if nbytes < _LEAST_BLOCK:
-        raise JoinInputError(f"`block` must be at least {format_size(_LEAST_BLOCK)}, not {block!r}")
-    return nbytes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from headrace.joins.errors import FinishedError, JoinInputError
-from headrace.joins.handle import check_time
+from headrace.joins.handle import check_number, check_time
 from headrace.joins.streams import _index_kernels as kernels
 from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.punctuated.collection import Punctuation, PunctuationCollection
@@ -273,7 +273,7 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
     def __init__(self, parameters: StreamsParameters, options: Options) -> None:
         super().__init__(parameters)
         self._check_graph()
-        self.purge_every = _positive("purge_every", options.purge_every)
+        self.purge_every = check_number("purge_every", options.purge_every, 1)
         self._on_violation = options.on_violation
         self._one = self._check_one(options.one)
         self._key = KeyColumns(self.graph.schemas, [keys[KEY] for keys in self.graph.keys])
@@ -326,7 +326,7 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
         by_name = given if isinstance(given, Mapping) else dict.fromkeys(self.graph.names, given)
         if set(by_name) != set(self.graph.names):
             raise JoinInputError(f"`quota` must have a number for each of {self.graph.names}, not {given!r}")
-        quota = [_positive("quota", by_name[name]) for name in self.graph.names]
+        quota = [check_number("quota", by_name[name], 1) for name in self.graph.names]
         return WaitingPool(self.budget, self.budget.limit // _POOL_SHARE, order, quota, self._clustered, KEY)
 
     # Calls
@@ -590,10 +590,7 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
     def _make_room(self, side: int) -> Iterator[pa.RecordBatch]:
         """Free memory for arriving tuples."""
         if self.rows_in_memory == 0:
-            raise MemoryBudgetError(
-                f"a tuple of {self.graph.names[side]!r} does not fit into what a memory of "
-                f"{format_size(self.budget.limit)} leaves for tuples; give the join more memory"
-            )
+            raise self.no_room(side)
         yield from self._free_memory()
 
     def _free_memory(self) -> Iterator[pa.RecordBatch]:
@@ -710,9 +707,3 @@ def _same_keys(rows: Rows, left: NDArray[np.int64], right: NDArray[np.int64]) ->
         keyed = rows.keyed(KEY)
         kernels.filter_pairs(keyed, left, keyed, right, False, np.uint64(0), 0.0, False, same)  # noqa: FBT003 - a kernel
     return same
-
-
-def _positive(name: str, value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise JoinInputError(f"`{name}` must be a whole number of at least 1, not {value!r}")
-    return value

@@ -13,8 +13,7 @@ import numpy as np
 
 from headrace.joins.errors import JoinInputError
 from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams._row_kernels import add_heap_lengths
-from headrace.joins.streams.blocks import SpilledBlock, SpillReserve, held, read_block, write_block
+from headrace.joins.streams.blocks import SpilledBlock, SpillReserve, cuts, held, read_block, write_block
 from headrace.joins.streams.indexes import new_cursor
 from headrace.joins.streams.pairs import coexisted
 from headrace.joins.streams.punctuated.errors import UniqueKeyError
@@ -234,20 +233,13 @@ class HashState:
         algorithm = self._algorithm
         if not len(index):
             return
-        layout, file = rows.layout, algorithm.spill_file(side, self._file_number(side, partition))
-        sizes = np.full(len(index), layout.stride, dtype=np.int64)
-        if layout.heap >= 0:
-            add_heap_lengths(rows.records, layout.stride, layout.heap, rows.heap, index, sizes)
-        ends, start = np.cumsum(sizes), 0
-        while start < len(index):
-            before = int(ends[start - 1]) if start else 0
-            stop = max(start + 1, int(np.searchsorted(ends, self._block_nbytes + before, side="right")))
-            with held(self._reserve, int(ends[stop - 1]) - before):
-                part = rows.take(index[start:stop])
+        file = algorithm.spill_file(side, self._file_number(side, partition))
+        for positions, nbytes in cuts(rows, index, self._block_nbytes):
+            with held(self._reserve, nbytes):
+                part = rows.take(positions)
                 if not departed:
                     part.departures[:] = algorithm.next_stamp()
                 write_block(file, part, self._reserve)
-            start = stop
         if not departed:
             self.spilled[side, partition] += len(index)
 
