@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["key_text", "rank_rows", "sort_rows", "starts_of_runs"]
+__all__ = ["key_text", "occurs_in", "rank_rows", "sort_rows", "starts_of_runs"]
 
 
 def rank_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[NDArray[np.int64], int]:
@@ -38,6 +38,21 @@ def rank_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[NDArray[np
     in_order = np.cumsum(starts_of_runs([column.take(pa.array(order)) for column in columns])) - 1
     ranks[order] = in_order
     return ranks, int(in_order[-1]) + 1
+
+
+def occurs_in(keys: pa.Table, others: Sequence[pa.Table]) -> NDArray[np.bool_]:
+    """Return which rows of a table are also rows of others with the same columns; there are no nulls.
+
+    Examples
+    --------
+    >>> occurs_in(pa.table({"k": [1, 2, 2]}), [pa.table({"k": [2, 3]})]).tolist()
+    [False, True, True]
+    """
+    ranks, distinct = rank_rows(pa.concat_tables([keys, *others]).columns)
+    named = np.zeros(distinct, dtype=np.bool_)
+    named[ranks[keys.num_rows :]] = True
+    found: NDArray[np.bool_] = named[ranks[: keys.num_rows]]
+    return found
 
 
 def sort_rows(columns: Sequence[pa.Array | pa.ChunkedArray]) -> NDArray[np.int64]:

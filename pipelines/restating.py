@@ -248,7 +248,7 @@ class _Restatement:
     def _write(
         self, lookup: AsOfLookup, span: Span, changed: DataFrame, batch: Batch, files: FactFiles, undated: str | None
     ) -> None:
-        """Commit the corrections of a batch: by files while nobody else changes these, else by `MERGE`."""
+        """Commit the corrections of a batch: by files while no other writer changes those files, else by `MERGE`."""
         note = {"restate": lookup.role, "dimension_version": span.up_to, "facts": batch.facts}
         if files.usable:
             try:

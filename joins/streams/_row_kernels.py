@@ -217,7 +217,7 @@ def copy_out(
     Parameters
     ----------
     heap_start
-        Where in `out_heap` to go on.
+        Position in `out_heap` at which to go on.
     """
     at = heap_start
     for i in range(len(index)):

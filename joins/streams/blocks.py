@@ -96,7 +96,7 @@ class SpilledBlock:
     Attributes
     ----------
     ref
-        Where its bytes are.
+        Place of its bytes in the file.
     count
         Number of tuples.
     departure

@@ -189,7 +189,7 @@ class TupleStore:
         width
             Greatest distance of the keys; None for equality.
         cursor
-            Where to go on, see `headrace.joins.streams.indexes.new_cursor`.
+            Place at which to go on, see `headrace.joins.streams.indexes.new_cursor`.
         out
             Arrays for pairs of a position in `index` and a slot. If they are filled, there may be more.
 

@@ -39,6 +39,7 @@ from headrace.pipelines.changes.repairing import (
 from headrace.pipelines.changes.targets import check_table
 from headrace.pipelines.config.history import history_of
 from headrace.pipelines.delta.reads import scan_table
+from headrace.pipelines.delta.scratch import scratch_database
 from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle
 from headrace.pipelines.dimension.check import Finding, Repair
 from headrace.pipelines.errors import TableMovedError
@@ -67,7 +68,6 @@ __all__ = ["HistoryRepair", "check_history", "repair_history"]
 _PART_ROWS: Final = 1 << 18
 _EXAMPLES: Final = 10
 _ATTEMPTS: Final = 10
-_MEMORY: Final = "512MB"
 _SAY: Final = "rows are what their entries say"
 _FOLLOW: Final = "versions follow from the recorded changes"
 _REPLICAS: Final = "replicas have the rows of the table"
@@ -291,10 +291,7 @@ class _Check:
 
     def _found_by_queries(self) -> list[Finding]:
         """Compare replicas and facts with the table, by queries of a DuckDB file."""
-        import duckdb  # noqa: PLC0415 - heavy
-
-        with duckdb.connect(str(self._folder / "check.duckdb")) as connection:
-            connection.execute(f"SET memory_limit = '{_MEMORY}'; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+        with scratch_database(self._folder / "check.duckdb") as connection:
             self._check_replicas(connection)
             found = list(fact_findings(connection, self._config, self._history, self._handle.table))
         replicas = self._broken.get(_REPLICAS)

@@ -9,7 +9,7 @@ pipeline are checked. Columns that date a version change without the facts, so t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from headrace.etl.history.values import single
 from headrace.etl.ranking import key_text
 from headrace.pipelines.config.merge import mixed_lookup
 from headrace.pipelines.delta.reads import scan_table
+from headrace.pipelines.delta.scratch import load_rows
 from headrace.pipelines.delta.tables import has_table, open_table
 from headrace.pipelines.dimension.check import Finding
 
@@ -75,7 +76,7 @@ def _load_versions(connection: DuckDBPyConnection, history: History, table: Delt
     kinds = {field.name: field.type for field in history.version_schema}
     schema = pa.schema([(name, kinds[column]) for name, column in zip(names, source, strict=True)])
     batches = scan_table(table, source)
-    _load(connection, "versions", schema, (each.rename_columns(names).cast(schema) for each in batches))
+    load_rows(connection, "versions", schema, (each.rename_columns(names).cast(schema) for each in batches))
 
 
 class _Role:
@@ -105,7 +106,7 @@ class _Role:
         keys = [(f"k{place}", field.type) for place, field in enumerate(history.dimension.key_schema)]
         carried = [(f"a_{name}", kinds[name]) for name in self._carried]
         schema = pa.schema([("key", pa.int64()), *keys, ("time", history.instant_type), *carried])
-        _load(connection, "facts", schema, (self._row(each, schema) for each in scan_table(table, self.columns)))
+        load_rows(connection, "facts", schema, (self._row(each, schema) for each in scan_table(table, self.columns)))
         connection.execute(
             "CREATE OR REPLACE TABLE facts AS SELECT *, count(*) AS n FROM facts WHERE key > 0 GROUP BY ALL"
         )
@@ -152,10 +153,3 @@ class _Role:
                 )
                 texts = key_text(named.to_arrow_table().columns).to_pylist()
                 yield Finding(rule, rows, tuple(map(str, texts)))
-
-
-def _load(connection: DuckDBPyConnection, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-    given: Any = pa.RecordBatchReader.from_batches(schema, batches)
-    connection.register("given", given)
-    connection.execute(f"CREATE OR REPLACE TABLE {name} AS FROM given")
-    connection.unregister("given")

@@ -37,8 +37,8 @@ from headrace.pipelines.changes.targets import errors_path
 from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.delta.commits import Commit, commit_files
 from headrace.pipelines.delta.data_files import DataFile, FileSpec
-from headrace.pipelines.delta.row_changes import FEED_TYPE, RowChanges, change_rows_exactly, feed_files
-from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle, commit_note
+from headrace.pipelines.delta.row_changes import RowChanges, change_rows_exactly, feed_files
+from headrace.pipelines.delta.tables import CHANGE_TYPE, GREATEST_KEY, DeltaHandle, commit_note
 from headrace.pipelines.errors import BatchError, ConservationError, QualityError, TableMovedError
 from headrace.pipelines.history.layout import delta_schema
 from headrace.pipelines.history.moved import moved_files, moved_note, settle_moved
@@ -478,7 +478,7 @@ def _removed(path: str, feed: Sequence[DataFile], column: str) -> NDArray[np.int
     """Return the surrogate keys of the rows that are removed, ascending, from the change files."""
     found = [np.empty(0, np.int64)]
     for file in feed:
-        table = pq.read_table(f"{path}/{file.path}", columns=[column, FEED_TYPE])
-        chosen = table.filter(pc.is_in(table.column(FEED_TYPE), value_set=pa.array(_REMOVED)))
+        table = pq.read_table(f"{path}/{file.path}", columns=[column, CHANGE_TYPE])
+        chosen = table.filter(pc.is_in(table.column(CHANGE_TYPE), value_set=pa.array(_REMOVED)))
         found.append(np.asarray(chosen.column(column), dtype=np.int64))
     return np.sort(np.concatenate(found))

@@ -18,11 +18,12 @@ import pyarrow.compute as pc
 from headrace.etl import KeyAllocator
 from headrace.etl.history import apply_changes, special_versions
 from headrace.etl.history.values import rows_differ, single
-from headrace.etl.ranking import rank_rows
+from headrace.etl.ranking import occurs_in, rank_rows
 from headrace.pipelines.changes.sources import change_columns
 from headrace.pipelines.delta.commits import Commit
 from headrace.pipelines.delta.data_files import FileSpec, FileWriter
-from headrace.pipelines.delta.row_changes import FEED_TYPE, RowChanges, change_rows_exactly, feed_files
+from headrace.pipelines.delta.row_changes import RowChanges, change_rows_exactly, feed_files
+from headrace.pipelines.history.differences import feed_rows
 from headrace.pipelines.history.layout import ENTRIES, delta_schema, entries_of, version_rows
 from headrace.pipelines.history.tables import special_rows
 
@@ -112,18 +113,9 @@ class RowRepair:
     def add(self, before: pa.Table, after: pa.Table) -> None:
         """Write the files of rows to replace; no commit names them yet."""
         path, schema, key = self.handle.path, delta_schema(self.history), self.history.dimension.surrogate_key
-        old, new = (np.asarray(single(rows.column(key))) for rows in (before, after))
-        kinds = [
-            np.where(np.isin(old, new), "update_preimage", "delete"),
-            np.where(np.isin(new, old), "update_postimage", "insert"),
-        ]
-        feed = [
-            rows.cast(schema).append_column(FEED_TYPE, pa.array(kind.tolist(), pa.string()))
-            for rows, kind in zip((before, after), kinds, strict=True)
-        ]
-        self._removed.append(old)
+        self._removed.append(np.asarray(single(before.column(key))))
         self._files += _written(FileSpec(path, schema), after)
-        self._feed += _written(feed_files(path, schema), pa.concat_tables(feed))
+        self._feed += _written(feed_files(path, schema), feed_rows(key, before.cast(schema), after.cast(schema)))
 
     def commit(self, version: int, properties: dict[str, str]) -> None:
         """Replace the rows, at exactly the version after the given one.
@@ -162,23 +154,17 @@ def _named(
 ) -> NDArray[np.bool_]:
     """Return which members other rows name."""
     names = list(history.dimension.natural_key)
-    tables = [rows.select(names), *(table.select(names).cast(rows.select(names).schema) for table in others)]
-    ranks, distinct = rank_rows([single(column) for column in pa.concat_tables(tables).columns])
-    named = np.zeros(distinct, dtype=np.bool_)
-    named[ranks[rows.num_rows :]] = True
+    keys = rows.select(names)
     found = np.zeros(members, dtype=np.bool_)
-    found[member[named[ranks[: rows.num_rows]]]] = True
+    found[member[occurs_in(keys, [table.select(names).cast(keys.schema) for table in others])]] = True
     return found
 
 
 def _replaced(history: History, entries: pa.Table, upserts: pa.Table) -> pa.Table:
     """Return entries with some replaced."""
     names = list(history.entry_key)
-    both = pa.concat_tables([entries.select(names), upserts.select(names)])
-    ranks, distinct = rank_rows([single(column) for column in both.columns])
-    named = np.zeros(distinct, dtype=np.bool_)
-    named[ranks[entries.num_rows :]] = True
-    return pa.concat_tables([entries.filter(pa.array(~named[ranks[: entries.num_rows]])), upserts])
+    kept = ~occurs_in(entries.select(names), [upserts.select(names)])
+    return pa.concat_tables([entries.filter(pa.array(kept)), upserts])
 
 
 def _written(spec: FileSpec, rows: pa.Table) -> list[Any]:

@@ -19,7 +19,7 @@ from headrace.etl.history.declaration import AT
 from headrace.etl.history.instants import ticks_of, to_instants
 from headrace.etl.history.merging import as_changes
 from headrace.etl.history.values import differ_from_previous, rows_differ, single
-from headrace.etl.ranking import rank_rows
+from headrace.etl.ranking import occurs_in, rank_rows
 from headrace.pipelines.errors import PipelineFileError
 from headrace.pipelines.replica.rows import of_shard
 
@@ -125,10 +125,7 @@ class Snapshot:
         missing = [keys.empty_table()]
         for held in _newest_of_each(history, entries, instant):
             rows = of_shard(held, keys, shards, shard).select(keys.names)
-            ranks, distinct = rank_rows(pa.concat_tables([named.cast(rows.schema), rows]).columns)
-            there = np.zeros(distinct, dtype=np.bool_)
-            there[ranks[: named.num_rows]] = True
-            missing.append(rows.filter(pa.array(~there[ranks[named.num_rows :]])).cast(keys))
+            missing.append(rows.filter(pa.array(~occurs_in(rows, [named.cast(rows.schema)]))).cast(keys))
         gone = pa.concat_tables(missing)
         empty = {field.name: pa.nulls(gone.num_rows, field.type) for field in history.dimension.attributes}
         whole = pa.table([*gone.columns, *empty.values()], names=[*keys.names, *empty])

@@ -156,8 +156,7 @@ def commit_exactly(
         if not _only_rearranged(path, version, table.version()):
             raise TableMovedError(f"another writer changed {path} after version {version}")
         version = table.version()
-        _require_files(path, files, final=False)
-        if _publish(path, table, files, commit, blind=False, more=() if more is None else more(version)):
+        if publish_next(path, table, files, commit, () if more is None else more(version)):
             return
 
 

@@ -26,6 +26,7 @@ from headrace.pipelines.delta.commits import commit_exactly, create_entry, liste
 from headrace.pipelines.delta.data_files import FileSpec
 from headrace.pipelines.delta.deletion_vectors import write_vectors
 from headrace.pipelines.delta.live_files import read_live_file
+from headrace.pipelines.delta.tables import CHANGE_TYPE
 from headrace.pipelines.errors import DeltaTableError, TableMovedError
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
     from headrace.pipelines.delta.live_files import LiveFile, LiveFiles
 
 __all__ = [
-    "FEED_TYPE",
     "RowChanges",
     "change_rows_exactly",
     "create_row_table",
@@ -50,7 +50,6 @@ __all__ = [
     "rows_of",
 ]
 
-FEED_TYPE: Final = "_change_type"
 _FEED: Final = "_change_data"
 _THREADS: Final = 4
 _PROPERTIES: Final = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "true"}
@@ -125,7 +124,7 @@ def _has_local_times(schema: pa.Schema) -> bool:
 
 def feed_files(path: str, schema: pa.Schema) -> FileSpec:
     """Return the specification of change files: rows of the table, with their `_change_type`."""
-    return FileSpec(path, pa.schema([*schema, pa.field(FEED_TYPE, pa.string())]), subfolder=_FEED)
+    return FileSpec(path, pa.schema([*schema, pa.field(CHANGE_TYPE, pa.string())]), subfolder=_FEED)
 
 
 @dataclass(frozen=True)

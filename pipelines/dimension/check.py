@@ -19,6 +19,7 @@ import pyarrow as pa
 from headrace.etl import UNKNOWN_KEY, Special
 from headrace.etl.ranking import key_text
 from headrace.pipelines.delta.reads import scan_table
+from headrace.pipelines.delta.scratch import load_rows, scratch_database
 from headrace.pipelines.delta.tables import GREATEST_KEY, has_table, open_table
 from headrace.pipelines.dimension.special_members import special_rows, wrong_values
 from headrace.pipelines.errors import DeltaTableError
@@ -39,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["Audit", "Finding", "Repair"]
 
 _EXAMPLES: Final = 10
-_MEMORY: Final = "512MB"
 _SHOWN: Final = 60
 _REPEATED: Final = "FROM known SELECT 1 WHERE complete GROUP BY {} HAVING count(*) > 1 LIMIT 1"
 _PROPERTY_RULE: Final = f"the property {GREATEST_KEY} is not less than the greatest key"
@@ -125,11 +125,8 @@ class Audit:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        import duckdb  # noqa: PLC0415 - heavy
-
         folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="headrace-check-"))
-        self._db = self._stack.enter_context(duckdb.connect(str(Path(folder) / "check.duckdb")))
-        self._run(f"SET memory_limit = '{_MEMORY}'; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+        self._db = self._stack.enter_context(scratch_database(Path(folder) / "check.duckdb"))
         self._load_members()
         self._load_facts()
         self._plan()
@@ -183,7 +180,7 @@ class Audit:
                 ("needs", pa.int64()),
             ]
         )
-        self._create("members", schema)
+        load_rows(self._db, "members", schema)
         self._specials = special_rows(self._table, self._dimension)
         position = 0
         for batch in scan_table(self._table, replicated.table_schema.names):
@@ -199,7 +196,7 @@ class Audit:
         """Count the facts of each role by natural key and surrogate key."""
         kinds = [self._dimension.schema.field(name).type for name in self._dimension.natural_key]
         schema = pa.schema([("role", pa.string()), ("key", pa.int64()), *zip(self._names, kinds, strict=True)])
-        self._create("facts", schema.append(pa.field("n", pa.int64())))
+        load_rows(self._db, "facts", schema.append(pa.field("n", pa.int64())))
         lookups = [item for item in self._config.lookups if item.dimension == self._dimension.name]
         if not lookups or not has_table(self._config.sink.path):
             return
@@ -222,11 +219,6 @@ class Audit:
             role = pa.repeat(pa.scalar(item.role), batch.num_rows)
             rows = pa.table([role, batch.column(f"{item.role}_key"), *keys], schema=schema)
             self._insert("facts", rows.group_by(schema.names).aggregate([([], "count_all")]))
-
-    def _create(self, name: str, schema: pa.Schema) -> None:
-        self._db.register("given", schema.empty_table())
-        self._run(f"CREATE TABLE {name} AS FROM given")
-        self._db.unregister("given")
 
     def _insert(self, name: str, rows: pa.Table) -> None:
         self._db.register("given", rows)

@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.etl.history.values import single
-from headrace.etl.ranking import rank_rows
+from headrace.etl.ranking import occurs_in
+from headrace.pipelines.delta.tables import CHANGE_TYPE
 from headrace.pipelines.history.layout import version_rows
 
 if TYPE_CHECKING:
@@ -17,9 +18,8 @@ if TYPE_CHECKING:
 
     from headrace.etl.history import Applied, History
 
-__all__ = ["CHANGE_TYPE", "RowDifferences", "row_differences"]
+__all__ = ["RowDifferences", "feed_rows", "row_differences"]
 
-CHANGE_TYPE: Final = "_change_type"
 _UPDATED: Final = ("update_preimage", "update_postimage")
 
 
@@ -63,19 +63,25 @@ def row_differences(history: History, entries: pa.Table, applied: Applied) -> Ro
     before = version_rows(history, entries.filter(pa.array(was_touched)))
     kept = entries.filter(pa.array(was_touched & ~gone))
     after = version_rows(history, pa.concat_tables([kept, applied.upserts]))
-    return RowDifferences(before, after, _feed(surrogate, before, after))
+    return RowDifferences(before, after, feed_rows(surrogate, before, after))
 
 
 def _replaced(history: History, entries: pa.Table, applied: Applied) -> NDArray[np.bool_]:
     """Return which entries are replaced or removed."""
-    parts = [table.select(list(history.entry_key)) for table in (entries, applied.upserts, applied.deletes)]
-    ranks, distinct = rank_rows(pa.concat_tables(parts).columns)
-    named = np.zeros(distinct, dtype=np.bool_)
-    named[ranks[entries.num_rows :]] = True
-    return named[ranks[: entries.num_rows]]
+    keys, *others = (table.select(list(history.entry_key)) for table in (entries, applied.upserts, applied.deletes))
+    return occurs_in(keys, others)
 
 
-def _feed(surrogate: str, before: pa.Table, after: pa.Table) -> pa.Table:
+def feed_rows(surrogate: str, before: pa.Table, after: pa.Table) -> pa.Table:
+    """Return rows before and after a change with their `_change_type`, as in Delta's change feed.
+
+    Parameters
+    ----------
+    surrogate
+        Column of the surrogate key, by which rows before and after belong together.
+    before, after
+        Rows that are removed, and rows that are added.
+    """
     old, new = (np.asarray(single(table.column(surrogate))) for table in (before, after))
     parts = [
         before.append_column(CHANGE_TYPE, _types(np.isin(old, new), _UPDATED[0], "delete")),

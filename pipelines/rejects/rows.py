@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA
 from headrace.pipelines.batch.resolutions import RESOLUTION_SCHEMA, Action
 from headrace.pipelines.delta.reads import scan_table
+from headrace.pipelines.delta.scratch import load_rows, scratch_database
 from headrace.pipelines.delta.tables import has_table, open_table
 from headrace.pipelines.errors import DeltaTableError, RejectedRowsError
 
@@ -31,7 +32,6 @@ __all__ = ["OPEN", "RejectGroup", "RejectedRecord", "RowId", "Selection", "list_
 OPEN: Final = "open"
 STATUSES: Final = (OPEN, str(Action.RETRIED), str(Action.DISMISSED))
 _ID: Final = re.compile(r"(\d+)/(.+):(\d+)", re.DOTALL)
-_MEMORY: Final = "512MB"
 _RECORDS: Final = ("record", "heading", "record_bytes")
 
 
@@ -212,13 +212,10 @@ def rejects(
     RejectedRowsError
         If an id names no row, or rows of several streams.
     """
-    import duckdb  # noqa: PLC0415 - heavy
-
     with (
         tempfile.TemporaryDirectory(prefix="headrace-rejects-") as folder,
-        duckdb.connect(str(Path(folder) / "rejects.duckdb")) as connection,
+        scratch_database(Path(folder) / "rejects.duckdb") as connection,
     ):
-        connection.execute(f"SET memory_limit = '{_MEMORY}'; SET enable_progress_bar = false; SET TimeZone = 'UTC'")
         _load(connection, "errors", config.errors_path, ERROR_SCHEMA, config.name, () if records else _RECORDS)
         _load(connection, "resolutions", config.resolutions_path, RESOLUTION_SCHEMA, config.name)
         connection.execute(_STATUS)
@@ -265,9 +262,7 @@ def _load(
     without: Sequence[str] = (),
 ) -> None:
     """Create a table with the rows of a pipeline, without some columns; it is empty if there is no Delta table."""
-    connection.register("given", schema.empty_table())
-    connection.execute(f"CREATE TABLE {name} AS FROM given")
-    connection.unregister("given")
+    load_rows(connection, name, schema)
     if not has_table(path):
         return
     table = open_table(path)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
 from headrace.etl.ranking import key_text
+from headrace.pipelines.delta.scratch import load_rows
 from headrace.pipelines.delta.tables import read_rows
 from headrace.pipelines.replica.catch_up import catch_up, discard
 from headrace.pipelines.replica.rows import of_shard
@@ -81,8 +82,8 @@ def replica_differences(
         schema = own.rows.schema
         table: Table = catch_up(own, shard, version, base, _opened)
         with table:
-            _load(connection, "held", schema, (batch.cast(schema) for batch in table.scan()))
-        _load(connection, "wanted", schema, _wanted(own, shard, version))
+            load_rows(connection, "held", schema, (batch.cast(schema) for batch in table.scan()))
+        load_rows(connection, "wanted", schema, _wanted(own, shard, version))
         sides = ("FROM held EXCEPT ALL FROM wanted", "FROM wanted EXCEPT ALL FROM held")
         different = " UNION ALL ".join(f"({side})" for side in sides)
         rows = max(connection.execute(f"SELECT count(*) FROM ({side})").fetchall()[0][0] for side in sides)
@@ -106,13 +107,6 @@ def _wanted(spec: ReplicaSpec, shard: int, version: int) -> Iterator[pa.RecordBa
     for batch in read_rows(spec.path, version, rows.columns):
         table = rows.rows(pa.Table.from_batches([batch]), version).cast(rows.schema)
         yield from of_shard(table, rows.shard_key, spec.shards, shard).to_batches()
-
-
-def _load(connection: DuckDBPyConnection, name: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> None:
-    given: Any = pa.RecordBatchReader.from_batches(schema, batches)
-    connection.register("given", given)
-    connection.execute(f"CREATE OR REPLACE TABLE {name} AS FROM given")
-    connection.unregister("given")
 
 
 def _opened(reached: Reached) -> Table:

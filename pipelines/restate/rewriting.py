@@ -31,7 +31,6 @@ from headrace.pipelines.delta.deletion_vectors import DeletionVector, write_vect
 from headrace.pipelines.delta.live_files import LiveFile, LiveFiles, read_live_file
 from headrace.pipelines.delta.reads import plain_schema
 from headrace.pipelines.delta.row_changes import (
-    FEED_TYPE,
     feed_files,
     listed_feed,
     remaining_file,
@@ -39,6 +38,7 @@ from headrace.pipelines.delta.row_changes import (
     rows_of,
 )
 from headrace.pipelines.delta.support import describe, takes_files
+from headrace.pipelines.delta.tables import CHANGE_TYPE
 from headrace.pipelines.errors import ConservationError, DeltaTableError, TableMovedError
 from headrace.pipelines.restate.candidates import FILE_ID, OLD, ROW, file_id, old_columns
 from headrace.pipelines.restate.scanning import found_facts
@@ -477,4 +477,4 @@ def _closed(writers: Mapping[tuple[tuple[str, str | None], ...], FileWriter]) ->
 
 
 def _typed(batch: pa.RecordBatch, kind: str) -> pa.RecordBatch:
-    return batch.append_column(FEED_TYPE, pa.repeat(pa.scalar(kind), batch.num_rows))
+    return batch.append_column(CHANGE_TYPE, pa.repeat(pa.scalar(kind), batch.num_rows))

@@ -18,14 +18,13 @@ from headrace.pipelines.delta.deletion_vectors import DeletionVector, write_vect
 from headrace.pipelines.delta.live_files import LiveFiles, read_live_file
 from headrace.pipelines.delta.rewrites import rewrite
 from headrace.pipelines.delta.row_changes import (
-    FEED_TYPE,
     RowChanges,
     change_rows_exactly,
     create_row_table,
     feed_files,
 )
 from headrace.pipelines.delta.support import describe, require_row_changes, takes_files
-from headrace.pipelines.delta.tables import read_changes, read_rows
+from headrace.pipelines.delta.tables import CHANGE_TYPE, read_changes, read_rows
 from headrace.pipelines.errors import DeltaTableError, TableMovedError
 
 ENTRIES = pa.list_(pa.struct([("at", pa.date32()), ("n", pa.int64())]))
@@ -52,10 +51,10 @@ class Shadow:
 
     def change(self, updates=(), inserts=(), deletes=(), version=None, transaction=1):
         """Change rows, and return the feed as it must be read."""
-        feed = [{**self.rows[row["k"]], FEED_TYPE: "update_preimage"} for row in updates]
-        feed += [{**row, FEED_TYPE: "update_postimage"} for row in updates]
-        feed += [{**row, FEED_TYPE: "insert"} for row in inserts]
-        feed += [{**self.rows[k], FEED_TYPE: "delete"} for k in deletes]
+        feed = [{**self.rows[row["k"]], CHANGE_TYPE: "update_preimage"} for row in updates]
+        feed += [{**row, CHANGE_TYPE: "update_postimage"} for row in updates]
+        feed += [{**row, CHANGE_TYPE: "insert"} for row in inserts]
+        feed += [{**self.rows[k], CHANGE_TYPE: "delete"} for k in deletes]
         removed = np.array(sorted([*(row["k"] for row in updates), *deletes]), dtype=np.int64)
         spec = feed_files(self.path, SCHEMA)
         changes = RowChanges(
@@ -190,7 +189,7 @@ def test_spark_reads_rows_and_changes_and_purges(tmp_path, spark):
     assert ordered(found.asDict(recursive=True) for found in there.collect()) == ordered(shadow.rows.values())
     reader = spark.read.format("delta").option("readChangeFeed", "true")
     changes = reader.option("startingVersion", 1).option("endingVersion", 1).load(shadow.path)
-    found = changes.select(*SCHEMA.names, FEED_TYPE).collect()
+    found = changes.select(*SCHEMA.names, CHANGE_TYPE).collect()
     assert ordered(each.asDict(recursive=True) for each in found) == ordered(feed)
     short = Shadow(tmp_path / "short", [row(k) for k in range(9)])
     short.change(deletes=[2, 3])

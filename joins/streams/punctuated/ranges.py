@@ -59,7 +59,7 @@ class KeyColumns:
     def covered_by(self, side: int, pattern: BoundPattern) -> KeyCover | None:
         """Return the keys that a pattern of an input covers; None if it constrains other columns: it covers none then.
 
-        Where a value cannot be expressed in the types of the key, the cover is smaller than the pattern, never larger.
+        If a value cannot be expressed in the types of the key, the cover is smaller than the pattern, never larger.
         """
         if not pattern.columns <= set(self.places[side]):
             return None
