@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KeyedRows",
+    "Meetings",
     "chain",
+    "chain_all",
     "compact_entries",
     "filter_pairs",
+    "join_chains",
     "merge_entries",
     "partitions_of",
     "probe_chains",
@@ -40,6 +43,7 @@ _SIGN = np.uint64(1 << 63)
 _ALL = np.uint64(2**64 - 1)
 _AHEAD = 16
 _NONE = -1
+NEVER_MET, MET_IN_TIME, MET_BY_FLAG = 0, 1, 2
 _BEFORE = -1
 
 
@@ -65,6 +69,25 @@ class KeyedRows(NamedTuple):
     start_at: int
     end_at: int
     heap_at: int
+
+
+class Meetings(NamedTuple):
+    """What tells in the records of two inputs whether two tuples met before, as an argument of kernels.
+
+    Attributes
+    ----------
+    kind
+        `NEVER_MET`: none did. `MET_IN_TIME`: those whose stays in memory overlap. `MET_BY_FLAG`: those with a flag.
+    left, right
+        Offset of the arrival stamp, behind which the departure stamp lies; or of the flags.
+    flag
+        The flag.
+    """
+
+    kind: int
+    left: int
+    right: int
+    flag: int = 0
 
 
 @njit(inline="always")
@@ -197,6 +220,91 @@ def chain(rows: KeyedRows, start: int, stop: int, shift: int, heads: Int32s, lin
         if first != _NONE:
             links[first, 1] = slot
         heads[bucket] = slot
+
+
+@njit(cache=True, nogil=True)
+def chain_all(rows: KeyedRows, count: int, shift: int, heads: Int32s, links: Int32s) -> None:
+    """Make the chains of the first `count` records, from which none is removed later.
+
+    Parameters
+    ----------
+    shift, heads
+        See `chain`.
+    links : int32[at least count]
+        Next slot of the chain, or -1.
+    """
+    by = np.uint64(shift)
+    heads[:] = _NONE
+    lines = heads.view(np.uint8)
+    for slot in range(count):
+        if slot + _AHEAD < count:
+            prefetch(lines, 4 * _bucket(_hashed(rows, slot + _AHEAD), by))
+        bucket = _bucket(_hashed(rows, slot), by)
+        links[slot] = heads[bucket]
+        heads[bucket] = slot
+
+
+@njit(inline="always")
+def _met(left: KeyedRows, a: int, right: KeyedRows, b: int, meetings: Meetings) -> bool:
+    """Return whether two tuples met before."""
+    if meetings.kind == NEVER_MET:
+        return False
+    a_at, b_at = a * left.stride + meetings.left, b * right.stride + meetings.right
+    if meetings.kind == MET_BY_FLAG:
+        return bool(left.records[a_at] & right.records[b_at] & np.uint8(meetings.flag))
+    since = max(_I64(load_u64(left.records, a_at)), _I64(load_u64(right.records, b_at)))
+    until = min(_I64(load_u64(left.records, a_at + 8)), _I64(load_u64(right.records, b_at + 8)))
+    return bool(since < until)
+
+
+@njit(cache=True, nogil=True)
+def join_chains(
+    probing: KeyedRows,
+    count: int,
+    rows: KeyedRows,
+    shift: int,
+    heads: Int32s,
+    links: Int32s,
+    meetings: Meetings,
+    cursor: Int64s,
+    out_at: Int64s,
+    out_slot: Int64s,
+) -> int:
+    """Find the pairs with equal keys that have not met before; return their number.
+
+    Parameters
+    ----------
+    probing, count
+        Tuples that probe are the first `count`.
+    rows, shift, heads, links
+        Tuples in memory and their chains, see `chain_all`.
+    meetings
+        Which pairs met before; the probing tuples are the left ones.
+    cursor, out_at, out_slot
+        See `probe_chains`.
+    """
+    by = np.uint64(shift)
+    at, slot, found = cursor[0], cursor[1], 0
+    lines, chains = heads.view(np.uint8), links.view(np.uint8)
+    while at < count:
+        if slot == _BEFORE:
+            if at + 2 * _AHEAD < count:
+                prefetch(lines, 4 * _bucket(_hashed(probing, at + 2 * _AHEAD), by))
+                ahead = max(_I64(heads[_bucket(_hashed(probing, at + _AHEAD), by)]), 0)
+                prefetch(chains, 4 * ahead)
+                prefetch(rows.records, ahead * rows.stride + rows.word_at)
+            slot = _I64(heads[_bucket(_hashed(probing, at), by)])
+        while slot != _NONE:
+            if found == len(out_at):
+                cursor[0], cursor[1] = at, slot
+                return found
+            if _same_key(probing, at, rows, slot) and not _met(probing, at, rows, slot, meetings):
+                out_at[found], out_slot[found] = at, slot
+                found += 1
+            slot = _I64(links[slot])
+        at += 1
+    cursor[0], cursor[1] = at, _BEFORE
+    return found
 
 
 @njit(inline="always")
