@@ -6,9 +6,10 @@ partition's file. A thread writes it, while the caller goes on with another buff
 
 from __future__ import annotations
 
-from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
+import threading
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -106,8 +107,7 @@ class Spool:
         self.counts = np.zeros((len(layouts), partitions), dtype=np.int64)
         self._heap_ends = np.zeros_like(self.counts)
         self._heap_starts = [-1] * len(layouts)
-        self._writer: ThreadPoolExecutor | None = None
-        self._writes: deque[tuple[int, Future[None]]] = deque()  # with the buffers that they free
+        self._writer = _Writer() if most_lanes() > 1 else None
 
     def too_large(self, side: int, rows: Rows) -> NDArray[np.bool_] | None:
         """Return which tuples no buffer takes; None if there is none."""
@@ -195,7 +195,7 @@ class Spool:
                 none.copy(),
                 none.copy(),
             )
-            self._wait(0)
+            self._wait(most=0)
             file.write(file.reserve(size, 1), [buffer[:size]])
 
     def finish(self) -> None:
@@ -208,7 +208,7 @@ class Spool:
         """
         for side, number in np.argwhere(self.counts).tolist():
             self._write(side, number)
-        self._wait(0)
+        self._wait(most=0)
         self.close()
         self._buffers = self._block = np.zeros(0, dtype=np.uint8)
         self._budget.release("spill", self.nbytes)
@@ -216,7 +216,7 @@ class Spool:
     def close(self) -> None:
         """Stop the thread; what it has not begun to write is lost."""
         if self._writer is not None:
-            self._writer.shutdown(cancel_futures=True)
+            self._writer.close()
             self._writer = None
 
     def _heap_start(self, side: int, rows: Rows) -> int:
@@ -242,18 +242,75 @@ class Spool:
         file = self._file(side, number)
         ref = file.reserve(sum(map(len, parts)), count)
         self.counts[side, number] = self._heap_ends[side, number] = 0
-        if most_lanes() == 1:
+        if self._writer is None:
             file.write(ref, parts, self._block)
             return
-        if self._writer is None:
-            self._writer = ThreadPoolExecutor(1, thread_name_prefix="headrace-spill")
-        self._writes.append((place, self._writer.submit(file.write, ref, parts, self._block)))
-        self._wait(_AHEAD - 1)
+        self._writer.start(place, partial(file.write, ref, parts, self._block))
+        self._wait(most=_AHEAD - 1)
         self._places[side, number] = self._free.pop()
 
     def _wait(self, most: int) -> None:
-        """Wait until so many writes are left, and take note of all that have ended."""
-        while self._writes and (len(self._writes) > most or self._writes[0][1].done()):
-            place, write = self._writes.popleft()
-            write.result()
-            self._free.append(place)
+        """Wait until so many writes are left."""
+        while self._writer is not None and self._writer.left > most:
+            self._free.append(self._writer.wait())
+
+
+_Job: TypeAlias = "tuple[int, Callable[[], None]] | None"
+
+
+class _Writer:
+    """A thread that writes one block after another.
+
+    Attributes
+    ----------
+    left
+        Number of blocks whose end `wait` has not returned.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._ends: SimpleQueue[int | Exception] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.left = 0
+
+    def start(self, buffer: int, write: Callable[[], None]) -> None:
+        """Begin to write a buffer, once those before it are written."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_write_all, args=(self._jobs, self._ends), name="headrace-spill", daemon=True
+            )
+            self._thread.start()
+        self._jobs.put((buffer, write))
+        self.left += 1
+
+    def wait(self) -> int:
+        """Return the next buffer that is written, or raise why it is not."""
+        self.left -= 1
+        end = self._ends.get()
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def close(self) -> None:
+        """Write what was begun, and end the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def __del__(self) -> None:
+        """End the thread of an operator that is dropped without being closed."""
+        self._jobs.put(None)
+
+
+def _write_all(jobs: SimpleQueue[_Job], ends: SimpleQueue[int | Exception]) -> None:
+    """Write until there is a job that is None. It knows the queues only, so that their owner can be dropped."""
+    while (job := jobs.get()) is not None:
+        buffer, write = job
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001 - the caller's thread raises it
+            ends.put(error)
+        else:
+            ends.put(buffer)
+        del job, write  # they refer to buffers and files

@@ -169,6 +169,7 @@ def _same_bytes(left: KeyedRows, a: int, right: KeyedRows, b: int) -> bool:
     return compare_bytes(left.heap, a_heap + a_start, a_heap + a_end, right.heap, b_heap + b_start, b_heap + b_end) == 0
 
 
+# Loops that inline this function count references to arrays at each step, so the probes do its work themselves.
 @njit(inline="always")
 def _same_key(left: KeyedRows, a: int, right: KeyedRows, b: int) -> bool:
     if load_u64(left.records, a * left.stride + left.word_at) != load_u64(
@@ -244,19 +245,6 @@ def chain_all(rows: KeyedRows, count: int, shift: int, heads: Int32s, links: Int
         heads[bucket] = slot
 
 
-@njit(inline="always")
-def _met(left: KeyedRows, a: int, right: KeyedRows, b: int, meetings: Meetings) -> bool:
-    """Return whether two tuples met before."""
-    if meetings.kind == NEVER_MET:
-        return False
-    a_at, b_at = a * left.stride + meetings.left, b * right.stride + meetings.right
-    if meetings.kind == MET_BY_FLAG:
-        return bool(left.records[a_at] & right.records[b_at] & np.uint8(meetings.flag))
-    since = max(_I64(load_u64(left.records, a_at)), _I64(load_u64(right.records, b_at)))
-    until = min(_I64(load_u64(left.records, a_at + 8)), _I64(load_u64(right.records, b_at + 8)))
-    return bool(since < until)
-
-
 @njit(cache=True, nogil=True)
 def join_chains(
     probing: KeyedRows,
@@ -283,6 +271,8 @@ def join_chains(
     cursor, out_at, out_slot
         See `probe_chains`.
     """
+    left, right, width = probing.records, rows.records, rows.stride
+    wide, flag = rows.digest_at >= 0, np.uint8(meetings.flag)
     by = np.uint64(shift)
     at, slot, found = cursor[0], cursor[1], 0
     lines, chains = heads.view(np.uint8), links.view(np.uint8)
@@ -292,15 +282,28 @@ def join_chains(
                 prefetch(lines, 4 * _bucket(_hashed(probing, at + 2 * _AHEAD), by))
                 ahead = max(_I64(heads[_bucket(_hashed(probing, at + _AHEAD), by)]), 0)
                 prefetch(chains, 4 * ahead)
-                prefetch(rows.records, ahead * rows.stride + rows.word_at)
+                prefetch(right, ahead * width + rows.word_at)
+                prefetch(right, (ahead + 1) * width - 1)
             slot = _I64(heads[_bucket(_hashed(probing, at), by)])
+        word = load_u64(left, at * probing.stride + probing.word_at)
+        a_at = at * probing.stride + meetings.left
         while slot != _NONE:
             if found == len(out_at):
                 cursor[0], cursor[1] = at, slot
                 return found
-            if _same_key(probing, at, rows, slot) and not _met(probing, at, rows, slot, meetings):
-                out_at[found], out_slot[found] = at, slot
-                found += 1
+            if load_u64(right, slot * width + rows.word_at) == word and not (
+                wide and not _same_bytes(probing, at, rows, slot)
+            ):
+                b_at, met = slot * width + meetings.right, False
+                if meetings.kind == MET_BY_FLAG:
+                    met = (left[a_at] & flag) != 0 and (right[b_at] & flag) != 0
+                elif meetings.kind == MET_IN_TIME:
+                    since = max(_I64(load_u64(left, a_at)), _I64(load_u64(right, b_at)))
+                    until = min(_I64(load_u64(left, a_at + 8)), _I64(load_u64(right, b_at + 8)))
+                    met = since < until
+                if not met:
+                    out_at[found], out_slot[found] = at, slot
+                    found += 1
             slot = _I64(links[slot])
         at += 1
     cursor[0], cursor[1] = at, _BEFORE
@@ -376,6 +379,7 @@ def probe_chains(
     out_at, out_slot
         Pairs: a position in `index`, and a slot.
     """
+    left, right, wide = probing.records, rows.records, rows.digest_at >= 0
     by = np.uint64(shift)
     at, slot, found = cursor[0], cursor[1], 0
     lines, chains = heads.view(np.uint8), links.reshape(-1).view(np.uint8)
@@ -385,13 +389,16 @@ def probe_chains(
                 prefetch(lines, 4 * _bucket(_hashed(probing, index[at + 2 * _AHEAD]), by))
                 ahead = max(_I64(heads[_bucket(_hashed(probing, index[at + _AHEAD]), by)]), 0)
                 prefetch(chains, 8 * ahead)
-                prefetch(rows.records, ahead * rows.stride + rows.word_at)
+                prefetch(right, ahead * rows.stride + rows.word_at)
             slot = _I64(heads[_bucket(_hashed(probing, index[at]), by)])
+        word = load_u64(left, index[at] * probing.stride + probing.word_at)
         while slot != _NONE:
             if found == len(out_at):
                 cursor[0], cursor[1] = at, slot
                 return found
-            if _same_key(probing, index[at], rows, slot):
+            if load_u64(right, slot * rows.stride + rows.word_at) == word and not (
+                wide and not _same_bytes(probing, index[at], rows, slot)
+            ):
                 out_at[found], out_slot[found] = at, slot
                 found += 1
             slot = _I64(links[slot, 0])

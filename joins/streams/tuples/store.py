@@ -95,6 +95,8 @@ class TupleStore:
         if self._heap_end - self._heap_live > _SMALL and self._growth(rows, start, len(rows)) > room:
             self._compact()
         low, high = 0, len(rows) - start
+        if self._growth(rows, start, len(rows)) <= room:
+            return high
         while low < high:
             middle = (low + high + 1) >> 1
             if self._growth(rows, start, start + middle) <= room:
