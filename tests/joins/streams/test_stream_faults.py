@@ -19,7 +19,7 @@ SCHEMA = pa.schema([("k", pa.int64()), ("id", pa.int64()), ("t", pa.string())])
 INPUTS = {"a": SCHEMA, "b": SCHEMA}
 OTHERS = ["DINER", "MINER", "MJoin", "RPJ", "XJoin", "HashMerge", "ProgressiveMerge", "PunctuatedJoin"]
 SPILLING = ["DoublePipelinedHash", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
-HOWS = ["inner", "full", *(pytest.param(how, marks=pytest.mark.slow) for how in ("left", "right"))]
+HOWS = ["full", *(pytest.param(how, marks=pytest.mark.slow) for how in ("inner", "left", "right"))]
 
 SCRIPT = textwrap.dedent(
     """
