@@ -1,7 +1,7 @@
 """A process that applies waiting files of changes one after another, at random moments.
 
-`python applying_process.py PIPELINE DIMENSION FOLDER SEED PAUSE`: moves the files of `FOLDER/waiting` to `FOLDER/changes`
-one at a time, and applies each after a pause of at most `PAUSE` seconds.
+`python applying_process.py PIPELINE DIMENSION FOLDER SEED PAUSE` moves the files of `FOLDER/waiting` to
+`FOLDER/changes` one at a time, and applies each after a pause of at most `PAUSE` seconds.
 """
 
 import random

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from deltalake import DeltaTable
+from pyspark.sql import SparkSession
 
 from headrace.pipelines.changes import apply_files, compact_dimension
 from headrace.pipelines.config.model import load_pipeline
@@ -54,9 +55,10 @@ def merge(config):
         (config.dimensions["customer"].path, "customer_key", "city"),
         (config.sink.path, "order", "buyer_city"),
     ):
+        even = f"SELECT DISTINCT `{key}` AS k FROM delta.`{path}` WHERE `{key}` % 2 = 0"
         _sql(
-            f"MERGE INTO delta.`{path}` t USING (SELECT DISTINCT `{key}` AS k FROM delta.`{path}` WHERE `{key}` % 2 = 0) "
-            f"s ON t.`{key}` = s.k WHEN MATCHED THEN UPDATE SET `{column}` = t.`{column}`"
+            f"MERGE INTO delta.`{path}` t USING ({even}) s ON "
+            f"t.`{key}` = s.k WHEN MATCHED THEN UPDATE SET `{column}` = t.`{column}`"
         )
 
 
@@ -64,8 +66,6 @@ WRITERS = {"none": lambda _config: None, "optimize": optimize, "append": append,
 
 
 def _sql(statement):
-    from pyspark.sql import SparkSession
-
     SparkSession.active().sql(statement)
 
 

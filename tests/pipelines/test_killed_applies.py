@@ -47,7 +47,12 @@ class Shop(Orders):
         for number in range(rounds):
             self._put_changes("changes", number, [("c0", dt.date(2024, 1, 1), "Alta"), *random_changes(rng, 30, 12)])
             self._put_changes("products", number, random_changes(rng, 5, 3))
-            self.put([*random_orders(rng, 40, 12, number * 1000), (number * 1000 + 999, f"x{number}", "c0", None)])
+            self.put(
+                [
+                    *random_orders(rng, 40, 12, number * 1000),
+                    (number * 1000 + 999, f"x{number}", "c0", dt.date(2024, 2, 20)),
+                ]
+            )
         for name in ("changes", "in"):
             for file in sorted((folder / name).iterdir()):
                 file.rename(folder / "next" / name / file.name)
@@ -85,7 +90,9 @@ class Shop(Orders):
     @staticmethod
     def _content(path):
         rows = pa.table(DeltaTable(str(path)).scan()).to_pylist()
-        kept = [{name: value for name, value in row.items() if name not in OWN} for row in rows if row.get("order") != -1]
+        kept = [
+            {name: value for name, value in row.items() if name not in OWN} for row in rows if row.get("order") != -1
+        ]
         return Counter(repr(sorted(row.items())) for row in kept)
 
 
