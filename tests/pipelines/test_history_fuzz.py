@@ -486,11 +486,11 @@ class World:
                 pa.Table.from_pylist(facts, schema), on, "at", role="r", carry=("valid_from", "version")
             )
         key_of = {(*(row[n] for n in declared.key), row["version"]): row["dim_key"] for row in self.rows()}
-        expected = Counter(repr(self.fact(row, kind, key_of)) for row in facts)
+        expected = Counter(repr(self.fact(row, key_of)) for row in facts)
         names = [*schema.names, "r_key", "r_version", "_r_outcome"]
         assert Counter(repr([plain(row[n]) for n in names]) for row in found.to_pylist()) == expected
 
-    def fact(self, row, kind, key_of):
+    def fact(self, row, key_of):
         """Return a fact with its key, version and outcome."""
         declared = self.declared
         key = declared.normal({name: row[f"f{i}"] for i, name in enumerate(declared.key)})
@@ -498,14 +498,10 @@ class World:
         given = [plain(value) for value in row.values()]
         if not versions:
             return [*given, -1, 1, "unknown"]
-        at = row["at"]
-        if not isinstance(at, NO_ZONE):
-            at = (
-                at
-                if isinstance(versions[0]["valid_from"], dt.date) and not isinstance(versions[0]["valid_from"], NO_ZONE)
-                else NO_ZONE.combine(at, dt.time(), versions[0]["valid_from"].tzinfo)
-            )
-        elif not isinstance(versions[0]["valid_from"], NO_ZONE):
+        at, like = row["at"], versions[0]["valid_from"]
+        if isinstance(like, NO_ZONE) and not isinstance(at, NO_ZONE):
+            at = NO_ZONE.combine(at, dt.time(), like.tzinfo)
+        elif isinstance(at, NO_ZONE) and not isinstance(like, NO_ZONE):
             at = at.date()
         valid = [version for version in versions if version["valid_from"] <= at] or versions[:1]
         outcome = "matched" if versions[-1]["valid_from"] <= at else "late"
