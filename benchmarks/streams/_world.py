@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from benchmarks.streams._data import SCHEMA, batch
 from headrace.joins.streams import DINER, MINER, RPJ, HashMerge, MJoin, ProgressiveMerge
-from headrace.joins.streams.operator import StreamsJoin, StreamsParameters
-from headrace.joins.streams.rpj import RPJAlgorithm
+from headrace.joins.streams.base.operator import StreamsJoin, StreamsParameters
+from headrace.joins.streams.hashing.rpj import RPJAlgorithm
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.file import FileBackend
 

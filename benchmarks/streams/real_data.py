@@ -21,13 +21,12 @@ from benchmarks.streams._claims import (
     bound_row,
     compare,
     compared,
-    grows_with,
     row,
     share_axes,
     up_to,
 )
 from benchmarks.streams._data import CENT, DEGREE, TUPLE, matches, near_matches, stock, weather
-from benchmarks.streams._world import OPERATORS, PAIR, Query, arrivals, memory_for, online
+from benchmarks.streams._world import OPERATORS, PAIR, Query, arrivals, online
 from headrace.joins.streams import Near
 from headrace.storage.errors import MemoryBudgetError
 
