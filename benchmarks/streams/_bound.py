@@ -1,11 +1,13 @@
 """`most_online`: a bound on the results that two streams can have online, whatever the flushing policy.
 
-A pair of tuples is a result online if the first of them is in memory when the second arrives. A tuple enters memory when
-it arrives, leaves once, and all tuples in memory are at most a given number. Even a policy that knows the future obeys
-these rules. Let each tuple pay a price per arrival for its place. Without the limit on their number, tuples choose when
-to leave one by one, and the results minus the prices paid, plus the prices times the places, are at least the results of
-every policy (Lagrangian duality). Any prices give a bound; good ones are found by raising the price where memory would
-be overfull and lowering it elsewhere.
+A pair of tuples is a result online if the first of them is in memory when the second arrives. A tuple enters memory
+when it arrives and leaves once. At most a given number of tuples is in memory at any time. Even a policy that knows the
+future obeys these rules.
+
+Let each tuple pay a price per arrival for its place, and drop the limit on their number. Then each tuple leaves when it
+is best for itself, and the results, minus the prices paid, plus the prices times the places, are at least the results
+of every policy (Lagrangian duality). Any prices give a bound. Good ones are found by raising the price where memory
+would be overfull, and lowering it elsewhere.
 """
 
 import numpy as np

@@ -1,6 +1,6 @@
 """Runs of the operators that one figure compares, and the claims that several figures share."""
 
-from benchmarks.experiments._claims import Claim, grows, listed
+from benchmarks.experiments._claims import Claim, listed
 from benchmarks.experiments._results import Axes
 from benchmarks.experiments._settings import NEAR
 from benchmarks.streams._bound import most_online
@@ -69,7 +69,7 @@ def compared(rows):
 
 
 def _places(rows):
-    return f"{rows.axes.xlabel} " + ", ".join(f"{place:g}" for place in dict.fromkeys(r[rows.axes.x] for r in rows.rows))
+    return f"{rows.axes.xlabel}: {listed(dict.fromkeys(found[rows.axes.x] for found in rows.rows), 'g')}"
 
 
 def ahead(statement="DINER has more results online than RPJ and HMJ."):
@@ -98,8 +98,3 @@ def grows_with(statement):
         "it has {told}",
         partly=lambda f: bool(f["growing"]),
     )
-
-
-def rises(values):
-    """Return whether values grow from place to place."""
-    return grows(values)

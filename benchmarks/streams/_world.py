@@ -16,8 +16,9 @@ from headrace.storage.file import FileBackend
 
 GROUP = 64  # arrivals that are pushed together, those of one input after those of the other
 LIFETIME = "RPJ, all arrivals count"
-FAN_IN = 10  # the papers' F
+FAN_IN, PARTITIONS = 10, 16  # the papers' F and n_part, RPJ's defaults
 APART = 1_000_000  # keys that no band connects
+EACH_NBYTES, FIXED_NBYTES = 280, 50_000  # first guess of what tuples take
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class LifetimeRPJ(StreamsJoin):
     """RPJ that estimates probabilities of arrival from all arrivals since the start."""
 
     def __init__(self, inputs, on, **options):
-        partitions = 16
-        super().__init__(_LifetimeAlgorithm(StreamsParameters.check(inputs, on, "inner", **options), partitions, FAN_IN))
+        parameters = StreamsParameters.check(inputs, on, "inner", **options)
+        super().__init__(_LifetimeAlgorithm(parameters, PARTITIONS, FAN_IN))
 
 
 OPERATORS = {"DINER": DINER, "RPJ": RPJ, "HMJ": HashMerge}
@@ -99,7 +100,8 @@ class Query:
 
     def make(self, name, memory, folder, **options):
         """Return a new operator."""
-        return KNOWN[name](dict.fromkeys(self.inputs, self.schema), list(self.on), memory=memory, spill=folder, **options)
+        inputs = dict.fromkeys(self.inputs, self.schema)
+        return KNOWN[name](inputs, list(self.on), memory=memory, spill=folder, **options)
 
 
 PAIR = Query()
@@ -164,12 +166,15 @@ def memory_for(name, tuples, query=PAIR):
 
 @functools.cache
 def _memory_for(name, tuples, query):
-    low, high = 0, 4096
-    while _held(name, high, tuples, query) < tuples:
-        low, high = high, 2 * high
-    while high - low > max(2 * tuples, 1024):  # 200 B per tuple
-        middle = (low + high) // 2
-        low, high = (low, middle) if _held(name, middle, tuples, query) >= tuples else (middle, high)
+    low, high, guess = 0, None, EACH_NBYTES * tuples + FIXED_NBYTES
+    while high is None or high - low > max(2 * tuples, 1024):  # 1 % of 200 B per tuple
+        held = _held(name, guess, tuples, query)
+        if tuples <= held <= 1.01 * tuples:
+            return guess
+        low, high = (low, guess) if held >= tuples else (guess, high)
+        guess += int((1.005 * tuples - held) * EACH_NBYTES)
+        if high is not None and not low < guess < high:
+            guess = (low + high) // 2
     return high
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/experiments-streams.md and its plots from the results. Measures nothing, and has no verdict of its own."""
+"""Writes docs/experiments-streams.md and its plots from the results. It measures and judges nothing itself."""
 
 import string
 from collections import Counter
@@ -44,8 +44,9 @@ def document(figures, results=RESULTS):
         seconds += known["seconds"]
     settings, units = Settings(), Units()
     text = string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        names=", ".join(f"`{figure.name}`" for figure in figures), minutes=f"{seconds / 60:.0f}", counts=counts(verdicts),
-        results="\n\n".join(parts), near=f"{100 * NEAR:g}", tuple=TUPLE, fan_in=FAN_IN, group=GROUP,
+        names=", ".join(f"`{figure.name}`" for figure in figures), minutes=f"{seconds / 60:.0f}",
+        counts=counts(verdicts), results="\n\n".join(parts), near=f"{100 * NEAR:g}", tuple=TUPLE, fan_in=FAN_IN,
+        group=GROUP,
         between=f"{1e3 * settings.between:g}", seek=f"{1e3 * settings.seek:g}", append=f"{1e3 * settings.append:g}",
         rate=f"{settings.rate / 1e6:g}", wait=f"{1e3 * settings.wait:g}", arrivals=f"{settings.max_new_arrivals:,}",
         take=f"{units.take:g}", compare=f"{units.compare:g}", insert=f"{units.insert:g}", output=f"{units.output:g}",

@@ -12,8 +12,8 @@ are left, and the quota of a stream is proportional to its length, so both strea
 
 Clock: the operators really run, and the clock adds up what they do. A probe costs one comparison for each tuple in its
 bucket, of a fixed number of buckets, as in the paper's hash tables: time grows with the state. A purge costs one test
-for each tuple in the state. The unit costs are those of `Settings`, guesses in microseconds of the paper's machine, which
-publishes none. So directions and shapes are evidence, and *where* MJoin overtakes XJoin depends on the units.
+for each tuple in the state. The unit costs are those of `Units`, guesses of the paper's machine: it publishes
+none. So directions and shapes are evidence, and *where* MJoin overtakes XJoin depends on the units.
 """
 
 import functools
@@ -308,9 +308,9 @@ def scheduling(scale):
 def against_xjoin(scale):
     """Return the time of MJoin, and of XJoin, and the tuples that they hold."""
     runs = {}
-    for order in ORDERS:
+    for order, ordered in ORDERS.items():
         runs[_in_order(MJOIN, order)] = _best(order)
-        runs[_in_order(XJOIN, order)] = Run(mjoin=False, ordered=ORDERS[order])
+        runs[_in_order(XJOIN, order)] = Run(mjoin=False, ordered=ordered)
     return _series(runs, _settings(scale))
 
 
@@ -324,8 +324,10 @@ def quotas(scale):
     rows = []
     for quota in QUOTAS:
         settings = _settings(scale, quota=quota)
-        for order in ORDERS:
-            best, usual = (play(Run(True, ORDERS[order], scheduled), settings) for scheduled in (True, False))
+        for order, ordered in ORDERS.items():
+            best, usual = (
+                play(Run(mjoin=True, ordered=ordered, scheduled=scheduled), settings) for scheduled in (True, False)
+            )
             for test in TESTS:
                 last, units = _outputs(settings, 1), Units(test=test)
                 ratio = usual.at(last, units)[0][0] / best.at(last, units)[0][0]
@@ -340,8 +342,8 @@ def crossovers(scale):
     for even in (False, True):
         settings = _settings(scale, even=even)
         outputs = _outputs(settings, FINE)
-        for order in ORDERS:
-            pair = play(_best(order), settings), play(Run(mjoin=False, ordered=ORDERS[order]), settings)
+        for order, ordered in ORDERS.items():
+            pair = play(_best(order), settings), play(Run(mjoin=False, ordered=ordered), settings)
             line = f"{'even' if even else 'proportional'} retrieval, {order} arrivals"
             rows += [
                 {"line": line, "buckets": at, "results": crossover(*pair, outputs, Units(buckets=at))}
@@ -434,11 +436,12 @@ FIGURES = (
            "news and are not inserted. What weighs more depends on the quota of the news and on the costs, and the "
            "paper states neither."),
     Figure("xjoin", "MJoin with punctuations, figure 9: time, compared with XJoin", TIME, against_xjoin,
-           tuple(map(_overtakes, ORDERS)), f"MJoin purges after {BATCH} punctuations, with priority and value scheduling."),
+           tuple(map(_overtakes, ORDERS)),
+           f"MJoin purges after {BATCH} punctuations, with priority and value scheduling."),
     Figure("crossover", "Where MJoin overtakes XJoin, with other buckets and retrieval",
            Axes("buckets", "results", "buckets of a hash table", "results"), crossovers,
-           (Claim(f"(Ours) Where MJoin overtakes XJoin depends on the costs: about {CROSSOVER:,} results are one case of "
-                  "several.", _all_crossovers, lambda f: 0 < f["near"] < f["count"],
+           (Claim(f"(Ours) Where MJoin overtakes XJoin depends on the costs: about {CROSSOVER:,} results are one case "
+                  "of several.", _all_crossovers, lambda f: 0 < f["near"] < f["count"],
                   "{least:,} to {most:,} results, in {near} of {count} cases about as many as in the paper, in {never} "
                   "cases never"),),
            "The number of results from which on MJoin is faster for good; 0 if it always is."),

@@ -162,9 +162,7 @@ def _ranges(scale):
         keys = streams(data, scale)
         query = Query(PAIR.inputs, (Near("a.x", "b.x", within=width),))
         arriving, tuples = arrivals(keys, SETTINGS, 7), sum(map(len, keys)) * 5 // 100
-        rows += compare(
-            arriving, near_matches(*keys, width), tuples, {"data": data}, names=(DINER, PMJ), query=query
-        )
+        rows += compare(arriving, near_matches(*keys, width), tuples, {"data": data}, names=(DINER, PMJ), query=query)
     return rows
 
 

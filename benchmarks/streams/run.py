@@ -1,7 +1,7 @@
 """The command `python -m benchmarks streams [NAME ...]`: the papers' experiments with joins of streams.
 
-Without `--quick` and `--out` the results replace those beside the code, and docs/experiments-streams.md is written again.
-`document` instead of names writes the document, and measures nothing.
+Without `--quick` and `--out` the results replace those beside the code, and docs/experiments-streams.md is written
+again. `document` instead of names writes the document, and measures nothing.
 """
 
 import argparse
