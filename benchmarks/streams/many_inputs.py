@@ -258,8 +258,8 @@ MEMORY = share_axes("memory_percent", "memory, % of the input")
 FIGURES = (
     Figure("inputs", "MINER, figure 20: two to four inputs", MEMORY, over_memory, CHAIN_CLAIMS,
            f"{EACH:,} tuples of the inner inputs and {KEYS:,} of the outer ones, a quarter of the paper's. The bounds "
-           "are those of the two inner inputs in the memory of four, which four inputs do not exceed, since each result "
-           "has a pair of theirs."),
+           "are those of the two inner inputs in the memory of four, which four inputs do not exceed, since each "
+           "result has a pair of theirs."),
     Figure("inputs_skew", "The same with 5 % of memory and other skews",
            share_axes("skew", "Zipf skew of the inner join"), over_skew, SKEW_CLAIMS,
            "The keys of the outer joins keep skew 1."),
