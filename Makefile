@@ -25,7 +25,7 @@ demo: java $(INSTALLED) ## Load a year of real flights into a small warehouse un
 	@$(BIN)/headrace demo --dir demo
 
 test: java $(INSTALLED) ## Run the ordinary tests in two processes, one of which has the Spark session
-	@$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 test-slow: java $(INSTALLED) ## Run the long tests: crash loops, large data
 	@$(BIN)/pytest -m slow --timeout 3600
