@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 from checker import compare, dangling, differences, read
+from corners import add_corners
 from deltalake import DeltaTable
 from oracle import TABLES, Warehouse
 
@@ -85,6 +86,16 @@ def test_batches_at_once_end_in_the_same_tables(small, tmp_path):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_generated_batches_end_in_the_tables_of_the_oracle(tmp_path, seed):
     generate(tmp_path / "source", seed, 30)
+    load(tmp_path / "source", tmp_path / "out")
+    assert_oracle(tmp_path / "out", tmp_path / "source", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("seed", [21, 22, 23])
+def test_larger_batches_with_rare_corners_end_in_the_tables_of_the_oracle(tmp_path, seed):
+    generate(tmp_path / "source", seed, 300)
+    add_corners(tmp_path / "source", seed)
     load(tmp_path / "source", tmp_path / "out")
     assert_oracle(tmp_path / "out", tmp_path / "source", 3)
 
@@ -187,6 +198,13 @@ def test_another_source_for_the_same_folder_is_refused(one_by_one, small, tmp_pa
         file.write("\n")
     with pytest.raises(InputError, match="holds batch 2 of other files"):
         load(folder, one_by_one[0])
+
+
+def test_a_source_whose_path_is_a_pattern_is_refused(tmp_path):
+    generate(tmp_path / "[1]", 5, 3, batches=1)
+    with pytest.raises(InputError, match=r"\[1\] holds '\[', which Spark's readers take for a pattern"):
+        load(tmp_path / "[1]", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_source_that_is_missing_is_an_error_with_a_remedy(tmp_path):
