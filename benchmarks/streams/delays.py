@@ -11,7 +11,7 @@ from benchmarks.streams._world import OPERATORS, PAIR, arrivals, memory_for, onl
 
 __all__ = ["FIGURES"]
 
-EACH, KEYS = 40_000, 999
+EACH, KEYS = 20_000, 999
 DELAYS = (10, 20, 30, 40, 50)
 FRAGMENTS = 10
 OUTER_BLOCKS = (9, 19, 29, 39, 49, 59)

@@ -32,10 +32,11 @@ def write_document(figures, results=RESULTS, path=DOCUMENT):
 
 def document(figures, results=RESULTS):
     """Return the text of the document for these results."""
-    figures, verdicts, parts, seconds = list(figures), Counter(), [], 0
+    figures, verdicts, parts, seconds, missing = list(figures), Counter(), [], 0, []
     for figure in figures:
         found = load_run(results, figure.name)
         if found is None:
+            missing.append(f"`{figure.name}`")
             continue
         rows, known = found
         findings = figure.judge(rows)
@@ -45,7 +46,8 @@ def document(figures, results=RESULTS):
     settings, units = Settings(), Units()
     text = string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         names=", ".join(f"`{figure.name}`" for figure in figures), minutes=f"{seconds / 60:.0f}",
-        counts=counts(verdicts), results="\n\n".join(parts), near=f"{100 * NEAR:g}", tuple=TUPLE, fan_in=FAN_IN,
+        counts=counts(verdicts), missing=", ".join(missing) or "none",
+        results="\n\n".join(parts), near=f"{100 * NEAR:g}", tuple=TUPLE, fan_in=FAN_IN,
         group=GROUP,
         between=f"{1e3 * settings.between:g}", seek=f"{1e3 * settings.seek:g}", append=f"{1e3 * settings.append:g}",
         rate=f"{settings.rate / 1e6:g}", wait=f"{1e3 * settings.wait:g}", arrivals=f"{settings.max_new_arrivals:,}",

@@ -127,7 +127,7 @@ def over_skew(scale):
 @functools.cache
 def delayed(scale):
     """Return input buffers with delays, for two to four inputs in a chain."""
-    streams = chain(scale.of(EACH), scale.of(KEYS), 1, 19)
+    streams = chain(scale.of(EACH) // 2, scale.of(KEYS) // 2, 1, 19)
     total = matches(streams[0][:, 1], streams[1][:, 0])
     return [
         _run(streams, count, MEMORIES[0], total, {"delay": delay}, fragments=FRAGMENTS, delay=delay / 100)
@@ -270,7 +270,7 @@ FIGURES = (
            "online."),
     Figure("inputs_buffer", "MINER, table 21: input buffer with delays",
            Axes("delay", "buffer", "delay after each tenth, % of its time", "most tuples in the input buffer"), delayed,
-           BUFFER_CLAIMS),
+           BUFFER_CLAIMS, "Half as many tuples as in the figures above."),
     Figure("star", "MINER, figure 22: a simple star of four inputs",
            share_axes("memory_percent", "memory, % of the input", ylog=True), simple_star, STAR_CLAIMS),
 )  # fmt: skip
