@@ -47,12 +47,12 @@ def run(ctx: click.Context, console: Console, /, pipeline: Path, once: bool, fol
 
 def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
     """Run a pipeline and report each batch."""
-    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.config import load_any
     from headrace.pipelines.runner import run
     from headrace.pipelines.spark import jars_are_cached
 
     with console.step(f"running {pipeline}", left=LEFT, pipeline=pipeline):
-        config = load_pipeline(pipeline)
+        config = load_any(pipeline)
         fetched = "" if jars_are_cached() else "; Delta's jars are fetched first, since the cache does not hold them"
         console.note(f"starting Spark{fetched}")
         return run(config, follow=follow, on_batch=note_batch(console))

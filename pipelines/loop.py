@@ -8,6 +8,7 @@ that retries rejected rows is run again with the rows that were planned.
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 import uuid
@@ -66,6 +67,26 @@ class StopRequest:
         self.signal = number
         self.asked = True
         self._wake.put(None)
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Request the end on SIGINT or SIGTERM within the block; a second signal has its original effect."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def note(number: int, _frame: Any) -> None:
+            self.by(number)
+            signal.signal(number, before[signal.Signals(number)])
+
+        for number in before:
+            signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def wait(self, seconds: float) -> None:
         """Wait for the given time, or until the end of the loop is requested."""
