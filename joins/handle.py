@@ -1,7 +1,7 @@
 """`JoinHandle`, the part of an operator that the user holds: the work queue, statistics, and closing.
 
 It knows no relation and no streams. `headrace.joins.base` adds the calls of joins of a stream with a stored relation,
-`headrace.joins.streams.operator` those of joins of streams with streams.
+`headrace.joins.streams.base.operator` those of joins of streams with streams.
 """
 
 from __future__ import annotations

@@ -47,8 +47,10 @@ def main(arguments):
     given = {field.name: getattr(chosen, field.name) for field in fields(Settings)}
     settings = QUICK if chosen.quick else Settings().scaled(chosen.scale)
     settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    _run(chosen.cases or list(CASES), settings, chosen.folder or chosen.out, chosen.out)
+    folder = chosen.folder or chosen.out
+    for wanted in (chosen.out, folder):
+        wanted.mkdir(parents=True, exist_ok=True)
+    _run(chosen.cases or list(CASES), settings, folder, chosen.out)
 
 
 def _run(cases, settings, folder, out):

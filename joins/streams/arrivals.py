@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.joins.errors import JoinInputError
-from headrace.joins.streams.operator import WAIT_THRESHOLD
+from headrace.joins.streams.base.operator import WAIT_THRESHOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.operator import StreamsJoin
+    from headrace.joins.streams.base.operator import StreamsJoin
 
 __all__ = ["Arrival", "arrivals_at_rates", "arrivals_by_time", "arrivals_in_turn", "replay", "seconds_of"]
 

@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from headrace.joins.errors import JoinInputError
-from headrace.joins.streams.conditions import Near
-from headrace.joins.streams.operator import WAIT_THRESHOLD
+from headrace.joins.streams.base.operator import WAIT_THRESHOLD
+from headrace.joins.streams.diner import DINER
+from headrace.joins.streams.hashing.double_pipelined_hash import DoublePipelinedHash
+from headrace.joins.streams.hashing.mjoin import MJoin
+from headrace.joins.streams.hashing.rpj import RPJ
+from headrace.joins.streams.hashing.symmetric_hash import SymmetricHash
+from headrace.joins.streams.hashing.xjoin import XJoin
+from headrace.joins.streams.merging.hash_merge import HashMerge
+from headrace.joins.streams.merging.progressive_merge import ProgressiveMerge
+from headrace.joins.streams.miner import MINER
+from headrace.joins.streams.tuples.conditions import Near
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
-    from headrace.joins.streams.operator import StreamsJoin
+    from headrace.joins.streams.base.operator import StreamsJoin
 
 __all__ = ["ALGORITHMS", "AUTO", "Entry", "choose_algorithm", "make_join"]
 
@@ -35,8 +43,8 @@ class Entry:
 
     Attributes
     ----------
-    place
-        Module and class, ``module:Class``. The module is imported when the operator is made.
+    operator
+        Class of the operator.
     most_inputs
         Most inputs; None for any number.
     hows
@@ -45,7 +53,7 @@ class Entry:
         Whether all conditions may be bands.
     """
 
-    place: str
+    operator: Callable[..., StreamsJoin[Any]]
     most_inputs: int | None = _TWO
     hows: tuple[str, ...] = ("inner",)
     bands: bool = True
@@ -56,18 +64,16 @@ class Entry:
         return enough and how in self.hows and (self.bands or not only_bands)
 
 
-_HERE = "headrace.joins.streams"
-
 ALGORITHMS: Mapping[str, Entry] = {
-    "diner": Entry(f"{_HERE}.diner.operator:DINER"),
-    "miner": Entry(f"{_HERE}.miner.operator:MINER", most_inputs=None),
-    "mjoin": Entry(f"{_HERE}.viglas:MJoin", most_inputs=None, bands=False),
-    "xjoin": Entry(f"{_HERE}.xjoin:XJoin", hows=_OUTER, bands=False),
-    "rpj": Entry(f"{_HERE}.rpj:RPJ", bands=False),
-    "hash-merge": Entry(f"{_HERE}.hash_merge:HashMerge", bands=False),
-    "progressive-merge": Entry(f"{_HERE}.progressive_merge:ProgressiveMerge"),
-    "double-pipelined-hash": Entry(f"{_HERE}.double_pipelined_hash:DoublePipelinedHash", hows=_OUTER, bands=False),
-    "symmetric-hash": Entry(f"{_HERE}.symmetric_hash:SymmetricHash", hows=(*_OUTER, "full")),
+    "diner": Entry(DINER),
+    "miner": Entry(MINER, most_inputs=None),
+    "mjoin": Entry(MJoin, most_inputs=None, bands=False),
+    "xjoin": Entry(XJoin, hows=_OUTER, bands=False),
+    "rpj": Entry(RPJ, bands=False),
+    "hash-merge": Entry(HashMerge, bands=False),
+    "progressive-merge": Entry(ProgressiveMerge),
+    "double-pipelined-hash": Entry(DoublePipelinedHash, hows=_OUTER, bands=False),
+    "symmetric-hash": Entry(SymmetricHash, hows=(*_OUTER, "full")),
 }
 """Operators in the order of preference."""
 
@@ -142,12 +148,11 @@ def make_join(
         See `choose_algorithm`; and what the operator raises.
     """
     entry = ALGORITHMS[choose_algorithm(name, len(inputs), on, how)]
-    module, attribute = entry.place.split(":")
-    kind = getattr(import_module(module), attribute)
+    kind = entry.operator
     known = inspect.signature(kind).parameters.keys()
     unknown = options.keys() - known
     if unknown:
-        raise JoinInputError(f"{attribute} has no parameter {', '.join(sorted(unknown))}")
+        raise JoinInputError(f"{kind.__name__} has no parameter {', '.join(sorted(unknown))}")
     options |= {name: value for name, value in (("spill", spill), ("wait", wait)) if name in known}
     join: StreamsJoin[Any] = kind(inputs, on, how, memory, **options)
     return join

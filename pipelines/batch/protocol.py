@@ -18,6 +18,7 @@ import json
 import logging
 import random
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -34,6 +35,7 @@ from headrace.pipelines.source.identity import application
 from headrace.pipelines.spark.columns import spark_schema
 from headrace.pipelines.spark.failures import explained
 from headrace.pipelines.spark.frame import NOTE, SHARD, STATE, State, member_column
+from headrace.pipelines.spark.packing import bounded_batches
 from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
@@ -206,8 +208,10 @@ class BatchProtocol:
         for number, groups in enumerate(rounds):
             targets = self._targets(groups, batch)
             stages = self._prepared.stages(rounds, number, targets, self._stage_run(batch))
-            frame = self._joined(frame if number == 0 else _rows_of_the_stream(frame), stages, groups, batch)
-            notes += self._notes(frame, batch)
+            packs = any(stage.packs for stage in stages)
+            with bounded_batches(frame.sparkSession) if packs else nullcontext():
+                frame = self._joined(frame if number == 0 else _rows_of_the_stream(frame), stages, groups, batch)
+                notes += self._notes(frame, batch)
             first_failure(notes)
             for role in (role for group in groups for role in group.roles if self._prepared.infers(role)):
                 self._tables.add_members(frame, role, notes, targets[role], batch)
@@ -268,7 +272,7 @@ class BatchProtocol:
                 frame = frame.repartitionById(self._prepared.shards[group.roles[0]], SHARD)
             elif group.alone:
                 frame = frame.coalesce(1) if number == 0 else frame.repartition(1)
-            frame = frame.mapInArrow(stage, spark_schema(stage.schema))
+            frame = frame.mapInArrow(stage, spark_schema(stage.output_schema))
         frame = frame.persist(StorageLevel.MEMORY_AND_DISK_DESER)
         batch.persisted.append(frame)
         return frame

@@ -252,7 +252,11 @@ class Prepared:
         """
         before = sum(len(groups) for groups in rounds[:number])
         flat = [group for groups in rounds for group in groups]
-        return [self._stage(flat, before, before + i, targets, run) for i in range(len(rounds[number]))]
+        planned = [self._stage(flat, before, before + i, targets, run) for i in range(len(rounds[number]))]
+        from_files = number == 0 and self.transform is None and run.origin.retried is None
+        if from_files and all(stage.next_shard is not None for stage in planned[:-1]):
+            return [*(replace(stage, packs=True) for stage in planned[:-1]), planned[-1]]
+        return planned
 
     def _stage(
         self,

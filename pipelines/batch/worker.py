@@ -23,6 +23,7 @@ from headrace.pipelines.batch.settlement import Settlement, Settling
 from headrace.pipelines.batch.steps import DuplicateStep, LookupStep, Task
 from headrace.pipelines.errors import BatchError
 from headrace.pipelines.spark.frame import NOTE, SHARD, STATE, ShardRule, State, channel_row, conform
+from headrace.pipelines.spark.packing import PACKED, PACKED_SCHEMA, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -54,6 +55,8 @@ class Stage:
         Settlement for the last stage of the batch; None for other stages.
     schema
         Schema of the output.
+    packs
+        Whether the output is packed for the shuffle that follows.
     """
 
     number: int
@@ -63,6 +66,12 @@ class Stage:
     next_shard: ShardRule | None
     settles: Settlement | None
     schema: pa.Schema
+    packs: bool = False
+
+    @property
+    def output_schema(self) -> pa.Schema:
+        """Schema of the output, packed or not."""
+        return PACKED_SCHEMA if self.packs else self.schema
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the stage over one partition, until its input is exhausted."""
@@ -95,9 +104,9 @@ class Stage:
                 shards = pc.min_max(batch.column(SHARD)).as_py()
                 if batch.num_rows and (shards["min"], shards["max"]) != (task.shard, task.shard):
                     raise BatchError(f"stage {self.number}: rows of shards {shards} came to the task of {task.shard}")
-            rows = batch.drop_columns([SHARD]) if SHARD in batch.schema.names else batch
-            note["rows"] += int(pc.sum(pc.less(rows.column(STATE), State.MEMBER)).as_py() or 0)
-            yield _unfiltered(rows, note)
+            for rows in _rows(batch):
+                note["rows"] += int(pc.sum(pc.less(rows.column(STATE), State.MEMBER)).as_py() or 0)
+                yield _unfiltered(rows, note)
 
     def _settled(self, batches: Iterator[pa.RecordBatch], note: dict[str, Any]) -> Iterator[pa.RecordBatch]:
         """Settle the rows and yield those that Spark writes; before the last stage, yield all rows."""
@@ -112,7 +121,15 @@ class Stage:
     def _leaving(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self.next_shard is not None:
             batch = self.next_shard.append_to(batch)
-        return conform(batch, self.schema)
+        batch = conform(batch, self.schema)
+        return pack(batch) if self.packs else batch
+
+
+def _rows(batch: pa.RecordBatch) -> Iterable[pa.RecordBatch]:
+    """Return the rows that arrive with a batch, without `_shard`."""
+    if PACKED in batch.schema.names:
+        return unpack(batch)
+    return [batch.drop_columns([SHARD]) if SHARD in batch.schema.names else batch]
 
 
 def _unfiltered(batch: pa.RecordBatch, note: dict[str, Any]) -> pa.RecordBatch:

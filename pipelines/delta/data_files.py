@@ -166,6 +166,8 @@ class _OpenFile:
             self._path.unlink(missing_ok=True)
 
     def _flush(self) -> None:
+        if not self._rows:
+            return  # a row group without rows has no statistics, and would deprive the file of its own
         with _named(self._path):
             table = pa.Table.from_batches(self._waiting, self._schema)
             self._writer.write_table(table)

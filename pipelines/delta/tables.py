@@ -7,7 +7,7 @@ batch.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.etl import Dimension, greatest_key, number_members
-from headrace.pipelines.delta.live_files import LiveFiles
+from headrace.pipelines.delta.live_files import LiveFiles, read_live_file
 from headrace.pipelines.delta.reads import feed_is_exact, has_only_vectors, physical_name, plain_schema, scan_table
 from headrace.pipelines.errors import DeltaTableError
 from headrace.pipelines.paths import is_link, table_location
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from deltalake import DeltaTable
+
+    from headrace.pipelines.delta.live_files import LiveFile
 
 __all__ = [
     "CHANGE_TYPE",
@@ -82,6 +84,7 @@ class DeltaHandle:
         self._form = self._columns(), self._table.metadata().partition_columns
         self._noted, self._noted_up_to = 0, -1
         self._live: LiveFiles | None = None
+        self._scanned: dict[str, int] = {}  # highest keys in files without statistics
 
     def latest(self) -> TableVersion:
         """Read the new commits, and return the latest version.
@@ -211,10 +214,9 @@ class DeltaHandle:
 
         With deletion vectors it may be the key of a removed row, which is as good: a key is never assigned again.
         """
-        if has_only_vectors(self._table):
-            bounds = [file.bounds(column)[1] for file in self.live.at(self._table.version()) if file.rows != 0]
-            if all(isinstance(bound, int) for bound in bounds):
-                return max((bound for bound in bounds if bound is not None), default=0)
+        if has_only_vectors(self._table) and column not in self._table.metadata().partition_columns:
+            files = self.live.at(self._table.version())
+            return max((self._key_in(file, column) for file in files if file.rows != 0), default=0)
         actions = pa.table(self._table.get_add_actions(flatten=True))
         name = f"max.{physical_name(self._table, column)}"
         if name in actions.column_names:
@@ -222,6 +224,16 @@ class DeltaHandle:
             if not pc.any(pc.and_(pc.is_null(actions.column(name)), pc.greater(counted, 0))).as_py():
                 return greatest_key(actions.column(name))
         return max((greatest_key(batch.column(0)) for batch in scan_table(self._table, [column])), default=0)
+
+    def _key_in(self, file: LiveFile, column: str) -> int:
+        """Return the highest key in a file, from its statistics or, once, from its rows: a file never changes."""
+        bound = file.bounds(column)[1]
+        if isinstance(bound, int):
+            return bound
+        if file.path not in self._scanned:
+            rows = read_live_file(self.path, replace(file, vector=None), pa.schema([(column, pa.int64())]))
+            self._scanned[file.path] = max((greatest_key(batch.column(0)) for _, batch in rows), default=0)
+        return self._scanned[file.path]
 
     def commits(self, limit: int | None) -> Iterator[Mapping[str, Any]]:
         """Yield the commit information of the latest commits, with `version`, newest first.

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 JOINS = Path(__file__).parents[2] / "joins"
+STREAM_OPERATORS = ("hashing", "merging", "diner", "miner", "punctuated")
 FORBIDDEN = {
     "memory": [
         "base",
@@ -35,6 +36,14 @@ FORBIDDEN = {
     "meshjoin": ["inlj", "ssij", "streams"],
     "ssij": ["inlj", "meshjoin", "streams"],
     "streams": ["base", "emitter", "input_buffer", "relation", "inlj", "meshjoin", "ssij"],
+    "streams/tuples": ["streams.base", *(f"streams.{room}" for room in STREAM_OPERATORS)],
+    "streams/base": [f"streams.{room}" for room in STREAM_OPERATORS],
+    **{
+        f"streams/{room}": [
+            f"streams.{other}" for other in STREAM_OPERATORS if other != room and (room, other) != ("miner", "diner")
+        ]
+        for room in STREAM_OPERATORS
+    },
     "ssij/memory": ["ssij.phases", "ssij.operator", "ssij.context", "ssij.schedule"],
     "ssij/phases": ["ssij.operator", "ssij.schedule"],
 }
@@ -46,11 +55,17 @@ def modules_imported(path):
             yield from (f"{node.module}.{alias.name}".removeprefix("headrace.joins.") for alias in node.names)
 
 
+def modules_of(room):
+    paths = sorted((JOINS / room).rglob("*.py"))
+    assert paths
+    return paths
+
+
 @pytest.mark.parametrize("room", FORBIDDEN)
 def test_a_room_does_not_import_what_is_built_on_it(room):
     found = [
         f"{path.relative_to(JOINS)} imports {module}"
-        for path in sorted((JOINS / room).rglob("*.py"))
+        for path in modules_of(room)
         for module in modules_imported(path)
         if any(f"{module}.".startswith(f"{name}.") for name in FORBIDDEN[room])
     ]
@@ -66,3 +81,8 @@ def test_only_the_package_names_its_operators():
         if module.startswith(("inlj.", "meshjoin.", "ssij.", "streams."))
     ]
     assert found == []
+
+
+def test_every_folder_of_the_joins_of_streams_has_rules():
+    folders = {path.parent.name for path in (JOINS / "streams").glob("*/__init__.py")}
+    assert folders == {"tuples", "base", *STREAM_OPERATORS}

@@ -18,7 +18,10 @@ def spark():
     settings = SparkSettings(
         master="local[2,4]",
         shuffle_partitions=2,
-        conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+        conf={
+            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+            "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",  # VACUUM starts 10,000 tasks otherwise
+        },
     )
     started = session(settings)
     yield started

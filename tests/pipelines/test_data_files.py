@@ -116,6 +116,14 @@ def test_a_filter_of_a_reader_finds_every_value_whatever_stands_beside_it(tmp_pa
             assert dataset.to_table(filter=equal).num_rows == len(values)
 
 
+def test_a_file_of_whole_row_groups_has_bounds(tmp_path, monkeypatch):
+    monkeypatch.setattr("headrace.pipelines.delta.data_files._GROUP_ROWS", 2)
+    (file,) = written(tmp_path, rows(1, 2), rows(3, 4))
+    statistics = json.loads(file.statistics)
+    assert (statistics["minValues"]["id"], statistics["maxValues"]["id"]) == (1, 4)
+    assert pq.read_metadata(tmp_path / file.path).num_row_groups == 2
+
+
 def test_a_file_with_nan_has_no_bounds(tmp_path):
     schema = pa.schema([("f", pa.float64()), ("i", pa.int64())])
     with FileWriter(FileSpec(str(tmp_path), schema)) as writer:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -192,6 +193,16 @@ def test_a_number_that_restore_took_away_is_not_given_again(path):
     for each in (handle, DeltaHandle(path)):
         each.latest()
         assert each.greatest_key("k") == 2
+
+
+def test_the_greatest_key_in_files_without_statistics_is_read_from_their_rows_once(path, monkeypatch):
+    for number, keys in enumerate([(3, 9), (5,)]):
+        files = [replace(file, statistics="{}") for file in written(path, [(key, "a") for key in keys])]
+        commit_files(path, DeltaTable(path), files, Commit("app", number))
+    handle = DeltaHandle(path)
+    assert handle.greatest_key("k") == 9
+    monkeypatch.setattr("headrace.pipelines.delta.tables.read_live_file", None)
+    assert handle.greatest_key("k") == 9
 
 
 def test_files_that_are_gone_are_written_anew_while_that_is_possible(path):

@@ -178,7 +178,7 @@ class Machine:
         for part in parts:
             size = max(1, -(-part.num_rows // self.pieces))
             out += list(stage(iter(part.to_batches(max_chunksize=size))))
-        return pa.Table.from_batches(out, schema=stage.schema)
+        return pa.Table.from_batches(out, schema=stage.output_schema)
 
 
 def decode(text):

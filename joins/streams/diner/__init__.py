@@ -9,7 +9,7 @@ both inputs are blocked, and the rest at the end.
 | flushing policy, algorithm 2 | `flushing`, `_kernels` |
 | regions and their statistics, algorithm 3 | `regions` |
 | ReactiveNL, algorithm 4; cleanup, section 3.5 | `reactive` |
-| Index_i, the sorted index of an input | `headrace.joins.streams.indexes.SortedIndex` |
+| Index_i, the sorted index of an input | `headrace.joins.streams.tuples.indexes.SortedIndex` |
 | Disk_i, the blocks of an input | `disk` |
 | ATS, DTS | arrival and departure stamps, numbers of one sequence |
 | join bit | the flag `TOUCHED` of a stored tuple |

@@ -23,7 +23,7 @@ _U32 = np.uint64(0xFFFFFFFF)
 
 
 class StoredRows(NamedTuple):
-    """Records of tuples in memory, as arguments of kernels; see `headrace.joins.streams.layout.RowLayout`."""
+    """Records of tuples in memory, as arguments of kernels; see `headrace.joins.streams.tuples.layout.RowLayout`."""
 
     records: Bytes
     heap: Bytes

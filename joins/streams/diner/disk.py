@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.arena import ARENA_PAGE, Arena, charged_nbytes
-from headrace.joins.streams.blocks import SpilledBlock
+from headrace.joins.streams.base.blocks import SpilledBlock
+from headrace.joins.streams.tuples.arena import ARENA_PAGE, Arena, charged_nbytes
 from headrace.storage.spill import BlockRef
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.memory import MemoryBudget
-    from headrace.joins.streams.keys import Width
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.keys import Width
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["BLOCK_NBYTES", "ENTRIES_AHEAD", "BlockList"]
 

@@ -9,13 +9,13 @@ import numpy as np
 from headrace.joins.streams.diner import _kernels as kernels
 from headrace.joins.streams.diner._kernels import StoredRows
 from headrace.joins.streams.diner.regions import LOWER, MIDDLE, Regions
-from headrace.joins.streams.layout import TOUCHED
+from headrace.joins.streams.tuples.layout import TOUCHED
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.indexes import SortedIndex
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.indexes import SortedIndex
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["FlushingPolicy"]
 

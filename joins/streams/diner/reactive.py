@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from headrace.joins.streams.blocks import read_block
-from headrace.joins.streams.pairs import coexisted
+from headrace.joins.streams.base.blocks import read_block
+from headrace.joins.streams.base.pairs import coexisted
 
 if TYPE_CHECKING:
     import contextlib
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.memory import MemoryBudget
+    from headrace.joins.streams.base.pairs import Pairing
     from headrace.joins.streams.diner.disk import BlockList
-    from headrace.joins.streams.layout import RowLayout
-    from headrace.joins.streams.pairs import Pairing
-    from headrace.joins.streams.results import ResultBuilder
-    from headrace.joins.streams.rows import Rows
-    from headrace.joins.streams.store import TupleStore
+    from headrace.joins.streams.tuples.layout import RowLayout
+    from headrace.joins.streams.tuples.results import ResultBuilder
+    from headrace.joins.streams.tuples.rows import Rows
+    from headrace.joins.streams.tuples.store import TupleStore
     from headrace.storage.spill import SpillFile
 
 __all__ = ["Disk", "ReactiveNL"]

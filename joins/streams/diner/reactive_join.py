@@ -15,9 +15,9 @@ import numpy as np
 
 from headrace.joins.errors import JoinInputError
 from headrace.joins.handle import check_number, check_time
-from headrace.joins.streams.blocks import SpillReserve, held, write_block
+from headrace.joins.streams.base.blocks import SpillReserve, held, write_block
+from headrace.joins.streams.base.operator import StreamsAlgorithm, StreamsJoin
 from headrace.joins.streams.diner.disk import BlockList
-from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.spill import block_nbytes
 from headrace.storage.units import format_size, parse_memory
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.protocol import Output
-    from headrace.joins.streams.operator import StreamsParameters
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.base.operator import StreamsParameters
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["OUTER_SHARE", "ReactiveAlgorithm", "ReactiveJoin"]
 

@@ -16,7 +16,7 @@ from headrace.joins.streams.diner import _kernels as kernels
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["LOWER", "MIDDLE", "UPPER", "Regions"]
 

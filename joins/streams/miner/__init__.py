@@ -6,11 +6,11 @@ cycles. Out: results while tuples arrive, more of them while all inputs are bloc
 | paper | here |
 |---|---|
 | arriving phase, section 4.1 | `operator` |
-| probing sequence, LocalJoins, the selectivity factor sigma | `selectivity`, `headrace.joins.streams.combining` |
+| probing sequence, LocalJoins, the selectivity factor sigma | `selectivity`, `headrace.joins.streams.base.combining` |
 | areas of each join attribute, flushing from one | `headrace.joins.streams.diner.regions`, `.flushing` |
-| Index of a join attribute | `headrace.joins.streams.indexes.SortedIndex` |
-| reactive phase, section 4.2, and cleanup | `headrace.joins.streams.nested_blocks` |
-| Redundant Tuple Detection | `headrace.joins.streams.pairs.coexisted` |
+| Index of a join attribute | `headrace.joins.streams.tuples.indexes.SortedIndex` |
+| reactive phase, section 4.2, and cleanup | `headrace.joins.streams.base.nested_blocks` |
+| Redundant Tuple Detection | `headrace.joins.streams.base.pairs.coexisted` |
 
 Where the paper leaves a choice:
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.handle import check_number
-from headrace.joins.streams._row_kernels import set_flags
-from headrace.joins.streams.combining import Combiner
+from headrace.joins.streams.base.combining import Combiner
+from headrace.joins.streams.base.nested_blocks import NestedBlocks
+from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsParameters
 from headrace.joins.streams.diner.flushing import FlushingPolicy
 from headrace.joins.streams.diner.reactive_join import OUTER_SHARE, ReactiveAlgorithm, ReactiveJoin
-from headrace.joins.streams.layout import TOUCHED
 from headrace.joins.streams.miner.selectivity import Selectivity
-from headrace.joins.streams.nested_blocks import NestedBlocks
-from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsParameters
-from headrace.joins.streams.store import TupleStore
+from headrace.joins.streams.tuples._row_kernels import set_flags
+from headrace.joins.streams.tuples.layout import TOUCHED
+from headrace.joins.streams.tuples.store import TupleStore
 from headrace.storage.spill import block_nbytes
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.combining import Step
-    from headrace.joins.streams.conditions import Conditions
-    from headrace.joins.streams.indexes import SortedIndex
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.base.combining import Step
+    from headrace.joins.streams.tuples.conditions import Conditions
+    from headrace.joins.streams.tuples.indexes import SortedIndex
+    from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
 
 __all__ = ["MINER", "MINERAlgorithm"]

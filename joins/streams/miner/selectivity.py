@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from headrace.joins.streams.combining import Step
+    from headrace.joins.streams.base.combining import Step
 
 __all__ = ["Selectivity"]
 
@@ -22,7 +22,7 @@ class Selectivity:
 
     Examples
     --------
-    >>> from headrace.joins.streams.combining import Step
+    >>> from headrace.joins.streams.base.combining import Step
     >>> selectivity = Selectivity([(0, 1)])
     >>> selectivity.note(Step(side=0, parent=1), 6)
     >>> selectivity.factor(0, 1, 4, 5)

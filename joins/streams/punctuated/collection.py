@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from headrace.joins.streams.punctuated.patterns import BoundPattern
     from headrace.joins.streams.punctuated.ranges import KeyCover
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["Punctuation", "PunctuationCollection"]
 

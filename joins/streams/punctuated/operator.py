@@ -13,16 +13,16 @@ import numpy as np
 
 from headrace.joins.errors import FinishedError, JoinInputError
 from headrace.joins.handle import check_number, check_time
-from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.base.stats import StreamsStats
 from headrace.joins.streams.punctuated.collection import Punctuation, PunctuationCollection
 from headrace.joins.streams.punctuated.errors import PunctuationError
 from headrace.joins.streams.punctuated.patterns import BoundPattern, Pattern
 from headrace.joins.streams.punctuated.ranges import KeyColumns, KeyCover, PunctuatedRange, passing
 from headrace.joins.streams.punctuated.state import KEY, HashState
 from headrace.joins.streams.punctuated.waiting import WaitingPool
-from headrace.joins.streams.rows import gather_columns
-from headrace.joins.streams.stats import StreamsStats
+from headrace.joins.streams.tuples import _index_kernels as kernels
+from headrace.joins.streams.tuples.rows import gather_columns
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.units import format_size
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.protocol import Output
-    from headrace.joins.streams.conditions import Conditions
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.conditions import Conditions
+    from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
 
 __all__ = ["PunctuatedAlgorithm", "PunctuatedJoin", "PunctuatedStats", "Scheduling"]

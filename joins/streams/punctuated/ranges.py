@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from headrace.joins.streams.indexes import new_cursor
-from headrace.joins.streams.keys import KeySpec
-from headrace.joins.streams.layout import RowLayout
-from headrace.joins.streams.rows import RowsEncoder, gather_columns
-from headrace.joins.streams.store import TupleStore
+from headrace.joins.streams.tuples.indexes import new_cursor
+from headrace.joins.streams.tuples.keys import KeySpec
+from headrace.joins.streams.tuples.layout import RowLayout
+from headrace.joins.streams.tuples.rows import RowsEncoder, gather_columns
+from headrace.joins.streams.tuples.store import TupleStore
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from headrace.joins.memory import MemoryBudget
     from headrace.joins.streams.punctuated.patterns import BoundPattern, ColumnTest
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["INTERVAL_NBYTES", "KeyColumns", "KeyCover", "PunctuatedRange", "passing"]
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.errors import JoinInputError
-from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams.blocks import SpilledBlock, SpillReserve, cuts, held, read_block, write_block
-from headrace.joins.streams.indexes import new_cursor
-from headrace.joins.streams.pairs import coexisted
+from headrace.joins.streams.base.blocks import SpilledBlock, SpillReserve, cuts, held, read_block, write_block
+from headrace.joins.streams.base.pairs import coexisted
 from headrace.joins.streams.punctuated.errors import UniqueKeyError
-from headrace.joins.streams.rows import gather_columns
-from headrace.joins.streams.store import TupleStore
+from headrace.joins.streams.tuples import _index_kernels as kernels
+from headrace.joins.streams.tuples.indexes import new_cursor
+from headrace.joins.streams.tuples.rows import gather_columns
+from headrace.joins.streams.tuples.store import TupleStore
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.spill import block_nbytes
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.operator import StreamsAlgorithm
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.base.operator import StreamsAlgorithm
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["KEY", "HashState", "Source"]
 

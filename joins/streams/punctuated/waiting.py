@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.memory import MemoryBudget
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["WaitingPool"]
 

@@ -8,7 +8,7 @@ from headrace.joins.errors import JoinInputError
 from headrace.joins.streams import DINER, Near
 from headrace.joins.streams.diner import _kernels as kernels
 from headrace.joins.streams.diner.regions import LOWER, MIDDLE, UPPER, Regions
-from headrace.joins.streams.layout import TOUCHED
+from headrace.joins.streams.tuples.layout import TOUCHED
 from headrace.storage.errors import MemoryBudgetError
 
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.joins.errors import JoinInputError
 from headrace.joins.streams import HashMerge, Near, ProgressiveMerge
-from headrace.joins.streams.hash_merge import choose_bucket
+from headrace.joins.streams.merging.hash_merge import choose_bucket
 
 OPERATORS = [ProgressiveMerge, HashMerge]
 

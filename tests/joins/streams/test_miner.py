@@ -7,7 +7,7 @@ import pytest
 from headrace.joins.errors import JoinInputError
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.streams import MINER, JoinGraph, MJoin, Near
-from headrace.joins.streams.combining import Combiner
+from headrace.joins.streams.base.combining import Combiner
 from headrace.joins.streams.diner.regions import LOWER, MIDDLE, UPPER
 from headrace.storage.errors import StorageIOError
 from headrace.storage.file import FileBackend

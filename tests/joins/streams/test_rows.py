@@ -8,9 +8,9 @@ import pytest
 
 from headrace.joins.errors import StreamSchemaError
 from headrace.joins.streams import JoinGraph
-from headrace.joins.streams.layout import RowLayout
-from headrace.joins.streams.results import ResultBuilder, result_schema
-from headrace.joins.streams.rows import RowsEncoder
+from headrace.joins.streams.tuples.layout import RowLayout
+from headrace.joins.streams.tuples.results import ResultBuilder, result_schema
+from headrace.joins.streams.tuples.rows import RowsEncoder
 
 TYPES = {
     "bool": (pa.bool_(), [True, None, False]),

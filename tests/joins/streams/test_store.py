@@ -7,11 +7,11 @@ import pytest
 from headrace.joins.errors import MemoryBudgetError
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.streams import JoinGraph, Near
-from headrace.joins.streams.blocks import SpillReserve, merge_rows, read_block, write_block
-from headrace.joins.streams.indexes import new_cursor
-from headrace.joins.streams.layout import RowLayout
-from headrace.joins.streams.rows import RowsEncoder
-from headrace.joins.streams.store import TupleStore
+from headrace.joins.streams.base.blocks import SpillReserve, merge_rows, read_block, write_block
+from headrace.joins.streams.tuples.indexes import new_cursor
+from headrace.joins.streams.tuples.layout import RowLayout
+from headrace.joins.streams.tuples.rows import RowsEncoder
+from headrace.joins.streams.tuples.store import TupleStore
 from headrace.storage.spill import SpillFolder
 
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int32()), ("t", pa.string()), ("z", pa.float64())])

@@ -3,7 +3,7 @@
 import numpy as np
 
 from headrace.joins.streams import Near, StreamsAlgorithm, StreamsJoin, StreamsParameters
-from headrace.joins.streams.store import TupleStore
+from headrace.joins.streams.tuples.store import TupleStore
 
 
 class NestedLoops(StreamsJoin):

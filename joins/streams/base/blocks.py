@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from headrace.joins.streams.rows import Rows
+from headrace.joins.streams.tuples.rows import Rows
 from headrace.storage.spill import BlockRef, block_nbytes
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.memory import Component, MemoryBudget
-    from headrace.joins.streams.layout import RowLayout
+    from headrace.joins.streams.tuples.layout import RowLayout
     from headrace.storage.spill import SpillFile
 
 __all__ = [

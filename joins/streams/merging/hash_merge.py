@@ -6,7 +6,7 @@ Hashing phase: each arriving tuple probes the tuples of the other input in memor
 full, a pair of buckets, the tuples of one range of hash values in both inputs, is sorted, written as a group of two
 runs, and dropped. Adaptive flushing chooses the pair: the largest one whose flush keeps the memory balanced between the
 inputs. Merging phase, while all inputs are blocked and at cleanup: up to F/2 groups of a bucket are merged in a turn,
-see `headrace.joins.streams.merging`. Tuples of one group were in memory together, so they have been joined.
+see `headrace.joins.streams.merging.runs`. Tuples of one group were in memory together, so they have been joined.
 
 Chosen beyond the source: the memory is balanced if the numbers of tuples of both inputs differ by at most a tenth of
 all tuples, or by no more than before. Pairs with less than half of the average size are not flushed as long as another
@@ -27,10 +27,10 @@ import numpy as np
 
 from headrace.joins.errors import JoinInputError
 from headrace.joins.handle import check_number
-from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams.merging import LEAST_FAN_IN, RunGroup, RunMerger
-from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
-from headrace.joins.streams.pairs import Pairing
+from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.base.pairs import Pairing
+from headrace.joins.streams.merging.runs import LEAST_FAN_IN, RunGroup, RunMerger
+from headrace.joins.streams.tuples import _index_kernels as kernels
 
 if TYPE_CHECKING:
     import os
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.conditions import Conditions
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.conditions import Conditions
+    from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
 
 __all__ = ["HashMerge", "choose_bucket"]

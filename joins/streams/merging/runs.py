@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams.blocks import (
+from headrace.joins.streams.base.blocks import (
     SpilledBlock,
     SpillReserve,
     held,
     merge_rows,
     write_block,
 )
-from headrace.joins.streams.indexes import new_cursor
-from headrace.joins.streams.keys import Width
-from headrace.joins.streams.rows import Rows
+from headrace.joins.streams.tuples import _index_kernels as kernels
+from headrace.joins.streams.tuples.indexes import new_cursor
+from headrace.joins.streams.tuples.keys import Width
+from headrace.joins.streams.tuples.rows import Rows
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.spill import BlockRef, block_nbytes
 
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.memory import MemoryBudget
-    from headrace.joins.streams.layout import RowLayout
-    from headrace.joins.streams.operator import StreamsAlgorithm
-    from headrace.joins.streams.pairs import Pairing
+    from headrace.joins.streams.base.operator import StreamsAlgorithm
+    from headrace.joins.streams.base.pairs import Pairing
+    from headrace.joins.streams.tuples.layout import RowLayout
     from headrace.storage.spill import SpillFile
 
 __all__ = ["LEAST_BLOCK", "LEAST_FAN_IN", "Run", "RunGroup", "RunMerger"]

@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from headrace.joins.streams.arena import ARENA_PAGE
-from headrace.joins.streams.blocks import held, read_block
-from headrace.joins.streams.pairs import coexisted
-from headrace.joins.streams.store import TupleStore
+from headrace.joins.streams.base.blocks import held, read_block
+from headrace.joins.streams.base.pairs import coexisted
+from headrace.joins.streams.tuples.arena import ARENA_PAGE
+from headrace.joins.streams.tuples.store import TupleStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,12 +37,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from headrace.joins.memory import MemoryBudget
-    from headrace.joins.streams.blocks import SpilledBlock
-    from headrace.joins.streams.combining import Combiner, Step
-    from headrace.joins.streams.conditions import JoinGraph
-    from headrace.joins.streams.layout import RowLayout
-    from headrace.joins.streams.results import ResultBuilder
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.base.blocks import SpilledBlock
+    from headrace.joins.streams.base.combining import Combiner, Step
+    from headrace.joins.streams.tuples.conditions import JoinGraph
+    from headrace.joins.streams.tuples.layout import RowLayout
+    from headrace.joins.streams.tuples.results import ResultBuilder
+    from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.spill import SpillFile
 
 __all__ = ["BlockSequence", "NestedBlocks", "Operator"]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams import _row_kernels as kernels
-from headrace.joins.streams.arena import Arena, charged_nbytes
-from headrace.joins.streams.indexes import HashIndex, KeyIndex, SortedIndex
-from headrace.joins.streams.rows import Rows, heap_nbytes
+from headrace.joins.streams.tuples import _row_kernels as kernels
+from headrace.joins.streams.tuples.arena import Arena, charged_nbytes
+from headrace.joins.streams.tuples.indexes import HashIndex, KeyIndex, SortedIndex
+from headrace.joins.streams.tuples.rows import Rows, heap_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.memory import MemoryBudget
-    from headrace.joins.streams.keys import Width
-    from headrace.joins.streams.layout import RowLayout
+    from headrace.joins.streams.tuples.keys import Width
+    from headrace.joins.streams.tuples.layout import RowLayout
 
 __all__ = ["TupleStore"]
 
@@ -189,7 +189,7 @@ class TupleStore:
         width
             Greatest distance of the keys; None for equality.
         cursor
-            Place at which to go on, see `headrace.joins.streams.indexes.new_cursor`.
+            Place at which to go on, see `headrace.joins.streams.tuples.indexes.new_cursor`.
         out
             Arrays for pairs of a position in `index` and a slot. If they are filled, there may be more.
 

@@ -1,7 +1,7 @@
 """`Rows`: stored tuples side by side, and conversion between them and Arrow batches.
 
 `Rows` is the one form of tuples outside of Arrow: arriving batches, tuples that leave memory, spilled blocks.
-`headrace.joins.streams.store` keeps the tuples in memory in the same form.
+`headrace.joins.streams.tuples.store` keeps the tuples in memory in the same form.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from headrace.joins.streams import _row_kernels as kernels
-from headrace.joins.streams._index_kernels import KeyedRows
-from headrace.joins.streams.layout import NEVER, RowLayout
+from headrace.joins.streams.tuples import _row_kernels as kernels
+from headrace.joins.streams.tuples._index_kernels import KeyedRows
+from headrace.joins.streams.tuples.layout import NEVER, RowLayout
 from headrace.storage.format import null_mask, validity, view_of
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.keys import KeySpec
-    from headrace.joins.streams.layout import FixedColumn, TextColumn
+    from headrace.joins.streams.tuples.keys import KeySpec
+    from headrace.joins.streams.tuples.layout import FixedColumn, TextColumn
     from headrace.storage.format import Keys
 
 __all__ = ["Rows", "RowsEncoder", "gather_columns", "heap_nbytes"]

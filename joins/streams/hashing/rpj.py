@@ -35,9 +35,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.handle import check_number
-from headrace.joins.streams.block_join import BlockSource, join_blocks
-from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
-from headrace.joins.streams.xjoin import XJoinAlgorithm
+from headrace.joins.streams.base.block_join import BlockSource, join_blocks
+from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
+from headrace.joins.streams.hashing.xjoin import XJoinAlgorithm
 
 if TYPE_CHECKING:
     import os
@@ -47,8 +47,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.conditions import Conditions
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.conditions import Conditions
+    from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
 
 __all__ = ["RPJ"]

@@ -373,7 +373,7 @@ def probe_entries(
     rows, words, slots, count
         Tuples in memory, and the entries of their sorted index.
     reach, number, floating
-        Greatest distance, see `headrace.joins.streams.keys.Width`; all 0 for equality.
+        Greatest distance, see `headrace.joins.streams.tuples.keys.Width`; all 0 for equality.
     """
     by = np.uint64(reach)
     at, entry, found = cursor[0], cursor[1], 0

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.layout import MATCHED
-from headrace.joins.streams.operator import How, StreamsAlgorithm, StreamsJoin, StreamsParameters
-from headrace.joins.streams.pairs import Pairing
+from headrace.joins.streams.base.operator import How, StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.base.pairs import Pairing
+from headrace.joins.streams.tuples.layout import MATCHED
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.units import format_size
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from headrace.joins.streams.conditions import Conditions
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.conditions import Conditions
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["SymmetricHash"]
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from headrace.joins.streams import _row_kernels as kernels
-from headrace.joins.streams.rows import Rows, gather_columns
+from headrace.joins.streams.tuples import _row_kernels as kernels
+from headrace.joins.streams.tuples.rows import Rows, gather_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.layout import RowLayout
+    from headrace.joins.streams.tuples.layout import RowLayout
 
 __all__ = ["ResultBuilder", "result_schema"]
 

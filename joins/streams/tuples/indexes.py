@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams.arena import Arena, charged_nbytes
-from headrace.joins.streams.keys import Width
+from headrace.joins.streams.tuples import _index_kernels as kernels
+from headrace.joins.streams.tuples.arena import Arena, charged_nbytes
+from headrace.joins.streams.tuples.keys import Width
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.memory import MemoryBudget
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["HashIndex", "KeyIndex", "SortedIndex", "new_cursor"]
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from headrace.joins.streams._row_kernels import set_flags
-from headrace.joins.streams.blocks import read_block
-from headrace.joins.streams.layout import MATCHED
-from headrace.joins.streams.pairs import coexisted
-from headrace.joins.streams.store import TupleStore
+from headrace.joins.streams.base.blocks import read_block
+from headrace.joins.streams.base.pairs import coexisted
+from headrace.joins.streams.tuples._row_kernels import set_flags
+from headrace.joins.streams.tuples.layout import MATCHED
+from headrace.joins.streams.tuples.store import TupleStore
 from headrace.storage.errors import MemoryBudgetError
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.blocks import Memory, SpilledBlock
-    from headrace.joins.streams.operator import StreamsAlgorithm
-    from headrace.joins.streams.pairs import Pairing
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.base.blocks import Memory, SpilledBlock
+    from headrace.joins.streams.base.operator import StreamsAlgorithm
+    from headrace.joins.streams.base.pairs import Pairing
+    from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.spill import SpillFile
 
 __all__ = ["BlockSource", "Given", "join_blocks"]

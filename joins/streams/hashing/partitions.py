@@ -4,7 +4,7 @@ Each input has a `TupleStore` with hash chains, and blocks on disk; both are div
 the key. Matching tuples are in partitions of the same number. Subclasses say what is flushed and when.
 
 The cleanup phase writes what is in memory to blocks, where there are blocks to join with, and then joins the blocks of
-each partition, the smaller input outer; see `headrace.joins.streams.block_join`.
+each partition, the smaller input outer; see `headrace.joins.streams.base.block_join`.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.errors import JoinInputError
-from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams.block_join import BlockSource, Given, join_blocks
-from headrace.joins.streams.blocks import BlockList, SpilledBlock, SpillReserve, cuts, held, write_block
-from headrace.joins.streams.layout import MATCHED
-from headrace.joins.streams.operator import StreamsAlgorithm
-from headrace.joins.streams.pairs import Pairing
+from headrace.joins.streams.base.block_join import BlockSource, Given, join_blocks
+from headrace.joins.streams.base.blocks import BlockList, SpilledBlock, SpillReserve, cuts, held, write_block
+from headrace.joins.streams.base.operator import StreamsAlgorithm
+from headrace.joins.streams.base.pairs import Pairing
+from headrace.joins.streams.tuples import _index_kernels as kernels
+from headrace.joins.streams.tuples.layout import MATCHED
 from headrace.storage.spill import block_nbytes
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.operator import StreamsParameters
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.base.operator import StreamsParameters
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["LIST_SHARE", "PartitionedHash"]
 

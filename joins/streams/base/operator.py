@@ -18,12 +18,12 @@ from headrace.joins.errors import FinishedError, JoinInputError, StreamSchemaErr
 from headrace.joins.handle import JoinHandle, check_batch, check_time, columns_of
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.protocol import Output, Progress
-from headrace.joins.streams._row_kernels import set_flags
-from headrace.joins.streams.conditions import Conditions, JoinGraph
-from headrace.joins.streams.layout import MATCHED, RowLayout
-from headrace.joins.streams.results import ResultBuilder, result_schema
-from headrace.joins.streams.rows import Rows, RowsEncoder
-from headrace.joins.streams.stats import PhaseCounters, StreamsStats
+from headrace.joins.streams.base.stats import PhaseCounters, StreamsStats
+from headrace.joins.streams.tuples._row_kernels import set_flags
+from headrace.joins.streams.tuples.conditions import Conditions, JoinGraph
+from headrace.joins.streams.tuples.layout import MATCHED, RowLayout
+from headrace.joins.streams.tuples.results import ResultBuilder, result_schema
+from headrace.joins.streams.tuples.rows import Rows, RowsEncoder
 from headrace.joins.timing import OperatorTime
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.spill import SpillFile, SpillFolder
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.pairs import Pairing
-    from headrace.joins.streams.store import TupleStore
+    from headrace.joins.streams.base.pairs import Pairing
+    from headrace.joins.streams.tuples.store import TupleStore
     from headrace.storage.file import StorageBackend
 
 __all__ = ["How", "Phase", "StreamsAlgorithm", "StreamsJoin", "StreamsParameters"]

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams.indexes import new_cursor
-from headrace.joins.streams.store import TupleStore
+from headrace.joins.streams.tuples import _index_kernels as kernels
+from headrace.joins.streams.tuples.indexes import new_cursor
+from headrace.joins.streams.tuples.store import TupleStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.memory import MemoryBudget
-    from headrace.joins.streams.conditions import Edge
-    from headrace.joins.streams.layout import RowLayout
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.conditions import Edge
+    from headrace.joins.streams.tuples.layout import RowLayout
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["Pairing", "coexisted", "pairs_limit"]
 

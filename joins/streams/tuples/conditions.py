@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.joins.errors import JoinInputError, StreamSchemaError
-from headrace.joins.streams.keys import KeySpec, Width, band_width, check_comparable, key_types
+from headrace.joins.streams.tuples.keys import KeySpec, Width, band_width, check_comparable, key_types
 
 if TYPE_CHECKING:
     from typing import TypeAlias

@@ -6,8 +6,8 @@ A stored tuple is a record of fixed width, and for inputs with text or binary co
     heap:   record number (4 bytes) | length (4 bytes) | bytes of the first text column | of the next | ... | padding
 
 Records hold every value in the width that Arrow has for it, so conversion in both directions is a copy. A key word is a
-number whose order is the order of the keys, see `headrace.joins.streams.keys`. Keys of more than one word are also kept
-as bytes, in the heap, behind the text columns, together with their hash.
+number whose order is the order of the keys, see `headrace.joins.streams.tuples.keys`. Keys of more than one word are
+also kept as bytes, in the heap, behind the text columns, together with their hash.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ Source: section 2 of "Adaptive Join Operators for Result Rate Optimization on St
 Arriving phase: tuples are kept, and nothing is joined until the memory is full. Then the tuples of both inputs in
 memory, which are in order, are joined, written as a group of two sorted runs, and dropped. There is no reactive phase.
 Cleanup phase: what is in memory becomes the last group; then up to F/2 groups are merged in a turn, see
-`headrace.joins.streams.merging`. A tuple joins those of the other input that belong to another group.
+`headrace.joins.streams.merging.runs`. A tuple joins those of the other input that belong to another group.
 
 Chosen beyond the source: both inputs share the memory, so the part of each follows its rate of arrival. Tuples are
 sorted as they arrive, into the entries of a sorted index, so a flush needs no memory for sorting. Bands work as
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.handle import check_number
-from headrace.joins.streams.merging import LEAST_FAN_IN, RunGroup, RunMerger
-from headrace.joins.streams.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
-from headrace.joins.streams.pairs import Pairing
+from headrace.joins.streams.base.operator import StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.base.pairs import Pairing
+from headrace.joins.streams.merging.runs import LEAST_FAN_IN, RunGroup, RunMerger
 
 if TYPE_CHECKING:
     import os
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.conditions import Conditions
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.conditions import Conditions
+    from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
 
 __all__ = ["ProgressiveMerge"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from headrace.joins.streams.pairs import Pairing
+from headrace.joins.streams.base.pairs import Pairing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.memory import MemoryBudget
-    from headrace.joins.streams.conditions import JoinGraph
-    from headrace.joins.streams.rows import Rows
-    from headrace.joins.streams.store import TupleStore
+    from headrace.joins.streams.tuples.conditions import JoinGraph
+    from headrace.joins.streams.tuples.rows import Rows
+    from headrace.joins.streams.tuples.store import TupleStore
 
 __all__ = ["Combination", "Combiner", "Step"]
 

@@ -18,7 +18,7 @@ Chosen beyond the description:
 - All tuples that a flush takes depart at once. A combination was a result of the arriving phase if all its tuples were
   in memory together, which the interval technique tells. XJoin's comparison of timestamps says the same in this case.
 - There is no phase like the second stage of XJoin: blocks on disk wait for the cleanup phase.
-- Blocks of a partition are joined by `headrace.joins.streams.nested_blocks`, as in MINER.
+- Blocks of a partition are joined by `headrace.joins.streams.base.nested_blocks`, as in MINER.
 
 Memory: the workspace of all joins of streams, pieces of partial results, buffers for a flush, the tuples in memory with
 their hash chains, and in the cleanup phase 24 bytes for each block of the partition.
@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.errors import JoinInputError
-from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams.blocks import SpilledBlock, SpillReserve, cuts, held, write_block
-from headrace.joins.streams.combining import Combiner
-from headrace.joins.streams.nested_blocks import NestedBlocks
-from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
-from headrace.joins.streams.store import TupleStore
+from headrace.joins.streams.base.blocks import SpilledBlock, SpillReserve, cuts, held, write_block
+from headrace.joins.streams.base.combining import Combiner
+from headrace.joins.streams.base.nested_blocks import NestedBlocks
+from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.tuples import _index_kernels as kernels
+from headrace.joins.streams.tuples.store import TupleStore
 from headrace.storage.spill import BlockRef, block_nbytes
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.memory import MemoryBudget
-    from headrace.joins.streams.combining import Step
-    from headrace.joins.streams.conditions import Conditions
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.base.combining import Step
+    from headrace.joins.streams.tuples.conditions import Conditions
+    from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
     from headrace.storage.spill import SpillFile
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.operator import StreamsJoin, StreamsParameters
-from headrace.joins.streams.partitions import PartitionedHash
-from headrace.joins.streams.store import TupleStore
+from headrace.joins.streams.base.operator import StreamsJoin, StreamsParameters
+from headrace.joins.streams.hashing.partitions import PartitionedHash
+from headrace.joins.streams.tuples.store import TupleStore
 
 if TYPE_CHECKING:
     import os
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.conditions import Conditions
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.conditions import Conditions
+    from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
 
 __all__ = ["DoublePipelinedHash"]

@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams import _index_kernels as kernels
-from headrace.joins.streams.blocks import read_block
-from headrace.joins.streams.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
-from headrace.joins.streams.pairs import coexisted
-from headrace.joins.streams.partitions import LIST_SHARE, PartitionedHash
+from headrace.joins.streams.base.blocks import read_block
+from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
+from headrace.joins.streams.base.pairs import coexisted
+from headrace.joins.streams.hashing.partitions import LIST_SHARE, PartitionedHash
+from headrace.joins.streams.tuples import _index_kernels as kernels
 
 if TYPE_CHECKING:
     import os
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.block_join import Given
-    from headrace.joins.streams.blocks import SpilledBlock
-    from headrace.joins.streams.conditions import Conditions
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.base.block_join import Given
+    from headrace.joins.streams.base.blocks import SpilledBlock
+    from headrace.joins.streams.tuples.conditions import Conditions
+    from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
 
 __all__ = ["PROBE_NBYTES", "XJoin", "XJoinAlgorithm"]

@@ -1,0 +1,9 @@
+"""Joins of streams by hash tables, which spill by partition of the key, or do not spill.
+
+In: tuples as they arrive. Out: their results, and partitions in spill files that are joined at the end.
+
+- `symmetric_hash`: all in memory
+- `xjoin`, `rpj`, `double_pipelined_hash`: two inputs, on `partitions`; they differ in what they flush, and when
+  they join it
+- `mjoin`: any number of inputs that share one key
+"""
