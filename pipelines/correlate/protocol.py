@@ -226,9 +226,9 @@ class CorrelationProtocol:
         }
         self._commit(result.facts, Commit(application(self._stream, "facts"), number, note))
         self._hook("after facts")
-        self._manifest = manifest
         self._follow_up(note, number)
         record = self._record(result, work)
+        self._manifest = manifest
         self._catalog.record_batch(record)
         self._hook("after record")
         return record
