@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.config.join_plan import join_plan
+from headrace.pipelines.correlate.engines import SparkEngine
 from headrace.pipelines.correlate.ledgers import SourceLedgers
 from headrace.pipelines.correlate.protocol import CorrelationProtocol
 from headrace.pipelines.correlate.sinks import check_sinks, create_sinks
@@ -36,12 +37,17 @@ if TYPE_CHECKING:
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.config.correlation import CorrelationConfig
     from headrace.pipelines.config.join_plan import JoinPlan
+    from headrace.pipelines.correlate.engines import Engine
     from headrace.pipelines.source.discovery import FoundFile
 
-__all__ = ["plan_of", "run_correlation"]
+__all__ = ["plan_of", "run_correlation", "run_with"]
 
 _LOG = logging.getLogger(__name__)
 _NAMED = 5
+
+
+def _no_hook(_step: str) -> None:
+    """Do nothing."""
 
 
 def plan_of(config: CorrelationConfig) -> JoinPlan:
@@ -67,35 +73,49 @@ def run_correlation(
     """
     assert config.catalog is not None
     _check_sources(config)
-    plan, step = plan_of(config), hook or _no_hook
     with Catalog(config.catalog, clock) as catalog:
         kernels = compiling()  # while Spark starts
         started = session(spark or spark_settings(config))
         kernels.join()
-        check_sinks(config, plan)
-        leases = Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock)
-        with leases, SourceLedgers(config, clock) as ledgers:
-            _check_identity(config, ledgers)
-            create_sinks(config, plan)
-            number = catalog.start_run(config.name, "follow" if follow else "once", leases.token)
-            protocol = CorrelationProtocol(
-                started, config, plan, catalog, number, ledgers.stream.stream,
-                holds=leases.check, hook=step, clock=clock,
-            )  # fmt: skip
-            loop = _Loop(ledgers, protocol, on_batch, step)
-            began = time.monotonic()
-            try:
-                with loop.stop.on_signals(), explained("a batch"):
-                    loop.run(parse_duration(config.trigger.interval) if follow else None)
-            except BaseException as error:
-                catalog.finish_run(number, "failed", str(error) or type(error).__name__)
-                raise
-            state = "done" if loop.stop.signal is None else "stopped"
-            catalog.finish_run(number, state)
-            return RunResult(
-                number, config.name, state, loop.stop.signal, time.monotonic() - began, tuple(loop.records),
-                config.sink.path, config.errors_path, "", ledgers.left_out,
-            )  # fmt: skip
+        return run_with(
+            SparkEngine(started), catalog, config, follow=follow, on_batch=on_batch, hook=hook or _no_hook, clock=clock
+        )
+
+
+def run_with(
+    engine: Engine,
+    catalog: Catalog,
+    config: CorrelationConfig,
+    *,
+    follow: bool = False,
+    on_batch: Callable[[BatchRecord], None] | None = None,
+    hook: Callable[[str], None] = _no_hook,
+    clock: Callable[[], float] = time.time,
+) -> RunResult:
+    """Run a correlation with a given engine and an open catalog; otherwise as `run_correlation`."""
+    plan = plan_of(config)
+    check_sinks(config, plan)
+    leases = Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock)
+    with leases, SourceLedgers(config, clock) as ledgers:
+        _check_identity(config, ledgers)
+        create_sinks(config, plan)
+        number = catalog.start_run(config.name, "follow" if follow else "once", leases.token)
+        protocol = CorrelationProtocol(
+            engine, config, plan, catalog, number, ledgers.stream.stream, holds=leases.check, hook=hook, clock=clock
+        )
+        loop = _Loop(ledgers, protocol, on_batch, hook)
+        began = time.monotonic()
+        try:
+            with loop.stop.on_signals(), explained("a batch"):
+                loop.run(parse_duration(config.trigger.interval) if follow else None)
+        except BaseException as error:
+            catalog.finish_run(number, "failed", str(error) or type(error).__name__)
+            raise
+        state = "done" if loop.stop.signal is None else "stopped"
+        catalog.finish_run(number, state)
+        seconds, tables = time.monotonic() - began, (config.sink.path, config.errors_path, "")
+        records, left_out = tuple(loop.records), ledgers.left_out
+        return RunResult(number, config.name, state, loop.stop.signal, seconds, records, *tables, left_out)
 
 
 class _Loop:
@@ -116,7 +136,7 @@ class _Loop:
         self.records: list[BatchRecord] = []
 
     def run(self, interval: float | None) -> None:
-        """Complete or drop the pending batch, then load the waiting files; go on with new ones if there is an interval."""
+        """Complete or drop the pending batch, then load the waiting files; with an interval, go on with new ones."""
         self._resume()
         while not self.stop.asked:
             began = time.monotonic()
@@ -178,8 +198,8 @@ class _Loop:
         if gone:
             more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
             raise SourceFileError(
-                f"batch {number} has not been loaded, and some of its files are missing: {', '.join(gone[:_NAMED])}{more}; "
-                "put them back, or continue without them: `headrace source skip PIPELINE FILE --source SOURCE`"
+                f"batch {number} has not been loaded, and some of its files are missing: "
+                f"{', '.join(gone[:_NAMED])}{more}; put them back, or continue without them: `headrace source skip PIPELINE FILE --source SOURCE`"
             )
 
 
@@ -209,8 +229,8 @@ def _check_identity(config: CorrelationConfig, ledgers: SourceLedgers) -> None:
         entry = stream_registry(facts).get(config.name)
         if entry is not None and entry["stream"] != stream.stream:
             raise LedgerError(
-                f"{path} holds results that pipeline {config.name} loaded as stream {entry['stream']}, but the checkpoint "
-                f"{config.checkpoint} is that of stream {stream.stream}; restore the checkpoint of that stream, name "
+                f"{path} holds results that pipeline {config.name} loaded as stream {entry['stream']}, but the "
+                f"checkpoint {config.checkpoint} is that of stream {stream.stream}; restore the checkpoint of that stream, name "
                 f"another table, or {again}"
             )
     if last is not None and (loaded is None or loaded < last):
@@ -221,15 +241,11 @@ def _check_identity(config: CorrelationConfig, ledgers: SourceLedgers) -> None:
         )
     if loaded is not None and (newest is None or loaded > newest):
         raise LedgerError(
-            f"{path} has batch {loaded} of this stream, which the checkpoint {config.checkpoint} does not know: it is an "
-            f"older copy, or a copy of it was used elsewhere; restore the newest checkpoint, or {again}"
+            f"{path} has batch {loaded} of this stream, which the checkpoint {config.checkpoint} does not know: it "
+            f"is an older copy, or a copy of it was used elsewhere; restore the newest checkpoint, or {again}"
         )
     version = None if facts is None or loaded is None else restored_before(stream.stream, facts)
     if version is not None:
         raise LedgerError(
             f"{path} was restored to a version before its last batch; restore it to its version {version}, or {again}"
         )
-
-
-def _no_hook(_step: str) -> None:
-    """Do nothing."""

@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from headrace.joins.predicates.offsets import ticks
 from headrace.joins.streams import JoinGraph, Near
-from headrace.joins.streams.results import result_schema
+from headrace.joins.streams.tuples.results import result_schema
 from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from headrace.joins.streams.conditions import Edge
-    from headrace.joins.streams.keys import KeySpec
+    from headrace.joins.streams.tuples.conditions import Edge
+    from headrace.joins.streams.tuples.keys import KeySpec
 
 __all__ = ["LEFT", "RIGHT", "JoinPlan", "JoinStage", "TimeBand", "join_plan"]
 
@@ -113,10 +113,10 @@ class JoinStage:
         """Return the columns of the left and the right input that are equal in each result."""
         return self._keys(next(edge for edge in self.graph.edges if edge.width is None))
 
-    def bands(self) -> list[tuple[KeySpec, KeySpec, int]]:
+    def bands(self) -> list[tuple[tuple[KeySpec, KeySpec], int]]:
         """Return columns whose key words differ by a distance at most, and the distance; none of them are floats."""
         return [
-            (*self._keys(edge), edge.width.words)
+            (self._keys(edge), edge.width.words)
             for edge in self.graph.edges
             if edge.width is not None and not edge.width.floating
         ]
@@ -137,8 +137,9 @@ class JoinStage:
         ]
         for at, (condition, kind) in enumerate(exact):
             if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-                columns, within = (condition.left, condition.right), int(ticks(condition.within, kind, "within"))
-                return TimeBand(at, columns, kind, within)
+                assert not isinstance(condition.within, float), "times have no float between them"
+                within = int(ticks(condition.within, kind, "within"))
+                return TimeBand(at, (condition.left, condition.right), kind, within)
         raise InputError("`lateness` needs a condition in `near` between times, but those in the file compare numbers")
 
     def _keys(self, edge: Edge) -> tuple[KeySpec, KeySpec]:

@@ -7,22 +7,17 @@
    commit fails if another run has loaded the batch.
 5. Rejected rows are committed, from the note of the results.
 
-A run that ends before step 4 leaves files that no manifest of a loaded batch names, and the next run removes them. If it
-ends later, the next run completes the batch from the note.
+A run that ends before step 4 leaves files that no manifest of a loaded batch names, and the next run removes them. If
+it ends later, the next run completes the batch from the note.
 """
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
-
-import pyarrow as pa
 
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
 from headrace.pipelines.batch.read_step import ReadStep, record_format
@@ -30,9 +25,8 @@ from headrace.pipelines.catalog import BatchRecord
 from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.config.join_plan import LEFT, RIGHT
 from headrace.pipelines.correlate.manifests import Manifest, ManifestRef, StateFolder
-from headrace.pipelines.correlate.rows import CHUNKS, NOTE, PAYLOAD, STAGE, start_rows
 from headrace.pipelines.correlate.runs import RunRef
-from headrace.pipelines.correlate.tasks import PIECES_OF_SOURCES, SOURCE, JoinTask, ReadTask, SourceRead
+from headrace.pipelines.correlate.tasks import SOURCE, JoinTask, ReadTask, SourceRead
 from headrace.pipelines.delta.commits import Commit, commit_exactly, commit_files
 from headrace.pipelines.delta.data_files import DataFile, FileSpec
 from headrace.pipelines.delta.tables import DeltaHandle, registered_streams
@@ -44,26 +38,21 @@ from headrace.pipelines.errors import (
     TableMovedError,
 )
 from headrace.pipelines.source.identity import application
-from headrace.pipelines.source.pieces import piece_rows, spread
-from headrace.pipelines.spark.columns import spark_schema
+from headrace.pipelines.source.pieces import piece_rows
 from headrace.pipelines.spark.failures import explained
-from headrace.pipelines.spark.frame import SHARD
 from headrace.storage.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from pyspark.sql import DataFrame, SparkSession
+    from collections.abc import Callable, Mapping, Sequence
 
     from headrace.pipelines.catalog import Catalog
     from headrace.pipelines.config.correlation import CorrelationConfig
     from headrace.pipelines.config.join_plan import JoinPlan
+    from headrace.pipelines.correlate.engines import Engine
     from headrace.pipelines.source.discovery import FoundFile
 
 __all__ = ["CorrelationProtocol", "sources_text"]
 
-_ARROW_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_ROWS_AT_ONCE: Final = "16"
 _SIGN: Final = 1 << 63
 _WORD: Final = (1 << 64) - 1
 
@@ -78,8 +67,8 @@ class CorrelationProtocol:
 
     Parameters
     ----------
-    spark
-        Spark session.
+    engine
+        Runs the stages of a batch.
     config, plan
         Configuration of the pipeline, and the plan of its joins.
     catalog, run
@@ -96,7 +85,7 @@ class CorrelationProtocol:
 
     def __init__(
         self,
-        spark: SparkSession,
+        engine: Engine,
         config: CorrelationConfig,
         plan: JoinPlan,
         catalog: Catalog,
@@ -107,7 +96,7 @@ class CorrelationProtocol:
         hook: Callable[[str], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._spark = spark
+        self._engine = engine
         self._config = config
         self._plan = plan
         self._catalog = catalog
@@ -119,11 +108,11 @@ class CorrelationProtocol:
         self._facts = DeltaHandle(config.sink.path)
         self._errors = DeltaHandle(config.errors_path)
         self._remedy = (
-            f"restore the folder {config.state_path} from a backup of the last batch; or, to begin again with all files, "
-            f"remove {config.sink.path}, {config.errors_path} and the checkpoint {config.checkpoint}"
+            f"restore the folder {config.state_path} from a backup of the last batch; or, to begin again with all "
+            f"files, remove {config.sink.path}, {config.errors_path}, {config.checkpoint} and this folder"
         )
         self._state = StateFolder(config.state_path, self._remedy)
-        self._shards = config.correlate.shards or spark.sparkContext.defaultParallelism
+        self._shards = config.correlate.shards or engine.cores
         self._manifest = Manifest.first(plan.definition())
 
     # Start of a run
@@ -171,8 +160,8 @@ class CorrelationProtocol:
         notes = self._facts.commit_notes(application(self._stream, "facts"), number)
         if not notes:
             raise DeltaTableError(
-                f"{self._facts.path} holds batch {number} of stream {self._stream}, but its log no longer has the commit "
-                "that names its state; restore the log from a backup"
+                f"{self._facts.path} holds batch {number} of stream {self._stream}, but its log no longer has the "
+                "commit that names its state; restore the log from a backup"
             )
         note = notes[-1]
         if note["attempt"] != attempt:
@@ -245,40 +234,18 @@ class CorrelationProtocol:
 
     def _computed(self, files: Mapping[str, Sequence[FoundFile]], work: _Batch) -> list[dict[str, Any]]:
         """Compute a batch, and return the notes of its tasks."""
-        with self._state.shown(str(uuid.uuid4())) as shown, self._few_rows_at_once(), explained("the join of a batch"):
-            frame = self._pieces(files).mapInArrow(self._read_task(work), spark_schema(CHUNKS))
-            starts = pa.Table.from_batches([start_rows(len(self._plan.stages), self._shards)])
-            frame = frame.union(self._spark.createDataFrame(starts))
-            for stage in range(len(self._plan.stages)):
-                task = self._join_task(stage, work, str(shown))
-                frame = frame.repartitionById(self._shards, SHARD).mapInArrow(task, spark_schema(CHUNKS))
-            rows = frame.where(frame[STAGE] == NOTE).select(PAYLOAD).collect()
-        notes = [json.loads(bytes(row[0])) for row in rows]
+        pieces = [
+            {SOURCE: name, **row}
+            for name, each in files.items()
+            for row in piece_rows(self._config.sources[name], each, self._engine.cores)
+        ]
+        with self._state.shown(str(uuid.uuid4())) as shown:
+            joins = [self._join_task(stage, work, str(shown)) for stage in range(len(self._plan.stages))]
+            notes = self._engine.run(pieces, self._read_task(work), joins)
         failures = sorted(note["failure"] for note in notes if "failure" in note)
         if failures:
             raise StateDamagedError(failures[0])
         return notes
-
-    @contextmanager
-    def _few_rows_at_once(self) -> Iterator[None]:
-        """Let Spark pass few rows of the frame at once, since each is large."""
-        before = self._spark.conf.get(_ARROW_ROWS)
-        self._spark.conf.set(_ARROW_ROWS, _ROWS_AT_ONCE)
-        try:
-            yield
-        finally:
-            self._spark.conf.set(_ARROW_ROWS, before)
-
-    def _pieces(self, files: Mapping[str, Sequence[FoundFile]]) -> DataFrame:
-        cores = self._spark.sparkContext.defaultParallelism
-        rows = [
-            {SOURCE: name, **row}
-            for name, each in files.items()
-            for row in piece_rows(self._config.sources[name], each, cores)
-        ]
-        parts = spread([row["bytes"] for row in rows], cores)
-        batches = [pa.RecordBatch.from_pylist([rows[at] for at in part], PIECES_OF_SOURCES) for part in parts]
-        return self._spark.createDataFrame(pa.Table.from_batches(batches, PIECES_OF_SOURCES))
 
     def _read_task(self, work: _Batch) -> ReadTask:
         sources = {name: self._source_read(name, work) for name in self._config.sources}
@@ -385,8 +352,8 @@ class CorrelationProtocol:
 
     def _loaded_elsewhere(self, commit: Commit) -> BatchError:
         return BatchError(
-            f"another run has just loaded batch {commit.transaction} of this stream into {self._facts.path}; it uses the "
-            "same checkpoint or a copy of it. Nothing was loaded here; stop one of the two and run again"
+            f"another run has just loaded batch {commit.transaction} of this stream into {self._facts.path}; it uses "
+            "the same checkpoint or a copy of it. Nothing was loaded here; stop one of the two and run again"
         )
 
     def _follow_up(self, note: Mapping[str, Any], number: int) -> None:

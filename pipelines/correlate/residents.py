@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from headrace.joins.streams.kept_rows import KeptRows
+from headrace.joins.streams.hashing.kept_rows import KeptRows
 from headrace.pipelines.config.join_plan import LEFT, RIGHT
 from headrace.pipelines.correlate.shard_join import YOUNG_BATCHES
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.joins.streams.keys import KeySpec
+    from headrace.joins.streams.tuples.keys import KeySpec
 
 __all__ = ["RunDirectory", "RunFiles", "RunPlace", "RunRef", "RunWriter", "ZoneRule"]
 
@@ -200,7 +200,8 @@ class RunFiles:
         none = np.zeros((0, number), dtype=np.uint64)
         least = np.stack([columns[f"least_{at}"] for at in range(bands)]) if bands else none
         greatest = np.stack([columns[f"greatest_{at}"] for at in range(bands)]) if bands else none
-        return RunDirectory(*(columns[name] for name in _FIELDS), least, greatest)
+        pages, sizes, rows, first, last = (columns[name] for name in _FIELDS)
+        return RunDirectory(pages, sizes, rows, first, last, least, greatest)
 
     def block(
         self, ref: RunRef, file: SpillFile, directory: RunDirectory, at: int, schema: pa.Schema

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import pyarrow as pa
 
-from headrace.joins.streams.kept_rows import KeptRows
+from headrace.joins.streams.hashing.kept_rows import KeptRows
 from headrace.pipelines.config.join_plan import LEFT, RIGHT
 from headrace.pipelines.correlate.rows import HASH, shard_range, stored_schema
 from headrace.pipelines.correlate.runs import BLOCK_BYTES, RunPlace, ZoneRule
-from headrace.pipelines.errors import StateDamagedError
+from headrace.pipelines.errors import ConservationError
 from headrace.storage.errors import MemoryBudgetError
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ class ShardJoin:
         self._files = files
         self._schemas = [stored_schema(plan.stage, side) for side in _SIDES]
         bands = plan.stage.bands()
-        self._zones = [ZoneRule([band[side] for band in bands]) for side in _SIDES]
-        self._widths = [band[2] for band in bands]
+        self._zones = [ZoneRule([keys[side] for keys, _ in bands]) for side in _SIDES]
+        self._widths = [width for _, width in bands]
         self._waiting: list[list[pa.RecordBatch]] = [[], []]
         self._pieces: list[list[_Piece]] = [[], []]
         self._old = [[ref for ref in plan.runs if ref.side == side and not plan.over(ref)] for side in _SIDES]
@@ -166,7 +166,7 @@ class ShardJoin:
                 yield batch.drop_columns([HASH])
 
     def settle(self) -> tuple[list[RunRef], list[str]]:
-        """Merge runs, and return the runs that a manifest must name in addition, and the files that it names no more."""
+        """Merge runs; return the runs that a manifest must name in addition, and the files that it names no more."""
         added = {piece.ref.file: piece.ref for pieces in self._pieces for piece in pieces}
         gone = [ref.file for ref in self._plan.runs if self._plan.over(ref)]
         for side in _SIDES:
@@ -308,8 +308,9 @@ class ShardJoin:
         expected = sum(ref.rows for ref in group)
         exact = self._plan.expired[side] is None and all(map(self._plan.whole, group))
         if merged.rows > expected or (exact and merged.rows != expected):
-            raise StateDamagedError(
-                f"{expected:,} rows were to be merged into {merged.file}, but it has {merged.rows:,}: a defect of Headrace"
+            raise ConservationError(
+                f"{expected:,} rows were to be merged into {merged.file}, but it has {merged.rows:,}: a defect of "
+                "Headrace"
             )
         return merged
 

@@ -36,8 +36,9 @@ def check_sinks(config: CorrelationConfig, plan: JoinPlan) -> None:
             require_column(table, label, field.name, field.type)
         if require_support(table, Use(role, label, path, frozenset(schema.names))) is not Way.FILES:
             raise DeltaTableError(
-                f"{label}, the Delta table {path}, has constraints, generated columns or other features for which Spark "
-                "must write its files, which `correlate` does not support; name another table, and load this one from it"
+                f"{label}, the Delta table {path}, has constraints, generated columns or other features for which "
+                "Spark must write its files, which `correlate` does not support; name another table, and load this one "
+                "from it"
             )
     _check_partitions(config)
 

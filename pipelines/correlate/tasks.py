@@ -1,8 +1,8 @@
 """The stages of a correlation as they run in Spark's Python workers: functions over Arrow batches for `mapInArrow`.
 
-`ReadTask` reads pieces of files of all sources and sends their rows to the tasks of their shards. `JoinTask` is one join
-of the chain for one shard. Rejected rows and results go to files of their tables, which the driver commits. A stage
-passes on what is meant for later ones, and the notes of all tasks.
+`ReadTask` reads pieces of files of all sources and sends their rows to the tasks of their shards. `JoinTask` is one
+join of the chain for one shard. Rejected rows and results go to files of their tables, which the driver commits. A
+stage passes on what is meant for later ones, and the notes of all tasks.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.pipelines.batch.error_rows import Origin, error_rows
-from headrace.pipelines.batch.read_step import ReadStep
 from headrace.pipelines.batch.steps import Task
-from headrace.pipelines.config.join_plan import JoinStage
 from headrace.pipelines.correlate.residents import resident_results
 from headrace.pipelines.correlate.rows import START, Packer, chunks_of, note_row, stored_schema
 from headrace.pipelines.correlate.runs import RunFiles, RunRef
@@ -32,8 +29,10 @@ from headrace.pipelines.errors import BatchError, StateDamagedError
 from headrace.pipelines.spark.frame import FILE, MALFORMED, MALFORMED_TYPE, PIECES, STATE, State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from headrace.pipelines.batch.read_step import ReadStep
+    from headrace.pipelines.config.join_plan import JoinStage
     from headrace.pipelines.correlate.rows import Chunk
 
 __all__ = ["PIECES_OF_SOURCES", "SOURCE", "JoinTask", "ReadTask", "SourceRead"]
@@ -256,8 +255,8 @@ class JoinTask:
     def _require_folder(self) -> None:
         if not Path(self.shown).exists():
             raise BatchError(
-                f"host {socket.gethostname()} does not have the state folder {self.folder} of the driver; name a folder "
-                "that all hosts share as correlate.state"
+                f"host {socket.gethostname()} does not have the state folder {self.folder} of the driver; name a "
+                "folder that all hosts share as correlate.state"
             )
 
     def _taken(self, chunk: Chunk, join: ShardJoin) -> pa.RecordBatch | None:

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.operator import StreamsAlgorithm, StreamsParameters
-from headrace.joins.streams.pairs import Pairing
+from headrace.joins.streams.base.operator import StreamsAlgorithm, StreamsParameters
+from headrace.joins.streams.base.pairs import Pairing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     import pyarrow as pa
 
-    from headrace.joins.streams.conditions import Conditions
-    from headrace.joins.streams.rows import Rows
+    from headrace.joins.streams.tuples.conditions import Conditions
+    from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["KeptRows"]
 
@@ -136,7 +136,7 @@ class KeptRows(StreamsAlgorithm):
             yield rows if valid is None or valid.all() else rows.take(np.flatnonzero(valid))
 
     def _arrive(self, side: int, rows: Rows) -> Iterator[pa.RecordBatch]:
-        raise AssertionError((side, len(rows)))
+        raise NotImplementedError(f"the owner probes with input {side} and keeps its {len(rows)} tuples itself")
 
     def _cleanup(self) -> Iterator[pa.RecordBatch]:
         return iter(())
