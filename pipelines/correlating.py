@@ -199,7 +199,8 @@ class _Loop:
             more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
             raise SourceFileError(
                 f"batch {number} has not been loaded, and some of its files are missing: "
-                f"{', '.join(gone[:_NAMED])}{more}; put them back, or continue without them: `headrace source skip PIPELINE FILE --source SOURCE`"
+                f"{', '.join(gone[:_NAMED])}{more}; put them back, or continue without them: "
+                "`headrace source skip PIPELINE FILE --source SOURCE`"
             )
 
 
@@ -230,8 +231,8 @@ def _check_identity(config: CorrelationConfig, ledgers: SourceLedgers) -> None:
         if entry is not None and entry["stream"] != stream.stream:
             raise LedgerError(
                 f"{path} holds results that pipeline {config.name} loaded as stream {entry['stream']}, but the "
-                f"checkpoint {config.checkpoint} is that of stream {stream.stream}; restore the checkpoint of that stream, name "
-                f"another table, or {again}"
+                f"checkpoint {config.checkpoint} is that of stream {stream.stream}; restore the checkpoint of that "
+                f"stream, name another table, or {again}"
             )
     if last is not None and (loaded is None or loaded < last):
         raise LedgerError(

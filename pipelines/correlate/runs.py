@@ -250,19 +250,15 @@ class RunWriter:
             self._write_block(batch.slice(start, each))
 
     def close(self) -> RunRef:
-        """Make the run durable, and return its description."""
-        entries = np.array(self._entries, dtype=np.uint64).reshape(len(self._entries), -1)
+        """Make the run durable, and return its description. It has rows."""
+        entries = np.array(self._entries, dtype=np.uint64)
         bands = len(self._zones.keys)
         names = [*_FIELDS, *(f"{end}_{at}" for at in range(bands) for end in ("least", "greatest"))]
         kinds = [np.int64] * 3 + [np.uint64] * (len(names) - 3)
-        columns = (
-            [pa.array(entries[:, at].astype(kind)) for at, kind in enumerate(kinds)]
-            if len(entries)
-            else [pa.array([], pa.from_numpy_dtype(kind)) for kind in kinds]
-        )
+        columns = [pa.array(entries[:, at].astype(kind)) for at, kind in enumerate(kinds)]
         directory = self._append(pa.RecordBatch.from_arrays(columns, names=names))
         self._backend.sync()
-        newest = tuple(int(entries[:, 6 + 2 * at].max()) if len(entries) else 0 for at in range(bands))
+        newest = tuple(int(entries[:, 6 + 2 * at].max()) for at in range(bands))
         place = self._place
         return RunRef(
             self.file, self._backend.size(), self._rows,

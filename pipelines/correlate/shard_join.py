@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -178,7 +179,7 @@ class ShardJoin:
                         gone.append(ref.file)
                     else:
                         self._files.remove(ref.file)
-                if merged.rows:
+                if merged is not None:
                     added[merged.file] = merged
         return list(added.values()), gone
 
@@ -302,9 +303,14 @@ class ShardJoin:
             if len(tiers[tier]) >= _RUNS_OF_A_TIER:
                 yield tiers[tier][:_FAN_IN]
 
-    def _merge(self, side: int, group: Sequence[RunRef]) -> RunRef:
+    def _merge(self, side: int, group: Sequence[RunRef]) -> RunRef | None:
+        """Write the rows of runs that belong to the shard as one run; return None if there are none."""
         rows = _coalesced(_merged([self._blocks(ref) for ref in group]))
-        merged = self._written(side, rows, (min(ref.first for ref in group), max(ref.last for ref in group)))
+        first = next(rows, None)
+        if first is None:
+            return None
+        came = min(ref.first for ref in group), max(ref.last for ref in group)
+        merged = self._written(side, chain([first], rows), came)
         expected = sum(ref.rows for ref in group)
         exact = self._plan.expired[side] is None and all(map(self._plan.whole, group))
         if merged.rows > expected or (exact and merged.rows != expected):
