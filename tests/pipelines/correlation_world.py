@@ -3,11 +3,9 @@
 import json
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import groupby
 from pathlib import Path
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
@@ -157,15 +155,3 @@ class World:
         """Return the only manifest there is, as a document."""
         (file,) = self.state.glob("*.manifest")
         return json.loads(file.read_bytes().split(b"\n")[0])
-
-    def runs_by_batch(self):
-        named = sorted(run["file"] for run in self.manifest()["runs"])
-        return {batch: list(files) for batch, files in groupby(named, key=lambda name: int(name[:10]))}
-
-
-def random_seeds(rng, count):
-    return [int(seed) for seed in rng.integers(0, 2**31, count)]
-
-
-def generator(seed):
-    return np.random.default_rng(seed)

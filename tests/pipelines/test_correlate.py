@@ -1,11 +1,17 @@
-"""Correlations in this process: results, replays, shards, merges, damage. `test_correlate_run.py` runs them in Spark."""
+"""Correlations in this process: results, replays, shards, merges, damage. `test_correlate_run` runs them in Spark."""
 
+import shutil
+import tempfile
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from correlation_world import BEGIN, World
 
+from headrace.pipelines.config import load_any
 from headrace.pipelines.correlate import residents, shard_join
+from headrace.pipelines.delta.commits import Commit, commit_files
+from headrace.pipelines.delta.tables import DeltaHandle
 from headrace.pipelines.errors import (
     BatchError,
     LedgerError,
@@ -13,6 +19,8 @@ from headrace.pipelines.errors import (
     SourceFileError,
     StateDamagedError,
 )
+from headrace.pipelines.source.identity import application
+from headrace.pipelines.source.ledger import Ledger
 
 EQUAL = 'orders.id = payments."order"'
 NEAR = "abs(epoch_us(orders.at) - epoch_us(payments.at)) <= 3600000000"
@@ -20,6 +28,7 @@ STEPS = (
     "after listing", "after plan", "before join", "after join", "after manifest", "before facts", "after facts",
     "before errors", "after errors", "after record", "after done",
 )  # fmt: skip
+QUICK = {"after manifest", "after facts", "after done"}
 AFTER_A_KILL = ("after finish", "after forget")
 
 
@@ -39,8 +48,18 @@ def killing(step, times=1):
 
 
 @pytest.fixture
-def world(tmp_path):
-    return World(tmp_path)
+def folder(tmp_path):
+    """Return a folder in memory if there is one: the tests sync often, and the disk is not what they test."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="headrace-test-", dir="/dev/shm") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def world(folder):
+    return World(folder)
 
 
 @pytest.fixture
@@ -67,16 +86,18 @@ def test_batches_give_the_join_of_all_rows(world, rng):
     assert result.total("rows_in") == 320
 
 
-def test_state_on_disk_gives_the_same_results(world, rng, from_disk, merging):
+@pytest.mark.usefixtures("from_disk", "merging")
+def test_state_on_disk_gives_the_same_results(world, rng):
     for _ in range(5):
         world.add_random(rng, 40)
     world.run()
     assert world.results() == world.expected(EQUAL)
 
 
-def test_bands_use_only_blocks_near_the_new_rows(tmp_path, rng, from_disk, merging):
+@pytest.mark.usefixtures("from_disk", "merging")
+def test_bands_use_only_blocks_near_the_new_rows(folder, rng):
     near = [{"columns": "payments.at = orders.at", "within": "1h"}]
-    world = World(tmp_path, {"on": ["orders.id = payments.order"], "near": near, "shards": 3})
+    world = World(folder, {"on": ["orders.id = payments.order"], "near": near, "shards": 3})
     for _ in range(4):
         world.add_random(rng, 60, keys=4)
     world.run()
@@ -95,9 +116,9 @@ def test_a_source_may_be_behind_the_other(world, rng):
     assert world.results() == world.expected(EQUAL)
 
 
-def test_three_sources_are_joined_in_a_chain(tmp_path, rng):
+def test_three_sources_are_joined_in_a_chain(folder, rng):
     on = ["shipments.order = orders.id", "orders.id = payments.order", "shipments.item = orders.item"]
-    world = World(tmp_path, {"on": on, "shards": 2}, ("shipments", "payments", "orders"))
+    world = World(folder, {"on": on, "shards": 2}, ("shipments", "payments", "orders"))
     for _ in range(3):
         world.add_random(rng, 25, keys=6)
     world.run()
@@ -106,22 +127,25 @@ def test_three_sources_are_joined_in_a_chain(tmp_path, rng):
     assert world.results()
 
 
-def test_small_memory_takes_several_parts(tmp_path, rng, from_disk):
-    world = World(tmp_path, options={"memory": "320KiB"})
+@pytest.mark.usefixtures("from_disk")
+def test_small_memory_takes_several_parts(folder, rng):
+    world = World(folder, options={"memory": "320KiB"})
     for _ in range(2):
         world.add_random(rng, 1500, keys=400)
     world.run()
     assert world.results() == world.expected(EQUAL)
 
 
-def test_a_memory_that_holds_no_row_is_refused(tmp_path, rng):
-    world = World(tmp_path, options={"memory": "8KiB"})
+def test_a_memory_that_holds_no_row_is_refused(folder, rng):
+    world = World(folder, options={"memory": "8KiB"})
     world.add_random(rng, 10)
     with pytest.raises(Exception, match="memory"):
         world.run()
 
 
-@pytest.mark.parametrize("before", [1, 2, 5])
+@pytest.mark.parametrize(
+    "before", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 5]
+)
 def test_another_number_of_shards_keeps_the_state(world, rng, before):
     world.shards(before)
     for shards in (3, 2, 7, before):
@@ -148,7 +172,9 @@ def keyed_rows(world):
     return sum(row[0] is not None for rows in world.rows.values() for row in rows)
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    "step", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in STEPS]
+)
 def test_a_run_that_ends_at_any_step_is_repeated_exactly(world, rng, step):
     for _ in range(2):
         world.add_random(rng, 20)
@@ -191,9 +217,9 @@ def test_rows_with_a_missing_key_match_nothing(world):
 
 class TestLateness:
     @pytest.fixture
-    def world(self, tmp_path):
+    def world(self, folder):
         near = [{"columns": "orders.at = payments.at", "within": "1h"}]
-        return World(tmp_path, {"on": ["orders.id = payments.order"], "near": near, "lateness": "10min", "shards": 2})
+        return World(folder, {"on": ["orders.id = payments.order"], "near": near, "lateness": "10min", "shards": 2})
 
     def at(self, minutes):
         return BEGIN + timedelta(minutes=minutes)
@@ -211,8 +237,9 @@ class TestLateness:
         assert "late" in rejected["reason"]
         assert (result.total("rejected"), result.total("rows_in")) == (1, 5)
 
-    @pytest.mark.parametrize("resident", [True, False])
-    def test_purged_state_loses_no_result(self, world, rng, merging, monkeypatch, resident):
+    @pytest.mark.parametrize("resident", [pytest.param(True, marks=pytest.mark.slow), False])
+    @pytest.mark.usefixtures("merging")
+    def test_purged_state_loses_no_result(self, world, rng, monkeypatch, resident):
         if not resident:
             monkeypatch.setattr(residents, "_likely", lambda *_: False)
         for batch in range(8):
@@ -242,8 +269,8 @@ class TestLateness:
 
 class TestDamage:
     @pytest.fixture
-    def world(self, tmp_path, rng):
-        world = World(tmp_path)
+    def world(self, folder, rng):
+        world = World(folder)
         world.add_random(rng, 60)
         world.run()
         world.add_random(rng, 60)
@@ -317,26 +344,24 @@ def test_other_conditions_do_not_continue_the_state(world, rng):
         world.run()
 
 
-def test_a_lost_checkpoint_is_refused(world, rng, tmp_path):
+def test_a_lost_checkpoint_is_refused(world, rng, folder):
     world.add_random(rng, 10)
     world.run()
-    (tmp_path / ".headrace/paid/checkpoint").rename(tmp_path / "elsewhere")
+    (folder / ".headrace/paid/checkpoint").rename(folder / "elsewhere")
     with pytest.raises(LedgerError, match="restore the checkpoint"):
         world.run()
 
 
-def test_a_copied_checkpoint_loads_no_batch_twice(world, rng, tmp_path):
-    import shutil  # noqa: PLC0415 - here only
-
+def test_a_copied_checkpoint_loads_no_batch_twice(world, rng, folder):
     world.add_random(rng, 10)
     world.run()
-    checkpoint = tmp_path / ".headrace/paid/checkpoint"
-    shutil.copytree(checkpoint, tmp_path / "copy")
+    checkpoint = folder / ".headrace/paid/checkpoint"
+    shutil.copytree(checkpoint, folder / "copy")
     world.add_random(rng, 10)
     world.run()
     before = world.results()
     shutil.rmtree(checkpoint)
-    (tmp_path / "copy").rename(checkpoint)
+    (folder / "copy").rename(checkpoint)
     with pytest.raises(LedgerError, match="older copy"):
         world.run()
     assert world.results() == before
@@ -348,12 +373,6 @@ def test_a_run_beside_another_does_not_commit(world, rng):
 
     def other(step):
         if step == "before facts":
-            from headrace.pipelines.config import load_any  # noqa: PLC0415 - here only
-            from headrace.pipelines.correlate.protocol import Commit, application  # noqa: PLC0415
-            from headrace.pipelines.delta.commits import commit_files  # noqa: PLC0415
-            from headrace.pipelines.delta.tables import DeltaHandle  # noqa: PLC0415
-            from headrace.pipelines.source.ledger import Ledger  # noqa: PLC0415
-
             config = load_any(world.pipeline)
             handle = DeltaHandle(config.sink.path)
             with Ledger(config.checkpoint) as ledger:
@@ -369,5 +388,5 @@ def test_a_removed_file_of_an_unfinished_batch_is_named(world, rng):
     with pytest.raises(Killed):
         world.run(killing("before join"))
     next((world.folder / "orders").iterdir()).unlink()
-    with pytest.raises(SourceFileError, match="orders/0001.csv"):
+    with pytest.raises(SourceFileError, match=r"orders/0001\.csv"):
         world.run()
