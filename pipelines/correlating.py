@@ -95,7 +95,8 @@ def run_with(
     """Run a correlation with a given engine and an open catalog; otherwise as `run_correlation`."""
     plan = plan_of(config)
     check_sinks(config, plan)
-    leases = Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock)
+    checkpoints = [config.checkpoint, *(config.of_source(name).checkpoint for name in config.sources)]
+    leases = Leases(catalog, [f"pipeline:{checkpoint}" for checkpoint in checkpoints], clock=clock)
     with leases, SourceLedgers(config, clock) as ledgers:
         _check_identity(config, ledgers)
         create_sinks(config, plan)

@@ -408,7 +408,10 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
     """
     document, places = read_document(path)
     if "sources" in document:
-        text = "the pipeline has several sources, which only `headrace run` and `headrace runs` support"
+        text = (
+            "the pipeline has several sources, which this command does not support; `headrace run`, `headrace runs` "
+            "and `headrace source` do"
+        )
         raise PipelineFileError(described([Problem(("sources",), text)], places))
     try:
         config = PipelineConfig.model_validate(document)
