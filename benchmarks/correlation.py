@@ -44,7 +44,7 @@ correlate: {{on: [orders.id = payments.order], shards: 2}}
 sink: {{path: ours}}
 trigger: {{max_files: {files}}}
 memory: {memory}
-spark: {{master: "local[2,4]"}}
+spark: {{master: "local[2,4]", conf: {{spark.driver.memory: 6g}}}}
 """
 
 
@@ -53,8 +53,8 @@ class Settings:
     """Rows of each feed in a batch, batches, how many of them are not counted, and memory of a worker."""
 
     rows: int = 250_000
-    batches: int = 8
-    warming: int = 3
+    batches: int = 5
+    warming: int = 2
     memory: str = "4GiB"
 
 
@@ -121,7 +121,14 @@ def _ours(folder, settings):
 
 
 def _sparks(folder, settings, sink):
-    spark = session(SparkSettings(master="local[2,4]", app_name="headrace benchmark", shuffle_partitions=SHARDS))
+    spark = session(
+        SparkSettings(
+            master="local[2,4]",
+            app_name="headrace benchmark",
+            shuffle_partitions=SHARDS,
+            conf={"spark.driver.memory": "6g"},
+        )
+    )
     feeds = {}
     for feed in ("orders", "payments"):
         schema = spark.read.parquet(str(folder / feed)).schema

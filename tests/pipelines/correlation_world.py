@@ -1,5 +1,6 @@
 """A small world for tests of correlations: sources, a pipeline file, an engine in this process, DuckDB as oracle."""
 
+import copy
 import json
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -69,8 +70,10 @@ class World:
         kinds = {"orders": "csv", "payments": "parquet", "shipments": "csv"}
         self.document = {
             "name": "paid",
-            "sources": {name: {"format": kinds[name], "path": name, "schema": schemas[name]} for name in self.sources},
-            "correlate": self.correlate,
+            "sources": {
+                name: {"format": kinds[name], "path": name, "schema": dict(schemas[name])} for name in self.sources
+            },
+            "correlate": copy.deepcopy(self.correlate),
             "sink": {"path": "w/paid"},
             "trigger": {"max_files": 1},
             **self.options,

@@ -5,20 +5,25 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
-from correlation_world import BEGIN, World
+from correlation_world import BEGIN, ORDERS, World
+from deltalake import write_deltalake
 
-from headrace.pipelines.config import load_any
+from headrace.pipelines.config import load_any, load_pipeline
 from headrace.pipelines.correlate import residents, shard_join
+from headrace.pipelines.correlating import run_correlation
 from headrace.pipelines.delta.commits import Commit, commit_files
 from headrace.pipelines.delta.tables import DeltaHandle
 from headrace.pipelines.errors import (
     BatchError,
+    DeltaTableError,
     LedgerError,
     PipelineFileError,
     SourceFileError,
     StateDamagedError,
 )
+from headrace.pipelines.source import list_files, skip_files
 from headrace.pipelines.source.identity import application
 from headrace.pipelines.source.ledger import Ledger
 
@@ -390,3 +395,100 @@ def test_a_removed_file_of_an_unfinished_batch_is_named(world, rng):
     next((world.folder / "orders").iterdir()).unlink()
     with pytest.raises(SourceFileError, match=r"orders/0001\.csv"):
         world.run()
+
+
+def test_the_example_of_the_documentation(folder):
+    page = (Path(__file__).parents[2] / "docs/streams.md").read_text()
+    section = page.partition("## In a pipeline on Spark")[2].partition("### Rows that were read")[0]
+    lines = [line[4:] if line.startswith("    ") else "" for line in section.splitlines()]
+    text = "\n".join(lines).replace("warehouse/paid", "w/paid")
+    (folder / "pipeline.yml").write_text(text[text.index("name: paid") : text.index("$ cat orders")].strip())
+    world = World.__new__(World)
+    world.folder = folder
+    for name in ("orders/1.csv", "payments/1.json"):
+        (folder / name).parent.mkdir()
+        content = text.partition(f"$ cat {name}\n")[2].partition("\n\n")[0]
+        (folder / name).write_text(content + "\n")
+    assert world.run().total("loaded") == 1
+    (folder / "payments/2.json").write_text('{"order": 1, "paid": 2.0, "at": "2026-03-01T11:00:00Z"}\n')
+    assert world.run().total("loaded") == 1
+    assert [row[0] for row in world.results()] == [1, 2]
+    assert not world.rejected()
+
+
+WRONG = {
+    "one source": (["sources"], {"orders": {"format": "csv", "path": "orders", "schema": ORDERS}}, "at least 2 items"),
+    "an outer join": (["correlate", "how"], "left", "needs the end of a source"),
+    "an unknown join type": (["correlate", "how"], "lfet", "the only one is 'inner'"),
+    "no condition": (["correlate", "on"], [], "at least 1 item"),
+    "no equality": (["correlate", "on"], ["orders.id"], "write it as 'orders.id = payments.order'"),
+    "an unknown source": (["correlate", "on"], ["order.id = payments.order"], "did you mean 'orders'"),
+    "an unknown column": (["correlate", "on"], ["orders.ids = payments.order"], "did you mean 'id'"),
+    "types that never match": (["correlate", "on"], ["orders.item = payments.order"], "correlate: "),
+    "a source compared with itself": (["correlate", "on"], ["orders.id = orders.id"], "compares an input with itself"),
+    "a distance of another unit": (
+        ["correlate", "near"], [{"columns": "orders.at = payments.at", "within": 1.5}], "within",
+    ),
+    "lateness without times": (["correlate", "lateness"], "5min", "between times"),
+    "lateness of numbers": (
+        ["correlate"],
+        {"on": ["orders.item = payments.item"], "near": [{"columns": "orders.id = payments.order", "within": 1}],
+         "lateness": "5min"},
+        "item",
+    ),
+    "a partition of no column": (["sink", "partition_by"], ["day"], "names 'day'"),
+    "tables elsewhere": (["sink", "path"], "s3a://bucket/paid", "not to s3a://bucket/paid"),
+    "a state elsewhere": (["correlate", "state"], "s3a://bucket/state", "name one that all hosts share"),
+    "lookups": (["lookups"], [], "unknown field"),
+    "a reserved column": (["sources", "orders", "schema", "_id"], "int", "kept for Headrace"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_pipeline_file_is_refused_with_its_line(world, name):
+    place, value, message = WRONG[name]
+    part = world.document
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    world.write()
+    with pytest.raises(PipelineFileError, match=r"pipeline\.yml, line \d+, column \d+") as raised:
+        load_any(world.pipeline)
+    assert message in str(raised.value)
+
+
+def test_a_source_that_no_equality_connects_is_refused(folder):
+    on = ["orders.id = payments.order"]
+    near = [{"columns": "orders.id = shipments.order", "within": 1}]
+    world = World(folder, {"on": on, "near": near}, ("orders", "payments", "shipments"))
+    with pytest.raises(PipelineFileError, match="no equality in `on` connects 'shipments'"):
+        load_any(world.pipeline)
+
+
+def test_other_commands_refuse_a_pipeline_with_several_sources(world):
+    with pytest.raises(PipelineFileError, match=r"line 2.*several sources"):
+        load_pipeline(world.pipeline)
+
+
+def test_the_files_of_a_source_are_listed_and_skipped_by_its_name(world, rng):
+    world.add_random(rng, 10)
+    config = load_any(world.pipeline)
+    skip_files(config.of_source("orders"), ["0001.csv"])
+    world.run()
+    assert [file.state for file in list_files(config.of_source("orders")).files] == ["skipped"]
+    assert [file.state for file in list_files(config.of_source("payments")).files] == ["loaded"]
+    assert world.results() == []
+
+
+def test_a_missing_folder_of_a_source_is_named(world):
+    (world.folder / "orders").rmdir()
+    with pytest.raises(PipelineFileError, match=r"sources\.orders"):
+        run_correlation(load_any(world.pipeline))
+
+
+def test_a_table_with_other_columns_is_refused_before_anything_is_written(world, rng):
+    world.add_random(rng, 10)
+    write_deltalake(str(world.folder / "w/paid"), pa.table({"id": pa.array([1], pa.int64())}))
+    with pytest.raises(DeltaTableError, match="no column 'item'"):
+        world.run()
+    assert not world.state.exists()
