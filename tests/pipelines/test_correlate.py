@@ -10,6 +10,7 @@ import pytest
 from correlation_world import BEGIN, ORDERS, World
 from deltalake import write_deltalake
 
+from headrace.joins.streams.hashing.kept_rows import KeptRows
 from headrace.pipelines.config import load_any, load_pipeline
 from headrace.pipelines.correlate import residents, shard_join
 from headrace.pipelines.correlating import run_correlation
@@ -34,7 +35,6 @@ STEPS = (
     "before errors", "after errors", "after record", "after done",
 )  # fmt: skip
 QUICK = {"after manifest", "after facts", "after done"}
-AFTER_A_KILL = ("after finish", "after forget")
 
 
 class Killed(BaseException):
@@ -133,12 +133,16 @@ def test_three_sources_are_joined_in_a_chain(folder, rng):
 
 
 @pytest.mark.usefixtures("from_disk")
-def test_small_memory_takes_several_parts(folder, rng):
-    world = World(folder, options={"memory": "320KiB"})
+def test_small_memory_takes_several_parts(folder, rng, monkeypatch):
+    kept = []
+    keep = KeptRows.keep
+    monkeypatch.setattr(KeptRows, "keep", lambda *given: kept.append(keep(*given)) or kept[-1])
+    world = World(folder, options={"memory": "160KiB"})
     for _ in range(2):
-        world.add_random(rng, 1500, keys=400)
+        world.add_random(rng, 500, keys=200)
     world.run()
     assert world.results() == world.expected(EQUAL)
+    assert kept.count(False) > 4
 
 
 def test_a_memory_that_holds_no_row_is_refused(folder, rng):
@@ -197,7 +201,7 @@ def test_a_run_that_ends_at_any_step_is_repeated_exactly(world, rng, step):
     assert not list(world.state.glob("*.host"))
 
 
-@pytest.mark.parametrize("step", AFTER_A_KILL)
+@pytest.mark.parametrize("step", ["after finish", pytest.param("after forget", marks=pytest.mark.slow)])
 def test_a_second_end_while_the_first_is_repaired_changes_nothing(world, rng, step):
     world.add_random(rng, 20)
     for first in ("after facts", "after manifest"):
