@@ -4,7 +4,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow check format bench bench-experiments bench-history bench-peers bench-spark \
-	bench-storage clean python java
+	bench-storage bench-streams clean python java
 
 COMMA := ,
 VENV := .venv
@@ -25,7 +25,7 @@ demo: java $(INSTALLED) ## Load a year of real flights into a small warehouse un
 	@$(BIN)/headrace demo --dir demo
 
 test: java $(INSTALLED) ## Run the ordinary tests in two processes, one of which has the Spark session
-	@$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	@$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 test-slow: java $(INSTALLED) ## Run the long tests: crash loops, large data
 	@$(BIN)/pytest -m slow --timeout 3600
@@ -44,6 +44,9 @@ bench: $(INSTALLED_BENCH) ## Measure the joins in under 5 minutes; tables and pl
 
 bench-experiments: $(INSTALLED_BENCH) ## Repeat the SSIJ paper's experiments on a simulated disk, write docs/experiments.md
 	@$(BIN)/python -m benchmarks experiments
+
+bench-streams: $(INSTALLED_BENCH) ## Repeat the papers' experiments with joins of streams, write docs/experiments-streams.md
+	@$(BIN)/python -m benchmarks streams
 
 bench-spark: java $(INSTALLED_BENCH) ## Measure a Spark micro-batch against Spark's own join
 	@$(BIN)/python -m benchmarks spark

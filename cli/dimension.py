@@ -201,21 +201,18 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
 def repair(ctx: click.Context, console: Console, /, name: str, *, pipeline: Path, dry_run: bool) -> None:
     """Repair dimension NAME.
 
-    In a dimension with history, what needs no decision is fixed. The rest is listed, and so are all repairs of other
-    dimensions and of the facts that reference their keys. Exit code 0 if nothing is left to repair, 3 otherwise.
+    What needs no decision is fixed, and the rest is listed, with the facts that reference the keys. Exit code 0 if
+    nothing is left to repair, 3 otherwise.
     """
     from headrace.pipelines.changes import repair_history
     from headrace.pipelines.config import load_pipeline
-    from headrace.pipelines.dimension import plan_repair
+    from headrace.pipelines.dimension import repair_dimension
 
-    fixed: Sequence[Repair] = ()
     with console.step(f"repairing dimension {name}", left="what was fixed before; run again to continue"):
         config = load_pipeline(pipeline)
-        if _has_history(config, name):
-            done = repair_history(config, name, dry_run=dry_run)
-            fixed, repairs = done.fixed, done.left
-        else:
-            repairs = tuple(plan_repair(config, name))
+        repaired = repair_history if _has_history(config, name) else repair_dimension
+        done = repaired(config, name, dry_run=dry_run)
+    fixed, repairs = done.fixed, done.left
     document = {
         "dimension": name,
         "ok": not (repairs or (fixed and dry_run)),

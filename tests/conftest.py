@@ -15,6 +15,8 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "headrace"
 SHARED_FOLDERS = ("etl", "etl/conformance")
 sys.path[:0] = [str(Path(__file__).parent / folder) for folder in SHARED_FOLDERS]  # tests of other layers use them too
 
+SPARK_FOLDERS = ("tests/pipelines/", "tests/samples/")
+
 SEED = int(os.environ.setdefault("HEADRACE_TEST_SEED", str(secrets.randbits(32))))  # worker processes inherit it
 
 
@@ -28,9 +30,13 @@ def rng():
     return np.random.default_rng(SEED)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Give one worker all tests that use the Spark session, and each other module to one worker (pytest-xdist)."""
-    for item in items:
-        group = "spark" if "spark" in getattr(item, "fixturenames", ()) else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Let one process run all tests that share a Spark session, and keep each other module in one process."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - pytest-xdist may be away
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            return "spark" if nodeid.startswith(SPARK_FOLDERS) else super()._split_scope(nodeid)
+
+    return Scheduling(config, log)

@@ -16,7 +16,7 @@ from benchmarks.experiments._results import DEVICES, RESULTS, Rows, load_run, pl
 from benchmarks.experiments._settings import MESH_BEST, MESH_PAPER, MESH_READ, NEAR, NOW, PAPER, Settings
 from benchmarks.experiments._world import Costs
 
-__all__ = ["DOCUMENT", "document", "write_document"]
+__all__ = ["DOCUMENT", "OURS", "counts", "document", "section", "write_document"]
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "experiments.md"
 TEMPLATE = Path(__file__).with_name("template.md")
@@ -71,7 +71,7 @@ class _Device:
     """Section of a device: a heading, a plot, claims and values for each figure that was measured on it."""
 
     def __init__(self, device, figures, folder):
-        self._device, verdicts, parts, runs, scatters = device, Counter(), [], [], []
+        verdicts, parts, runs, scatters = Counter(), [], [], []
         for figure in figures:
             found = load_run(folder, figure.name)
             if found is None:
@@ -79,23 +79,25 @@ class _Device:
             rows, known = found
             findings = figure.judge(rows)
             verdicts.update(finding.verdict for finding in findings if not finding.statement.startswith(OURS))
-            parts.append(self._section(figure, rows, findings))
+            parts.append(section(figure, rows, findings, _plot_of(figure, device)))
             runs.append(known)
             scatters.append(Rows(figure.axes, rows).scatter)
         self.text, self.figures = "\n\n".join(parts), len(parts)
-        self.counts = _counts(verdicts)
+        self.counts = counts(verdicts)
         self.minutes = f"{sum(known['seconds'] for known in runs) / 60:.0f}"
         self.machine = "; ".join(
             dict.fromkeys(known["machine"].split(", load")[0] for known in runs if "machine" in known)
         )
         self.scatter = f"{max(scatters, default=1.0):.2f}"
 
-    def _section(self, figure, rows, findings):
-        lines = [f"### {figure.title}", "", f"![{figure.title}]({_plot_of(figure, self._device)})", ""]
-        lines += [figure.method, ""] if figure.method else []
-        lines += ["| claim | verdict | measured |", "|---|---|---|"]
-        lines += [f"| {found.statement} | **{found.verdict}** | {found.measured} |" for found in findings]
-        return "\n".join([*lines, "", *_table(Rows(figure.axes, rows))])
+
+def section(figure, rows, findings, drawn):
+    """Return the section of a figure: a heading, the plot in the file `drawn`, its claims, and its values."""
+    lines = [f"### {figure.title}", "", f"![{figure.title}]({drawn})", ""]
+    lines += [figure.method, ""] if figure.method else []
+    lines += ["| claim | verdict | measured |", "|---|---|---|"]
+    lines += [f"| {found.statement} | **{found.verdict}** | {found.measured} |" for found in findings]
+    return "\n".join([*lines, "", *_table(Rows(figure.axes, rows))])
 
 
 def _pace(results):
@@ -112,7 +114,8 @@ def _mesh_rate(results):
     )
 
 
-def _counts(verdicts):
+def counts(verdicts):
+    """Return the sentence that tells how many claims hold."""
     total = sum(verdicts.values())
     told = ", ".join(f"{verdicts[verdict]} {words}" for verdict, words in (
         (Verdict.HOLDS, "hold"), (Verdict.PARTLY, "hold in part"), (Verdict.FAILS, "do not hold")))  # fmt: skip
@@ -155,4 +158,6 @@ def _order(rows):
 
 
 def _cell(value, spec):
+    if value is None:
+        return "-"
     return value if isinstance(value, str) else format(value, ",.10g" if spec == "g" else spec)

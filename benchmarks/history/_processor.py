@@ -10,27 +10,29 @@ PARENT, FIRST_TIME, LAST_TIME = 1, 11, 15  # in the fields after the name: own t
 
 
 class Stopwatch:
-    """Measures the processor time since it was made."""
+    """Measures the processor time since it was made. What a process spends after the last look at it is lost."""
 
     def __init__(self):
         self._began = _spent()
 
     def seconds(self):
-        """Return the processor seconds since then."""
-        return _spent() - self._began
+        """Return the processor seconds since then, of the processes that still run."""
+        now = _spent()
+        return sum(now[process] - self._began.get(process, 0) for process in now) / TICKS
 
 
 def _spent():
+    """Return the processor time of this process and its descendants, in ticks."""
     times, children = {}, {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             _read(folder, times, children)
-    family, spent = [os.getpid()], 0
+    family, spent = [os.getpid()], {}
     while family:
         process = family.pop()
-        spent += times.get(process, 0)
+        spent[process] = times.get(process, 0)
         family += children.get(process, [])
-    return spent / TICKS
+    return spent
 
 
 def _read(folder, times, children):

@@ -1,15 +1,100 @@
-"""Verdicts on claims about joins of streams, computed from measured rows."""
+"""Runs of the operators that one figure compares, and the claims that several figures share."""
 
-from dataclasses import dataclass
+from benchmarks.experiments._claims import Claim, listed
+from benchmarks.experiments._results import Axes
+from benchmarks.experiments._settings import NEAR
+from benchmarks.streams._bound import most_online
+from benchmarks.streams._world import OPERATORS, PAIR, Settings, memory_for, online
+
+__all__ = [
+    "BOUND", "COUNTED", "DINER", "HMJ", "PAPER", "RPJ", "SETTINGS", "TOGETHER", "ahead", "bound_row", "compare",
+    "compared", "grows_with", "share_axes", "up_to",
+]  # fmt: skip
+
+SETTINGS = Settings()
+DINER, RPJ, HMJ = OPERATORS
+BOUND = "no policy has more"
+PAPER = "DINER in the paper"
+COUNTED = "DINER, all memory counted"
+TOGETHER = 2 * 5 / 100  # tuples in memory, as a part of one stream of two: 5 % of both
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """A claim, whether it holds, and the figures that decide."""
+def share_axes(x, xlabel, **options):
+    """Return the axes of a figure that shows shares of results."""
+    return Axes(x, "share", xlabel, "results online, % of all", **options)
 
-    claim: str
-    holds: bool
-    figures: str
 
-    def __str__(self):
-        return f"{'holds' if self.holds else 'DOES NOT HOLD'}: {self.claim} ({self.figures})"
+def row(line, place, results, total):
+    """Return the row of a run."""
+    return {"line": line, **place, "share": round(100 * results / total, 1), "results": results}
+
+
+def compare(arriving, total, tuples, place, *, names=OPERATORS, query=PAIR, settings=SETTINGS):
+    """Run operators that hold equally many tuples on the same arrivals, and return a row of each.
+
+    Parameters
+    ----------
+    arriving, total
+        Arrivals, and how many results they have.
+    tuples
+        Most tuples in memory.
+    place
+        Columns of the rows that say what varies.
+    """
+    return [
+        row(name, place, online(name, arriving, memory_for(name, tuples, query), settings, query).results, total)
+        for name in names
+    ]
+
+
+def bound_row(arriving, total, tuples, place, line=BOUND):
+    """Return the row of the bound on what any policy has, for two inputs."""
+    return row(line, place, most_online(arriving.sides, arriving.keys, tuples), total)
+
+
+def compared(rows):
+    """Return how many times the results of RPJ and HMJ DINER has, at each place."""
+    ours = rows.values(DINER, "results")
+    ratios = {
+        other: [a / max(b, 1) for a, b in zip(ours, rows.values(other, "results"), strict=True)] for other in (RPJ, HMJ)
+    }
+    told = " and ".join(f"{listed(some, '.2f')} times the results of {other}" for other, some in ratios.items())
+    every = [ratio for some in ratios.values() for ratio in some]
+    return {
+        "ratios": ratios, "least": min(every), "most": max(every), "most_rpj": max(ratios[RPJ]),
+        "most_hmj": max(ratios[HMJ]), "told": f"{told}, at {_places(rows)}",
+        "shrinking": [other for other, some in ratios.items() if some[0] <= some[-1]],
+        "growing": [other for other, some in ratios.items() if some[-1] > some[0]],
+    }  # fmt: skip
+
+
+def _places(rows):
+    return f"{rows.axes.xlabel}: {listed(dict.fromkeys(found[rows.axes.x] for found in rows.rows), 'g')}"
+
+
+def ahead(statement="DINER has more results online than RPJ and HMJ."):
+    """Return the claim that DINER is never behind."""
+    return Claim(
+        statement, compared, lambda f: f["least"] >= 1, "it has {told}", partly=lambda f: f["most"] >= 1,
+    )  # fmt: skip
+
+
+def up_to(factor, statement=None):
+    """Return the claim that DINER is ahead by a factor somewhere."""
+    return Claim(
+        statement or f"DINER has up to {factor:g} times the results of RPJ and HMJ.",
+        compared,
+        lambda f: f["most"] >= NEAR * factor,
+        "at most {most_rpj:.2f} times those of RPJ and {most_hmj:.2f} times those of HMJ",
+    )
+
+
+def grows_with(statement):
+    """Return the claim that DINER's lead grows from the first place to the last."""
+    return Claim(
+        statement,
+        compared,
+        lambda f: len(f["growing"]) == len(f["ratios"]),
+        "it has {told}",
+        partly=lambda f: bool(f["growing"]),
+    )

@@ -1,27 +1,35 @@
-"""Arrivals, the simulated clock, and one run of an operator up to the end of its online phase."""
+"""Arrivals, the simulated clock, the memory, and one run of an operator up to the end of its online phase."""
 
+import functools
 import tempfile
 from dataclasses import dataclass
 
 import numpy as np
+import pyarrow as pa
 
 from benchmarks.streams._data import SCHEMA, batch
-from headrace.joins.streams import DINER, MINER, RPJ, HashMerge, MJoin
+from headrace.joins.streams import DINER, MINER, RPJ, HashMerge, MJoin, ProgressiveMerge
+from headrace.joins.streams.base.operator import StreamsJoin, StreamsParameters
+from headrace.joins.streams.hashing.rpj import RPJAlgorithm
+from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.file import FileBackend
 
-OPERATORS = {"DINER": DINER, "RPJ": RPJ, "HMJ": HashMerge}
-MULTIWAY = {"MINER": MINER, "MJoin": MJoin}
-GROUP = 64  # arrivals that are pushed together, those of one side after those of the other
+GROUP = 64  # arrivals that are pushed together, those of one input after those of the other
+LIFETIME = "RPJ, all arrivals count"
+FAN_IN, PARTITIONS = 10, 16  # the papers' F and n_part, RPJ's defaults
+APART = 1_000_000  # keys that no band connects
+EACH_NBYTES, FIXED_NBYTES = 280, 50_000  # first guess of what tuples take
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Times in seconds, and bytes in a second.
+    """Times in seconds, and bytes per second.
 
-    A read seeks unless it goes on where the last read ended. Appended blocks are written behind, without a seek.
+    A read seeks unless it starts where the last read ended. Appended blocks are written behind, without a seek.
 
-    The papers do not say how fast their disk is, and give the delays of arrivals as exponential with a lambda of 0.1
-    without a unit. They also say that 100,000 tuples of each stream take 10 periods of 10 s: 1 ms for each.
+    The papers do not state the speed of their disk. They draw the delays between arrivals from an exponential
+    distribution with a lambda of 0.1, without a unit, and send 100,000 tuples of each stream in 10 periods of 10 s,
+    which is 1 ms per tuple.
     """
 
     between: float = 0.001
@@ -30,6 +38,94 @@ class Settings:
     rate: float = 50e6
     wait: float = 0.025
     max_new_arrivals: int = 1000
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Size of the streams, as a part of that in a full run."""
+
+    part: int = 1
+
+    def of(self, tuples):
+        """Return the scaled number of tuples."""
+        return tuples // self.part
+
+
+FULL, QUICK = Scale(), Scale(10)
+
+
+class _LifetimeAlgorithm(RPJAlgorithm):
+    """RPJ whose probabilities count all arrivals since the start, and do not age."""
+
+    def _kept(self, side, partition):
+        counted = self.recent.copy()
+        super()._kept(side, partition)
+        self.recent = counted
+        self.recent[side] += np.bincount(partition, minlength=self.partitions)
+
+
+class LifetimeRPJ(StreamsJoin):
+    """RPJ that estimates probabilities of arrival from all arrivals since the start."""
+
+    def __init__(self, inputs, on, **options):
+        parameters = StreamsParameters.check(inputs, on, "inner", **options)
+        super().__init__(_LifetimeAlgorithm(parameters, PARTITIONS, FAN_IN))
+
+
+OPERATORS = {"DINER": DINER, "RPJ": RPJ, "HMJ": HashMerge}
+MULTIWAY = {"MINER": MINER, "MJoin": MJoin}
+KNOWN = OPERATORS | MULTIWAY | {"PMJ": ProgressiveMerge, LIFETIME: LifetimeRPJ}
+
+
+@dataclass(frozen=True)
+class Query:
+    """Inputs of a join, and its conditions.
+
+    Attributes
+    ----------
+    inputs
+        Names of the inputs.
+    on
+        Conditions, as an operator takes them; a tuple.
+    schema
+        Schema of each input.
+    """
+
+    inputs: tuple = ("a", "b")
+    on: tuple = (("a.x", "b.x"),)
+    schema: pa.Schema = SCHEMA
+
+    def __hash__(self):
+        return hash((self.inputs, repr(self.on)))
+
+    def make(self, name, memory, folder, **options):
+        """Return a new operator."""
+        inputs = dict.fromkeys(self.inputs, self.schema)
+        return KNOWN[name](inputs, list(self.on), memory=memory, spill=folder, **options)
+
+
+PAIR = Query()
+
+
+class Counted:
+    """Result builder that counts rows and does not build them, since results cost no time on the simulated clock.
+
+    Parameters
+    ----------
+    builder
+        Result builder that it replaces.
+    """
+
+    def __init__(self, builder):
+        self.most_rows = builder.most_rows
+        self._column = pa.nulls(self.most_rows)
+
+    def batches(self, sources):
+        """Yield batches of one empty column, with as many rows as the results have."""
+        rows = len(sources[0][1])
+        for start in range(0, rows, self.most_rows):
+            column = self._column.slice(0, min(self.most_rows, rows - start))
+            yield pa.RecordBatch.from_arrays([column], names=["nothing"])
 
 
 class Clock:
@@ -59,9 +155,49 @@ def timed_backend(clock, settings):
     return lambda path: TimedBackend(path, "x")
 
 
+def memory_for(name, tuples, query=PAIR):
+    """Return the least memory with which an operator holds so many tuples, to 1 % of them.
+
+    Measured with keys that are all different. The papers' memory holds tuples and small indexes; the buffers, lists and
+    statistics of these operators take memory that does not shrink with the data.
+    """
+    return _memory_for(name, tuples, query)
+
+
+@functools.cache
+def _memory_for(name, tuples, query):
+    low, high, guess = 0, None, EACH_NBYTES * tuples + FIXED_NBYTES
+    while high is None or high - low > max(2 * tuples, 1024):  # 1 % of 200 B per tuple
+        held = _held(name, guess, tuples, query)
+        if tuples <= held <= 1.01 * tuples:
+            return guess
+        low, high = (low, guess) if held >= tuples else (guess, high)
+        guess += int((1.005 * tuples - held) * EACH_NBYTES)
+        if high is not None and not low < guess < high:
+            guess = (low + high) // 2
+    return high
+
+
+def _held(name, memory, tuples, query):
+    """Return how many tuples an operator holds at most, of a few more than it should hold; 0 if it refuses them."""
+    most, each = 0, GROUP * 4
+    with tempfile.TemporaryDirectory(prefix="headrace-streams-") as folder:
+        try:
+            with query.make(name, memory, folder, clock=Clock()) as join:
+                for start in range(0, tuples + tuples // 4 + each * len(query.inputs), each):
+                    ids = np.arange(start, start + each)
+                    keys = APART * (ids if query.schema is SCHEMA else np.column_stack([ids, ids]))
+                    side = query.inputs[start // each % len(query.inputs)]
+                    join.push(batch(ids, keys), side=side).drain()
+                    most = max(most, join.stats.rows_in_memory)
+        except MemoryBudgetError:
+            return 0
+    return most
+
+
 @dataclass(frozen=True)
 class Arrivals:
-    """Tuples of two streams in order of arrival: their times, sides, numbers in their stream, and keys."""
+    """Tuples of all streams in order of arrival: their times, inputs, numbers in their stream, and keys."""
 
     times: np.ndarray
     sides: np.ndarray
@@ -70,10 +206,12 @@ class Arrivals:
 
 
 def arrivals(streams, settings, seed, *, fragments=1, delay=0.0):
-    """Return the arrivals of two streams with exponential times between them.
+    """Return the arrivals of streams with exponential times between them.
 
     Parameters
     ----------
+    streams
+        Keys of each stream.
     fragments, delay
         Each stream is divided into fragments, and after each a pause follows: this share of the time of the fragment.
     """
@@ -99,21 +237,17 @@ class Online:
     buffers: tuple
 
 
-def online(name, arriving, memory, settings, *, inputs=("a", "b"), on="x", schema=SCHEMA, **options):
+def online(name, arriving, memory, settings, query=PAIR, **options):
     """Run an operator until all tuples have arrived and return its results up to then.
 
-    Every operator goes back to the arriving phase once more than `max_new_arrivals` tuples wait, after the unit of work
+    Every operator returns to the arriving phase once more than `max_new_arrivals` tuples wait, after the unit of work
     that it has begun.
     """
     clock = Clock()
-    operator = (OPERATORS | MULTIWAY)[name]
     with tempfile.TemporaryDirectory(prefix="headrace-streams-") as folder:
         backend = timed_backend(clock, settings)
-        join = operator(
-            dict.fromkeys(inputs, schema), on, memory=memory, spill=folder, wait=settings.wait, clock=clock,
-            backend=backend, **options,
-        )  # fmt: skip
-        with join:
+        with query.make(name, memory, folder, wait=settings.wait, clock=clock, backend=backend, **options) as join:
+            join.algorithm.results = Counted(join.algorithm.results)
             buffers = _arrive(join, arriving, clock, settings)
             stats = join.stats
             return Online(stats.rows_out, stats.rows_reactive, tuple(buffers))

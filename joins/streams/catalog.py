@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headrace.joins.errors import JoinInputError
-from headrace.joins.streams.base.operator import WAIT_THRESHOLD
+from headrace.joins.streams.base.operator import HOWS, WAIT_THRESHOLD
 from headrace.joins.streams.diner import DINER
 from headrace.joins.streams.hashing.double_pipelined_hash import DoublePipelinedHash
 from headrace.joins.streams.hashing.mjoin import MJoin
@@ -34,7 +34,6 @@ __all__ = ["ALGORITHMS", "AUTO", "Entry", "choose_algorithm", "make_join"]
 
 AUTO = "auto"
 _TWO = 2
-_OUTER = ("inner", "left", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +67,12 @@ ALGORITHMS: Mapping[str, Entry] = {
     "diner": Entry(DINER),
     "miner": Entry(MINER, most_inputs=None),
     "mjoin": Entry(MJoin, most_inputs=None, bands=False),
-    "xjoin": Entry(XJoin, hows=_OUTER, bands=False),
+    "xjoin": Entry(XJoin, hows=HOWS, bands=False),
     "rpj": Entry(RPJ, bands=False),
     "hash-merge": Entry(HashMerge, bands=False),
     "progressive-merge": Entry(ProgressiveMerge),
-    "double-pipelined-hash": Entry(DoublePipelinedHash, hows=_OUTER, bands=False),
-    "symmetric-hash": Entry(SymmetricHash, hows=(*_OUTER, "full")),
+    "double-pipelined-hash": Entry(DoublePipelinedHash, hows=HOWS, bands=False),
+    "symmetric-hash": Entry(SymmetricHash, hows=HOWS),
 }
 """Operators in the order of preference."""
 

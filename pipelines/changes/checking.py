@@ -41,7 +41,7 @@ from headrace.pipelines.config.history import history_of
 from headrace.pipelines.delta.reads import scan_table
 from headrace.pipelines.delta.scratch import scratch_database
 from headrace.pipelines.delta.tables import GREATEST_KEY, DeltaHandle
-from headrace.pipelines.dimension.check import Finding, Repair
+from headrace.pipelines.dimension.check import Finding, Repair, Repaired
 from headrace.pipelines.errors import TableMovedError
 from headrace.pipelines.history.layout import delta_schema, entries_of, version_rows
 from headrace.pipelines.lease import Leases
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.model import PipelineConfig
     from headrace.pipelines.replica.checking import ReplicaDifference
 
-__all__ = ["HistoryRepair", "check_history", "repair_history"]
+__all__ = ["check_history", "repair_history"]
 
 _PART_ROWS: Final = 1 << 18
 _EXAMPLES: Final = 10
@@ -106,25 +106,9 @@ def check_history(config: PipelineConfig, name: str) -> list[Finding]:
         return check.findings()
 
 
-@dataclass(frozen=True)
-class HistoryRepair:
-    """Result of a repair.
-
-    Parameters
-    ----------
-    fixed
-        What was fixed, or would be.
-    left
-        What needs a decision, with what can be done.
-    """
-
-    fixed: tuple[Repair, ...]
-    left: tuple[Repair, ...]
-
-
 def repair_history(
     config: PipelineConfig, name: str, *, dry_run: bool = False, clock: Callable[[], float] = time.time
-) -> HistoryRepair:
+) -> Repaired:
     """Fix what `check_history` finds and no decision is needed for, in one commit, and return the rest.
 
     Parameters
@@ -157,12 +141,12 @@ def repair_history(
         return _repaired(config, name, dry_run=False)
 
 
-def _repaired(config: PipelineConfig, name: str, *, dry_run: bool) -> HistoryRepair:
+def _repaired(config: PipelineConfig, name: str, *, dry_run: bool) -> Repaired:
     with _checking(config, name) as check:
         check.fixing = Fixing(None if dry_run else RowRepair(check.history, check.handle))
         left = [Repair(each.rule, _action(each.rule), each.rows, each.examples) for each in check.findings()]
         check.fixing.commit(check.handle)
-        return HistoryRepair(check.fixing.repairs(), tuple(left))
+        return Repaired(check.fixing.repairs(), tuple(left))
 
 
 def _action(rule: str) -> str:

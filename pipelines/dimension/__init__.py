@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.pipelines.dimension.check import Finding, Repair
+    from headrace.pipelines.dimension.check import Finding, Repair, Repaired
     from headrace.pipelines.dimension.columns import ColumnChange, add_column, drop_column, source_types, widen_column
     from headrace.pipelines.dimension.inferred import inferred_members
+    from headrace.pipelines.dimension.repairing import repair_dimension
     from headrace.pipelines.dimension.tables import (
         DimensionSummary,
         check_dimension,
@@ -24,6 +25,7 @@ __all__ = [
     "DimensionSummary",
     "Finding",
     "Repair",
+    "Repaired",
     "add_column",
     "check_dimension",
     "create_dimension",
@@ -32,6 +34,7 @@ __all__ = [
     "find_members",
     "inferred_members",
     "plan_repair",
+    "repair_dimension",
     "source_types",
     "widen_column",
 ]
@@ -39,9 +42,10 @@ __all__ = [
 __getattr__ = lazy_exports(
     __name__,
     {
-        "check": ("Finding", "Repair"),
+        "check": ("Finding", "Repair", "Repaired"),
         "columns": ("ColumnChange", "add_column", "drop_column", "source_types", "widen_column"),
         "inferred": ("inferred_members",),
+        "repairing": ("repair_dimension",),
         "tables": (
             "DimensionSummary",
             "check_dimension",

@@ -1,4 +1,4 @@
-"""Checks of a dimension and of the facts that carry its keys, with repair plans. This module changes nothing.
+"""Checks of a dimension and of the facts that carry its keys, with repair plans. This module changes no table.
 
 Members and facts are read once, in batches, into a DuckDB file in a temporary folder, so that memory stays bounded.
 Natural keys are compared after the declared normalization, as lookups compare them. Only facts of the given pipeline
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -20,6 +20,7 @@ from headrace.etl import UNKNOWN_KEY, Special
 from headrace.etl.ranking import key_text
 from headrace.pipelines.delta.reads import scan_table
 from headrace.pipelines.delta.scratch import load_rows, scratch_database
+from headrace.pipelines.delta.support import takes_files
 from headrace.pipelines.delta.tables import GREATEST_KEY, has_table, open_table
 from headrace.pipelines.dimension.special_members import special_rows, wrong_values
 from headrace.pipelines.errors import DeltaTableError
@@ -36,13 +37,16 @@ if TYPE_CHECKING:
 
     from headrace.etl import Dimension
     from headrace.pipelines.config.model import LookupConfig, PipelineConfig
+    from headrace.pipelines.replica.checking import ReplicaDifference
 
-__all__ = ["Audit", "Finding", "Repair"]
+__all__ = ["Audit", "Finding", "Repair", "Repaired"]
 
 _EXAMPLES: Final = 10
 _SHOWN: Final = 60
 _REPEATED: Final = "FROM known SELECT 1 WHERE complete GROUP BY {} HAVING count(*) > 1 LIMIT 1"
 _PROPERTY_RULE: Final = f"the property {GREATEST_KEY} is not less than the greatest key"
+_REPLICA_RULE: Final = "replicas have the members of the table"
+_VALUE_RULE: Final = "special members have the declared values"
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,22 @@ class Repair:
     action: str
     rows: int
     examples: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """Result of a repair.
+
+    Parameters
+    ----------
+    fixed
+        What was fixed, or would be.
+    left
+        What needs a decision, with what can be done.
+    """
+
+    fixed: tuple[Repair, ...]
+    left: tuple[Repair, ...]
 
 
 @dataclass(frozen=True)
@@ -160,10 +180,63 @@ class Audit:
                 plans.append(Repair(rule.rule, rule.action, rows, self._examples(changes, change)))
         findings = (*self._value_findings(), *self._property_findings(), *self._replica_findings())
         plans += [repair for _, repair in findings]
-        renumbered = self._run("SELECT count(*) FROM targets WHERE key IS DISTINCT FROM number")[0][0]
-        if renumbered and all(plan.rule != _PROPERTY_RULE for plan in plans):
+        if self._renumbers() and all(plan.rule != _PROPERTY_RULE for plan in plans):
             plans.append(self._property_repair())
         return plans
+
+    def divided(self) -> Repaired:
+        """Return the repairs: those that need no decision, and the others.
+
+        No decision is needed where the declaration or the table itself says what must be there: special members, the
+        property with the greatest key, and replicas. A table that only Spark writes gets no special member or property.
+        """
+        fixes = {_REPLICA_RULE: "build the replica again"}
+        if takes_files(self._table):
+            missing = [self._rule_of_special(each).rule for each in self.missing_members]
+            fixes |= dict.fromkeys(missing, "add the member") | {_VALUE_RULE: "set the declared values"}
+            fixes[_PROPERTY_RULE] = f"set the property to {self._greatest()}"
+        repairs, behind = self.repairs(), self.property_behind
+        fixed = [each for each in repairs if each.rule in fixes and (behind or each.rule != _PROPERTY_RULE)]
+        later = [self._property_repair()] if behind and self._renumbers() else []
+        left = [each for each in repairs if each not in fixed]
+        return Repaired(tuple(replace(each, action=fixes[each.rule]) for each in fixed), (*left, *later))
+
+    @property
+    def missing_members(self) -> list[Special]:
+        """Declared special members that the table lacks."""
+        return [member for member in self._dimension.special.present if int(member) not in self._specials]
+
+    @property
+    def wrong_members(self) -> list[Special]:
+        """Special members that do not have the declared values."""
+        return list(wrong_values(self._dimension, self._specials))
+
+    @property
+    def greatest(self) -> int:
+        """Highest surrogate key ever assigned."""
+        return self._greatest()
+
+    @property
+    def version(self) -> int:
+        """Version of the table that is checked."""
+        return self._table.version()
+
+    @property
+    def property_behind(self) -> bool:
+        """Whether the property with the greatest key is set, and is less than the greatest key."""
+        remembered, known = self._remembered(), GREATEST_KEY in self._table.metadata().configuration
+        return known and (not remembered.isdecimal() or int(remembered) < self._greatest())
+
+    def differing_replicas(self) -> list[ReplicaDifference]:
+        """Return the replicas on this host that differ from the table, unless members make a comparison impossible."""
+        if self._run("FROM known SELECT count(*) - count(DISTINCT key)")[0][0] or self._run(
+            _REPEATED.format(self._key)
+        ):
+            return []
+        table_id = str(self._table.metadata().id)
+        memory = parse_memory(self._config.replica_memory)
+        spec = ReplicaSpec(MemberRows(self._replicated), self._path, table_id, 1, self._config.replicas, memory)
+        return list(replica_differences(self._db, spec, self.version, self._greatest()))
 
     # Rows
 
@@ -365,7 +438,7 @@ class Audit:
         wrong = wrong_values(self._dimension, self._specials)
         if not wrong:
             return []
-        rule = "special members have the declared values"
+        rule = _VALUE_RULE
         shown = tuple(
             f"member {int(member)}: {name} is {self._specials[int(member)][name]!r}, and is declared {value!r}"
             for member, values in wrong.items()
@@ -393,25 +466,16 @@ class Audit:
             rule = "the change data feed is on, so that replicas can follow"
             action = f"ALTER TABLE delta.`{self._path}` SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')"
             found.append((Finding(rule, 1), Repair(rule, action, 0)))
-        known, remembered, greatest = GREATEST_KEY in configuration, self._remembered(), self._greatest()
-        if known and (not remembered.isdecimal() or int(remembered) < greatest):
-            shown = (f"it is {remembered}, and the greatest key is {greatest}",)
+        if self.property_behind:
+            shown = (f"it is {self._remembered()}, and the greatest key is {self._greatest()}",)
             found.append((Finding(_PROPERTY_RULE, 1, shown), self._property_repair()))
         return found
 
     def _replica_findings(self) -> list[tuple[Finding, Repair]]:
-        """Return the replicas on this host that differ from the table, unless members make a comparison impossible."""
-        if self._run("FROM known SELECT count(*) - count(DISTINCT key)")[0][0] or self._run(
-            _REPEATED.format(self._key)
-        ):
-            return []
-        table_id = str(self._table.metadata().id)
-        memory = parse_memory(self._config.replica_memory)
-        spec = ReplicaSpec(MemberRows(self._replicated), self._path, table_id, 1, self._config.replicas, memory)
         found = []
-        for difference in replica_differences(self._db, spec, self._table.version(), self._greatest()):
-            place = spec.place(difference.shard).parent / f"{difference.shard}-of-{difference.spec.shards}"
-            rule, shown = "replicas have the members of the table", difference.examples
+        for difference in self.differing_replicas():
+            place = difference.spec.place(difference.shard).parent / f"{difference.shard}-of-{difference.spec.shards}"
+            rule, shown = _REPLICA_RULE, difference.examples
             action = f"remove the folder {place}; the next run builds the replica again"
             found.append((Finding(rule, difference.rows, shown), Repair(rule, action, difference.rows, shown)))
         return found
@@ -424,6 +488,10 @@ class Audit:
         return Repair(_PROPERTY_RULE, action, 0)
 
     # Queries
+
+    def _renumbers(self) -> bool:
+        """Return whether the repair gives members other numbers."""
+        return bool(self._run("SELECT count(*) FROM targets WHERE key IS DISTINCT FROM number")[0][0])
 
     def _run(self, sql: str) -> list[tuple[Any, ...]]:
         return self._db.execute(sql).fetchall()

@@ -33,6 +33,7 @@ __all__ = [
     "Finding",
     "FoundMembers",
     "Repair",
+    "audited",
     "check_dimension",
     "create_dimension",
     "declared_dimension",
@@ -174,17 +175,18 @@ def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
 
 def check_dimension(config: PipelineConfig, name: str) -> list[Finding]:
     """Return the rules that a dimension, or the pipeline's facts with its keys, violate; an empty list if none."""
-    with _audit(config, name) as audit:
+    with audited(config, name) as audit:
         return audit.findings()
 
 
 def plan_repair(config: PipelineConfig, name: str) -> list[Repair]:
     """Return the repairs of the findings of `check_dimension`. Nothing is changed."""
-    with _audit(config, name) as audit:
+    with audited(config, name) as audit:
         return audit.repairs()
 
 
-def _audit(config: PipelineConfig, name: str) -> Audit:
+def audited(config: PipelineConfig, name: str) -> Audit:
+    """Return the audit of a dimension, which begins when its block is entered."""
     declared = _declared(config, name)
     schema = _types_of(_open(name, declared))
     missing = [each for each in (*declared.natural_key, config.surrogate_key(name)) if each not in schema.names]

@@ -4,6 +4,24 @@ In: the bytes of blocks, and a folder to put them in. Out: the same bytes, or an
 Knows nothing about tuples or joins.
 """
 
-from headrace.storage.spill.files import SPILL_PAGE, BlockRef, SpillFile, SpillFolder, SpillStats, block_nbytes
+from headrace.storage.spill.files import (
+    SPILL_PAGE,
+    BlockRef,
+    SpillFile,
+    SpillFolder,
+    SpillStats,
+    block_buffer,
+    block_nbytes,
+    content_nbytes,
+)
 
-__all__ = ["SPILL_PAGE", "BlockRef", "SpillFile", "SpillFolder", "SpillStats", "block_nbytes"]
+__all__ = [
+    "SPILL_PAGE",
+    "BlockRef",
+    "SpillFile",
+    "SpillFolder",
+    "SpillStats",
+    "block_buffer",
+    "block_nbytes",
+    "content_nbytes",
+]

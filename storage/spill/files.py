@@ -36,7 +36,16 @@ if TYPE_CHECKING:
 
     from headrace.storage.file import StorageBackend
 
-__all__ = ["SPILL_PAGE", "BlockRef", "SpillFile", "SpillFolder", "SpillStats", "block_nbytes"]
+__all__ = [
+    "SPILL_PAGE",
+    "BlockRef",
+    "SpillFile",
+    "SpillFolder",
+    "SpillStats",
+    "block_buffer",
+    "block_nbytes",
+    "content_nbytes",
+]
 
 SPILL_PAGE = 4096
 """Bytes of a page: the unit of checksums, and of reads that bypass the page cache."""
@@ -67,6 +76,22 @@ def block_nbytes(nbytes: int) -> int:
     12288
     """
     return _pages(nbytes) * SPILL_PAGE + SLACK
+
+
+def content_nbytes(pages: int) -> int:
+    """Return the most bytes of content of a block of so many pages, in whole words.
+
+    Examples
+    --------
+    >>> block_nbytes(content_nbytes(3)) - 8 == 3 * SPILL_PAGE
+    True
+    """
+    return pages * SPILL_PAGE - _HEADER - WORD * (pages + 1)
+
+
+def block_buffer(nbytes: int) -> NDArray[np.uint8]:
+    """Return a buffer of `block_nbytes` to write or read blocks with at most `nbytes` bytes of content."""
+    return aligned_pages(_pages(nbytes), SPILL_PAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +138,13 @@ class SpillStats:
     bytes_written: int = 0
     bytes_read: int = 0
 
+    def add(self, other: SpillStats) -> None:
+        """Add the counts of another file."""
+        self.blocks_written += other.blocks_written
+        self.blocks_read += other.blocks_read
+        self.bytes_written += other.bytes_written
+        self.bytes_read += other.bytes_read
+
 
 class SpillFile:
     """Blocks in one file, appended and read in any order.
@@ -121,8 +153,13 @@ class SpillFile:
     ----------
     backend
         Storage backend of the file, which is empty.
+
+    Attributes
+    ----------
     stats
-        Counts to add to; by default those of the file alone.
+        Counts of what was written and read.
+    largest
+        Most bytes of content of a block.
 
     Examples
     --------
@@ -133,10 +170,11 @@ class SpillFile:
     [0, 1, 2, 3, 4]
     """
 
-    def __init__(self, backend: StorageBackend, stats: SpillStats | None = None) -> None:
+    def __init__(self, backend: StorageBackend) -> None:
         self._backend = backend
         self._blocks = self._end = 0
-        self.stats = SpillStats() if stats is None else stats
+        self.largest = 0
+        self.stats = SpillStats()
 
     def __len__(self) -> int:
         """Return the number of blocks."""
@@ -163,23 +201,56 @@ class SpillFile:
             If the operating system refuses, for instance because the disk is full. The file keeps its earlier blocks.
         """
         ref = BlockRef(self._blocks, self._end, sum(len(part) for part in parts), tag)
-        block = aligned_pages(_pages(ref.nbytes), SPILL_PAGE)
+        self.write(ref, parts)
+        self._take(ref)
+        return ref
+
+    def reserve(self, nbytes: int, tag: int = 0) -> BlockRef:
+        """Return the place of the next block, of so many bytes, which is to be passed to `write`."""
+        ref = BlockRef(self._blocks, self._end, nbytes, tag)
+        self._take(ref)
+        return ref
+
+    def write(self, ref: BlockRef, parts: Sequence[NDArray[np.uint8]], buffer: NDArray[np.uint8] | None = None) -> None:
+        """Write a block whose place was reserved. One thread may do so while another reserves.
+
+        Parameters
+        ----------
+        ref
+            Place of the block.
+        parts
+            Its content.
+        buffer
+            A `block_buffer` that is large enough; by default a new one, which the caller counts.
+
+        Raises
+        ------
+        StorageIOError
+            If the operating system refuses, for instance because the disk is full.
+        """
+        block = self._buffer(ref, buffer)
         block[:_HEADER].view(np.int64)[:] = ref.number, ref.nbytes, ref.tag
         at = _HEADER
         for part in parts:
             block[at : at + len(part)] = part
             at += len(part)
+        block[at : _padded(ref.nbytes)] = 0
         digests, digest = self._digests(block, ref)
         self._table(block, ref)[:] = np.append(digests, digest)
         self._backend.pwrite(ref.page * SPILL_PAGE, block[:-SLACK])
-        self._blocks += 1
-        self._end += _pages(ref.nbytes)
         self.stats.blocks_written += 1
         self.stats.bytes_written += len(block) - SLACK
-        return ref
 
-    def read(self, ref: BlockRef) -> NDArray[np.uint8]:
-        """Return the content of a block, in a new buffer of `block_nbytes`, which the caller counts.
+    def read(self, ref: BlockRef, buffer: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """Return the content of a block.
+
+        Parameters
+        ----------
+        ref
+            Place of the block.
+        buffer
+            A `block_buffer` that is large enough, of which the content is a view; by default a new one of
+            `block_nbytes`, which the caller counts.
 
         Raises
         ------
@@ -188,7 +259,7 @@ class SpillFile:
         StorageIOError
             If the operating system refuses.
         """
-        block = aligned_pages(_pages(ref.nbytes), SPILL_PAGE)
+        block = self._buffer(ref, buffer)
         self._backend.pread_into(ref.page * SPILL_PAGE, [block[:-SLACK]])
         self.stats.blocks_read += 1
         self.stats.bytes_read += len(block) - SLACK
@@ -234,6 +305,18 @@ class SpillFile:
         """Close the file. May be called twice."""
         self._backend.close()
 
+    def _take(self, ref: BlockRef) -> None:
+        """Go on behind a block."""
+        self._blocks, self._end = self._blocks + 1, ref.end
+        self.largest = max(self.largest, ref.nbytes)
+
+    @staticmethod
+    def _buffer(ref: BlockRef, buffer: NDArray[np.uint8] | None) -> NDArray[np.uint8]:
+        nbytes = block_nbytes(ref.nbytes)
+        block = block_buffer(ref.nbytes) if buffer is None else buffer[:nbytes]
+        assert len(block) == nbytes, (len(block), nbytes)
+        return block
+
     @staticmethod
     def _digests(block: NDArray[np.uint8], ref: BlockRef) -> tuple[NDArray[np.uint64], np.uint64]:
         """Return the digest of each page of header and content, and the digest of these digests."""
@@ -276,7 +359,7 @@ class SpillFolder:
         self._files: list[SpillFile] = []
         self._created = 0
         self._stack = contextlib.ExitStack()
-        self.stats = SpillStats()
+        self._removed = SpillStats()
         self._path: Path | None = self._claim(Path(path_text(parent)))
 
     def _claim(self, parent: Path) -> Path:
@@ -302,10 +385,18 @@ class SpillFolder:
             raise ClosedTableError("the spill folder was closed; make a new operator")
         return self._path
 
+    @property
+    def stats(self) -> SpillStats:
+        """Counts of all files."""
+        total = SpillStats()
+        for counts in (self._removed, *(file.stats for file in self._files)):
+            total.add(counts)
+        return total
+
     def file(self, name: str) -> SpillFile:
         """Create a file. `name` is any text; it appears in messages."""
         safe = re.sub(r"[^A-Za-z0-9_-]", "_", name)[:40]
-        file = SpillFile(self._backend(self.path / f"{self._created}-{safe}"), self.stats)
+        file = SpillFile(self._backend(self.path / f"{self._created}-{safe}"))
         self._created += 1
         self._files.append(file)
         return file
@@ -313,6 +404,7 @@ class SpillFolder:
     def remove(self, file: SpillFile) -> None:
         """Close a file of the folder and free its space on disk."""
         self._files.remove(file)
+        self._removed.add(file.stats)
         file.close()
         (self.path / Path(file.name).name).unlink(missing_ok=True)
 

@@ -9,6 +9,8 @@ import yaml
 from deltalake import DeltaTable, write_deltalake
 
 from headrace.pipelines.config.model import load_pipeline
+from headrace.pipelines.dimension import repairing
+from headrace.pipelines.dimension.repairing import repair_dimension
 from headrace.pipelines.dimension.tables import check_dimension, create_dimension, plan_repair
 from headrace.pipelines.errors import DeltaTableError
 
@@ -159,6 +161,70 @@ def test_nothing_is_changed(sound):
     versions = [DeltaTable(path).version() for path in (sound.dimensions["k"].path, sound.sink.path)]
     plan_repair(sound, "k")
     assert [DeltaTable(path).version() for path in (sound.dimensions["k"].path, sound.sink.path)] == versions
+
+
+def rules(repairs):
+    return {each.rule: each.action for each in repairs}
+
+
+def declared_again(tmp_path, **special):
+    """Return the configuration with other special members."""
+    document = yaml.safe_load((tmp_path / "p.yml").read_text())
+    document["dimensions"]["k"]["special"] = special
+    (tmp_path / "p.yml").write_text(yaml.safe_dump(document))
+    return load_pipeline(tmp_path / "p.yml")
+
+
+@pytest.mark.usefixtures("sound")
+def test_a_repair_fixes_what_needs_no_decision_and_lists_the_rest(tmp_path):
+    config = declared_again(tmp_path, unknown={"note": "none"}, invalid={"note": "bad"})
+    add_members(config, (7, " aaa", None))
+    version = DeltaTable(config.dimensions["k"].path).version()
+    dry = repair_dimension(config, "k", dry_run=True)
+    assert DeltaTable(config.dimensions["k"].path).version() == version
+    done = repair_dimension(config, "k")
+    assert rules(done.fixed) == {
+        "there is one invalid member": "add the member",
+        "special members have the declared values": "set the declared values",
+        PROPERTY: "set the property to 7",
+    }
+    assert rules(dry.fixed) == rules(done.fixed)
+    assert (
+        rules(dry.left)
+        == rules(done.left)
+        == {NATURAL: "keep the member with the lowest number, and remove the others"}
+    )
+    rows = DeltaTable(config.dimensions["k"].path).to_pyarrow_table().to_pylist()
+    members = {row["k_key"]: (row["code"], row["note"], row["is_inferred"]) for row in rows}
+    assert members == {
+        -3: (None, "bad", False), -1: (None, "none", False), 1: ("aaa", "x", False), 2: ("bbb", "y", False),
+        7: (" aaa", None, False),
+    }  # fmt: skip
+    assert found(config) == {NATURAL: 1}
+    assert repair_dimension(config, "k").fixed == ()
+
+
+def test_a_greater_key_of_another_writer_is_not_lost_by_a_repair(sound, monkeypatch):
+    path, commit, others = sound.dimensions["k"].path, repairing.commit_exactly, [9]
+    add_members(sound, (7, "DDD", None))
+
+    def after_another(*arguments):
+        if others:
+            add_members(sound, (others.pop(), "EEE", None))
+        return commit(*arguments)
+
+    monkeypatch.setattr(repairing, "commit_exactly", after_another)
+    assert [each.rule for each in repair_dimension(sound, "k").fixed] == [PROPERTY]
+    assert DeltaTable(path).metadata().configuration["headrace.greatestKey"] == "9"
+
+
+def test_members_that_a_repair_would_number_leave_the_property_to_them(sound):
+    add_members(sound, (7, "DDD", None), (7, "EEE", None))
+    dry, done = repair_dimension(sound, "k", dry_run=True), repair_dimension(sound, "k")
+    assert rules(done.fixed) == rules(dry.fixed) == {PROPERTY: "set the property to 7"}
+    assert rules(done.left) == rules(dry.left)
+    assert set(rules(done.left)) == {UNIQUE, PROPERTY}
+    assert "'8'" in rules(done.left)[PROPERTY]
 
 
 def test_random_states_against_plain_python(config, rng):

@@ -6,7 +6,7 @@ import json
 import math
 import random
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,7 +15,7 @@ import yaml
 from deltalake import DeltaTable
 
 from headrace.etl.history import inferred_entries
-from headrace.pipelines.changes import SnapshotOptions, apply_files, compact_dimension
+from headrace.pipelines.changes import SnapshotOptions, apply_files, compact_dimension, open_versions
 from headrace.pipelines.config.column_types import arrow_type
 from headrace.pipelines.config.history import history_of
 from headrace.pipelines.config.model import load_pipeline
@@ -64,6 +64,16 @@ TIMES = {
         NO_ZONE(1950, 5, 5, 5, 5, 5, 5), *(NO_ZONE(2024, 1, day, day) for day in range(1, 6)),
     ],
 }  # fmt: skip
+FACT_TIMES = {
+    "date": [pa.date32(), pa.timestamp("us", "UTC"), pa.timestamp("ms")],
+    "timestamp": [
+        pa.date32(),
+        pa.timestamp("us", "UTC"),
+        pa.timestamp("us", "Europe/Berlin"),
+        pa.timestamp("ms", "UTC"),
+    ],
+    "timestamp_ntz": [pa.date32(), pa.timestamp("us"), pa.timestamp("ms")],
+}
 NAMES = ["a b", "order", "x.y", "Größe", "select", "it's", "q`q", "a-b", "date", "v"]
 
 
@@ -442,15 +452,61 @@ class World:
         return [row for row in rows if row["dim_key"] > 0]
 
     def check(self):
-        rows = self.rows()
+        rows, versions = self.rows(), self.oracle.versions()
+        self.by_member = defaultdict(list)
+        for version in sorted(versions, key=lambda version: version["version"]):
+            self.by_member[tuple(version[n] for n in self.declared.key)].append(version)
         hidden = {"dim_key", "_sequence", "_entries"}
         shown = multiset({n: v for n, v in row.items() if n not in hidden} for row in rows)
-        expected = multiset(self.oracle.versions())
+        expected = multiset(versions)
         assert shown == expected, (list(shown - expected)[:3], list(expected - shown)[:3])
         for row in rows:
             member = tuple(row[n] for n in self.declared.key)
             assert self.keys.setdefault(row["dim_key"], member) == member
         assert len({row["dim_key"] for row in rows}) == len(rows)
+        self.check_facts()
+
+    def check_facts(self):
+        """Look up drawn facts at times on, just before and just after the changes, and compare row by row."""
+        rng, declared = self.rng, self.declared
+        kind = rng.choice(FACT_TIMES[declared.time])
+        facts = []
+        for _ in range(40):
+            key = {
+                f"f{i}": None if rng.random() < 0.05 else rng.choice(KEYS[k])
+                for i, k in enumerate(declared.key.values())
+            }
+            facts.append(
+                key | {"at": None if rng.random() < 0.05 else moved(rng, rng.choice(TIMES[declared.time]), kind)}
+            )
+        schema = pa.schema([*((f"f{i}", arrow_type(k)) for i, k in enumerate(declared.key.values())), ("at", kind)])
+        on = {f"f{i}": name for i, name in enumerate(declared.key)}
+        with open_versions(self.config, "dim") as versions:
+            found = versions.as_of(
+                pa.Table.from_pylist(facts, schema), on, "at", role="r", carry=("valid_from", "version")
+            )
+        key_of = {(*(row[n] for n in declared.key), row["version"]): row["dim_key"] for row in self.rows()}
+        expected = Counter(repr(self.fact(row, key_of)) for row in facts)
+        names = [*schema.names, "r_key", "r_version", "_r_outcome"]
+        assert Counter(repr([plain(row[n]) for n in names]) for row in found.to_pylist()) == expected
+
+    def fact(self, row, key_of):
+        """Return a fact with its key, version and outcome."""
+        declared = self.declared
+        key = declared.normal({name: row[f"f{i}"] for i, name in enumerate(declared.key)})
+        versions = self.by_member.get(key, []) if row["at"] is not None else []
+        given = [plain(value) for value in row.values()]
+        if not versions:
+            return [*given, -1, 1, "unknown"]
+        at, like = row["at"], versions[0]["valid_from"]
+        if isinstance(like, NO_ZONE) and not isinstance(at, NO_ZONE):
+            at = NO_ZONE.combine(at, dt.time(), like.tzinfo)
+        elif isinstance(at, NO_ZONE) and not isinstance(like, NO_ZONE):
+            at = at.date()
+        valid = [version for version in versions if version["valid_from"] <= at] or versions[:1]
+        outcome = "matched" if versions[-1]["valid_from"] <= at else "late"
+        number = valid[-1]["version"]
+        return [*given, key_of[(*key, number)], number, outcome]
 
     def check_feed(self):
         feed = pa.table(DeltaTable(self.path).load_cdf(starting_version=0)).to_pylist()
@@ -463,6 +519,19 @@ class World:
             left[key] += 1 if kind in {"insert", "update_postimage"} else -1
         assert +left == multiset(pa.table(DeltaTable(self.path).scan()).to_pylist())
         assert not -left
+
+
+def moved(rng, time, kind):
+    """Return a time as a type of facts, sometimes one tick away."""
+    if kind == pa.date32():
+        return time.date() if isinstance(time, NO_ZONE) else time
+    if not isinstance(time, NO_ZONE):
+        time = NO_ZONE.combine(time, dt.time(), UTC if kind.tz else None) + dt.timedelta(
+            microseconds=rng.choice([0, 1, 86_399_999_999])
+        )
+    step = dt.timedelta(**{{"us": "microseconds", "ms": "milliseconds"}[kind.unit]: rng.choice([-1, 0, 0, 1])})
+    time = time if time.year < 2 or time.year > 9998 else time + step
+    return time.replace(microsecond=time.microsecond // 1000 * 1000) if kind.unit == "ms" else time
 
 
 def as_json(value):

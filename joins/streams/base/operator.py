@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     from headrace.joins.streams.tuples.store import TupleStore
     from headrace.storage.file import StorageBackend
 
-__all__ = ["How", "Phase", "StreamsAlgorithm", "StreamsJoin", "StreamsParameters"]
+__all__ = ["HOWS", "How", "Phase", "StreamsAlgorithm", "StreamsJoin", "StreamsParameters"]
 
 How = Literal["inner", "left", "right", "full"]
+HOWS: tuple[How, ...] = ("inner", "left", "right", "full")
+"""All join types."""
 Phase = Literal["arriving", "reactive", "cleanup"]
 
 WAIT_THRESHOLD = 0.025

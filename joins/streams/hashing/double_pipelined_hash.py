@@ -5,22 +5,33 @@ partition with most tuples is flushed to disk, those of both inputs. From then o
 to disk as well, without a probe. There is no reactive phase.
 
 Cleanup phase: the blocks of each flushed partition are joined, except for pairs of tuples that were in memory together.
-Tukwila marks the tuples that arrive after the flush; here their stay in memory is empty, so the interval technique does
-the same.
+These are the pairs of two tuples that were in memory before the flush, since both inputs leave memory in one flush. So
+a flag tells them, as in Tukwila, and tuples on disk need no stamps.
 
-Memory: the tuples in memory with their hash chains, tuples on their way to disk (up to an eighth), two blocks, and a
-list of the first blocks on disk (up to a 16th).
+This is the fastest of the joins that spill, when most of the tuples do not fit into memory: a tuple of a partition on
+disk costs one copy and a part of a large sequential write, and the cleanup phase uses all processors. In return such
+tuples have no results before the cleanup phase. XJoin and DINER have more results early.
+
+Chosen beyond the original: a flush takes partitions until a quarter of the tuples in memory has left, so that the
+indexes are rebuilt a few times only.
+
+Memory: the tuples in memory with their hash chains, and an eighth for tuples on their way to disk.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.base.operator import StreamsJoin, StreamsParameters
+from headrace.joins.streams.base.block_join import BlockSource
+from headrace.joins.streams.base.blocks import SpilledBlock
+from headrace.joins.streams.base.operator import HOWS, StreamsJoin, StreamsParameters
+from headrace.joins.streams.base.spool import Spool, spool_partitions
 from headrace.joins.streams.hashing.partitions import PartitionedHash
-from headrace.joins.streams.tuples.store import TupleStore
+from headrace.joins.streams.tuples import _index_kernels as kernels
+from headrace.joins.streams.tuples.layout import MET
 
 if TYPE_CHECKING:
     import os
@@ -30,13 +41,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.joins.streams.tuples._index_kernels import Meetings
     from headrace.joins.streams.tuples.conditions import Conditions
     from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
 
 __all__ = ["DoublePipelinedHash"]
 
-_SHARE = 16  # of the memory, for the tuples of each input on their way to disk
+_FLUSHED_SHARE = 4  # of the tuples in memory, at least, leave in a flush
 
 
 class DoublePipelinedHash(StreamsJoin["DoublePipelinedHashAlgorithm"]):
@@ -49,13 +61,14 @@ class DoublePipelinedHash(StreamsJoin["DoublePipelinedHashAlgorithm"]):
     on
         Conditions, at least one of them an equality; see `headrace.joins.streams.Conditions`.
     how
-        ``"inner"``, ``"left"`` or ``"right"``.
+        ``"inner"``, ``"left"``, ``"right"`` or ``"full"``. Tuples without a match come when nothing can match them any
+        more, most of them from `finish`.
     memory
         Limit on everything that the operator holds, as bytes or as text such as ``"64MiB"``.
     spill
         Existing folder in which a temporary folder for spill files is created when memory is full.
     partitions
-        Number of partitions, a power of 2.
+        Number of partitions, a power of 2 from 2 to 64; by default the most for which the memory has good buffers.
     clock
         Returns the time in seconds; by default the system's.
     backend
@@ -81,13 +94,15 @@ class DoublePipelinedHash(StreamsJoin["DoublePipelinedHashAlgorithm"]):
         memory: int | str = "64MiB",
         *,
         spill: str | os.PathLike[str] | None = None,
-        partitions: int = 16,
+        partitions: int | None = None,
         clock: Callable[[], float] | None = None,
         backend: Callable[[Path], StorageBackend] | None = None,
     ) -> None:
         parameters = StreamsParameters.check(
-            inputs, on, how, memory, hows=("inner", "left", "right"), spill=spill, clock=clock, backend=backend
+            inputs, on, how, memory, hows=HOWS, spill=spill, clock=clock, backend=backend
         )
+        if partitions is None:
+            partitions = spool_partitions(parameters.memory)
         super().__init__(DoublePipelinedHashAlgorithm(parameters, partitions))
 
 
@@ -97,69 +112,106 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
     def __init__(self, parameters: StreamsParameters, partitions: int) -> None:
         super().__init__(parameters, "a double-pipelined hash join", partitions)
         self._on_disk = np.zeros(partitions, dtype=np.bool_)
-        self._leaving = [
-            TupleStore(layout, self.budget, [None] * len(self.graph.keys[side]))
-            for side, layout in enumerate(self.layouts)
-        ]
-        self._most_leaving = parameters.memory // _SHARE
-        self.require(self.least_nbytes + sum(store.least_nbytes for store in self._leaving), "tuples")
+        self._spool = Spool(self.budget, self.layouts, partitions, self.spill_file)
+        self.stores = self.pairing.stores(self.layouts, self.budget)
+        self.require(self.least_nbytes, "tuples")
 
     @property
     def rows_in_memory(self) -> int:
         """Number of tuples in memory."""
-        return super().rows_in_memory + sum(map(len, self._leaving))
+        return super().rows_in_memory + int(self._spool.counts.sum())
 
-    def _make_room(self) -> None:
-        both = self.counts.sum(axis=0)
-        if not both.any():
-            for side in self.sides:
-                self._write_leaving(side)
-            return
-        partition = int(np.argmax(both))
-        self._on_disk[partition] = True
-        for side in self.sides:
-            self.flush(side, partition)
+    def close(self) -> None:
+        """Stop the thread that writes, and remove the spill files."""
+        self._spool.close()
+        super().close()
+
+    # Arriving phase
 
     def _admit(self, side: int, rows: Rows) -> Rows:
         """Send the tuples of partitions on disk there."""
+        large = self._spool.too_large(side, rows)
+        if large is not None:
+            self._make_way(side, rows, large)
         if not self._on_disk.any():
             return rows
-        absent = self._on_disk[self.partition_of(side, rows, 0, len(rows))]
-        if not absent.any():
-            return rows
-        leaving, start, store = rows.take(np.flatnonzero(absent)), 0, self._leaving[side]
-        while start < len(leaving):
-            fits = store.fitting(leaving, start, self._most_leaving - store.nbytes)
-            if fits == 0 and len(store):
-                self._write_leaving(side)
-                continue
-            if fits == 0:
-                self._write(side, leaving, np.arange(start, start + 1))
-                fits = 1
-            else:
-                store.insert(leaving, start, start + fits)
-            start += fits
-        return rows.take(np.flatnonzero(~absent))
+        partition = self.partition_of(side, rows, 0, len(rows))
+        leaving = self._on_disk[partition]
+        if large is not None:
+            for at in np.flatnonzero(large):
+                self._spool.write_alone(side, rows, int(at), int(partition[at]))
+            self._count(side, partition[large])
+        index = np.flatnonzero(leaving if large is None else leaving & ~large)
+        self._spool.add(side, rows, index, partition[index])
+        self._count(side, partition[index])
+        return rows.take(np.flatnonzero(~leaving)) if leaving.any() else rows
 
-    def _write_leaving(self, side: int) -> None:
-        store = self._leaving[side]
-        if len(store):
-            self._write(side, store.rows, np.arange(len(store)))
-            store.free()
+    def _make_way(self, side: int, rows: Rows, large: NDArray[np.bool_]) -> None:
+        """Flush the partitions of tuples that are too large for a buffer, and make room to write the largest."""
+        index = np.flatnonzero(large)
+        wanted = np.zeros(self.partitions, dtype=np.bool_)
+        wanted[self.partition_of(side, rows, 0, len(rows))[index]] = True
+        self._flush(wanted & ~self._on_disk)
+        needed = self._spool.nbytes_alone(int(rows.sizes(index).max()))
+        while self.budget.available < needed and self.counts.any():
+            self._make_room()
 
-    def _write(self, side: int, rows: Rows, index: NDArray[np.int64]) -> None:
-        """Write tuples to blocks that were never joined in memory."""
-        partition = self.partition_of(side, rows, 0, len(rows))[index]
-        for number in np.unique(partition):
-            for block in self.write(side, int(number), rows, index[partition == number], present=False):
-                self.blocks[side].append(block, int(number))
+    def _make_room(self) -> None:
+        """Flush the largest partitions, until a quarter of the tuples in memory has left."""
+        both = self.counts.sum(axis=0)
+        order = np.argsort(-both, kind="stable")
+        enough = int(np.searchsorted(np.cumsum(both[order]), both.sum() / _FLUSHED_SHARE)) + 1
+        wanted = np.zeros(self.partitions, dtype=np.bool_)
+        wanted[order[:enough]] = True
+        self._flush(wanted & (both > 0))
+
+    def _flush(self, wanted: NDArray[np.bool_]) -> None:
+        """Write the tuples in memory of some partitions, and from now on those that arrive for them."""
+        self._on_disk |= wanted
+        for side, store in enumerate(self.stores):
+            if self.counts[side, wanted].any():
+                store.sweep(partial(self._spool_slots, side, wanted), self.slots_limit)
+        self.counts[:, wanted] = 0
+
+    def _spool_slots(self, side: int, wanted: NDArray[np.bool_], start: int, stop: int) -> NDArray[np.bool_]:
+        """Write the tuples in some slots that are in wanted partitions; return which stay in memory."""
+        rows = self.stores[side].rows
+        partition = self.partition_of(side, rows, start, stop)
+        leaving = wanted[partition]
+        index = np.flatnonzero(leaving)
+        self._spool.add(side, rows, start + index, partition[index], MET)
+        self._count(side, partition[index])
+        return ~leaving
+
+    def _count(self, side: int, partition: NDArray[np.int64]) -> None:
+        self.spilled[side] += np.bincount(partition, minlength=self.partitions)
+        self.counters.rows_spilled += len(partition)
+
+    # Cleanup phase
+
+    def _cleanup(self) -> Iterator[pa.RecordBatch]:
+        self._spool.finish()
+        yield from super()._cleanup()
+
+    def _flush_spilled(self, side: int, partitions: NDArray[np.int64]) -> None:
+        """Do nothing: no tuples of partitions on disk are in memory."""
 
     def _spilled(self, side: int) -> NDArray[np.bool_]:
         """Return which partitions are on disk, whether or not tuples of this input are there already."""
         del side
         return self._on_disk
 
-    def _cleanup(self) -> Iterator[pa.RecordBatch]:
-        for side in self.sides:
-            self._write_leaving(side)
-        yield from super()._cleanup()
+    def source(self, side: int, partition: int) -> BlockSource:
+        """Return the blocks of a partition."""
+        layout, count = self._spool.layouts[side], int(self.spilled[side, partition])
+        if count == 0:
+            return BlockSource(side, layout, None, tuple, 0, 0)
+        file = self.spill_file(side, partition)
+        return BlockSource(
+            side, layout, file, lambda: (SpilledBlock(ref, ref.tag, -1) for ref in file.scan()), count, file.nbytes
+        )
+
+    def meetings(self, inner: int) -> Meetings:
+        """Return what tells which spilled tuples were in memory together."""
+        layouts = self._spool.layouts
+        return kernels.Meetings(kernels.MET_BY_FLAG, layouts[inner].flags, layouts[1 - inner].flags, MET)

@@ -1,45 +1,47 @@
 """`PartitionedHash`: what hash joins of two streams share that spill by partition of the key.
 
 Each input has a `TupleStore` with hash chains, and blocks on disk; both are divided into partitions by another hash of
-the key. Matching tuples are in partitions of the same number. Subclasses say what is flushed and when.
+the key. Matching tuples are in partitions of the same number. Subclasses say what is written to disk and when.
 
 The cleanup phase writes what is in memory to blocks, where there are blocks to join with, and then joins the blocks of
-each partition, the smaller input outer; see `headrace.joins.streams.base.block_join`.
+each partition, the smaller input outer, see `headrace.joins.streams.base.block_join`. If there are processors and
+memory for it, it joins several partitions at a time.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.joins.errors import JoinInputError
-from headrace.joins.streams.base.block_join import BlockSource, Given, join_blocks
-from headrace.joins.streams.base.blocks import BlockList, SpilledBlock, SpillReserve, cuts, held, write_block
+from headrace.joins.streams.base.block_join import BlockJoin, BlockSource, Given
+from headrace.joins.streams.base.blocks import held
+from headrace.joins.streams.base.lanes import in_lanes, most_lanes
 from headrace.joins.streams.base.operator import StreamsAlgorithm
 from headrace.joins.streams.base.pairs import Pairing
 from headrace.joins.streams.tuples import _index_kernels as kernels
 from headrace.joins.streams.tuples.layout import MATCHED
-from headrace.storage.spill import block_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator, Iterator
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.streams.base.operator import StreamsParameters
+    from headrace.joins.streams.tuples._index_kernels import Meetings
     from headrace.joins.streams.tuples.rows import Rows
 
-__all__ = ["LIST_SHARE", "PartitionedHash"]
+__all__ = ["PartitionedHash"]
 
 _TWO = 2
 _MOST_BITS = 6  # each partition of each input has a file
-LIST_SHARE = 32
-"""Part of the memory that each list of blocks may take, and that notes about blocks may take."""
-_LEAST_BLOCK, _MOST_BLOCK = 4 << 10, 1 << 20
-_BLOCKS_IN_MEMORY = 64
+_LEAST_JOIN = 4 << 10
+_LEAST_LANE = 1 << 20  # of memory, for a thread to be worthwhile
+_LEAST_ROWS = 1 << 16
 
 
 class PartitionedHash(StreamsAlgorithm):
@@ -58,10 +60,8 @@ class PartitionedHash(StreamsAlgorithm):
     ----------
     counts : int64[2, partitions]
         Tuples in memory of each input and partition.
-    blocks
-        The first blocks of each input. A file has all of its partition.
     spilled : int64[2, partitions]
-        Tuples in blocks of each input and partition.
+        Tuples on disk of each input and partition.
     """
 
     def __init__(self, parameters: StreamsParameters, name: str, partitions: int) -> None:
@@ -75,25 +75,31 @@ class PartitionedHash(StreamsAlgorithm):
         if not isinstance(partitions, int) or partitions != 1 << self._bits or not 1 <= self._bits <= _MOST_BITS:
             raise JoinInputError(f"`partitions` must be a power of 2 from 2 to 64, not {partitions!r}")
         self.partitions = partitions
-        self.block_nbytes = max(_LEAST_BLOCK, min(parameters.memory // _BLOCKS_IN_MEMORY, _MOST_BLOCK))
-        self.reserve = SpillReserve(self.budget, 2 * block_nbytes(self.block_nbytes))
-        self.blocks = [BlockList(self.budget, parameters.memory // LIST_SHARE) for _ in self.sides]
         self.spilled = np.zeros((_TWO, partitions), dtype=np.int64)
         self.counts = np.zeros((_TWO, partitions), dtype=np.int64)
-        self.stores = self.pairing.stores(self.layouts, self.budget)
-        self.require(self.least_nbytes, "tuples")
 
     @property
     def least_nbytes(self) -> int:
-        """Bytes that tuples and lists of blocks need at least. A subclass that charges more calls `require` again."""
-        lists = (_TWO + 1) * (self.budget.limit // LIST_SHARE)  # the third is for notes about blocks
-        return sum(store.least_nbytes for store in self.stores) + _LEAST_BLOCK + lists
+        """Bytes that tuples in memory, or a join of spilled ones, need at least."""
+        return sum(store.least_nbytes for store in self.stores) + _LEAST_JOIN
 
     # Steps that differ
 
     @abstractmethod
     def _make_room(self) -> None:
         """Flush some tuples; at least one is in memory."""
+
+    @abstractmethod
+    def _flush_spilled(self, side: int, partitions: NDArray[np.int64]) -> None:
+        """Write the tuples in memory of these partitions, which are on disk in part."""
+
+    @abstractmethod
+    def source(self, side: int, partition: int) -> BlockSource:
+        """Return the blocks of a partition."""
+
+    @abstractmethod
+    def meetings(self, inner: int) -> Meetings:
+        """Return what tells which spilled tuples met before, those of this input being the left ones."""
 
     def _admit(self, side: int, rows: Rows) -> Rows:
         """Return those of some arriving tuples that are joined in memory now; keep the others elsewhere."""
@@ -111,7 +117,7 @@ class PartitionedHash(StreamsAlgorithm):
         while start < len(rows):
             fits = store.fitting(rows, start)
             if fits == 0:
-                if self.rows_in_memory == 0:
+                if not self.counts.any():
                     raise self.no_room(side)
                 self._make_room()
                 rows, start = self._admit(side, rows.take(np.arange(start, len(rows)))), 0
@@ -169,26 +175,49 @@ class PartitionedHash(StreamsAlgorithm):
 
     def _cleanup(self) -> Iterator[pa.RecordBatch]:
         spilled = self._spilled(0) | self._spilled(1)
+        partitions = np.flatnonzero(spilled)
         for side in self.sides:
             yield from self._release(side, ~spilled)
-            for partition in np.flatnonzero(spilled):
-                self.flush(side, int(partition))
+            self._flush_spilled(side, partitions)
             self.stores[side].free()
+        lanes = self._lanes(len(partitions))
+        share = (self.budget.available - self._results_nbytes(lanes)) // lanes
         given = self._given()
-        for partition in np.flatnonzero(spilled):
-            yield from self._join_partition(int(partition), given)
+        tasks = [partial(self._join_partition, int(partition), share, given) for partition in partitions]
 
-    def _join_partition(self, partition: int, given: Given | None) -> Iterator[pa.RecordBatch]:
-        sources = [self._source(side, partition) for side in self.sides]
+        def drop(number: int) -> None:
+            for side in self.sides:
+                self.drop_spill_file(side, int(partitions[number]))
+
+        with held(self.budget, lanes * share + self._results_nbytes(lanes)):
+            yield from in_lanes(tasks, lanes, drop)
+
+    def _lanes(self, partitions: int) -> int:
+        """Return how many partitions to join at a time."""
+        lanes = min(most_lanes(), max(partitions, 1), max(1, int(self.spilled.sum()) // _LEAST_ROWS))
+        while lanes > 1 and (self.budget.available - self._results_nbytes(lanes)) // lanes < _LEAST_LANE:
+            lanes -= 1
+        return lanes
+
+    def _results_nbytes(self, lanes: int) -> int:
+        """Return the memory for result batches of these lanes beyond the workspace, which has room for two."""
+        return (lanes - 1) * self.results.nbytes
+
+    def _join_partition(
+        self, partition: int, nbytes: int, given: Given | None
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the results of a partition, with so much memory."""
         counts = self.spilled[:, partition]
-        outer = 0 if self.preserved(0) else 1 if self.preserved(1) else int(counts[1] < counts[0])
-        yield from join_blocks(self, self.pairing, sources[outer], sources[1 - outer], self.reserve, given)
+        outer = int(counts[1] < counts[0])
+        if self.how in {"left", "right"}:
+            outer = int(self.how == "right")
+        yield from self.join_sources(self.source(outer, partition), self.source(1 - outer, partition), nbytes, given)
 
-    def _source(self, side: int, partition: int) -> BlockSource:
-        if self.spilled[side, partition] == 0:
-            return BlockSource(side, None, tuple)
-        file = self.spill_file(side, partition)
-        return BlockSource(side, file, lambda: self.blocks[side].of(partition, file))
+    def join_sources(
+        self, outer: BlockSource, inner: BlockSource, nbytes: int, given: Given | None
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the results of blocks of both inputs, with so much memory."""
+        return BlockJoin(self, self.pairing, outer, inner, self.meetings(inner.side), nbytes, given).results()
 
     # Partitions
 
@@ -197,50 +226,6 @@ class PartitionedHash(StreamsAlgorithm):
         out = np.empty(stop - start, dtype=np.int64)
         kernels.partitions_of(rows.keyed(self.pairing.driver.key_of(side)), start, stop - start, self._bits, out)
         return out
-
-    def partition_of_slots(self, side: int) -> NDArray[np.int64]:
-        """Return the partition of each tuple of an input in memory."""
-        store = self.stores[side]
-        return self.partition_of(side, store.rows, 0, len(store))
-
-    def flush(self, side: int, partition: int) -> None:
-        """Write the tuples of a partition in memory to blocks, and free their memory."""
-        if self.counts[side, partition] == 0:
-            return
-        store, written = self.stores[side], []
-        for slots in self._slots_in(side, np.arange(self.partitions) == partition):
-            written += self.write(side, partition, store.rows, slots)
-            store.drop(slots)
-        self.counts[side, partition] = 0
-        for block in written:
-            self.blocks[side].append(block, partition)
-
-    def write(
-        self, side: int, partition: int, rows: Rows, index: NDArray[np.int64], *, present: bool = True
-    ) -> list[SpilledBlock]:
-        """Write tuples to blocks of about `block_nbytes`, each with a departure stamp of its own.
-
-        Parameters
-        ----------
-        side, partition
-            Input and partition of the tuples.
-        rows, index
-            Tuples to write are those at `index`.
-        present
-            Whether they were in memory. If not, they depart when they arrive.
-        """
-        file, written = self.spill_file(side, partition), []
-        for positions, nbytes in cuts(rows, index, self.block_nbytes):
-            with held(self.reserve, nbytes):
-                part = rows.take(positions)
-                stamp = self.next_stamp()
-                part.departures[:] = stamp
-                if not present:
-                    part.arrivals[:] = stamp
-                written.append(write_block(file, part, self.reserve))
-        self.counters.rows_spilled += len(index)
-        self.spilled[side, partition] += len(index)
-        return written
 
     def _spilled(self, side: int) -> NDArray[np.bool_]:
         """Return which partitions of an input have blocks."""

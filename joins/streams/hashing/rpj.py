@@ -30,23 +30,26 @@ Memory: as XJoin, and 48 bytes for each bucket.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.joins.handle import check_number
-from headrace.joins.streams.base.block_join import BlockSource, join_blocks
+from headrace.joins.streams.base.blocks import held
 from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
 from headrace.joins.streams.hashing.xjoin import XJoinAlgorithm
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Generator, Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.joins.streams.base.block_join import BlockSource, Given
+    from headrace.joins.streams.base.blocks import SpilledBlock
     from headrace.joins.streams.tuples.conditions import Conditions
     from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
@@ -248,7 +251,8 @@ class RPJAlgorithm(XJoinAlgorithm):
         self._free_chunk()
         start = self._joined[:, bucket].copy()
         stop = np.minimum(start + self._fan_in, self._written[:, bucket])
-        yield from self._join_new(bucket, start, stop)
+        with held(self.budget, nbytes := self.budget.available):
+            yield from self._join_new(bucket, start, stop, nbytes, self._given())
         self._joined[:, bucket] = stop
 
     def _free_chunk(self) -> None:
@@ -257,9 +261,10 @@ class RPJAlgorithm(XJoinAlgorithm):
         while self.rows_in_memory and self.budget.available < wanted:
             self._make_room()
 
-    def _join_new(self, bucket: int, start: NDArray[np.int64], stop: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    def _join_new(
+        self, bucket: int, start: NDArray[np.int64], stop: NDArray[np.int64], nbytes: int, given: Given | None
+    ) -> Generator[pa.RecordBatch, None, None]:
         """Join the first `stop` blocks of each input, apart from pairs among the first `start` blocks."""
-        given = self._given()
         parts = [
             ((int(start[0]), int(stop[0])), (0, int(stop[1]))),
             ((int(start[1]), int(stop[1])), (0, int(start[0]))),
@@ -267,17 +272,22 @@ class RPJAlgorithm(XJoinAlgorithm):
         for side, (new, all_others) in enumerate(parts):
             if new[0] < new[1] and all_others[0] < all_others[1]:
                 outer, inner = self._part(side, bucket, *new), self._part(1 - side, bucket, *all_others)
-                yield from join_blocks(self, self.pairing, outer, inner, self.reserve, given)
+                yield from self.join_sources(outer, inner, nbytes, given)
 
     def _part(self, side: int, bucket: int, start: int, stop: int) -> BlockSource:
         """Return some blocks of a bucket, by their numbers."""
-        whole = self._source(side, bucket)
-        return BlockSource(
-            side, whole.file, lambda: (block for block in whole.blocks() if start <= block.ref.number < stop)
-        )
+        whole = self.source(side, bucket)
+
+        def blocks() -> Iterator[SpilledBlock]:
+            return (block for block in whole.blocks() if start <= block.ref.number < stop)
+
+        sizes = [(block.count, block.ref.nbytes) for block in blocks()]
+        counts, nbytes = zip(*sizes, strict=True)
+        return replace(whole, blocks=blocks, count=sum(counts), nbytes=sum(nbytes))
 
     # Cleanup phase
 
-    def _join_partition(self, partition: int, given: object) -> Iterator[pa.RecordBatch]:
-        del given  # made for each join, since it is the same function then
-        yield from self._join_new(partition, self._joined[:, partition], self._written[:, partition])
+    def _join_partition(
+        self, partition: int, nbytes: int, given: Given | None
+    ) -> Generator[pa.RecordBatch, None, None]:
+        return self._join_new(partition, self._joined[:, partition], self._written[:, partition], nbytes, given)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.base.operator import How, StreamsAlgorithm, StreamsJoin, StreamsParameters
+from headrace.joins.streams.base.operator import HOWS, StreamsAlgorithm, StreamsJoin, StreamsParameters
 from headrace.joins.streams.base.pairs import Pairing
 from headrace.joins.streams.tuples.layout import MATCHED
 from headrace.storage.errors import MemoryBudgetError
@@ -84,9 +84,8 @@ class SymmetricHash(StreamsJoin["SymmetricHashAlgorithm"]):
         *,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        hows: tuple[How, ...] = ("inner", "left", "right", "full")
         super().__init__(
-            SymmetricHashAlgorithm(StreamsParameters.check(inputs, on, how, memory, hows=hows, clock=clock))
+            SymmetricHashAlgorithm(StreamsParameters.check(inputs, on, how, memory, hows=HOWS, clock=clock))
         )
 
 

@@ -24,11 +24,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.base.blocks import read_block
-from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
+from headrace.joins.streams.base.block_join import BlockSource
+from headrace.joins.streams.base.blocks import BlockList, SpillReserve, cuts, held, read_block, write_block
+from headrace.joins.streams.base.operator import HOWS, WAIT_THRESHOLD, StreamsJoin, StreamsParameters
 from headrace.joins.streams.base.pairs import coexisted
-from headrace.joins.streams.hashing.partitions import LIST_SHARE, PartitionedHash
+from headrace.joins.streams.hashing.partitions import PartitionedHash
 from headrace.joins.streams.tuples import _index_kernels as kernels
+from headrace.storage.spill import block_nbytes
 
 if TYPE_CHECKING:
     import os
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from headrace.joins.streams.base.block_join import Given
     from headrace.joins.streams.base.blocks import SpilledBlock
+    from headrace.joins.streams.tuples._index_kernels import Meetings
     from headrace.joins.streams.tuples.conditions import Conditions
     from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
@@ -48,6 +51,10 @@ __all__ = ["PROBE_NBYTES", "XJoin", "XJoinAlgorithm"]
 
 PROBE_NBYTES = 64
 """Bytes of a stamp in a list of probes."""
+_TWO = 2
+_LIST_SHARE = 32  # of the memory, for each list of blocks, and for notes about blocks
+_LEAST_BLOCK, _MOST_BLOCK = 4 << 10, 1 << 20
+_BLOCKS_IN_MEMORY = 64
 
 
 class XJoin(StreamsJoin["XJoinAlgorithm"]):
@@ -60,7 +67,8 @@ class XJoin(StreamsJoin["XJoinAlgorithm"]):
     on
         Conditions, at least one of them an equality; see `headrace.joins.streams.Conditions`.
     how
-        ``"inner"``, ``"left"`` or ``"right"``.
+        ``"inner"``, ``"left"``, ``"right"`` or ``"full"``. Tuples without a match come when nothing can match them any
+        more, most of them from `finish`.
     memory
         Limit on everything that the operator holds, as bytes or as text such as ``"64MiB"``.
     spill
@@ -100,20 +108,36 @@ class XJoin(StreamsJoin["XJoinAlgorithm"]):
         backend: Callable[[Path], StorageBackend] | None = None,
     ) -> None:
         parameters = StreamsParameters.check(
-            inputs, on, how, memory, hows=("inner", "left", "right"), wait=wait, spill=spill, clock=clock,
-            backend=backend,
-        )  # fmt: skip
+            inputs, on, how, memory, hows=HOWS, wait=wait, spill=spill, clock=clock, backend=backend
+        )
         super().__init__(XJoinAlgorithm(parameters, partitions))
 
 
 class XJoinAlgorithm(PartitionedHash):
-    """Algorithm of `XJoin`."""
+    """Algorithm of `XJoin`.
+
+    Attributes
+    ----------
+    blocks
+        The first blocks of each input. A file has all of its partition.
+    """
 
     def __init__(self, parameters: StreamsParameters, partitions: int, name: str = "XJoin") -> None:
         super().__init__(parameters, name, partitions)
+        self.block_nbytes = max(_LEAST_BLOCK, min(parameters.memory // _BLOCKS_IN_MEMORY, _MOST_BLOCK))
+        self.reserve = SpillReserve(self.budget, _TWO * block_nbytes(self.block_nbytes))
+        self.blocks = [BlockList(self.budget, parameters.memory // _LIST_SHARE) for _ in self.sides]
+        self.stores = self.pairing.stores(self.layouts, self.budget)
+        self.require(self.least_nbytes, "tuples")
         self._arrived = np.zeros_like(self.counts)  # tuples that came into memory so far
         self._probes: dict[int, list[int]] = {}  # by departure stamp, which names a block
         self._noted = 0  # bytes of these
+
+    @property
+    def least_nbytes(self) -> int:
+        """Bytes that tuples and lists of blocks need at least. A subclass that charges more calls `require` again."""
+        lists = (_TWO + 1) * (self.budget.limit // _LIST_SHARE)  # the third is for notes about blocks
+        return super().least_nbytes + lists
 
     def _make_room(self) -> None:
         side, partition = np.unravel_index(np.argmax(self.counts), self.counts.shape)
@@ -138,7 +162,7 @@ class XJoinAlgorithm(PartitionedHash):
     @property
     def may_probe(self) -> bool:
         """Whether there is memory to note another probe of a block."""
-        return self._noted + PROBE_NBYTES <= self.budget.limit // LIST_SHARE and self.budget.available >= PROBE_NBYTES
+        return self._noted + PROBE_NBYTES <= self.budget.limit // _LIST_SHARE and self.budget.available >= PROBE_NBYTES
 
     def unmet(self, side: int) -> NDArray[np.int64]:
         """Return for each block of an input how many pairs of tuples with the other in memory have not met."""
@@ -164,6 +188,64 @@ class XJoinAlgorithm(PartitionedHash):
                 sources = [(rows, positions[new]), (store.rows, slots[new])]
                 yield from self.results.batches(sources if side == 0 else sources[::-1])
 
+    # Blocks
+
+    def partition_of_slots(self, side: int) -> NDArray[np.int64]:
+        """Return the partition of each tuple of an input in memory."""
+        store = self.stores[side]
+        return self.partition_of(side, store.rows, 0, len(store))
+
+    def flush(self, side: int, partition: int) -> None:
+        """Write the tuples of a partition in memory to blocks, and free their memory."""
+        if self.counts[side, partition] == 0:
+            return
+        store, written = self.stores[side], []
+        for slots in self._slots_in(side, np.arange(self.partitions) == partition):
+            written += self.write(side, partition, store.rows, slots)
+            store.drop(slots)
+        self.counts[side, partition] = 0
+        for block in written:
+            self.blocks[side].append(block, partition)
+
+    def write(self, side: int, partition: int, rows: Rows, index: NDArray[np.int64]) -> list[SpilledBlock]:
+        """Write tuples to blocks of about `block_nbytes`, each with a departure stamp of its own.
+
+        Parameters
+        ----------
+        side, partition
+            Input and partition of the tuples.
+        rows, index
+            Tuples to write are those at `index`.
+        """
+        file, written = self.spill_file(side, partition), []
+        for positions, nbytes in cuts(rows, index, self.block_nbytes):
+            with held(self.reserve, nbytes):
+                part = rows.take(positions)
+                stamp = self.next_stamp()
+                part.departures[:] = stamp
+                written.append(write_block(file, part, self.reserve))
+        self.counters.rows_spilled += len(index)
+        self.spilled[side, partition] += len(index)
+        return written
+
+    def _flush_spilled(self, side: int, partitions: NDArray[np.int64]) -> None:
+        for partition in partitions:
+            self.flush(side, int(partition))
+
+    # Cleanup phase
+
+    def source(self, side: int, partition: int) -> BlockSource:
+        """Return the blocks of a partition."""
+        layout, count = self.layouts[side], int(self.spilled[side, partition])
+        if count == 0:
+            return BlockSource(side, layout, None, tuple, 0, 0)
+        file = self.spill_file(side, partition)
+        return BlockSource(side, layout, file, lambda: self.blocks[side].of(partition, file), count, file.nbytes)
+
+    def meetings(self, inner: int) -> Meetings:
+        """Return what tells which spilled tuples were in memory together."""
+        return kernels.Meetings(kernels.MET_IN_TIME, self.layouts[inner].arrival, self.layouts[1 - inner].arrival)
+
     def _given(self) -> Given | None:
         if not self._probes:
             return None
@@ -172,10 +254,7 @@ class XJoinAlgorithm(PartitionedHash):
         starts = np.cumsum([0, *map(len, lists)])
         probes = np.concatenate([np.array(stamps, dtype=np.int64) for stamps in lists])
 
-        def given(
-            block: SpilledBlock, rows: Rows, positions: NDArray[np.int64], outer: Rows, slots: NDArray[np.int64]
-        ) -> NDArray[np.bool_]:
-            del block
+        def given(rows: Rows, positions: NDArray[np.int64], outer: Rows, slots: NDArray[np.int64]) -> NDArray[np.bool_]:
             inner_stay = rows.arrivals[positions], rows.departures[positions]
             outer_stay = outer.arrivals[slots], outer.departures[slots]
             found: NDArray[np.bool_] = kernels.probed(departures, starts, probes, inner_stay[1], *outer_stay)

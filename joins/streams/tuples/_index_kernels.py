@@ -20,9 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "KeyedRows",
+    "Meetings",
     "chain",
+    "chain_all",
     "compact_entries",
     "filter_pairs",
+    "join_chains",
     "merge_entries",
     "partitions_of",
     "probe_chains",
@@ -40,6 +43,7 @@ _SIGN = np.uint64(1 << 63)
 _ALL = np.uint64(2**64 - 1)
 _AHEAD = 16
 _NONE = -1
+NEVER_MET, MET_IN_TIME, MET_BY_FLAG = 0, 1, 2
 _BEFORE = -1
 
 
@@ -65,6 +69,25 @@ class KeyedRows(NamedTuple):
     start_at: int
     end_at: int
     heap_at: int
+
+
+class Meetings(NamedTuple):
+    """What tells in the records of two inputs whether two tuples met before, as an argument of kernels.
+
+    Attributes
+    ----------
+    kind
+        `NEVER_MET`: none did. `MET_IN_TIME`: those whose stays in memory overlap. `MET_BY_FLAG`: those with a flag.
+    left, right
+        Offset of the arrival stamp, behind which the departure stamp lies; or of the flags.
+    flag
+        The flag.
+    """
+
+    kind: int
+    left: int
+    right: int
+    flag: int = 0
 
 
 @njit(inline="always")
@@ -146,6 +169,7 @@ def _same_bytes(left: KeyedRows, a: int, right: KeyedRows, b: int) -> bool:
     return compare_bytes(left.heap, a_heap + a_start, a_heap + a_end, right.heap, b_heap + b_start, b_heap + b_end) == 0
 
 
+# Loops that inline this function count references to arrays at each step, so the probes do its work themselves.
 @njit(inline="always")
 def _same_key(left: KeyedRows, a: int, right: KeyedRows, b: int) -> bool:
     if load_u64(left.records, a * left.stride + left.word_at) != load_u64(
@@ -197,6 +221,93 @@ def chain(rows: KeyedRows, start: int, stop: int, shift: int, heads: Int32s, lin
         if first != _NONE:
             links[first, 1] = slot
         heads[bucket] = slot
+
+
+@njit(cache=True, nogil=True)
+def chain_all(rows: KeyedRows, count: int, shift: int, heads: Int32s, links: Int32s) -> None:
+    """Make the chains of the first `count` records, from which none is removed later.
+
+    Parameters
+    ----------
+    shift, heads
+        See `chain`.
+    links : int32[at least count]
+        Next slot of the chain, or -1.
+    """
+    by = np.uint64(shift)
+    heads[:] = _NONE
+    lines = heads.view(np.uint8)
+    for slot in range(count):
+        if slot + _AHEAD < count:
+            prefetch(lines, 4 * _bucket(_hashed(rows, slot + _AHEAD), by))
+        bucket = _bucket(_hashed(rows, slot), by)
+        links[slot] = heads[bucket]
+        heads[bucket] = slot
+
+
+@njit(cache=True, nogil=True)
+def join_chains(
+    probing: KeyedRows,
+    count: int,
+    rows: KeyedRows,
+    shift: int,
+    heads: Int32s,
+    links: Int32s,
+    meetings: Meetings,
+    cursor: Int64s,
+    out_at: Int64s,
+    out_slot: Int64s,
+) -> int:
+    """Find the pairs with equal keys that have not met before; return their number.
+
+    Parameters
+    ----------
+    probing, count
+        Tuples that probe are the first `count`.
+    rows, shift, heads, links
+        Tuples in memory and their chains, see `chain_all`.
+    meetings
+        Which pairs met before; the probing tuples are the left ones.
+    cursor, out_at, out_slot
+        See `probe_chains`.
+    """
+    left, right, width = probing.records, rows.records, rows.stride
+    wide, flag = rows.digest_at >= 0, np.uint8(meetings.flag)
+    by = np.uint64(shift)
+    at, slot, found = cursor[0], cursor[1], 0
+    lines, chains = heads.view(np.uint8), links.view(np.uint8)
+    while at < count:
+        if slot == _BEFORE:
+            if at + 2 * _AHEAD < count:
+                prefetch(lines, 4 * _bucket(_hashed(probing, at + 2 * _AHEAD), by))
+                ahead = max(_I64(heads[_bucket(_hashed(probing, at + _AHEAD), by)]), 0)
+                prefetch(chains, 4 * ahead)
+                prefetch(right, ahead * width + rows.word_at)
+                prefetch(right, (ahead + 1) * width - 1)
+            slot = _I64(heads[_bucket(_hashed(probing, at), by)])
+        word = load_u64(left, at * probing.stride + probing.word_at)
+        a_at = at * probing.stride + meetings.left
+        while slot != _NONE:
+            if found == len(out_at):
+                cursor[0], cursor[1] = at, slot
+                return found
+            if load_u64(right, slot * width + rows.word_at) == word and not (
+                wide and not _same_bytes(probing, at, rows, slot)
+            ):
+                b_at, met = slot * width + meetings.right, False
+                if meetings.kind == MET_BY_FLAG:
+                    met = (left[a_at] & flag) != 0 and (right[b_at] & flag) != 0
+                elif meetings.kind == MET_IN_TIME:
+                    since = max(_I64(load_u64(left, a_at)), _I64(load_u64(right, b_at)))
+                    until = min(_I64(load_u64(left, a_at + 8)), _I64(load_u64(right, b_at + 8)))
+                    met = since < until
+                if not met:
+                    out_at[found], out_slot[found] = at, slot
+                    found += 1
+            slot = _I64(links[slot])
+        at += 1
+    cursor[0], cursor[1] = at, _BEFORE
+    return found
 
 
 @njit(inline="always")
@@ -268,6 +379,7 @@ def probe_chains(
     out_at, out_slot
         Pairs: a position in `index`, and a slot.
     """
+    left, right, wide = probing.records, rows.records, rows.digest_at >= 0
     by = np.uint64(shift)
     at, slot, found = cursor[0], cursor[1], 0
     lines, chains = heads.view(np.uint8), links.reshape(-1).view(np.uint8)
@@ -277,13 +389,16 @@ def probe_chains(
                 prefetch(lines, 4 * _bucket(_hashed(probing, index[at + 2 * _AHEAD]), by))
                 ahead = max(_I64(heads[_bucket(_hashed(probing, index[at + _AHEAD]), by)]), 0)
                 prefetch(chains, 8 * ahead)
-                prefetch(rows.records, ahead * rows.stride + rows.word_at)
+                prefetch(right, ahead * rows.stride + rows.word_at)
             slot = _I64(heads[_bucket(_hashed(probing, index[at]), by)])
+        word = load_u64(left, index[at] * probing.stride + probing.word_at)
         while slot != _NONE:
             if found == len(out_at):
                 cursor[0], cursor[1] = at, slot
                 return found
-            if _same_key(probing, index[at], rows, slot):
+            if load_u64(right, slot * rows.stride + rows.word_at) == word and not (
+                wide and not _same_bytes(probing, index[at], rows, slot)
+            ):
                 out_at[found], out_slot[found] = at, slot
                 found += 1
             slot = _I64(links[slot, 0])

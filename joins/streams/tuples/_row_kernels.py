@@ -27,12 +27,14 @@ __all__ = [
     "gather_words",
     "hash_keys",
     "heap_length",
+    "keep_records",
     "move_records",
     "name_records",
     "put_bits",
     "put_fixed",
     "put_text",
     "put_words",
+    "scatter",
     "set_flags",
     "shift_heap",
     "text_offsets",
@@ -290,3 +292,85 @@ def compact_heap(records: Bytes, stride: int, heap_at: int, rows: int, heap: Byt
             to += length
         at += length
     return to
+
+
+@njit(cache=True, nogil=True)
+def keep_records(records: Bytes, stride: int, heap_at: int, heap: Bytes, start: int, keep: Flags, target: int) -> int:
+    """Move the records from `start` on whose flags are set to slot `target` and on; return the slot behind them.
+
+    The target is at `start` or before it. Variable parts stay where they are.
+    """
+    to = target
+    for i in range(len(keep)):
+        if keep[i]:
+            if to < start + i:
+                copy_bytes(records, (start + i) * stride, records, to * stride, stride)
+                if heap_at >= 0:
+                    _put_u32(heap, _I64(load_u64(records, to * stride + heap_at)), to)
+            to += 1
+    return to
+
+
+@njit(cache=True, nogil=True)
+def scatter(
+    records: Bytes,
+    stride: int,
+    heap_at: int,
+    heap: Bytes,
+    index: Int64s,
+    start: int,
+    numbers: Int64s,
+    skip: int,
+    flags_at: int,
+    mark: int,
+    buffers: Bytes,
+    size: int,
+    places: Int64s,
+    heap_start: int,
+    counts: Int64s,
+    heap_ends: Int64s,
+) -> int:
+    """Append records to the buffers of their partitions; return the position in `index` of the first without room.
+
+    Parameters
+    ----------
+    index, start
+        Records to append are those at `index`, from this position on.
+    numbers
+        Partition of each record of `index`.
+    skip
+        Bytes at the begin of a record that are left out.
+    flags_at, mark
+        Offset of the flags, and those that are set in the copies.
+    buffers, size
+        Buffers side by side, and bytes of each. In a buffer, records begin at 0, and variable parts at `heap_start`.
+    places : int64[partitions]
+        Buffer of each partition.
+    counts, heap_ends : int64[partitions]
+        Records in each buffer, and bytes of their variable parts.
+    """
+    width = stride - skip
+    most = heap_start // width
+    room = size - heap_start
+    for i in range(start, len(index)):
+        number, source = numbers[i], index[i] * stride
+        count = counts[number]
+        if count == most:
+            return i
+        base = places[number] * size
+        to = base + count * width
+        end = heap_ends[number]
+        if heap_at >= 0:
+            at = _I64(load_u64(records, source + heap_at))
+            length = _u32(heap, at + 4)
+            if end + length > room:
+                return i
+            copy_bytes(heap, at, buffers, base + heap_start + end, length)
+            _put_u32(buffers, base + heap_start + end, count)
+            heap_ends[number] = end + length
+        copy_bytes(records, source + skip, buffers, to, width)
+        buffers[to + flags_at - skip] |= np.uint8(mark)
+        if heap_at >= 0:
+            store_u64(buffers, to + heap_at - skip, np.uint64(end))
+        counts[number] = count + 1
+    return len(index)

@@ -53,6 +53,10 @@ class KeyIndex(Protocol):
         """Remove the tuples in some slots; then those in slots `source` are in slots `target`."""
         ...
 
+    def rebuild(self, rows: Rows) -> None:
+        """Index these tuples instead of more tuples in other slots."""
+        ...
+
     def probe(
         self,
         rows: Rows,
@@ -114,11 +118,14 @@ class HashIndex:
         """Remove the tuples in some slots; then those in slots `source` are in slots `target`."""
         kernels.unlink(self._head_array, self._link_array, slots, source, target)
         self._links.resize(8 * len(rows))
-        bits = self._bits_for(len(rows))
-        if bits < self._bits:
-            self._built = False
-            self.added(rows, 0)
-            self._heads.resize(4 << bits)
+        if self._bits_for(len(rows)) < self._bits:
+            self.rebuild(rows)
+
+    def rebuild(self, rows: Rows) -> None:
+        """Index these tuples instead of more tuples in other slots."""
+        self._built = False
+        self.added(rows, 0)
+        self._heads.resize(4 << self._bits)
 
     def probe(
         self,
@@ -238,6 +245,11 @@ class SortedIndex:
         moved_to[source - kept] = target
         self._count = kernels.compact_entries(self.words, self.slots, self._count, gone, kept, moved_to)
         self._resize(kept)
+
+    def rebuild(self, rows: Rows) -> None:
+        """Index these tuples instead of more tuples in other slots."""
+        self._count = 0
+        self.added(rows, 0)
 
     def probe(
         self,

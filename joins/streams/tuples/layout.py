@@ -12,7 +12,7 @@ also kept as bytes, in the heap, behind the text columns, together with their ha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,7 +22,18 @@ from headrace.joins.errors import StreamSchemaError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["HEAP_HEADER", "MATCHED", "NEVER", "TOUCHED", "FixedColumn", "KeyFields", "RowLayout", "TextColumn"]
+__all__ = [
+    "HEAP_HEADER",
+    "MATCHED",
+    "MET",
+    "NEVER",
+    "STAMPS_NBYTES",
+    "TOUCHED",
+    "FixedColumn",
+    "KeyFields",
+    "RowLayout",
+    "TextColumn",
+]
 
 NEVER = 2**63 - 1
 """Departure of a tuple that is still in memory."""
@@ -30,8 +41,13 @@ MATCHED = 1
 """Flag of a tuple that has been part of a result."""
 TOUCHED = 2
 """Flag for a flushing policy: DINER's join bit, which the Clock clears."""
+MET = 4
+"""Flag of a spilled tuple that met all tuples of the other input with this flag while they were in memory."""
 HEAP_HEADER = 8
 """Bytes in the heap before the variable part of a tuple: number of its record, and its length with padding."""
+
+STAMPS_NBYTES = 16
+"""Bytes of the arrival and the departure stamp, with which a record begins."""
 
 _WORD = 8
 
@@ -96,7 +112,7 @@ class RowLayout:
     stride
         Bytes of a record.
     arrival, departure
-        Offsets of the stamps (the paper's ATS and DTS).
+        Offsets of the stamps (the paper's ATS and DTS); negative in records without stamps.
     heap
         Offset of the position in the heap; -1 if the input needs none.
     nulls
@@ -184,6 +200,26 @@ class RowLayout:
             tuple(KeyFields(word, digest, *(next(wide_ends) if digest >= 0 else ())) for word, digest in keys),
             tuple(fixed),
             tuple(TextColumn(at, ends[rank], bool(_is_text(schema.field(at).type))) for rank, at in enumerate(texts)),
+        )
+
+    def without_stamps(self) -> RowLayout:
+        """Return the layout of the same records without the stamps at their begin."""
+        by = STAMPS_NBYTES
+
+        def moved(offset: int) -> int:
+            return offset - by if offset >= 0 else offset
+
+        return replace(
+            self,
+            stride=self.stride - by,
+            arrival=self.arrival - by,
+            departure=self.departure - by,
+            heap=moved(self.heap),
+            nulls=self.nulls - by,
+            flags=self.flags - by,
+            keys=tuple(KeyFields(moved(k.word), moved(k.digest), moved(k.start), moved(k.end)) for k in self.keys),
+            fixed=tuple(replace(column, offset=column.offset - by) for column in self.fixed),
+            text=tuple(replace(column, offset=column.offset - by) for column in self.text),
         )
 
     @property

@@ -74,6 +74,12 @@ class ResultBuilder:
         self.schema = schema
         self._nbytes = nbytes
         self._fixed = _PAIR_BYTES + sum(layout.stride for layout in layouts)
+        self._all_fixed = all(layout.heap < 0 for layout in layouts)
+
+    @property
+    def nbytes(self) -> int:
+        """Largest size of a batch in bytes, unless a single row is larger."""
+        return self.most_rows * self._fixed if self._all_fixed else self._nbytes
 
     @property
     def most_rows(self) -> int:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.joins.streams.tuples.layout import FixedColumn, TextColumn
     from headrace.storage.format import Keys
 
-__all__ = ["Rows", "RowsEncoder", "gather_columns", "heap_nbytes"]
+__all__ = ["Rows", "RowsEncoder", "gather_columns", "heap_nbytes", "heap_range"]
 
 _SLACK = 8
 _WORD = 8
@@ -134,6 +134,14 @@ def heap_nbytes(rows: Rows, index: NDArray[np.int64]) -> int:
     if rows.layout.heap < 0:
         return 0
     return int(kernels.heap_length(rows.records, rows.layout.stride, rows.layout.heap, rows.heap, index))
+
+
+def heap_range(rows: Rows, start: int, stop: int) -> tuple[int, int]:
+    """Return where the variable parts of some tuples lie, which must be in the order of the tuples."""
+    if rows.layout.heap < 0:
+        return 0, 0
+    positions = rows.words(rows.layout.heap)
+    return int(positions[start]), int(positions[stop]) if stop < len(rows) else len(rows.heap)
 
 
 class RowsEncoder:

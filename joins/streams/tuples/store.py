@@ -13,10 +13,10 @@ import numpy as np
 from headrace.joins.streams.tuples import _row_kernels as kernels
 from headrace.joins.streams.tuples.arena import Arena, charged_nbytes
 from headrace.joins.streams.tuples.indexes import HashIndex, KeyIndex, SortedIndex
-from headrace.joins.streams.tuples.rows import Rows, heap_nbytes
+from headrace.joins.streams.tuples.rows import Rows, heap_nbytes, heap_range
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -95,6 +95,8 @@ class TupleStore:
         if self._heap_end - self._heap_live > _SMALL and self._growth(rows, start, len(rows)) > room:
             self._compact()
         low, high = 0, len(rows) - start
+        if self._growth(rows, start, len(rows)) <= room:
+            return high
         while low < high:
             middle = (low + high + 1) >> 1
             if self._growth(rows, start, start + middle) <= room:
@@ -115,7 +117,7 @@ class TupleStore:
         if start >= stop:
             return
         stride, heap_at, before, more = self.layout.stride, self.layout.heap, self._count, stop - start
-        first, last = _heap_range(rows, start, stop)
+        first, last = heap_range(rows, start, stop)
         heap_end = self._heap_end + last - first
         self._reserve(more, heap_end)
         added = self._records.bytes[before * stride :]
@@ -164,9 +166,36 @@ class TupleStore:
         for key_index in self.indexes:
             if key_index is not None:
                 key_index.removed(self.rows, slots, source, target)
-        self._records.resize(kept * layout.stride + _SLACK if kept else 0)
-        if 2 * self._heap_live < self._heap_end or not kept:
-            self._compact()
+        self._give_back()
+
+    def sweep(self, keep: Callable[[int, int], NDArray[np.bool_]], step: int) -> None:
+        """Remove tuples in one pass, in which the others keep their order, and rebuild the indexes.
+
+        This takes less time than `drop` if the tuples that leave are a good part of all.
+
+        Parameters
+        ----------
+        keep
+            Called for one slice of slots after another, with start and end; returns which of their tuples stay. The
+            tuples of the slice are still in these slots.
+        step
+            Slots in a slice.
+        """
+        layout, kept = self.layout, 0
+        for start in range(0, self._count, step):
+            stop = min(start + step, self._count)
+            stay = keep(start, stop)
+            self._heap_live -= heap_nbytes(self.rows, start + np.flatnonzero(~stay))
+            kept = kernels.keep_records(
+                self._records.bytes, layout.stride, layout.heap, self._heap.bytes, start, stay, kept
+            )
+        if kept == self._count:
+            return
+        self._count = kept
+        for key_index in self.indexes:
+            if key_index is not None:
+                key_index.rebuild(self.rows)
+        self._give_back()
 
     def probe(
         self,
@@ -221,7 +250,7 @@ class TupleStore:
         """Return the bytes that are charged in addition if tuples are added."""
         if start == stop:
             return 0
-        first, last = _heap_range(rows, start, stop)
+        first, last = heap_range(rows, start, stop)
         return self._nbytes_for(self._count + stop - start, self._heap_end + last - first) - self._charged
 
     @property
@@ -239,6 +268,12 @@ class TupleStore:
         if heap_end:
             self._heap.resize(heap_end + _SLACK)
 
+    def _give_back(self) -> None:
+        """Give back the memory of tuples that were removed."""
+        self._records.resize(self._count * self.layout.stride + _SLACK if self._count else 0)
+        if 2 * self._heap_live < self._heap_end or not self._count:
+            self._compact()
+
     def _compact(self) -> None:
         """Close the gaps in the heap."""
         layout = self.layout
@@ -248,11 +283,3 @@ class TupleStore:
             )
             assert self._heap_end == self._heap_live, (self._heap_end, self._heap_live)
             self._heap.resize(self._heap_end + _SLACK if self._heap_end else 0)
-
-
-def _heap_range(rows: Rows, start: int, stop: int) -> tuple[int, int]:
-    """Return where the variable parts of some tuples lie, which are in the order of the tuples."""
-    if rows.layout.heap < 0:
-        return 0, 0
-    positions = rows.words(rows.layout.heap)
-    return int(positions[start]), int(positions[stop]) if stop < len(rows) else len(rows.heap)

@@ -36,6 +36,7 @@ from twins import NestedLoops, combinations, parsed
 NAMES = ("a", "b", "c", "d", "e")
 PLENTY = 32 << 20
 WAIT = 0.025
+HOWS = ("inner", "left", "right", "full")
 
 
 @dataclass(frozen=True)
@@ -59,12 +60,12 @@ OPERATORS = {
     "MINER": Contestant(MINER, most_inputs=5),
     "MJoin": Contestant(MJoin, bands=False, most_inputs=5, star_only=True),
     "RPJ": Contestant(RPJ, bands=False),
-    "symmetric hash": Contestant(SymmetricHash, hows=("inner", "left", "right", "full"), spills=False),
+    "symmetric hash": Contestant(SymmetricHash, hows=HOWS, spills=False),
     "progressive merge": Contestant(ProgressiveMerge),
     "hash merge": Contestant(HashMerge, bands=False),
-    "xjoin": Contestant(XJoin, bands=False, hows=("inner", "left", "right")),
+    "xjoin": Contestant(XJoin, bands=False, hows=HOWS),
     "punctuated": Contestant(PunctuatedJoin, bands=False, most_inputs=5, star_only=True),
-    "double-pipelined hash": Contestant(DoublePipelinedHash, bands=False, hows=("inner", "left", "right")),
+    "double-pipelined hash": Contestant(DoublePipelinedHash, bands=False, hows=HOWS),
 }
 
 

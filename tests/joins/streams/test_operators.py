@@ -105,7 +105,7 @@ def test_hash_joins_refuse_what_they_cannot_do(operator):
     with pytest.raises(JoinInputError, match="power of 2"):
         operator(INPUTS, "x", partitions=12)
     with pytest.raises(JoinInputError, match="`how` must be"):
-        operator(INPUTS, "x", how="full")
+        operator(INPUTS, "x", how="outer")
 
 
 def test_tuples_without_a_match_come_when_the_other_input_has_ended():

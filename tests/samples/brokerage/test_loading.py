@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 from checker import compare, dangling, differences, read
+from corners import add_corners
 from deltalake import DeltaTable
 from oracle import TABLES, Warehouse
 
@@ -85,6 +86,16 @@ def test_batches_at_once_end_in_the_same_tables(small, tmp_path):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_generated_batches_end_in_the_tables_of_the_oracle(tmp_path, seed):
     generate(tmp_path / "source", seed, 30)
+    load(tmp_path / "source", tmp_path / "out")
+    assert_oracle(tmp_path / "out", tmp_path / "source", 3)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize("seed", [21, 22, 23])
+def test_larger_batches_with_rare_corners_end_in_the_tables_of_the_oracle(tmp_path, seed):
+    generate(tmp_path / "source", seed, 300)
+    add_corners(tmp_path / "source", seed)
     load(tmp_path / "source", tmp_path / "out")
     assert_oracle(tmp_path / "out", tmp_path / "source", 3)
 

@@ -1,0 +1,120 @@
+"""Streams that pause: figures 16, 17 and 19, and table 3."""
+
+import functools
+
+from benchmarks.experiments._claims import Claim, listed
+from benchmarks.experiments._results import Axes, Figure
+from benchmarks.experiments._settings import NEAR
+from benchmarks.streams._claims import DINER, HMJ, RPJ, SETTINGS, ahead, compared, row, share_axes
+from benchmarks.streams._data import matches, stock, zipf
+from benchmarks.streams._world import OPERATORS, PAIR, arrivals, memory_for, online
+
+__all__ = ["FIGURES"]
+
+EACH, KEYS = 40_000, 999
+DELAYS = (10, 20, 30, 40, 50)
+FRAGMENTS = 10
+OUTER_BLOCKS = (9, 19, 29, 39, 49, 59)
+PAPER_BUFFER = 1_030  # the paper's most, with a MaxNewArr of 1,000
+MARGINAL = 1.05
+
+
+@functools.cache
+def delayed_zipf(scale):
+    """Return results and input buffers with delays, of streams with a Zipf distribution."""
+    return _delayed(zipf(scale.of(EACH), KEYS, 1, 13))
+
+
+@functools.cache
+def delayed_stock(scale):
+    """Return results and input buffers with delays, of a stock."""
+    return _delayed(stock(scale.of(20_710), 320, 1))
+
+
+def _delayed(keys):
+    total, tuples, rows = matches(*keys), sum(map(len, keys)) * 5 // 100, []
+    for delay in DELAYS:
+        arriving = arrivals(keys, SETTINGS, 7, fragments=FRAGMENTS, delay=delay / 100)
+        for name in OPERATORS:
+            run = online(name, arriving, memory_for(name, tuples, PAIR), SETTINGS)
+            rows.append(row(name, {"delay": delay}, run.results, total) | waiting(run) | {"memory_tuples": tuples})
+    return rows
+
+
+def waiting(run):
+    """Return the columns of a run that tell about its input buffer."""
+    buffers = run.buffers or (0,)
+    mean = round(sum(buffers) / len(buffers))
+    return {"reactive": run.reactive, "buffer": max(buffers), "buffer_mean": mean}
+
+
+def outer_blocks(scale):
+    """Return DINER's results by the outer blocks that it loads."""
+    keys = zipf(scale.of(EACH), KEYS, 1, 13)
+    arriving, total = arrivals(keys, SETTINGS, 7, fragments=FRAGMENTS, delay=0.3), matches(*keys)
+    memory = memory_for(DINER, sum(map(len, keys)) * 5 // 100, PAIR)
+    return [
+        row(DINER, {"blocks": blocks},
+            online(DINER, arriving, memory, SETTINGS, max_outer_blocks=blocks).results, total)
+        for blocks in OUTER_BLOCKS
+    ]  # fmt: skip
+
+
+def _by_other(rows):
+    facts = compared(rows)
+    fits = [
+        ratio
+        for ratio, buffer, memory in zip(
+            facts["ratios"][RPJ], rows.values(RPJ, "buffer"), rows.values(RPJ, "memory_tuples"), strict=True
+        )
+        if buffer <= memory
+    ]
+    return facts | {"rpj": max(fits, default=0.0), "hmj": facts["most_hmj"], "fits": len(fits)}
+
+
+def _buffers(rows):
+    most = {name: rows.values(name, "buffer") for name in OPERATORS}
+    memory = rows.values(RPJ, "memory_tuples")
+    return {
+        "most": {name: max(values) for name, values in most.items()}, "memory": memory[0],
+        "told": "; ".join(f"{name} {listed(values)}" for name, values in most.items()),
+        "over": [a > b for a, b in zip(most[RPJ], memory, strict=True)],
+    }  # fmt: skip
+
+
+def _by_blocks(rows):
+    shares = rows.values(DINER, "results")
+    return {"spread": max(shares) / min(shares), "shares": listed(rows.values(DINER), ".1f")}
+
+
+RESULT_CLAIMS = (
+    ahead("With delays, DINER has more results online than RPJ and HMJ."),
+    Claim("DINER has up to 1.83 times the results of RPJ where RPJ's input buffer fits in memory.", _by_other,
+          lambda f: f["rpj"] >= 1.83 * NEAR, "at most {rpj:.2f} times, at the {fits} delays where it fits"),
+    Claim("DINER has up to 8.65 times the results of HMJ.", _by_other, lambda f: f["hmj"] >= 8.65 * NEAR,
+          "at most {hmj:.2f} times"),
+)  # fmt: skip
+BUFFER_CLAIMS = (
+    Claim(f"DINER's input buffer never holds more than {PAPER_BUFFER:,} tuples.", _buffers,
+          lambda f: NEAR * f["most"][DINER] <= PAPER_BUFFER, "at most, by delay: {told}"),
+    Claim("RPJ's input buffer exceeds the memory for some delay.", _buffers, lambda f: any(f["over"]),
+          "the memory holds {memory:,} tuples; at most, by delay: {told}"),
+    Claim("RPJ and HMJ need several times DINER's input buffer.", _buffers,
+          lambda f: min(f["most"][RPJ], f["most"][HMJ]) >= 2 * f["most"][DINER], "at most, by delay: {told}",
+          partly=lambda f: max(f["most"][RPJ], f["most"][HMJ]) >= 2 * f["most"][DINER]),
+)  # fmt: skip
+DELAY = "delay after each tenth, % of its time"
+FIGURES = (
+    Figure("delays", "DINER, figure 16: delays, Zipf skew 1", share_axes("delay", DELAY), delayed_zipf, RESULT_CLAIMS,
+           f"{EACH:,} tuples of each stream; the paper has 100,000."),
+    Figure("input_buffer", "DINER, table 3: input buffer with delays",
+           Axes("delay", "buffer", DELAY, "most tuples in the input buffer", ylog=True), delayed_zipf, BUFFER_CLAIMS,
+           "The runs of the figure above. A step of reactive work ends before an operator looks at the input buffer."),
+    Figure("stock_delays", "DINER, figure 17: delays, CSCO", share_axes("delay", DELAY), delayed_stock,
+           (ahead("With delays, DINER has more results online than RPJ and HMJ."),)),
+    Figure("outer_blocks", "DINER, figure 19: outer blocks in the reactive phase (MaxOuterMem)",
+           share_axes("blocks", "outer blocks"), outer_blocks,
+           (Claim("The number of outer blocks hardly matters (5 %).", _by_blocks, lambda f: f["spread"] <= MARGINAL,
+                  "{shares} % of the results online; the most are {spread:.3f} times the least"),),
+           f"Delays of 30 %, Zipf skew 1, {EACH:,} tuples of each stream."),
+)  # fmt: skip

@@ -1,0 +1,316 @@
+"""`Spool`: tuples on their way to disk, collected by input and partition, and written as large blocks by a thread.
+
+A tuple is copied once, into the buffer of its partition, without its stamps. A full buffer becomes a block of the
+partition's file. A thread writes it, while the caller goes on with another buffer.
+"""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from headrace.joins.streams.base.blocks import held
+from headrace.joins.streams.base.lanes import most_lanes
+from headrace.joins.streams.tuples import _row_kernels as kernels
+from headrace.joins.streams.tuples.layout import STAMPS_NBYTES
+from headrace.joins.streams.tuples.rows import heap_nbytes
+from headrace.storage.spill import SPILL_PAGE, block_buffer, block_nbytes, content_nbytes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from headrace.joins.memory import MemoryBudget
+    from headrace.joins.streams.tuples.layout import RowLayout
+    from headrace.joins.streams.tuples.rows import Rows
+    from headrace.storage.spill import SpillFile
+
+__all__ = ["Spool", "spool_partitions"]
+
+_SHARE = 8  # of the memory, for all buffers
+_AHEAD = 4  # buffers that may wait to be written
+_GOOD_PAGES, _MOST_PAGES = 2, 256
+_MOST_PARTITIONS = 64  # each of them has a file for each input
+_LEAST_SHARE = 0.25  # of a buffer, for records and for variable parts
+_SLACK = 8
+
+
+def spool_partitions(memory: int) -> int:
+    """Return the greatest number of partitions whose buffers are worth writing: a power of 2 from 2 to 64.
+
+    Examples
+    --------
+    >>> [spool_partitions(mib << 20) for mib in (1, 8, 256)]
+    [2, 32, 64]
+    """
+    partitions = _MOST_PARTITIONS
+    while partitions > 2 and _pages(memory, 2 * partitions) < _GOOD_PAGES:  # noqa: PLR2004 - the fewest
+        partitions //= 2
+    return partitions
+
+
+def _pages(memory: int, files: int) -> int:
+    """Return the pages of a buffer, if each file has one and another block is being written."""
+    return min(memory // _SHARE // SPILL_PAGE // (files + _AHEAD + 1), _MOST_PAGES)
+
+
+class Spool:
+    """Buffers of tuples on their way to disk.
+
+    Parameters
+    ----------
+    budget
+        Budget to charge, as the component ``spill``: once, an eighth of it, or what the smallest buffers need.
+    layouts
+        Layout of the tuples of each input. Their blocks have it too, but without stamps.
+    partitions
+        Number of partitions.
+    file
+        Returns the file of an input and a partition.
+
+    Attributes
+    ----------
+    layouts
+        Layouts of the blocks.
+    counts : int64[inputs, partitions]
+        Tuples in the buffers.
+
+    Raises
+    ------
+    MemoryBudgetError
+        If the budget would be exceeded.
+    """
+
+    def __init__(
+        self,
+        budget: MemoryBudget,
+        layouts: Sequence[RowLayout],
+        partitions: int,
+        file: Callable[[int, int], SpillFile],
+    ) -> None:
+        files = len(layouts) * partitions
+        self.layouts = [layout.without_stamps() for layout in layouts]
+        self._budget = budget
+        self._file = file
+        self._content = content_nbytes(max(1, _pages(budget.limit, files)))
+        self.nbytes = (files + _AHEAD) * self._content + block_nbytes(self._content) + _SLACK
+        budget.charge("spill", self.nbytes)
+        self._buffers = np.empty((files + _AHEAD) * self._content + _SLACK, dtype=np.uint8)
+        self._block = block_buffer(self._content)
+        self._places = np.arange(files, dtype=np.int64).reshape(len(layouts), partitions)
+        self._free = list(range(files, files + _AHEAD))
+        self.counts = np.zeros((len(layouts), partitions), dtype=np.int64)
+        self._heap_ends = np.zeros_like(self.counts)
+        self._heap_starts = [-1] * len(layouts)
+        self._writer = _Writer() if most_lanes() > 1 else None
+
+    def too_large(self, side: int, rows: Rows) -> NDArray[np.bool_] | None:
+        """Return which tuples no buffer takes; None if there is none."""
+        layout = self.layouts[side]
+        start = self._heap_start(side, rows)
+        if start > self._content:
+            return np.ones(len(rows), dtype=np.bool_)
+        if layout.heap < 0:
+            return None
+        sizes = rows.sizes(np.arange(len(rows), dtype=np.int64)) - rows.layout.stride
+        large: NDArray[np.bool_] = sizes > self._content - start
+        return large if large.any() else None
+
+    def add(self, side: int, rows: Rows, index: NDArray[np.int64], numbers: NDArray[np.int64], flag: int = 0) -> None:
+        """Add tuples.
+
+        Parameters
+        ----------
+        side
+            Their input.
+        rows, index
+            Tuples to add are those at `index`. None of them is too large for a buffer.
+        numbers : int64[len(index)]
+            Partition of each.
+        flag
+            Flags to set in the copies.
+
+        Raises
+        ------
+        StorageIOError
+            If a block cannot be written, this one or one before it.
+        """
+        layout, start, at = rows.layout, self._heap_start(side, rows), 0
+        while True:
+            at = kernels.scatter(
+                rows.records,
+                layout.stride,
+                layout.heap,
+                rows.heap,
+                index,
+                at,
+                numbers,
+                STAMPS_NBYTES,
+                layout.flags,
+                flag,
+                self._buffers,
+                self._content,
+                self._places[side],
+                start,
+                self.counts[side],
+                self._heap_ends[side],
+            )
+            if at == len(index):
+                return
+            self._write(side, int(numbers[at]))
+
+    @staticmethod
+    def nbytes_alone(nbytes: int) -> int:
+        """Return the memory that `write_alone` needs for a tuple of so many bytes."""
+        return nbytes + block_nbytes(nbytes)
+
+    def write_alone(self, side: int, rows: Rows, at: int, number: int) -> None:
+        """Write a tuple that is too large for a buffer as a block of its own."""
+        layout, one = self.layouts[side], np.array([at], dtype=np.int64)
+        start, places = layout.stride, np.zeros(1, dtype=np.int64)
+        size = start + heap_nbytes(rows, one)
+        file = self._file(side, number)
+        with held(self._budget, self.nbytes_alone(size)):
+            buffer, none = np.empty(size + _SLACK, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+            kernels.scatter(
+                rows.records,
+                rows.layout.stride,
+                rows.layout.heap,
+                rows.heap,
+                one,
+                0,
+                none,
+                STAMPS_NBYTES,
+                rows.layout.flags,
+                0,
+                buffer,
+                size,
+                places,
+                start,
+                none.copy(),
+                none.copy(),
+            )
+            self._wait(most=0)
+            file.write(file.reserve(size, 1), [buffer[:size]])
+
+    def finish(self) -> None:
+        """Write all tuples, and free the memory.
+
+        Raises
+        ------
+        StorageIOError
+            If a block cannot be written.
+        """
+        for side, number in np.argwhere(self.counts).tolist():
+            self._write(side, number)
+        self._wait(most=0)
+        self.close()
+        self._buffers = self._block = np.zeros(0, dtype=np.uint8)
+        self._budget.release("spill", self.nbytes)
+
+    def close(self) -> None:
+        """Stop the thread; what it has not begun to write is lost."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _heap_start(self, side: int, rows: Rows) -> int:
+        """Return where variable parts begin in a buffer.
+
+        The first tuples of an input decide it, within limits, since later ones may differ. It is beyond the buffer if
+        not even a record fits.
+        """
+        if self._heap_starts[side] < 0:
+            stride, share = self.layouts[side].stride, 1.0
+            if self.layouts[side].heap >= 0:
+                heap = heap_nbytes(rows, np.arange(len(rows), dtype=np.int64)) / max(len(rows), 1)
+                share = min(max(stride / (stride + heap), _LEAST_SHARE), 1 - _LEAST_SHARE)
+            self._heap_starts[side] = max(1, int(share * self._content) // stride) * stride
+        return self._heap_starts[side]
+
+    def _write(self, side: int, number: int) -> None:
+        """Write the buffer of a partition, and give the partition another one."""
+        count, heap = int(self.counts[side, number]), int(self._heap_ends[side, number])
+        place, start = int(self._places[side, number]), self._heap_starts[side]
+        buffer = self._buffers[place * self._content : (place + 1) * self._content]
+        parts = [buffer[: count * self.layouts[side].stride], buffer[start : start + heap]]
+        file = self._file(side, number)
+        ref = file.reserve(sum(map(len, parts)), count)
+        self.counts[side, number] = self._heap_ends[side, number] = 0
+        if self._writer is None:
+            file.write(ref, parts, self._block)
+            return
+        self._writer.start(place, partial(file.write, ref, parts, self._block))
+        self._wait(most=_AHEAD - 1)
+        self._places[side, number] = self._free.pop()
+
+    def _wait(self, most: int) -> None:
+        """Wait until so many writes are left."""
+        while self._writer is not None and self._writer.left > most:
+            self._free.append(self._writer.wait())
+
+
+_Job: TypeAlias = "tuple[int, Callable[[], None]] | None"
+
+
+class _Writer:
+    """A thread that writes one block after another.
+
+    Attributes
+    ----------
+    left
+        Number of blocks whose end `wait` has not returned.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._ends: SimpleQueue[int | Exception] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self.left = 0
+
+    def start(self, buffer: int, write: Callable[[], None]) -> None:
+        """Begin to write a buffer, once those before it are written."""
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_write_all, args=(self._jobs, self._ends), name="headrace-spill", daemon=True
+            )
+            self._thread.start()
+        self._jobs.put((buffer, write))
+        self.left += 1
+
+    def wait(self) -> int:
+        """Return the next buffer that is written, or raise why it is not."""
+        self.left -= 1
+        end = self._ends.get()
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    def close(self) -> None:
+        """Write what was begun, and end the thread."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def __del__(self) -> None:
+        """End the thread of an operator that is dropped without being closed."""
+        self._jobs.put(None)
+
+
+def _write_all(jobs: SimpleQueue[_Job], ends: SimpleQueue[int | Exception]) -> None:
+    """Write until there is a job that is None. It knows the queues only, so that their owner can be dropped."""
+    while (job := jobs.get()) is not None:
+        buffer, write = job
+        try:
+            write()
+        except Exception as error:  # noqa: BLE001 - the caller's thread raises it
+            ends.put(error)
+        else:
+            ends.put(buffer)
+        del job, write  # they refer to buffers and files
