@@ -4,3 +4,5 @@ In: the files of the next batch of each source, and the state after the batch be
 the state after the batch. The state consists of immutable runs and one manifest for each batch. The rooms before this
 one read files and commit to Delta; `headrace.pipelines.correlating` runs a pipeline.
 """
+
+__all__: list[str] = []
