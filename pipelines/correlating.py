@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from headrace.pipelines.catalog import Catalog
@@ -21,7 +22,7 @@ from headrace.pipelines.correlate.sinks import check_sinks, create_sinks
 from headrace.pipelines.delta.tables import DeltaHandle, has_table, stream_registry
 from headrace.pipelines.errors import LedgerError, PipelineFileError, SourceFileError
 from headrace.pipelines.lease import Leases
-from headrace.pipelines.loop import StopRequest
+from headrace.pipelines.loop import StopRequest, fingerprints
 from headrace.pipelines.replica.kernels import compiling
 from headrace.pipelines.runner import RunResult
 from headrace.pipelines.source.discovery import examine
@@ -156,11 +157,14 @@ class _Loop:
         number, attempt = self._ledgers.stream.next_number(), str(uuid.uuid4())
         self._ledgers.plan(number, attempt, files)
         self._hook("after plan")
-        record = self._protocol.run_batch(files, number, attempt)
-        self._mark(record)
+        with ExitStack() as stack:
+            folders = self._ledgers.folders
+            prints = {name: stack.enter_context(fingerprints(folders[name], each)) for name, each in files.items()}
+            record = self._protocol.run_batch(files, number, attempt)
+            self._mark(record, {name: taken() for name, taken in prints.items()})
 
-    def _mark(self, record: BatchRecord) -> None:
-        self._ledgers.done(record.batch)
+    def _mark(self, record: BatchRecord, prints: dict[str, dict[str, str | None]] | None = None) -> None:
+        self._ledgers.done(record.batch, prints)
         self._hook("after done")
         self._protocol.settled()
         self.records.append(record)

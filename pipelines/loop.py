@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.source.intake import Intake
     from headrace.pipelines.source.ledger import Ledger, Plan, RejectedRow
 
-__all__ = ["BatchLoop", "Loader", "StopRequest"]
+__all__ = ["BatchLoop", "Loader", "StopRequest", "fingerprints"]
 
 _LOG = logging.getLogger(__name__)
 _NAMED = 5
@@ -232,7 +232,7 @@ class BatchLoop:
         number, attempt = self._ledger.next_number(), str(uuid.uuid4())
         self._ledger.plan(number, attempt, files)
         self._hook("after plan")
-        with _fingerprints(self._folder, files) as prints:
+        with fingerprints(self._folder, files) as prints:
             record = self._loader.run_batch(self._frame_of(files), number, self._ledger.stream, attempt)
             self._hook("after batch")
             self._mark(record, prints())
@@ -265,7 +265,7 @@ class BatchLoop:
 
 
 @contextmanager
-def _fingerprints(folder: str, files: Sequence[FoundFile]) -> Iterator[Callable[[], dict[str, str | None]]]:
+def fingerprints(folder: str, files: Sequence[FoundFile]) -> Iterator[Callable[[], dict[str, str | None]]]:
     """Compute the fingerprints of files while a batch is loaded; give up if that fails."""
     given_up = threading.Event()
 

@@ -322,7 +322,7 @@ def _join_problems(config: CorrelationConfig) -> list[Problem]:
     try:
         plan = join_plan({name: arrow_schema(each.columns) for name, each in config.sources.items()}, config.conditions)
         if config.correlate.lateness is not None:
-            plan.stages[0].time_band()
+            plan.stages[0].time_band().ticks(config.correlate.lateness)
     except InputError as error:
         return [Problem(("correlate",), f"correlate: {error}")]
     names = plan.schema.names

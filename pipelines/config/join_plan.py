@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
+import numpy as np
 import pyarrow as pa
 
+from headrace.joins.errors import JoinInputError
 from headrace.joins.predicates.offsets import ticks
 from headrace.joins.streams import JoinGraph, Near
 from headrace.joins.streams.tuples.results import result_schema
@@ -63,8 +65,12 @@ class TimeBand:
         JoinInputError
             If it is not a whole number of them.
         """
-        text = f"{duration}s" if isinstance(duration, int | float) else duration
-        return int(ticks(text, self.kind, "lateness"))
+        found = ticks(f"{duration}s" if isinstance(duration, int | float) else duration, self.kind, "lateness")
+        if found.denominator != 1:
+            raise JoinInputError(
+                f"`lateness` is {duration}, but times of type {self.kind} differ by whole units; write it in them"
+            )
+        return int(found)
 
 
 @dataclass(frozen=True)
@@ -141,6 +147,16 @@ class JoinStage:
                 within = int(ticks(condition.within, kind, "within"))
                 return TimeBand(at, (condition.left, condition.right), kind, within)
         raise InputError("`lateness` needs a condition in `near` between times, but those in the file compare numbers")
+
+    def time_word(self, side: int, ticks: int) -> int:
+        """Return the key word of a time in the column of `time_band`; of the earliest time if it is before that."""
+        band = self.time_band()
+        stored = np.dtype(np.int32 if pa.types.is_date32(band.kind) else np.int64)
+        time = pa.array(np.array([max(ticks, np.iinfo(stored).min)], dtype=stored)).view(band.kind)
+        schema = self.inputs[side]
+        columns = [time if field.name == band.columns[side] else pa.nulls(1, field.type) for field in schema]
+        key = self.bands()[band.at][0][side]
+        return int(key.encode(pa.RecordBatch.from_arrays(columns, schema=schema))[0].prefix[0])
 
     def _keys(self, edge: Edge) -> tuple[KeySpec, KeySpec]:
         return self.graph.keys[LEFT][edge.key_of(LEFT)], self.graph.keys[RIGHT][edge.key_of(RIGHT)]

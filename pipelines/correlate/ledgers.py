@@ -81,6 +81,11 @@ class SourceLedgers:
         """Duration of the last listings in seconds."""
         return sum(source.intake.listing_seconds for source in self._sources.values())
 
+    @property
+    def folders(self) -> dict[str, str]:
+        """Folder of each source."""
+        return {name: source.folder for name, source in self._sources.items()}
+
     def take(self) -> Waiting:
         """Return the files of the next batch by source; empty if no source has new files."""
         taken = {name: source.intake.take() for name, source in self._sources.items()}
@@ -101,13 +106,22 @@ class SourceLedgers:
                 found[name] = source.folder, plan.files, plan.skipped
         return found
 
-    def done(self, number: int) -> None:
-        """Mark the pending batch as loaded."""
-        for source in self._sources.values():
+    def done(self, number: int, prints: Mapping[str, Mapping[str, str | None]] | None = None) -> None:
+        """Mark the pending batch as loaded.
+
+        Parameters
+        ----------
+        number
+            Number of the batch.
+        prints
+            Fingerprints of the files of each source; None to compute them.
+        """
+        for name, source in self._sources.items():
             plan = source.ledger.pending()
             if plan is not None:
-                prints = {file.name: fingerprint(source.folder, file) for file in plan.files}
-                source.ledger.done(number, prints)
+                known = None if prints is None else prints.get(name)
+                found = {file.name: fingerprint(source.folder, file) for file in plan.files} if known is None else known
+                source.ledger.done(number, found)
         self.stream.done(number)
 
     def forget(self, number: int) -> None:

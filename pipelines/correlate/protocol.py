@@ -17,7 +17,7 @@ import time
 import uuid
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
 from headrace.pipelines.batch.read_step import ReadStep, record_format
@@ -34,6 +34,7 @@ from headrace.pipelines.errors import (
     BatchError,
     ConservationError,
     DeltaTableError,
+    PipelineFileError,
     StateDamagedError,
     TableMovedError,
 )
@@ -52,9 +53,6 @@ if TYPE_CHECKING:
     from headrace.pipelines.source.discovery import FoundFile
 
 __all__ = ["CorrelationProtocol", "sources_text"]
-
-_SIGN: Final = 1 << 63
-_WORD: Final = (1 << 64) - 1
 
 
 def sources_text(config: CorrelationConfig) -> str:
@@ -137,7 +135,16 @@ class CorrelationProtocol:
             self._manifest = Manifest.first(definition)
         else:
             self._manifest = self._state.read(ManifestRef(last, attempt), definition)
+        self._require_lateness(self._manifest)
         self._clean()
+
+    def _require_lateness(self, manifest: Manifest) -> None:
+        """Refuse to go on without watermarks: rows that were late could meet a state that lacks their matches."""
+        if manifest.watermarks and self._config.correlate.lateness is None:
+            raise PipelineFileError(
+                f"batch {manifest.batch} dropped state by correlate.lateness, which the pipeline file no longer has; "
+                "give it again, as long as you like, since a watermark never goes back"
+            )
 
     def loaded(self) -> int | None:
         """Return the number of the last batch in the table of results, or None."""
@@ -173,6 +180,7 @@ class CorrelationProtocol:
         manifest = self._state.read(ref, self._plan.definition())
         self._follow_up(note, number)
         self._manifest = manifest
+        self._require_lateness(manifest)
         record = BatchRecord(**{**note["record"], "run": self._run, "detail": {"recovered": True}})
         self._catalog.record_batch(record)
         return record
@@ -297,7 +305,7 @@ class CorrelationProtocol:
         words: list[int | None] = []
         for side in (LEFT, RIGHT):
             mark = self._manifest.watermarks.get(sources[1 - side])
-            words.append(None if mark is None else min(_WORD, max(0, mark - band.within + _SIGN)))
+            words.append(None if mark is None else self._plan.stages[0].time_word(side, mark - band.within))
         return (words[LEFT], words[RIGHT]), band.at
 
     # State

@@ -102,6 +102,9 @@ def _likely(plan: ShardPlan, join: ShardJoin, kept: KeptRows) -> bool:
     """Return whether the rows fit by their number, so that they are not read in vain."""
     needed = 0
     for side in (LEFT, RIGHT):
-        rows = sum(ref.rows for ref in plan.runs if ref.side == side and plan.whole(ref)) + join.rows_new[side]
+        runs = [ref for ref in plan.runs if ref.side == side and plan.whole(ref)]
+        rows = sum(ref.rows for ref in runs) + join.rows_new[side]
         needed += rows * (kept.layouts[side].stride + _INDEX_BYTES)
+        if kept.layouts[side].heap >= 0:
+            needed += sum(ref.nbytes for ref in runs)
     return needed <= kept.budget.limit

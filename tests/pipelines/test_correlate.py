@@ -275,6 +275,34 @@ class TestLateness:
         world.run()
         assert [row["record"].split(",")[1] for row in world.rejected()] == ["late"]
 
+    def test_lateness_cannot_be_left_out_later(self, world):
+        world.add("orders", [(1, "a", self.at(300))])
+        world.run()
+        del world.document["correlate"]["lateness"]
+        world.write()
+        with pytest.raises(PipelineFileError, match="give it again"):
+            world.run()
+
+    def test_dates_are_purged_by_whole_days(self, folder):
+        near = [{"columns": "orders.day = payments.day", "within": 1}]
+        correlate = {"on": ["orders.id = payments.order"], "near": near, "lateness": "2d", "shards": 1}
+        world = World(folder, correlate)
+        world.document["sources"]["orders"]["schema"] = {"id": "bigint", "day": "date"}
+        payments = {"format": "csv", "path": "payments", "schema": {"order": "bigint", "day": "date"}}
+        world.document["sources"]["payments"] = payments
+        world.write()
+        for day in range(1, 13, 2):
+            world.add("orders", [(1, f"1969-12-{20 + day}" if day < 12 else "1970-01-01")])
+            lines = ["order,day", f"1,1969-12-{19 + day}"]
+            (world.folder / "payments" / f"{day:02d}.csv").write_text("\n".join(lines))
+            world.run()
+        found = [(row[1].day, row[3].day) for row in world.results()]
+        expected = [(20 + a, 19 + b) for a in range(1, 13, 2) for b in range(1, 13, 2) if abs(a - b + 1) <= 1]
+        assert sorted(found) == sorted(expected)
+        assert not world.rejected()
+        kept = [sum(run["rows"] for run in world.manifest()["runs"] if run["side"] == side) for side in (0, 1)]
+        assert kept == [4, 3], "the last batch dropped orders before 26 December, and payments before 26 December"
+
 
 class TestDamage:
     @pytest.fixture
@@ -434,6 +462,12 @@ WRONG = {
         ["correlate", "near"], [{"columns": "orders.at = payments.at", "within": 1.5}], "within",
     ),
     "lateness without times": (["correlate", "lateness"], "5min", "between times"),
+    "lateness of less than a unit": (
+        ["correlate"],
+        {"on": ["orders.id = payments.order"], "near": [{"columns": "orders.at = payments.at", "within": "1s"}],
+         "lateness": "0.0000005s"},
+        "whole",
+    ),
     "lateness of numbers": (
         ["correlate"],
         {"on": ["orders.item = payments.item"], "near": [{"columns": "orders.id = payments.order", "within": 1}],
