@@ -16,6 +16,7 @@ from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.config.join_plan import join_plan
 from headrace.pipelines.correlate.engines import SparkEngine
+from headrace.pipelines.correlate.kernels import compiling
 from headrace.pipelines.correlate.ledgers import SourceLedgers
 from headrace.pipelines.correlate.protocol import CorrelationProtocol
 from headrace.pipelines.correlate.sinks import check_sinks, create_sinks
@@ -23,7 +24,6 @@ from headrace.pipelines.delta.tables import DeltaHandle, has_table, stream_regis
 from headrace.pipelines.errors import LedgerError, PipelineFileError, SourceFileError
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import StopRequest, fingerprints
-from headrace.pipelines.replica.kernels import compiling
 from headrace.pipelines.runner import RunResult
 from headrace.pipelines.source.discovery import examine
 from headrace.pipelines.source.identity import application, restored_before

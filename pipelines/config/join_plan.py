@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 
 from headrace.joins.errors import JoinInputError
@@ -32,6 +31,7 @@ __all__ = ["LEFT", "RIGHT", "JoinPlan", "JoinStage", "TimeBand", "join_plan"]
 LEFT: Final = 0
 RIGHT: Final = 1
 _SIDES: Final = ("left", "right")
+_DATE_BITS: Final = 32
 
 Condition = tuple[str, str] | Near
 
@@ -151,8 +151,9 @@ class JoinStage:
     def time_word(self, side: int, ticks: int) -> int:
         """Return the key word of a time in the column of `time_band`; of the earliest time if it is before that."""
         band = self.time_band()
-        stored = np.dtype(np.int32 if pa.types.is_date32(band.kind) else np.int64)
-        time = pa.array(np.array([max(ticks, np.iinfo(stored).min)], dtype=stored)).view(band.kind)
+        bits = band.kind.bit_width
+        time = pa.array([max(ticks, -(1 << (bits - 1)))], pa.int32() if bits == _DATE_BITS else pa.int64())
+        time = time.view(band.kind)
         schema = self.inputs[side]
         columns = [time if field.name == band.columns[side] else pa.nulls(1, field.type) for field in schema]
         key = self.bands()[band.at][0][side]

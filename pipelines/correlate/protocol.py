@@ -257,7 +257,9 @@ class CorrelationProtocol:
 
     def _read_task(self, work: _Batch) -> ReadTask:
         sources = {name: self._source_read(name, work) for name in self._config.sources}
-        return ReadTask(sources, self._plan.stages, self._shards, work.specs["errors"])
+        return ReadTask(
+            sources, self._plan.stages, self._shards, parse_memory(self._config.memory), work.specs["errors"]
+        )
 
     def _source_read(self, name: str, work: _Batch) -> SourceRead:
         source = self._config.sources[name]

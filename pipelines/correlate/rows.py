@@ -51,7 +51,6 @@ NOTE: Final = -1
 """Stage of a row that holds the note of a task."""
 
 _CHUNK_BYTES: Final = 1 << 20
-_SHARE_BYTES: Final = 64 << 20
 _HALF: Final = np.uint64(32)
 
 
@@ -87,6 +86,8 @@ class Packer:
         Position of the join, and input of the rows.
     shards
         Number of shards.
+    memory
+        Bytes of rows that wait for their chunks to be full.
 
     Attributes
     ----------
@@ -100,6 +101,7 @@ class Packer:
     number: int
     side: int
     shards: int
+    memory: int
     keyless: int = 0
     packed: int = 0
     _waiting: dict[int, list[pa.RecordBatch]] = field(default_factory=dict)
@@ -114,7 +116,7 @@ class Packer:
         order = np.argsort(shard, kind="stable")
         ordered = stored.take(pa.array(order))
         found, starts = np.unique(shard[order], return_index=True)
-        room = min(_CHUNK_BYTES, _SHARE_BYTES // self.shards)
+        room = min(_CHUNK_BYTES, self.memory // self.shards)
         for each, start, end in zip(found.tolist(), starts, [*starts[1:], len(order)], strict=True):
             part = ordered.slice(start, end - start)
             self._waiting.setdefault(each, []).append(part)

@@ -40,6 +40,7 @@ _SIDES: Final = (LEFT, RIGHT)
 _SHARE: Final = 4
 _RUNS_OF_A_TIER: Final = 8
 _FAN_IN: Final = 16
+_MOST_WAITING: Final = 1 << 30  # a column of text in one array has less than 2 GiB
 YOUNG_BATCHES: Final = 16
 """Number of batches whose runs are not merged yet, so that a worker with the rows of older batches reads them alone."""
 _WORD: Final = 2**64 - 1
@@ -137,7 +138,7 @@ class ShardJoin:
         """Take new stored rows of an input."""
         self._waiting[side].append(rows)
         self.rows_new[side] += rows.num_rows
-        if sum(batch.nbytes for batch in self._waiting[side]) > self._plan.memory // _SHARE // 3:
+        if sum(batch.nbytes for batch in self._waiting[side]) > min(self._plan.memory // _SHARE // 3, _MOST_WAITING):
             self._write_waiting(side, keep=False)
 
     def write(self) -> None:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from headrace.pipelines.batch.error_rows import Origin, error_rows
 from headrace.pipelines.batch.steps import Task
+from headrace.pipelines.config.join_plan import LEFT
 from headrace.pipelines.correlate.residents import resident_results
 from headrace.pipelines.correlate.rows import START, Packer, chunks_of, note_row, stored_schema
 from headrace.pipelines.correlate.runs import RunFiles, RunRef
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["PIECES_OF_SOURCES", "SOURCE", "JoinTask", "ReadTask", "SourceRead"]
 
 SOURCE = "source"
+_SHARE = 8
 PIECES_OF_SOURCES = pa.schema([pa.field(SOURCE, pa.string()), *PIECES])
 
 
@@ -92,8 +94,8 @@ class ReadTask:
         Sources by name.
     stages
         Joins in order.
-    shards
-        Number of shards.
+    shards, memory
+        Number of shards, and memory of a task in bytes.
     errors
         Files of the error table.
     """
@@ -101,6 +103,7 @@ class ReadTask:
     sources: Mapping[str, SourceRead]
     stages: tuple[JoinStage, ...]
     shards: int
+    memory: int
     errors: FileSpec
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -113,7 +116,8 @@ class ReadTask:
                 source = self.sources[name]
                 tally = counts.setdefault(name, _Counts())
                 if name not in packers:
-                    packers[name] = Packer(self.stages[source.stage], source.stage, source.side, self.shards)
+                    room = self.memory // _SHARE // len(self.sources)
+                    packers[name] = Packer(self.stages[source.stage], source.stage, source.side, self.shards, room)
                 piece = pa.RecordBatch.from_pylist([row], PIECES)
                 for batch in source.reader.run([piece], Task("", 0)):
                     rows = _checked(batch, name, source, tally, errors)
@@ -276,7 +280,7 @@ class JoinTask:
         """Write results to files of the table, or yield them for the next join."""
         note["results"] = 0
         if self.number < len(self.stages) - 1:
-            packer = Packer(self.stages[self.number + 1], self.number + 1, 0, self.shards)
+            packer = Packer(self.stages[self.number + 1], self.number + 1, LEFT, self.shards, self.memory // _SHARE)
             for batch in results:
                 note["results"] += batch.num_rows
                 yield from packer.take(batch)
