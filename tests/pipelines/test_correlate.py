@@ -34,7 +34,7 @@ STEPS = (
     "after listing", "after plan", "before join", "after join", "after manifest", "before facts", "after facts",
     "before errors", "after errors", "after record", "after done",
 )  # fmt: skip
-QUICK = {"after manifest", "after facts", "after done"}
+QUICK = {"after manifest", "after facts"}
 
 
 class Killed(BaseException):
@@ -142,7 +142,7 @@ def test_small_memory_takes_several_parts(folder, rng, monkeypatch):
         world.add_random(rng, 500, keys=200)
     world.run()
     assert world.results() == world.expected(EQUAL)
-    assert kept.count(False) > 4
+    assert kept.count(False) > 2, kept
 
 
 def test_a_memory_that_holds_no_row_is_refused(folder, rng):
@@ -152,9 +152,8 @@ def test_a_memory_that_holds_no_row_is_refused(folder, rng):
         world.run()
 
 
-@pytest.mark.parametrize(
-    "before", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow), 5]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [1, 2, 5])
 def test_another_number_of_shards_keeps_the_state(world, rng, before):
     world.shards(before)
     for shards in (3, 2, 7, before):
