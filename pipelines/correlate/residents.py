@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 
 from headrace.joins.streams.hashing.kept_rows import KeptRows
 from headrace.pipelines.config.join_plan import LEFT, RIGHT
-from headrace.pipelines.correlate.shard_join import YOUNG_BATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -62,7 +61,7 @@ def resident_results(
         return None
     key = (folder, plan.number, plan.shard, plan.shards)
     found = _residents.pop(key, None)
-    if found is None or recent.get(found.batch) != found.attempt or found.batch < plan.batch - YOUNG_BATCHES:
+    if found is None or not _continues(found, plan, recent):
         found = _Resident(_empty(plan), -1, "")
     kept = found.rows
     if not _likely(plan, join, kept) or not all(
@@ -73,6 +72,16 @@ def resident_results(
     if not all(kept.keep(side, batch) for side in (LEFT, RIGHT) for batch in join.new_rows(side)):
         return None
     return _results(key, plan, join, kept, before)
+
+
+def _continues(found: _Resident, plan: ShardPlan, recent: Mapping[int, str]) -> bool:
+    """Return whether the rows are those of a batch that the manifest follows, and later ones are in runs of their own.
+
+    Runs are merged over several batches when they are old, and when the number of shards changes.
+    """
+    return recent.get(found.batch) == found.attempt and not any(
+        ref.first <= found.batch < ref.last for ref in plan.runs
+    )
 
 
 def _results(

@@ -165,6 +165,23 @@ def test_another_number_of_shards_keeps_the_state(world, rng, before):
     assert len(whole) <= 7
 
 
+def test_a_worker_with_rows_of_before_a_change_of_shards_reads_none_twice(world, rng):
+    """A run that was rewritten for other shards may hold rows that the worker has, and later ones."""
+    residents.forget_residents()
+    before = {}
+    for number, shards in enumerate((2, 3, 2, 2)):
+        world.shards(shards)
+        world.add_random(rng, 30)
+        if number == 3:
+            residents._residents.update(before)
+        world.run()
+        if number == 0:
+            before = dict(residents._residents)
+            assert before
+        residents.forget_residents()
+    assert world.results() == world.expected(EQUAL)
+
+
 def test_state_of_other_shards_is_rewritten_in_one_batch(world, rng):
     world.shards(5)
     world.add_random(rng, 50)
