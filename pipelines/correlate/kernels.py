@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from functools import cache
 from threading import Thread
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headrace.pipelines.replica.kernels import compile_readers
+
+if TYPE_CHECKING:
+    from headrace.joins.streams.tuples.conditions import Conditions
 
 __all__ = ["compiling"]
 
@@ -31,7 +35,12 @@ def _compile() -> None:
     compile_readers()
     number = pa.array(range(_ROWS))
     batch = pa.record_batch([number, number.cast(pa.string()), number.cast(pa.bool_())], names=["k", "t", "b"])
-    for on in ([("l.k", "r.k")], [("l.t", "r.t")], [("l.k", "r.k"), Near("l.k", "r.k", 1)]):
+    conditions: tuple[Conditions, ...] = (
+        [("l.k", "r.k")],
+        [("l.t", "r.t")],
+        [("l.k", "r.k"), Near("l.k", "r.k", 1)],
+    )
+    for on in conditions:
         rows = KeptRows({"l": batch.schema, "r": batch.schema}, on, "4MiB")
         for side in (0, 1):
             rows.keep(side, batch)

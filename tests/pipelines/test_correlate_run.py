@@ -85,7 +85,7 @@ def commits(world):
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("spark")
 def test_a_driver_that_is_killed_within_and_between_batches_loses_and_doubles_nothing(world, rng):
-    for number in range(10):
+    for number in range(6):
         world.shards(1 + number % 3)
         for _ in range(3):
             world.add_random(rng, 40)
