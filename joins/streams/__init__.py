@@ -40,15 +40,17 @@ and uses
 - `self.stamp_arrivals(rows, start)`: after each flush within `_arrive`, for the tuples that are not in memory yet
 - `self.spill_file(side)` with `base.blocks`: spilled blocks of tuples (`write_block`, `read_block`), and
   `SpillReserve`, a part of the budget for the buffers of a flush, which begins when no other memory is left
+- `base.spool.Spool`: buffers of tuples on their way to disk, for each input and partition; `base.block_join.BlockJoin`
+  joins such blocks, and `base.lanes.in_lanes` several partitions at a time
 - `self.require(nbytes, purpose)`: refuse a memory that is too small when the operator is made
 - `self.results.batches([(rows, positions), ...])`: result batches, one entry for each input in order
 - `self.budget`: memory. Stores charge themselves; charge the component ``spill`` for blocks in memory, and
   ``statistics`` for what a flushing policy keeps. The workspace, an eighth of the memory, is charged once by the base
   for the slice that is being taken in and the result batch in progress
 
-Everything is deterministic: times and arrivals are arguments, and nothing depends on hashes of Python or on threads.
-Put the operator into `OPERATORS` of ``tests/joins/streams/conftest.py``, and the whole suite applies to it. A line in
-`catalog.ALGORITHMS` and a row in the table of docs/streams.md make it available to `headrace correlate`.
+Everything is deterministic: times and arrivals are arguments, and nothing depends on hashes of Python or on the pace of
+threads. Put the operator into `OPERATORS` of ``tests/joins/streams/conftest.py``, and the whole suite applies to it. A
+line in `catalog.ALGORITHMS` and a row in the table of docs/streams.md make it available to `headrace correlate`.
 """
 
 from __future__ import annotations

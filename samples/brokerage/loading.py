@@ -74,6 +74,16 @@ def batches_of(source: Path) -> int:
     return count
 
 
+def _require_plain(source: Path) -> None:
+    """Raise an error if Spark's readers would take the path of the source for a pattern."""
+    odd = sorted({*str(source.absolute())} & {*"[]{}*?\\,"})
+    if odd:
+        raise InputError(
+            f"the path of the source {source.absolute()} holds {odd[0]!r}, which Spark's readers take for a pattern; "
+            "rename the folder, or name it through a link with a plain path"
+        )
+
+
 def load(
     source: Path, folder: Path, batches: int | None = None, on_batch: Callable[[Loaded], None] = lambda _: None
 ) -> list[Loaded]:
@@ -96,6 +106,7 @@ def load(
         If the source lacks a batch, or the folder holds something else.
     """
     there = batches_of(source)
+    _require_plain(source)
     wanted = there if batches is None else batches
     if wanted > there:
         raise InputError(f"{source} has {there} batches, so --batches is at most {there}, not {wanted}")

@@ -34,7 +34,7 @@ RUN = (
     "after facts", "before record", "after record", "after batch",
 )  # fmt: skip
 WRITERS = ("merge", "optimize", "apply", "append", "none")
-OWN = {"stream", "run", "loaded_at", "rejected_at", "_file", "_loaded_at"}
+OWN = {"_dimension_version", "stream", "run", "loaded_at", "rejected_at", "_file", "_loaded_at"}
 
 
 class Shop(Orders):

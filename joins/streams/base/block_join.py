@@ -267,6 +267,8 @@ class _TupleMemory:
         """Return up to which position tuples from `start` on fit."""
         room = self._low - self._count * self.layout.stride
         low, high = start, min(len(rows), start + room // self.layout.stride)
+        if self.layout.heap < 0:
+            return high
         while low < high:
             middle = (low + high + 1) >> 1
             first, last = heap_range(rows, start, middle)

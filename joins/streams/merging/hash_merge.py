@@ -16,7 +16,8 @@ tuples are hashed; bands in addition filter.
 
 Memory: the tuples of both inputs, 12 to 16 bytes for each in the hash chains, 32 bytes for each tuple of the largest
 bucket to sort it, 160 bytes for each spilled block, two blocks for flushing and merging, and the workspace. A tuple
-that is larger than a block (a 32nd of the memory, at least 8 KiB) may be refused.
+that is larger than a block (a 32nd of the memory, at least 8 KiB) may be refused. The lists of blocks grow with the
+input, so a memory of a few hundred KiB holds those of some 10 MB of tuples; then the join fails and says so.
 """
 
 from __future__ import annotations
@@ -149,7 +150,9 @@ class HashMergeAlgorithm(StreamsAlgorithm):
             if self.rows_in_memory and count <= few:
                 self._flush(choose_bucket(self._counts, _BALANCE))
                 continue
-            stop = start + max(count, 1)  # an empty memory that takes no tuple refuses it
+            stop = start + max(count, 1)
+            if count == 0 and self.stores[side].fitting(rows, start) == 0:
+                raise self._merger.no_room(side)
             yield from self.join_in_memory(self._pairing, side, rows, np.arange(start, stop, dtype=np.int64))
             self.stores[side].insert(rows, start, stop)
             buckets = self._buckets(side, rows, start, stop)

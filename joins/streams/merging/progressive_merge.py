@@ -13,7 +13,7 @@ equalities do. If the memory was never full, the cleanup phase joins the tuples 
 
 Memory: the tuples of both inputs, 13 bytes for each in the sorted entries, 160 bytes for each spilled block, two blocks
 for flushing, and the workspace. A tuple that is larger than a block (a 32nd of the memory, at least 8 KiB) may be
-refused.
+refused. The lists of blocks grow with the input; when they leave no room for tuples, the join fails and says so.
 """
 
 from __future__ import annotations
@@ -125,9 +125,10 @@ class ProgressiveMergeAlgorithm(StreamsAlgorithm):
                 yield from self._join_memory()
                 self._flush()
                 continue
-            stop = start + max(count, 1)  # an empty memory that takes no tuple refuses it
-            store.insert(rows, start, stop)
-            start = stop
+            if count == 0:
+                raise self._merger.no_room(side)
+            store.insert(rows, start, start + count)
+            start += count
 
     def _join_memory(self) -> Iterator[pa.RecordBatch]:
         """Join the tuples in memory, in the order of the first input's keys."""

@@ -35,6 +35,7 @@ from headrace.joins.streams.tuples.keys import Width
 from headrace.joins.streams.tuples.rows import Rows
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.spill import BlockRef, block_nbytes
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
@@ -58,6 +59,7 @@ _SHARE = 32
 _FIELDS = 6
 _LOW = 4
 _ENTRY_NBYTES = 160  # of a block: 48 of its entry, and copies of entries in a turn
+_LISTS_SHARE = 4  # of the memory: longer lists are to blame when memory is full
 _ENTRY_GROWTH = 4  # blocks at most that are written for each that is merged
 _ENTRY = 12  # bytes of a key word and a slot
 _SCRATCH = 32  # bytes for each tuple of a block that is merged: words, their order, and copies of both
@@ -176,8 +178,24 @@ class RunMerger:
         MemoryBudgetError
             If there is no memory for them.
         """
+        if self.entry_nbytes(group) > self._budget.available:
+            raise self._lists_full()
         self._budget.charge("statistics", self.entry_nbytes(group))
         return group
+
+    def no_room(self, side: int) -> MemoryBudgetError:
+        """Return the error for a tuple of an input that an empty memory does not take."""
+        lists = self._budget.held("statistics")
+        return self._lists_full() if lists > self._budget.limit // _LISTS_SHARE else self._algorithm.no_room(side)
+
+    def _lists_full(self) -> MemoryBudgetError:
+        """Return the error for lists of blocks that leave no memory for tuples."""
+        lists, limit = self._budget.held("statistics"), self._budget.limit
+        return MemoryBudgetError(
+            f"{self._algorithm.counters.rows_spilled:,} tuples were spilled, and the lists of their blocks take "
+            f"{format_size(lists)} of the memory of {format_size(limit)}, which leaves no room for tuples; give the "
+            f"join at least {2 * limit} bytes, or use an operator without such lists, such as XJoin"
+        )
 
     @staticmethod
     def entry_nbytes(group: RunGroup) -> int:

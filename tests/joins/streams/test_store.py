@@ -100,6 +100,37 @@ def test_a_store_does_what_a_list_does(seed, kind):
     assert budget.use().used == 0
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_sweep_keeps_the_order_of_what_stays(share):
+    rng, budget = np.random.default_rng(9), MemoryBudget(8 << 20)
+    store = TupleStore(layout(), budget, [WIDTHS[key] is not None for key in range(len(WIDTHS))])
+    for first in range(0, 600, 200):
+        store.insert(encoded(batch(rng, 200, first)))
+    store.drop(rng.permutation(600)[:50])
+    before, stay, seen = store.rows.batch().to_pylist(), rng.random(550) < share, []
+
+    def keep(start, stop):
+        seen.extend(store.rows.take(np.arange(start, stop)).batch().to_pylist())
+        return stay[start:stop]
+
+    store.sweep(keep, 64)
+    assert seen == before
+    held = store.rows.batch().to_pylist()
+    assert held == [row for row, kept in zip(before, stay, strict=True) if kept]
+    assert store.live_nbytes == sum(store.rows.sizes(np.arange(len(held))).tolist())
+    probing = batch(rng, 20)
+    for key in WIDTHS:
+        assert sorted(probe(store, key, encoded(probing), 30)) == [
+            (at, slot)
+            for at, left in enumerate(probing.to_pylist())
+            for slot, right in enumerate(held)
+            if matches(key, left, right)
+        ]
+    store.insert(encoded(batch(rng, 100, 700)))
+    assert len(store) == len(held) + 100
+    assert budget.use().used == budget.held("tuples") + budget.held("key_index")
+
+
 def test_sorted_entries_are_in_the_order_of_values():
     data = batch(np.random.default_rng(2), 300)
     ordered = [True] * len(WIDTHS)

@@ -200,6 +200,13 @@ def test_another_source_for_the_same_folder_is_refused(one_by_one, small, tmp_pa
         load(folder, one_by_one[0])
 
 
+def test_a_source_whose_path_is_a_pattern_is_refused(tmp_path):
+    generate(tmp_path / "[1]", 5, 3, batches=1)
+    with pytest.raises(InputError, match=r"\[1\] holds '\[', which Spark's readers take for a pattern"):
+        load(tmp_path / "[1]", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_source_that_is_missing_is_an_error_with_a_remedy(tmp_path):
     done = headrace("demo", "brokerage", "--source", tmp_path / "nowhere", "--dir", tmp_path / "out", "--json")
     assert done.returncode == 1
