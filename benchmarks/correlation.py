@@ -3,10 +3,9 @@
 Both read the same Parquet files, a few of each feed in a batch, join them on one key, keep all rows of both feeds as
 state, and append the results to a Delta table exactly once. Each runs in a session of its own with two cores and two
 partitions; Spark's state store is its default one, which keeps the state in memory. The first batches of each are not
-counted. A batch of the pipeline has fixed costs of about half a second (Spark's jobs, commits, ledgers), so its lead
-grows with the rows of a batch. A second comparison is without tables and without Spark's tasks: the operator that the
-pipeline uses, in two threads of one process, and Spark's join with a sink that drops the results. Contents are compared
-for both tables; the verdicts are computed. Writes `correlate.csv`.
+counted. A second comparison is without tables and without Spark's tasks: the operator that the pipeline uses, in two
+threads of one process, and Spark's join with a sink that drops the results. Contents are compared for both tables; the
+verdicts are computed. Writes `correlate.csv`.
 """
 
 import os
@@ -53,8 +52,8 @@ spark: {{master: "local[2,4]", conf: {{spark.driver.memory: 6g}}}}
 class Settings:
     """Rows of each feed in a batch, batches, how many of them are not counted, and memory of a worker."""
 
-    rows: int = 500_000
-    batches: int = 4
+    rows: int = 250_000
+    batches: int = 5
     warming: int = 2
     memory: str = "4GiB"
 
