@@ -19,12 +19,14 @@ EXPERIMENTS = {
     "predicates": "band and as-of joins, compared with DuckDB",
     "filter": "absent keys: a table with a negative filter, compared with DuckDB's anti join",
     "spark": "a micro-batch on Spark, with SSIJ and with Spark's own join",
+    "correlate": "a pipeline that joins two feeds on Spark, compared with Spark's stream-stream join",
     "two-streams": "joins of two streams, in memory and with spill files, compared with DuckDB",
     "storage": "load, upsert and commit, compared with DuckDB, SQLite and LMDB",
 }
 MODULES = {
     "joins": "joins",
     "cold": "cold_start",
+    "correlate": "correlation",
     "filter": "absent_keys",
     "predicates": "predicates",
     "spark": "spark_microbatch",

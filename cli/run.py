@@ -47,12 +47,12 @@ def run(ctx: click.Context, console: Console, /, pipeline: Path, once: bool, fol
 
 def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
     """Run a pipeline and report each batch."""
-    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.config import load_any
     from headrace.pipelines.runner import run
     from headrace.pipelines.spark import jars_are_cached
 
     with console.step(f"running {pipeline}", left=LEFT, pipeline=pipeline):
-        config = load_pipeline(pipeline)
+        config = load_any(pipeline)
         fetched = "" if jars_are_cached() else "; Delta's jars are fetched first, since the cache does not hold them"
         console.note(f"starting Spark{fetched}")
         return run(config, follow=follow, on_batch=note_batch(console))
@@ -86,9 +86,28 @@ def outcome_pairs(result: RunResult) -> dict[str, Any]:
 
 
 def _blocks(result: RunResult) -> list[Block]:
-    places = {"facts": result.facts, "rejected rows": result.errors, "run": result.run}
-    summary = Pairs(f"{result.pipeline}: {result.state}", {**outcome_pairs(result), **places})
+    joined = any("sources" in batch.detail for batch in result.batches)
+    counts = _correlation_pairs(result) if joined else outcome_pairs(result)
+    places = {"table" if joined else "facts": result.facts, "rejected rows": result.errors, "run": result.run}
+    summary = Pairs(f"{result.pipeline}: {result.state}", {**counts, **places})
     return [summary, *map(Text, result.notices), *left_out_block(result.left_out)]
+
+
+def _correlation_pairs(result: RunResult) -> dict[str, Any]:
+    """Return the row counts of a run that joined several sources, by name, for display."""
+    details = [batch.detail for batch in result.batches if "sources" in batch.detail]
+    sources = list(dict.fromkeys(name for detail in details for name in detail["sources"]))
+    read = {f"  {name}": sum(detail["sources"].get(name, {}).get("rows", 0) for detail in details) for name in sources}
+    rows, state = result.total("rows_in"), details[-1]["state"]
+    rate = rows / result.seconds if result.seconds else 0.0
+    return {
+        "rows in": rows,
+        **read,
+        "results": result.total("loaded"),
+        "rejected": result.total("rejected"),
+        "rate": f"{rate:,.0f} rows/s, {result.seconds:.1f} s in {counted(len(result.batches), 'batch')}",
+        "state": f"{state['rows']:,} rows, {state['bytes']:,} bytes in {counted(state['runs'], 'run')}",
+    }
 
 
 def _hit_ratio(result: RunResult) -> str:
@@ -100,6 +119,9 @@ def _hit_ratio(result: RunResult) -> str:
 
 
 def _batch_line(batch: BatchRecord) -> str:
+    if "sources" in batch.detail:
+        counts = f"{batch.rows_in:,} rows in, {batch.loaded:,} results, {batch.rejected:,} rejected"
+        return f"batch {batch.batch}: {counts}, {batch.seconds:.1f} s"
     return (
         f"batch {batch.batch}: {batch.rows_in:,} rows in, {batch.loaded:,} loaded, {batch.rejected:,} rejected, "
         f"{counted(batch.new_members, 'new member')}, {batch.seconds:.1f} s"

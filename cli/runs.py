@@ -46,10 +46,10 @@ that ran it, named after the time and the process id; --run ID shows where it is
 def runs(console: Console, /, pipeline: Path, wanted: str | None, limit: int) -> None:
     """Show the latest runs of the pipeline file PIPELINE, or the batches of one run."""
     from headrace.pipelines.catalog import Catalog
-    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.config import load_any
 
     with console.step(f"reading the run catalog of {pipeline}", left="the catalog as it was"):
-        config = load_pipeline(pipeline)
+        config = load_any(pipeline)
         with Catalog(str(config.catalog)) as catalog:
             if wanted is not None:
                 run = _find(catalog, config.name, wanted)

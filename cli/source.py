@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.blocks import Block, Grid, Pairs, Text
+from headrace.cli.errors import CliError
 from headrace.cli.options import PATH, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from headrace.cli.console import Console
+    from headrace.pipelines.config import PipelineConfig
     from headrace.pipelines.source import LeftOut, SourceFile
 
 __all__ = ["left_out_block", "source"]
@@ -23,6 +25,7 @@ __all__ = ["left_out_block", "source"]
 DEFAULT = "pipeline.yml"
 UNCHANGED = "the ledger of loaded files as it was"
 NAMED = 20
+SOURCE = click.option("--source", metavar="NAME", help="Source, if the pipeline has several.")
 
 
 @click.group("source", short_help="List, skip, and adopt the files of a source.")
@@ -33,17 +36,17 @@ def source() -> None:
 @source.command("list", cls=ReportingCommand)
 @click.argument("pipeline", type=PATH, default=DEFAULT)
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Number of files to show.")
+@SOURCE
 @pass_console
-def list_(console: Console, /, pipeline: Path, limit: int) -> None:
+def list_(console: Console, /, pipeline: Path, limit: int, source: str | None) -> None:
     """Show the files in the source of PIPELINE (pipeline.yml by default), most recently modified first.
 
     With --json, all files are shown.
     """
-    from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.source import list_files
 
     with console.step(f"listing the source of {pipeline}", left=UNCHANGED, pipeline=pipeline):
-        config = load_pipeline(pipeline)
+        config = _of_source(pipeline, source)
         listing = list_files(config)
     document = {
         "pipeline": config.name,
@@ -64,20 +67,20 @@ def list_(console: Console, /, pipeline: Path, limit: int) -> None:
 
 @source.command("skip", cls=ReportingCommand)
 @click.argument("files", nargs=-1, required=True, metavar="[PIPELINE] FILE...")
+@SOURCE
 @pass_console
-def skip(console: Console, /, files: tuple[str, ...]) -> None:
+def skip(console: Console, /, files: tuple[str, ...], source: str | None) -> None:
     """Skip the current content of each FILE, named relative to the source folder.
 
     PIPELINE is the first of several names if it ends in .yml or .yaml; otherwise it is pipeline.yml. A skipped file is
     loaded if its content changes later. A change to a loaded file is accepted without loading the file again.
     """
-    from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.source import skip_files
 
     named = len(files) > 1 and files[0].endswith((".yml", ".yaml"))
     pipeline = files[0] if named else DEFAULT
     with console.step(f"skipping files of {pipeline}", left=UNCHANGED, pipeline=pipeline):
-        skipped = skip_files(load_pipeline(pipeline), files[1:] if named else files)
+        skipped = skip_files(_of_source(pipeline, source), files[1:] if named else files)
     console.result([asdict(file) for file in skipped], _grid(skipped))
 
 
@@ -101,6 +104,21 @@ def adopt(console: Console, /, pipeline: Path) -> None:
         names = ", ".join(map(printable, adopted.never_loaded[:NAMED]))
         blocks.append(Text(f"among them are files of a batch that was not loaded, if its facts are not in: {names}"))
     console.result(asdict(adopted), *blocks)
+
+
+def _of_source(pipeline: Path | str, source: str | None) -> PipelineConfig:
+    """Return the pipeline in a file, or one source of a pipeline with several."""
+    from headrace.pipelines.config import PipelineConfig, load_any
+
+    config = load_any(pipeline)
+    if isinstance(config, PipelineConfig):
+        if source is not None:
+            raise CliError(f"{config.name} has one source, which has no name; leave --source out")
+        return config
+    if source not in config.sources:
+        given = "say which one with --source" if source is None else f"{source!r} is none of them"
+        raise CliError(f"the sources of {config.name} are {', '.join(config.sources)}; {given}")
+    return config.of_source(source)
 
 
 def left_out_block(left_out: Sequence[LeftOut]) -> list[Block]:

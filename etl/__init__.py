@@ -17,7 +17,7 @@ from headrace.etl.errors import ConservationError, DeclarationError, DimensionEr
 from headrace.etl.lookup import Lookup, Policy
 from headrace.etl.outcomes import Outcome, OutcomeCounts
 from headrace.etl.settlement import CAUSES_COLUMN, OUTCOME_COLUMN, Settled, causes, settle
-from headrace.etl.sharding import shard_of
+from headrace.etl.sharding import digests_of, shard_of
 from headrace.etl.special import Special, SpecialMembers
 from headrace.etl.surrogate import KeyAllocator, new_members, resolve
 
@@ -46,6 +46,7 @@ __all__ = [
     "SpecialMembers",
     "build_table",
     "causes",
+    "digests_of",
     "greatest_key",
     "is_special",
     "mark_duplicates",

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.etl.equality import KeyRule
     from headrace.storage.format import Keys
 
-__all__ = ["shard_of"]
+__all__ = ["digests_of", "shard_of"]
 
 _WORD = 8
 
@@ -67,8 +67,7 @@ def shard_of(
     """
     if shards < 1:
         raise DeclarationError(f"there is at least one shard, not {shards}")
-    from headrace.etl._kernels import hash_keys  # noqa: PLC0415 - numba comes in with the first key that is hashed
-    from headrace.storage.format import KeyCodec  # noqa: PLC0415 - as above
+    from headrace.storage.format import KeyCodec  # noqa: PLC0415 - numba comes in with the first key that is hashed
 
     rules = rules or {}
     arrays = [
@@ -78,10 +77,18 @@ def shard_of(
     usable = np.logical_and.reduce([np.asarray(array.is_valid()) for array in arrays])
     if not usable.all():
         arrays = [pc.filter(array, pa.array(usable)) for array in arrays]
-    digests = hash_keys(*_bytes_of(KeyCodec(key, key.names).encode(arrays)))
+    digests = digests_of(KeyCodec(key, key.names).encode(arrays))
     shard = np.zeros(len(usable), dtype=np.int32)
     shard[usable] = digests % np.uint64(shards)
     return shard
+
+
+def digests_of(keys: Keys) -> NDArray[np.uint64]:
+    """Return XXH64 (seed 0) of the bytes of each key."""
+    from headrace.etl._kernels import hash_keys  # noqa: PLC0415 - numba comes in here
+
+    digests: NDArray[np.uint64] = hash_keys(*_bytes_of(keys))
+    return digests
 
 
 def _bytes_of(keys: Keys) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:

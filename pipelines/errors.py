@@ -6,7 +6,7 @@ derives from `QualityError`.
 
 from __future__ import annotations
 
-from headrace.storage.errors import HeadraceError, InputError
+from headrace.storage.errors import CorruptionError, HeadraceError, InputError
 
 __all__ = [
     "BatchError",
@@ -25,6 +25,7 @@ __all__ = [
     "ReplicaDamagedError",
     "SourceFileError",
     "SparkStartError",
+    "StateDamagedError",
     "TableMovedError",
 ]
 
@@ -75,6 +76,10 @@ class BatchError(PipelineError):
 
 class ReplicaDamagedError(PipelineError):
     """A replica was found to be damaged in the middle of a join. It was discarded, and the task runs again."""
+
+
+class StateDamagedError(PipelineError, CorruptionError):
+    """A file of a correlation's state is damaged or missing. Nothing of the batch was written."""
 
 
 class SourceFileError(PipelineError, InputError):

@@ -8,6 +8,7 @@ that retries rejected rows is run again with the rows that were planned.
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 import uuid
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.source.intake import Intake
     from headrace.pipelines.source.ledger import Ledger, Plan, RejectedRow
 
-__all__ = ["BatchLoop", "Loader", "StopRequest"]
+__all__ = ["BatchLoop", "Loader", "StopRequest", "fingerprints"]
 
 _LOG = logging.getLogger(__name__)
 _NAMED = 5
@@ -66,6 +67,26 @@ class StopRequest:
         self.signal = number
         self.asked = True
         self._wake.put(None)
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Request the end on SIGINT or SIGTERM within the block; a second signal has its original effect."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+        def note(number: int, _frame: Any) -> None:
+            self.by(number)
+            signal.signal(number, before[signal.Signals(number)])
+
+        for number in before:
+            signal.signal(number, note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
     def wait(self, seconds: float) -> None:
         """Wait for the given time, or until the end of the loop is requested."""
@@ -211,7 +232,7 @@ class BatchLoop:
         number, attempt = self._ledger.next_number(), str(uuid.uuid4())
         self._ledger.plan(number, attempt, files)
         self._hook("after plan")
-        with _fingerprints(self._folder, files) as prints:
+        with fingerprints(self._folder, files) as prints:
             record = self._loader.run_batch(self._frame_of(files), number, self._ledger.stream, attempt)
             self._hook("after batch")
             self._mark(record, prints())
@@ -244,7 +265,7 @@ class BatchLoop:
 
 
 @contextmanager
-def _fingerprints(folder: str, files: Sequence[FoundFile]) -> Iterator[Callable[[], dict[str, str | None]]]:
+def fingerprints(folder: str, files: Sequence[FoundFile]) -> Iterator[Callable[[], dict[str, str | None]]]:
     """Compute the fingerprints of files while a batch is loaded; give up if that fails."""
     given_up = threading.Event()
 

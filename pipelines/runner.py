@@ -7,12 +7,11 @@ This module handles everything around the batches: Spark, leases, required table
 from __future__ import annotations
 
 import logging
-import signal
-import threading
 import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipelines.batch.preparation import check_pipeline
@@ -25,6 +24,7 @@ from headrace.pipelines.changes.applying import (
     leases_of,
 )
 from headrace.pipelines.changes.engines import SparkEngine
+from headrace.pipelines.config.correlation import load_any
 from headrace.pipelines.config.model import PipelineConfig, load_pipeline
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
 from headrace.pipelines.errors import DeltaTableError
@@ -42,10 +42,10 @@ from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from pathlib import Path
 
     from headrace.pipelines.batch.stages import Prepared
     from headrace.pipelines.catalog import BatchRecord
+    from headrace.pipelines.config.correlation import CorrelationConfig
     from headrace.pipelines.source.discovery import LeftOut
 
 __all__ = ["OpenRun", "RunResult", "opened", "run"]
@@ -125,7 +125,7 @@ def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def run(
-    pipeline: str | Path | PipelineConfig,
+    pipeline: str | Path | PipelineConfig | CorrelationConfig,
     *,
     follow: bool = False,
     spark: SparkSettings | None = None,
@@ -138,7 +138,7 @@ def run(
     Parameters
     ----------
     pipeline
-        Path of the pipeline file, or the `PipelineConfig` that `load_pipeline` returned.
+        Path of the pipeline file, or the configuration that `load_any` returned.
     follow
         Whether to continue with new files until a signal arrives, instead of ending when all waiting files are loaded.
     spark
@@ -172,9 +172,12 @@ def run(
     QualityError
         If the data violated a guarantee.
     """
-    with opened(
-        pipeline, "follow" if follow else "once", spark=spark, on_batch=on_batch, hook=hook, clock=clock
-    ) as run:
+    config = load_any(pipeline) if isinstance(pipeline, str | Path) else pipeline
+    if not isinstance(config, PipelineConfig):
+        from headrace.pipelines.correlating import run_correlation  # noqa: PLC0415 - it imports this module
+
+        return run_correlation(config, follow=follow, spark=spark, on_batch=on_batch, hook=hook, clock=clock)
+    with opened(config, "follow" if follow else "once", spark=spark, on_batch=on_batch, hook=hook, clock=clock) as run:
         interval = parse_duration(run.config.trigger.interval) if follow else None
         return run.to_the_end(lambda: run.loop.run(run.stop, interval))
 
@@ -275,7 +278,7 @@ class OpenRun:
         """Do the work of the run, which ends early if `stop` is requested, as signals do; record the final state."""
         began = time.monotonic()
         try:
-            with self._signals(), explained("a batch"):
+            with self.stop.on_signals(), explained("a batch"):
                 work()
         except BaseException as error:
             self._catalog.finish_run(self._number, "failed", str(error) or type(error).__name__)
@@ -296,26 +299,6 @@ class OpenRun:
             notices=self._notices,
             changes={name: dict(counts) for name, counts in self._changes.outcomes.items()},
         )
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Stop the run on SIGINT or SIGTERM; a second signal has its original effect."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-        def note(number: int, _frame: Any) -> None:
-            self.stop.by(number)
-            signal.signal(number, before[signal.Signals(number)])
-
-        for number in before:
-            signal.signal(number, note)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
 def _leases(config: PipelineConfig) -> list[str]:

@@ -27,6 +27,7 @@ PIPELINE_ROOMS = (
     "rejects",
     "changes",
     "restate",
+    "correlate",
 )
 """Rooms of pipelines: a room imports only those to its left, and of the modules on top only those that know no room."""
 PIPELINE_TOP = {"_lazy", "errors", "paths", "catalog", "lease", "process_identity"}

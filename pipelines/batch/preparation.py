@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.batch.storable import StorableRule
     from headrace.pipelines.config.model import DimensionConfig, LookupConfig, PipelineConfig
 
-__all__ = ["CheckedPipeline", "check_pipeline", "described_table", "prepare"]
+__all__ = ["CheckedPipeline", "check_pipeline", "described_table", "prepare", "require_column"]
 
 _INFERRED_FLAG = "is_inferred"
 _NEVER_NULL_ERRORS = frozenset({"pipeline", "stream", "batch", FILE, "_record_number", "reason"})
@@ -208,7 +208,7 @@ def _dimension(config: PipelineConfig, name: str) -> _Found:
     pending = {change.column for change in changes}
     for column, kind in wanted.items():
         if column not in pending:
-            _require_column(table, label, column, None if kind is None else arrow_type(kind))
+            require_column(table, label, column, None if kind is None else arrow_type(kind))
     there = changed_schema(table.schema, changes)
     flag = _INFERRED_FLAG
     has_flag = flag in there.names and there.field(flag).type == pa.bool_()
@@ -252,7 +252,7 @@ def _with_history(config: PipelineConfig, name: str, table: Described | None) ->
     if table is not None:
         check_declaration(table.properties, history, label, table.path)
         for column in delta_schema(history):
-            _require_column(table, label, column.name, column.type)
+            require_column(table, label, column.name, column.type)
     return _Found(history.dimension, table, history=history)
 
 
@@ -310,7 +310,7 @@ def _checked_tables(prepared: Prepared, found: Mapping[str, _Found]) -> dict[str
         if table is None:
             continue
         for field in schema:
-            _require_column(table, use.label, field.name, field.type)
+            require_column(table, use.label, field.name, field.type)
         require_support(table, use)
         if use.role is Role.MERGED and prepared.merge is not None:
             check_merge(prepared.merge, table)
@@ -381,7 +381,7 @@ def _nullable_facts(prepared: Prepared) -> set[str]:
     return {*prepared.stream.names, *carried}
 
 
-def _require_column(table: Described, label: str, column: str, kind: pa.DataType | None) -> None:
+def require_column(table: Described, label: str, column: str, kind: pa.DataType | None) -> None:
     """Raise an error unless a table has a column with exactly this name and, if given, this type."""
     place = f"{label}: the Delta table {table.path}"
     if column not in table.schema.names:

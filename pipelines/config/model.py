@@ -18,7 +18,16 @@ from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from headrace.pipelines.config.column_types import canonical
 from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, described
@@ -41,9 +50,11 @@ __all__ = [
     "SourceConfig",
     "SparkConfig",
     "SpecialConfig",
+    "Strict",
     "TriggerConfig",
     "json_schema",
     "load_pipeline",
+    "read_document",
 ]
 
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
@@ -97,11 +108,13 @@ SpecialValues = dict[str, str | bool | int | float | dt.datetime | dt.date | Non
 Columns = Annotated[list[str], Field(min_length=1)]
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Base of all parts of a pipeline file: unknown fields are errors."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class SourceConfig(_Strict):
+class SourceConfig(Strict):
     """Where the stream comes from: a folder that receives files."""
 
     format: Literal["csv", "json", "parquet"]
@@ -153,7 +166,7 @@ class SourceConfig(_Strict):
         return self
 
 
-class ParentConfig(_Strict):
+class ParentConfig(Strict):
     """A dimension that the members of this one refer to, and whose new versions give them new versions."""
 
     dimension: ColumnPart = Field(description="The parent, a dimension with history in this file")
@@ -170,7 +183,7 @@ class ParentConfig(_Strict):
     )
 
 
-class HistoryConfig(_Strict):
+class HistoryConfig(Strict):
     """What becomes of a member's earlier values; the fields are those of `headrace.etl.history.History`."""
 
     effective: str = Field(description="Column of the changes from whose value on a change is valid")
@@ -209,7 +222,7 @@ class HistoryConfig(_Strict):
     end: date | None = Field(default=None, description="End of the current version, such as 9999-12-31; null if absent")
 
 
-class SpecialConfig(_Strict):
+class SpecialConfig(Strict):
     """Special members of a dimension, each with the values of its attributes; the others are null."""
 
     unknown: SpecialValues = Field(default_factory=dict, description="Member -1, which every dimension has")
@@ -217,7 +230,7 @@ class SpecialConfig(_Strict):
     invalid: SpecialValues | None = Field(default=None, description="Member -3; none by default")
 
 
-class DimensionConfig(_Strict):
+class DimensionConfig(Strict):
     """A dimension: a Delta table that analysts query."""
 
     path: Location = Field(description="The Delta table; relative to this file")
@@ -243,7 +256,7 @@ class DimensionConfig(_Strict):
     )
 
 
-class LookupConfig(_Strict):
+class LookupConfig(Strict):
     """One role of a dimension in the stream."""
 
     dimension: str
@@ -269,7 +282,7 @@ class LookupConfig(_Strict):
     )
 
 
-class DuplicatesConfig(_Strict):
+class DuplicatesConfig(Strict):
     """The declared key of the stream's records, and what becomes of a record that repeats one."""
 
     key: Columns
@@ -278,7 +291,7 @@ class DuplicatesConfig(_Strict):
     shards: Annotated[int, Field(ge=1, le=4096)] | None = None
 
 
-class SinkConfig(_Strict):
+class SinkConfig(Strict):
     """The Delta tables that receive the result."""
 
     path: Location = Field(description="The fact table; relative to this file")
@@ -302,7 +315,7 @@ class SinkConfig(_Strict):
     audit: bool = Field(default=False, description="Facts say where they came from: _file, _batch and _loaded_at")
 
 
-class TriggerConfig(_Strict):
+class TriggerConfig(Strict):
     """When a micro-batch starts and how much it takes."""
 
     max_files: Annotated[int, Field(ge=1)] = Field(default=100, description="Files in a batch")
@@ -310,14 +323,14 @@ class TriggerConfig(_Strict):
     interval: Duration = Field(default="1s", description="Least time from the start of one batch to the next")
 
 
-class SparkConfig(_Strict):
+class SparkConfig(Strict):
     """How Spark is started when it is not running already."""
 
     master: str | None = None
     conf: dict[str, str | int | float | bool] = Field(default_factory=dict)
 
 
-class PipelineConfig(_Strict):
+class PipelineConfig(Strict):
     """A pipeline: one stream, its lookups and the tables it loads."""
 
     name: Name
@@ -393,26 +406,45 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
     PipelineFileError
         If the file cannot be read, is not YAML, or has invalid content. The message lists every problem by position.
     """
-    file = _absolute(path)
-    try:
-        parsed, places = _parsed(file)
-        _refuse_plain_secret(parsed.get("catalog"), places)
-        document = _substituted(parsed, places)
-    except RecursionError as error:
-        raise PipelineFileError(f"{file} is nested too deeply, or a part of it holds itself; write it flat") from error
+    document, places = read_document(path)
+    if "sources" in document:
+        text = (
+            "the pipeline has several sources, which this command does not support; `headrace run`, `headrace runs` "
+            "and `headrace source` do"
+        )
+        raise PipelineFileError(described([Problem(("sources",), text)], places))
     try:
         config = PipelineConfig.model_validate(document)
     except ValidationError as error:
         raise PipelineFileError(describe(error, places, PipelineConfig)) from error
-    anchored_config = _anchored(config, file.parent)
+    anchored_config = _anchored(config, places.file.parent)
     _refuse_odd_tables(anchored_config, places)
     anchored_config._places = places  # noqa: SLF001 - errors that are found later name the line, too
     return anchored_config
 
 
+def read_document(path: str | Path) -> tuple[dict[Any, Any], Places]:
+    """Return the document of a pipeline file, with environment variables substituted, and the places of its nodes.
+
+    Raises
+    ------
+    PipelineFileError
+        If the file cannot be read, is not YAML, or uses an environment variable that is not set.
+    """
+    file = _absolute(path)
+    try:
+        parsed, places = _parsed(file)
+        _refuse_plain_secret(parsed.get("catalog"), places)
+        return _substituted(parsed, places), places
+    except RecursionError as error:
+        raise PipelineFileError(f"{file} is nested too deeply, or a part of it holds itself; write it flat") from error
+
+
 def json_schema() -> str:
     """Return the JSON Schema of a pipeline file as text. The package ships it as `pipeline.schema.json`."""
-    schema = PipelineConfig.model_json_schema(by_alias=True)
+    from headrace.pipelines.config.correlation import CorrelationConfig  # noqa: PLC0415 - it imports this module
+
+    schema = TypeAdapter(PipelineConfig | CorrelationConfig).json_schema(by_alias=True)
     return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=2) + "\n"
 
 
@@ -509,7 +541,7 @@ def _substituted(value: Any, places: Places, location: DocumentPath = ()) -> Any
 def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
     """Return the pipeline with absolute paths, and with the defaults that depend on the folder of the file."""
 
-    def moved(model: _Strict, *names: str) -> Any:
+    def moved(model: Strict, *names: str) -> Any:
         given = {name: anchored(value, folder) for name in names if (value := getattr(model, name)) is not None}
         return model.model_copy(update=given)
 

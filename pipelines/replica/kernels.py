@@ -13,7 +13,7 @@ from threading import Thread
 
 import pyarrow as pa
 
-__all__ = ["compile_kernels", "compiling"]
+__all__ = ["compile_kernels", "compile_readers", "compiling"]
 
 _ROWS = 64
 _INDEX = pa.array(range(_ROWS))
@@ -33,6 +33,13 @@ def compile_kernels() -> None:
         for key in (_INDEX, _INDEX.cast(pa.string())):
             _exercise(Path(folder) / f"{key.type}.headrace", key)
             _exercise_as_of(Path(folder) / f"{key.type}-versions.headrace", key)
+    compile_readers()
+
+
+@cache
+def compile_readers() -> None:
+    """Read files with every type of column."""
+    with tempfile.TemporaryDirectory(prefix="headrace-compile-") as folder:
         _exercise_files(Path(folder))
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.delta.tables import DeltaHandle
     from headrace.pipelines.source.ledger import Ledger
 
-__all__ = ["application", "check_identity", "replaced_stream", "source_of"]
+__all__ = ["application", "check_identity", "replaced_stream", "restored_before", "source_of"]
 
 _ADOPT: Final = "run `headrace source adopt PIPELINE` to take all files that are there now as loaded"
 _COMMITS_SEARCHED: Final = 50
@@ -116,15 +116,26 @@ def _check_last_batch(config: PipelineConfig, ledger: Ledger, loaded: int | None
         )
 
 
-def _check_not_restored(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle) -> None:
-    """Refuse facts restored to a version before the last batch: RESTORE keeps its transaction but not its rows."""
-    restore, last = _restore_and_last_batch(facts, application(ledger.stream, "facts"), _COMMITS_SEARCHED)
+def restored_before(stream: str, facts: DeltaHandle) -> int | None:
+    """Return the version of a stream's last batch if the facts were restored to a version before it, or None.
+
+    RESTORE keeps the transaction of the batch, but not its rows.
+    """
+    restore, last = _restore_and_last_batch(facts, application(stream, "facts"), _COMMITS_SEARCHED)
     if restore is not None and last is None:
-        restore, last = _restore_and_last_batch(facts, application(ledger.stream, "facts"), None)
+        restore, last = _restore_and_last_batch(facts, application(stream, "facts"), None)
     if restore is not None and last is not None and _restored_version(restore) < int(last["version"]):
+        return int(last["version"])
+    return None
+
+
+def _check_not_restored(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle) -> None:
+    """Refuse facts that were restored to a version before the last batch."""
+    version = restored_before(ledger.stream, facts)
+    if version is not None:
         raise LedgerError(
             f"{config.sink.path} was restored to a version before the last batch that {_ledger_of(config)} calls "
-            f"loaded. Restore the table to its version {last['version']}; or, to go on with the facts it has, "
+            f"loaded. Restore the table to its version {version}; or, to go on with the facts it has, "
             f"{_ADOPT}; or, to load every file again, remove the fact table and the folder {config.checkpoint}"
         )
 

@@ -331,6 +331,13 @@ class Ledger:
             number: int | None = connection.execute(wanted).scalar_one()
             return number
 
+    def attempt_of(self, number: int) -> str | None:
+        """Return the identity of the plan of a batch, or None if the ledger does not have the batch."""
+        with self._transaction() as connection:
+            wanted = select(_BATCHES.c.attempt).where(_BATCHES.c.number == number)
+            attempt: str | None = connection.execute(wanted).scalar_one_or_none()
+            return attempt
+
     def next_number(self) -> int:
         """Return the number of the batch after the last loaded one."""
         last = self.last_loaded()

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from headrace.pipelines.config.correlation import CorrelationConfig
     from headrace.pipelines.config.model import PipelineConfig
 
 __all__ = ["SparkSettings", "session", "spark_log", "spark_settings", "stop"]
@@ -96,7 +97,7 @@ class SparkSettings:
     conf: Mapping[str, str] = field(default_factory=dict)
 
 
-def spark_settings(config: PipelineConfig) -> SparkSettings:
+def spark_settings(config: PipelineConfig | CorrelationConfig) -> SparkSettings:
     """Return the settings that a pipeline file has for Spark."""
     conf = {name: _option_text(value) for name, value in config.spark.conf.items()}
     return SparkSettings(master=config.spark.master, app_name=f"headrace {config.name}", conf=conf)

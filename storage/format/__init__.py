@@ -17,6 +17,7 @@ from headrace.storage.format.constants import (
     MAGIC,
     METADATA_PAGE,
     PAGE_SIZES,
+    SLACK,
 )
 from headrace.storage.format.copies import concat_arrays, concat_batches, null_array, take
 from headrace.storage.format.keys import KeyCodec, Keys, KeyWords, key_words
@@ -33,6 +34,7 @@ __all__ = [
     "MAGIC",
     "METADATA_PAGE",
     "PAGE_SIZES",
+    "SLACK",
     "Bytes",
     "Coerced",
     "Flags",

@@ -61,4 +61,4 @@ WORD = 8
 SIGN = np.uint64(1 << 63)
 """Sign bit of a word."""
 SLACK = 8
-"""Bytes after the last page in a buffer: kernels load eight bytes at a time."""
+"""Bytes after the last page or tuple in a buffer: kernels load eight bytes at a time."""

@@ -1,12 +1,10 @@
 """Runs from files to Delta tables under Spark: against a plain-Python oracle, across crashes, damage and changes."""
 
-import contextlib
 import datetime as dt
 import os
 import shutil
 import signal
 import threading
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,6 +12,7 @@ import pytest
 import yaml
 from deltalake import DeltaTable, write_deltalake
 from scenario import World, random_rows
+from workers import kill_one_worker
 
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config.model import load_pipeline
@@ -152,37 +151,6 @@ def test_killed_workers_are_replaced(world, rng):
     run(world.pipeline, hook=hook)
     assert killed
     world.check()
-
-
-def kill_one_worker(killed):
-    """Kill one of Spark's Python workers as soon as there is one beside its daemon."""
-    waiting = threading.Event()
-    for _ in range(2000):
-        workers = python_workers()
-        if workers:
-            os.kill(workers[-1], signal.SIGKILL)
-            killed.append(workers[-1])
-            return
-        waiting.wait(0.01)
-
-
-def python_workers():
-    """Return the processes that Spark's daemon of this process's JVM has forked."""
-    parents = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-            parents[int(entry.name)] = (parent, (entry / "cmdline").read_text())
-    daemons = {pid for pid, (_, command) in parents.items() if "pyspark.daemon" in command and descends(pid, parents)}
-    return [pid for pid, (parent, command) in parents.items() if "pyspark.daemon" in command and parent in daemons]
-
-
-def descends(pid, parents):
-    while pid in parents:
-        if pid == os.getpid():
-            return True
-        pid = parents[pid][0]
-    return False
 
 
 def test_the_policy_fail_stops_the_run_and_nothing_is_written(tmp_path):

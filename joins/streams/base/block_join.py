@@ -17,7 +17,7 @@ from headrace.joins.streams.tuples.indexes import new_cursor
 from headrace.joins.streams.tuples.layout import MATCHED
 from headrace.joins.streams.tuples.rows import Rows, heap_range
 from headrace.storage.errors import MemoryBudgetError
-from headrace.storage.format.constants import SLACK
+from headrace.storage.format import SLACK
 from headrace.storage.read import FrameMemory
 from headrace.storage.spill import block_buffer, block_nbytes
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from headrace.joins.streams.tuples.rows import Rows
+from headrace.storage.format import SLACK
 from headrace.storage.spill import BlockRef, block_nbytes
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ __all__ = [
     "read_block",
     "write_block",
 ]
-
-_SLACK = 8
 
 
 class Memory(Protocol):
@@ -249,7 +248,7 @@ def merge_rows(parts: Sequence[Rows], key: int) -> Rows:
     joined = Rows(
         layout,
         sum(map(len, parts)),
-        np.concatenate([*records, np.zeros(_SLACK, dtype=np.uint8)]),
+        np.concatenate([*records, np.zeros(SLACK, dtype=np.uint8)]),
         np.concatenate([part.heap for part in parts]),
     )
     return joined.take(joined.order_by(key))

@@ -18,6 +18,7 @@ from headrace.joins.streams.base.lanes import most_lanes
 from headrace.joins.streams.tuples import _row_kernels as kernels
 from headrace.joins.streams.tuples.layout import STAMPS_NBYTES
 from headrace.joins.streams.tuples.rows import heap_nbytes
+from headrace.storage.format import SLACK
 from headrace.storage.spill import SPILL_PAGE, block_buffer, block_nbytes, content_nbytes
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ _AHEAD = 4  # buffers that may wait to be written
 _GOOD_PAGES, _MOST_PAGES = 2, 256
 _MOST_PARTITIONS = 64  # each of them has a file for each input
 _LEAST_SHARE = 0.25  # of a buffer, for records and for variable parts
-_SLACK = 8
 
 
 def spool_partitions(memory: int) -> int:
@@ -98,9 +98,9 @@ class Spool:
         self._budget = budget
         self._file = file
         self._content = content_nbytes(max(1, _pages(budget.limit, files)))
-        self.nbytes = (files + _AHEAD) * self._content + block_nbytes(self._content) + _SLACK
+        self.nbytes = (files + _AHEAD) * self._content + block_nbytes(self._content) + SLACK
         budget.charge("spill", self.nbytes)
-        self._buffers = np.empty((files + _AHEAD) * self._content + _SLACK, dtype=np.uint8)
+        self._buffers = np.empty((files + _AHEAD) * self._content + SLACK, dtype=np.uint8)
         self._block = block_buffer(self._content)
         self._places = np.arange(files, dtype=np.int64).reshape(len(layouts), partitions)
         self._free = list(range(files, files + _AHEAD))
@@ -176,7 +176,7 @@ class Spool:
         size = start + heap_nbytes(rows, one)
         file = self._file(side, number)
         with held(self._budget, self.nbytes_alone(size)):
-            buffer, none = np.empty(size + _SLACK, dtype=np.uint8), np.zeros(1, dtype=np.int64)
+            buffer, none = np.empty(size + SLACK, dtype=np.uint8), np.zeros(1, dtype=np.int64)
             kernels.scatter(
                 rows.records,
                 rows.layout.stride,

@@ -5,5 +5,6 @@ In: tuples as they arrive. Out: their results, and partitions in spill files tha
 - `symmetric_hash`: all in memory
 - `xjoin`, `rpj`, `double_pipelined_hash`: two inputs, on `partitions`; they differ in what they flush, and when
   they join it
+- `kept_rows`: the arriving phase in separate steps, for an owner that has tuples elsewhere too
 - `mjoin`: any number of inputs that share one key
 """

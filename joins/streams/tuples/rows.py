@@ -15,7 +15,7 @@ import pyarrow as pa
 from headrace.joins.streams.tuples import _row_kernels as kernels
 from headrace.joins.streams.tuples._index_kernels import KeyedRows
 from headrace.joins.streams.tuples.layout import NEVER, RowLayout
-from headrace.storage.format import null_mask, validity, view_of
+from headrace.storage.format import SLACK, null_mask, validity, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Rows", "RowsEncoder", "gather_columns", "heap_nbytes", "heap_range"]
 
-_SLACK = 8
 _WORD = 8
 _MAX_TEXT = 2**31 - 1
 
@@ -103,7 +102,7 @@ class Rows:
     def take(self, index: NDArray[np.int64]) -> Rows:
         """Return copies of the tuples at these positions."""
         layout = self.layout
-        records = np.empty(len(index) * layout.stride + _SLACK, dtype=np.uint8)
+        records = np.empty(len(index) * layout.stride + SLACK, dtype=np.uint8)
         heap = np.empty(heap_nbytes(self, index), dtype=np.uint8)
         kernels.copy_out(self.records, layout.stride, layout.heap, self.heap, index, records, heap, 0)
         return Rows(layout, len(index), records, heap)
@@ -163,7 +162,7 @@ class RowsEncoder:
         """Return how many bytes `encode` allocates for a batch at most, scratch arrays included."""
         rows, layout = len(batch), self._layout
         scratch = sum(3 * _WORD * rows + column.nbytes for column in batch.columns)
-        return rows * layout.stride + _SLACK + (2 * batch.nbytes + 32 * rows if layout.heap >= 0 else 0) + scratch
+        return rows * layout.stride + SLACK + (2 * batch.nbytes + 32 * rows if layout.heap >= 0 else 0) + scratch
 
     def encode(self, batch: pa.RecordBatch) -> tuple[Rows, NDArray[np.bool_] | None]:
         """Return the tuples of a batch, and which of them have all keys (None: all of them).
@@ -171,7 +170,7 @@ class RowsEncoder:
         They have no arrival stamps yet.
         """
         layout, rows = self._layout, len(batch)
-        records = np.zeros(rows * layout.stride + _SLACK, dtype=np.uint8)
+        records = np.zeros(rows * layout.stride + SLACK, dtype=np.uint8)
         self._put_words(records, layout.departure, np.full(rows, NEVER, dtype=np.uint64))
         wide, valid = [], None
         for spec, fields in zip(self._keys, layout.keys, strict=True):

@@ -14,6 +14,7 @@ from headrace.joins.streams.tuples import _row_kernels as kernels
 from headrace.joins.streams.tuples.arena import Arena, charged_nbytes
 from headrace.joins.streams.tuples.indexes import HashIndex, KeyIndex, SortedIndex
 from headrace.joins.streams.tuples.rows import Rows, heap_nbytes, heap_range
+from headrace.storage.format import SLACK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TupleStore"]
 
-_SLACK = 8
 _SMALL = 4096
 
 
@@ -242,8 +242,8 @@ class TupleStore:
 
     def _nbytes_for(self, count: int, heap_end: int) -> int:
         """Return the bytes that are charged for a number of tuples."""
-        records = charged_nbytes(count * self.layout.stride + _SLACK) if count else 0
-        heap = charged_nbytes(heap_end + _SLACK) if heap_end else 0
+        records = charged_nbytes(count * self.layout.stride + SLACK) if count else 0
+        heap = charged_nbytes(heap_end + SLACK) if heap_end else 0
         return records + heap + sum(index.nbytes_for(count) for index in self.indexes if index is not None)
 
     def _growth(self, rows: Rows, start: int, stop: int) -> int:
@@ -264,13 +264,13 @@ class TupleStore:
         growth = self._nbytes_for(count, heap_end) - self._charged
         self._budget.charge("tuples", max(growth, 0))
         self._budget.release("tuples", max(growth, 0))
-        self._records.resize(count * self.layout.stride + _SLACK)
+        self._records.resize(count * self.layout.stride + SLACK)
         if heap_end:
-            self._heap.resize(heap_end + _SLACK)
+            self._heap.resize(heap_end + SLACK)
 
     def _give_back(self) -> None:
         """Give back the memory of tuples that were removed."""
-        self._records.resize(self._count * self.layout.stride + _SLACK if self._count else 0)
+        self._records.resize(self._count * self.layout.stride + SLACK if self._count else 0)
         if 2 * self._heap_live < self._heap_end or not self._count:
             self._compact()
 
@@ -282,4 +282,4 @@ class TupleStore:
                 self._records.bytes, layout.stride, layout.heap, self._count, self._heap.bytes, self._heap_end
             )
             assert self._heap_end == self._heap_live, (self._heap_end, self._heap_live)
-            self._heap.resize(self._heap_end + _SLACK if self._heap_end else 0)
+            self._heap.resize(self._heap_end + SLACK if self._heap_end else 0)

@@ -1,0 +1,336 @@
+"""The pipeline file of a correlation: two or more sources whose rows are joined with each other while they arrive.
+
+Such a file has `sources` and `correlate` in place of `source` and `lookups`. `headrace.pipelines.correlate` runs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence  # noqa: TC003 - pydantic resolves annotations
+from decimal import Decimal
+from pathlib import Path  # noqa: TC003 - as above
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
+
+from headrace.pipelines.config.column_types import arrow_schema, nearest
+from headrace.pipelines.config.model import (
+    ColumnPart,
+    Duration,
+    Location,
+    Memory,
+    Name,
+    PipelineConfig,
+    SinkConfig,
+    SourceConfig,
+    SparkConfig,
+    Strict,
+    TriggerConfig,
+    load_pipeline,
+    read_document,
+)
+from headrace.pipelines.config.problems import InconsistentError, Places, Problem, describe, described
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+from headrace.pipelines.paths import anchored, is_link, local_url, sqlite_url, table_location
+from headrace.storage.errors import InputError
+
+__all__ = [
+    "CorrelateConfig",
+    "CorrelationConfig",
+    "CorrelationSinkConfig",
+    "NearConfig",
+    "columns_of_condition",
+    "load_any",
+    "load_correlation",
+]
+
+_OUTER: Final = ("left", "right", "full")
+_TWO: Final = 2
+
+
+def columns_of_condition(text: str) -> tuple[str, str]:
+    """Return the two columns of a condition.
+
+    Raises
+    ------
+    ValueError
+        If the text is not a condition.
+
+    Examples
+    --------
+    >>> columns_of_condition("orders.id = payments.order")
+    ('orders.id', 'payments.order')
+    """
+    left, equals, right = (part.strip() for part in text.partition("="))
+    if not (left and equals and right) or "=" in right:
+        raise ValueError(f"{text!r} is not a condition; write it as 'orders.id = payments.order'")
+    return left, right
+
+
+def _condition(text: str) -> str:
+    columns_of_condition(text)
+    return text
+
+
+def _inner(how: str) -> str:
+    if how in _OUTER:
+        raise ValueError(
+            f"a {how} join needs the end of a source to know which rows have no match, but a source of a pipeline has "
+            "no end; leave `how` out, or join complete files with `headrace correlate --how`"
+        )
+    if how != "inner":
+        raise ValueError(f"{how!r} is not a join type; leave `how` out, since the only one is 'inner'")
+    return how
+
+
+Condition = Annotated[str, AfterValidator(_condition)]
+
+
+class NearConfig(Strict):
+    """A condition between two columns whose values differ by a distance at most."""
+
+    columns: Condition = Field(description="The two columns, such as 'orders.at = payments.at'")
+    within: str | int | float = Field(description="Greatest distance: a number, or a duration such as '5min' for times")
+
+
+class CorrelateConfig(Strict):
+    """The join of the sources with each other."""
+
+    on: list[Condition] = Field(min_length=1, description="Equal columns, such as 'orders.id = payments.order'")
+    near: list[NearConfig] = Field(default_factory=list, description="Columns with close values")
+    how: Annotated[str, AfterValidator(_inner)] = Field(default="inner", description="Join type; only inner joins")
+    lateness: Duration | None = Field(
+        default=None,
+        description="How far a row's time may be behind the newest of its source; bounds the state if `near` has times",
+    )
+    shards: Annotated[int, Field(ge=1, le=4096)] | None = Field(
+        default=None, description="Into how many parts the keys are divided; one for each core by default"
+    )
+    state: Location | None = Field(
+        default=None, description="Folder for the rows that may still match, which all hosts share; in the checkpoint"
+    )
+
+
+class CorrelationSinkConfig(Strict):
+    """The Delta tables that receive the results."""
+
+    path: Location = Field(description="The table of results; relative to this file")
+    partition_by: list[str] = Field(default_factory=list)
+    errors: Location | None = Field(default=None, description="The error table; <path>_errors by default")
+
+
+class CorrelationConfig(Strict):
+    """A pipeline that joins the rows of two or more sources with each other."""
+
+    name: Name
+    sources: dict[ColumnPart, SourceConfig] = Field(min_length=2, description="The sources by name")
+    correlate: CorrelateConfig
+    sink: CorrelationSinkConfig
+    trigger: TriggerConfig = Field(default_factory=TriggerConfig, description="When a batch starts; limits per source")
+    deadline: Duration | None = Field(default=None, description="From the start of a batch until its results are in")
+    memory: Memory = Field(default="256MiB", description="Budget of the join in one Python worker")
+    catalog: str | None = Field(
+        default=None,
+        description="SQLAlchemy URL of the run catalog, secrets as ${VARIABLE}; by default a SQLite file here",
+    )
+    checkpoint: Location | None = Field(default=None, description="Folder of the ledgers of loaded files")
+    spark: SparkConfig = Field(default_factory=SparkConfig)
+    _places: Places | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> CorrelationConfig:
+        problems = [*_column_problems(self), *_lateness_problems(self)] or _join_problems(self)
+        if problems:
+            raise InconsistentError(problems)
+        return self
+
+    @property
+    def errors_path(self) -> str:
+        """Path of the table of rejected rows."""
+        return self.sink.errors or f"{self.sink.path.rstrip('/')}_errors"
+
+    @property
+    def state_path(self) -> str:
+        """Folder of the state."""
+        return self.correlate.state or f"{self.checkpoint}/state"
+
+    @property
+    def conditions(self) -> list[Any]:
+        """Conditions between the sources, as operators of `headrace.joins.streams` take them."""
+        from headrace.joins.streams import Near  # noqa: PLC0415 - numba comes in here
+
+        bands = [Near(*columns_of_condition(near.columns), self._distance(near)) for near in self.correlate.near]
+        return [*map(columns_of_condition, self.correlate.on), *bands]
+
+    def _distance(self, near: NearConfig) -> str | int | float | Decimal:
+        """Return the distance of a condition; between exact numbers a decimal in place of YAML's float."""
+        source, _, column = columns_of_condition(near.columns)[0].partition(".")
+        inexact = self.sources[source].columns[column] in {"float", "double"}
+        return Decimal(str(near.within)) if isinstance(near.within, float) and not inexact else near.within
+
+    def of_source(self, source: str) -> PipelineConfig:
+        """Return one source with its own ledger as a pipeline, for the operations on the files of a source."""
+        return PipelineConfig.model_construct(
+            name=self.name,
+            source=self.sources[source],
+            sink=SinkConfig(path=self.sink.path, errors=self.errors_path),
+            trigger=self.trigger,
+            catalog=self.catalog,
+            checkpoint=f"{self.checkpoint}/sources/{source}",
+            dimensions={},
+            lookups=[],
+            transform=[],
+            duplicates=None,
+        )
+
+    def error(self, problems: Sequence[Problem]) -> PipelineFileError:
+        """Return the error for problems that were found after the file was read, each with its line."""
+        if self._places is None:
+            return PipelineFileError("; ".join(problem.text for problem in problems))
+        return PipelineFileError(described(problems, self._places))
+
+
+def load_any(path: str | Path) -> PipelineConfig | CorrelationConfig:
+    """Read a pipeline file of either kind. A file with `sources` or `correlate` is a correlation.
+
+    Raises
+    ------
+    PipelineFileError
+        As in `load_pipeline`.
+    """
+    document, _ = read_document(path)
+    return load_correlation(path) if {"sources", "correlate"} & document.keys() else load_pipeline(path)
+
+
+def load_correlation(path: str | Path) -> CorrelationConfig:
+    """Read the pipeline file of a correlation.
+
+    Parameters
+    ----------
+    path
+        Path of a YAML file. Relative paths in the file are relative to its folder.
+
+    Raises
+    ------
+    PipelineFileError
+        If the file cannot be read, is not YAML, or has invalid content. The message lists every problem by position.
+    """
+    document, places = read_document(path)
+    try:
+        config = _anchored(CorrelationConfig.model_validate(document), places.file.parent)
+    except ValidationError as error:
+        raise PipelineFileError(describe(error, places, CorrelationConfig)) from error
+    problems = _place_problems(config)
+    if problems:
+        raise PipelineFileError(described(problems, places))
+    config._places = places  # noqa: SLF001 - errors that are found later name the line, too
+    return config
+
+
+def _anchored(config: CorrelationConfig, folder: Path) -> CorrelationConfig:
+    """Return the pipeline with absolute paths, and with the defaults that depend on the folder of the file."""
+
+    def moved(model: Strict, *names: str) -> Any:
+        given = {name: anchored(value, folder) for name in names if (value := getattr(model, name)) is not None}
+        return model.model_copy(update=given)
+
+    state = folder / ".headrace"
+    return config.model_copy(
+        update={
+            "sources": {name: moved(source, "path") for name, source in config.sources.items()},
+            "correlate": moved(config.correlate, "state"),
+            "sink": moved(config.sink, "path", "errors"),
+            "checkpoint": anchored(config.checkpoint or str(state / config.name / "checkpoint"), folder),
+            "catalog": local_url(config.catalog, folder) if config.catalog else sqlite_url(state / "catalog.db"),
+        }
+    )
+
+
+def _place_problems(config: CorrelationConfig) -> list[Problem]:
+    """Return locations that cannot hold what they must hold."""
+    problems = []
+    for location, path in ((("sink", "path"), config.sink.path), (("sink", "errors"), config.errors_path)):
+        try:
+            table_location(path)
+        except DeltaTableError as error:
+            problems.append(Problem(location, f"{'.'.join(location)}: {error}"))
+        if is_link(path):
+            text = f"{'.'.join(location)}: the results of `correlate` go to tables on a file system, not to {path}"
+            problems.append(Problem(location, f"{text}; name a folder that all hosts share"))
+    if is_link(config.state_path):
+        text = f"correlate.state: {config.state_path} is not a folder of a file system; name one that all hosts share"
+        problems.append(Problem(("correlate", "state"), text))
+    return problems
+
+
+def _column_problems(config: CorrelationConfig) -> list[Problem]:
+    """Return reserved column names, and conditions on sources or columns that there are not."""
+    problems = [
+        Problem(
+            ("sources", source, "schema", name),
+            f"column {name!r} of source {source!r} begins with '_', which is kept for Headrace",
+        )
+        for source, declared in config.sources.items()
+        for name in declared.columns
+        if name[:1] == "_"
+    ]
+    named: list[tuple[tuple[str | int, ...], str]] = [
+        (("correlate", "on", at), text) for at, text in enumerate(config.correlate.on)
+    ]
+    named += [(("correlate", "near", at, "columns"), near.columns) for at, near in enumerate(config.correlate.near)]
+    for location, text in named:
+        problems += [
+            Problem(location, found) for each in columns_of_condition(text) if (found := _unknown(config, each))
+        ]
+    return problems
+
+
+def _unknown(config: CorrelationConfig, text: str) -> str:
+    """Return what is wrong with the name of a column in a condition; an empty text if nothing is."""
+    source, dot, column = text.partition(".")
+    if not dot or source not in config.sources:
+        names = list(config.sources)
+        return (
+            f"{text!r} names no source{nearest(source, names)}; write 'source.column' with one of the sources "
+            f"{', '.join(names)}"
+        )
+    columns = list(config.sources[source].columns)
+    if column in columns:
+        return ""
+    return f"source {source!r} has no column {column!r}{nearest(column, columns)}; it has {', '.join(columns)}"
+
+
+def _lateness_problems(config: CorrelationConfig) -> list[Problem]:
+    correlate = config.correlate
+    if correlate.lateness is None:
+        return []
+    if len(config.sources) > _TWO:
+        text = "correlate.lateness: the state of more than two sources cannot be bounded; leave it out"
+        return [Problem(("correlate", "lateness"), text)]
+    if not correlate.near:
+        text = (
+            "correlate.lateness: only a condition in `near` between times says when a row can match no more; add one, "
+            "or leave `lateness` out"
+        )
+        return [Problem(("correlate", "lateness"), text)]
+    return []
+
+
+def _join_problems(config: CorrelationConfig) -> list[Problem]:
+    """Return what the join refuses, and partition columns that the results do not have."""
+    from headrace.pipelines.config.join_plan import join_plan  # noqa: PLC0415 - numba comes in here
+
+    try:
+        plan = join_plan({name: arrow_schema(each.columns) for name, each in config.sources.items()}, config.conditions)
+        if config.correlate.lateness is not None:
+            plan.stages[0].time_band().ticks(config.correlate.lateness)
+    except InputError as error:
+        return [Problem(("correlate",), f"correlate: {error}")]
+    names = plan.schema.names
+    return [
+        Problem(
+            ("sink", "partition_by"),
+            f"sink.partition_by names {name!r}, which the results do not have; they have {', '.join(names)}",
+        )
+        for name in config.sink.partition_by
+        if name not in names
+    ]

@@ -1,0 +1,244 @@
+"""Manifests: the runs that are the state after a batch, and what else the next batch must know.
+
+A manifest is a file of its own for each attempt at a batch. It names the manifest that it follows by its digest. The
+commit of the results names the manifest of the batch and its digest, so exactly one attempt counts. Files that the
+current manifest does not name are removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from headrace.pipelines.correlate.runs import RunRef
+from headrace.pipelines.errors import PipelineFileError, StateDamagedError
+from headrace.storage.errors import StorageIOError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["Manifest", "ManifestRef", "StateFolder"]
+
+_VERSION: Final = 1
+_SUFFIX: Final = ".manifest"
+_FRAME: Final = b"\n"
+_RECENT: Final = 64
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """State after a batch.
+
+    Parameters
+    ----------
+    batch, attempt
+        Number of the batch, -1 before the first one, and id of the attempt.
+    definition
+        Text that is the same for all pipelines that can use the state, see `JoinPlan.definition`.
+    runs
+        Runs of the state.
+    newest
+        For each source with a time, the greatest time so far in ticks.
+    watermarks
+        For each source with a time, the time below which its rows are late.
+    previous
+        Digest of the manifest of the batch before; empty for the first.
+    recent
+        Attempts that loaded the latest batches, this one included, by number of the batch.
+    """
+
+    batch: int
+    attempt: str
+    definition: str
+    runs: tuple[RunRef, ...] = ()
+    newest: Mapping[str, int] = field(default_factory=dict)
+    watermarks: Mapping[str, int] = field(default_factory=dict)
+    previous: str = ""
+    recent: Mapping[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def first(cls, definition: str) -> Manifest:
+        """Return the state before the first batch."""
+        return cls(-1, "", definition)
+
+    def text(self) -> bytes:
+        """Return the content of the file, without its digest."""
+        document = {
+            "version": _VERSION, "batch": self.batch, "attempt": self.attempt, "definition": self.definition,
+            "newest": dict(self.newest), "watermarks": dict(self.watermarks), "previous": self.previous,
+            "recent": {str(number): attempt for number, attempt in self.recent.items()},
+            "runs": [run.document() for run in self.runs],
+        }  # fmt: skip
+        return json.dumps(document).encode()
+
+    def digest(self) -> str:
+        """Return the digest of the content."""
+        return hashlib.sha256(self.text()).hexdigest()
+
+    @property
+    def file(self) -> str:
+        """Name of the file."""
+        return f"{self.batch:010d}-{self.attempt}{_SUFFIX}"
+
+    def after(
+        self, batch: int, attempt: str, runs: tuple[RunRef, ...], newest: Mapping[str, int], marks: Mapping[str, int]
+    ) -> Manifest:
+        """Return the manifest of the batch that follows."""
+        previous = "" if self.batch < 0 else self.digest()
+        recent = {**{number: each for number, each in self.recent.items() if number > batch - _RECENT}, batch: attempt}
+        return replace(
+            self, batch=batch, attempt=attempt, runs=runs, newest=newest, watermarks=marks, previous=previous,
+            recent=recent,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ManifestRef:
+    """What the commit of the results says about the manifest of its batch."""
+
+    batch: int
+    attempt: str
+    digest: str | None = None
+
+    @property
+    def file(self) -> str:
+        """Name of the file."""
+        return f"{self.batch:010d}-{self.attempt}{_SUFFIX}"
+
+
+class StateFolder:
+    """The folder of a correlation's state.
+
+    Parameters
+    ----------
+    folder
+        The folder, created if it does not exist.
+    remedy
+        What to do if the state is damaged, for messages.
+
+    Raises
+    ------
+    StorageIOError
+        If the folder cannot be created.
+    """
+
+    def __init__(self, folder: str, remedy: str) -> None:
+        self.path = Path(folder)
+        self._remedy = remedy
+        with self._written():
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def write(self, manifest: Manifest) -> ManifestRef:
+        """Write a manifest durably, after checking that all its runs are there.
+
+        Raises
+        ------
+        StateDamagedError
+            If a run is missing or has another size.
+        """
+        self._require_runs(manifest)
+        text, digest = manifest.text(), manifest.digest()
+        with self._written(), (self.path / manifest.file).open("xb") as file:
+            file.write(text + _FRAME + digest.encode() + _FRAME)
+            file.flush()
+            os.fsync(file.fileno())
+        self._sync()
+        return ManifestRef(manifest.batch, manifest.attempt, digest)
+
+    def read(self, ref: ManifestRef, definition: str) -> Manifest:
+        """Return the manifest of a batch, all of whose runs are there.
+
+        Raises
+        ------
+        StateDamagedError
+            If the manifest or a run is missing or damaged.
+        PipelineFileError
+            If the pipeline had other sources or conditions.
+        """
+        place = self.path / ref.file
+        try:
+            text, digest, rest = place.read_bytes().split(_FRAME)
+        except FileNotFoundError as error:
+            raise self._damaged(f"{place} is missing") from error
+        except ValueError as error:
+            raise self._damaged(f"{place} is cut off") from error
+        found = hashlib.sha256(text).hexdigest()
+        if rest or found != digest.decode(errors="replace") or ref.digest not in {None, found}:
+            raise self._damaged(f"{place} is not what was written")
+        manifest = self._parsed(json.loads(text), place)
+        if manifest.definition != definition:
+            raise PipelineFileError(
+                f"the pipeline file declares other sources, columns or conditions than batch {ref.batch} had, so the "
+                f"state in {self.path} cannot be continued; restore them, or declare the new join as another pipeline "
+                "with its own name and table, which begins with all files"
+            )
+        self._require_runs(manifest)
+        return manifest
+
+    def clean(self, manifest: Manifest) -> list[str]:
+        """Remove all files that a manifest does not name, and return their names. No task may be at work."""
+        named = {run.file for run in manifest.runs} | {manifest.file}
+        removed = []
+        with self._written():
+            for entry in sorted(self.path.iterdir()):
+                if entry.name not in named and entry.suffix in {_SUFFIX, ".run"}:
+                    entry.unlink(missing_ok=True)
+                    removed.append(entry.name)
+        return removed
+
+    @contextmanager
+    def shown(self, token: str) -> Iterator[Path]:
+        """Create a file by which tasks can see that their host has the folder; remove it at the end."""
+        place = self.path / f"{token}.host"
+        with self._written():
+            place.touch()
+        try:
+            yield place
+        finally:
+            place.unlink(missing_ok=True)
+
+    def _parsed(self, document: Mapping[str, Any], place: Path) -> Manifest:
+        if document["version"] > _VERSION:
+            raise StateDamagedError(
+                f"{place} was written by a newer release (its version is {document['version']}, this release knows "
+                f"{_VERSION}); upgrade headrace"
+            )
+        names = ("batch", "attempt", "definition", "newest", "watermarks", "previous")
+        runs = tuple(RunRef.of(run) for run in document["runs"])
+        recent = {int(number): attempt for number, attempt in document["recent"].items()}
+        return Manifest(**{name: document[name] for name in names}, runs=runs, recent=recent)
+
+    def _require_runs(self, manifest: Manifest) -> None:
+        for run in manifest.runs:
+            place = self.path / run.file
+            try:
+                size = place.stat().st_size
+            except FileNotFoundError as error:
+                raise self._damaged(f"{place} is missing") from error
+            if size != run.nbytes:
+                raise self._damaged(f"{place} has {size:,} bytes, but {run.nbytes:,} were written")
+
+    def _damaged(self, cause: str) -> StateDamagedError:
+        return StateDamagedError(f"the state cannot be read: {cause}; {self._remedy}")
+
+    def _sync(self) -> None:
+        handle = os.open(self.path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageIOError(
+                f"the state folder {self.path} cannot be written: {error}; correct the cause and run again, nothing is "
+                "lost"
+            ) from error

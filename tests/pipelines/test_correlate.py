@@ -1,0 +1,548 @@
+"""Correlations in this process: results, replays, shards, merges, damage. `test_correlate_run` runs them in Spark."""
+
+import shutil
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from correlation_world import BEGIN, ORDERS, World
+from deltalake import write_deltalake
+
+from headrace.joins.streams.hashing.kept_rows import KeptRows
+from headrace.pipelines.config import load_any, load_pipeline
+from headrace.pipelines.correlate import residents, shard_join
+from headrace.pipelines.correlating import run_correlation
+from headrace.pipelines.delta.commits import Commit, commit_files
+from headrace.pipelines.delta.tables import DeltaHandle
+from headrace.pipelines.errors import (
+    BatchError,
+    DeltaTableError,
+    LedgerError,
+    PipelineFileError,
+    SourceFileError,
+    StateDamagedError,
+)
+from headrace.pipelines.source import list_files, skip_files
+from headrace.pipelines.source.identity import application
+from headrace.pipelines.source.ledger import Ledger
+
+EQUAL = 'orders.id = payments."order"'
+NEAR = "abs(epoch_us(orders.at) - epoch_us(payments.at)) <= 3600000000"
+STEPS = (
+    "after listing", "after plan", "before join", "after join", "after manifest", "before facts", "after facts",
+    "before errors", "after errors", "after record", "after done",
+)  # fmt: skip
+QUICK = {"after manifest", "after facts"}
+
+
+class Killed(BaseException):
+    """An end of the process at a step."""
+
+
+def killing(step, times=1):
+    left = [times]
+
+    def hook(name):
+        if name == step and left[0]:
+            left[0] -= 1
+            raise Killed(step)
+
+    return hook
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Return a folder in memory if there is one: the tests sync often, and the disk is not what they test."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    with tempfile.TemporaryDirectory(prefix="headrace-test-", dir="/dev/shm") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def world(folder):
+    return World(folder)
+
+
+@pytest.fixture
+def from_disk(monkeypatch):
+    """Make every join read its state, as if it did not fit into memory."""
+    monkeypatch.setattr(residents, "_likely", lambda *_: False)
+
+
+@pytest.fixture
+def merging(monkeypatch):
+    """Merge runs as soon as there are two of a size, in blocks of a few rows."""
+    monkeypatch.setattr(shard_join, "_RUNS_OF_A_TIER", 2)
+    monkeypatch.setattr(shard_join, "YOUNG_BATCHES", 1)
+    monkeypatch.setattr("headrace.pipelines.correlate.runs.BLOCK_BYTES", 256)
+
+
+def test_batches_give_the_join_of_all_rows(world, rng):
+    for _ in range(4):
+        world.add_random(rng, 40)
+    result = world.run()
+    assert [batch.batch for batch in result.batches] == [0, 1, 2, 3]
+    assert world.results() == world.expected(EQUAL)
+    assert result.total("loaded") == len(world.results())
+    assert result.total("rows_in") == 320
+
+
+@pytest.mark.usefixtures("from_disk", "merging")
+def test_state_on_disk_gives_the_same_results(world, rng):
+    for _ in range(5):
+        world.add_random(rng, 40)
+    world.run()
+    assert world.results() == world.expected(EQUAL)
+
+
+@pytest.mark.usefixtures("from_disk", "merging")
+def test_bands_use_only_blocks_near_the_new_rows(folder, rng):
+    near = [{"columns": "payments.at = orders.at", "within": "1h"}]
+    world = World(folder, {"on": ["orders.id = payments.order"], "near": near, "shards": 3})
+    for _ in range(4):
+        world.add_random(rng, 60, keys=4)
+    world.run()
+    assert world.results() == world.expected(f"{EQUAL} and {NEAR}")
+
+
+def test_a_source_may_be_behind_the_other(world, rng):
+    world.add_random(rng, 30)
+    orders = world.folder / "orders"
+    hidden = [file.rename(world.folder / file.name) for file in sorted(orders.iterdir())]
+    world.run()
+    assert world.results() == []
+    for file in hidden:
+        file.rename(orders / file.name)
+    world.run()
+    assert world.results() == world.expected(EQUAL)
+
+
+def test_three_sources_are_joined_in_a_chain(folder, rng):
+    on = ["shipments.order = orders.id", "orders.id = payments.order", "shipments.item = orders.item"]
+    world = World(folder, {"on": on, "shards": 2}, ("shipments", "payments", "orders"))
+    for _ in range(3):
+        world.add_random(rng, 25, keys=6)
+    world.run()
+    where = f'{EQUAL} and shipments."order" = orders.id and shipments.item = orders.item'
+    assert world.results() == world.expected(where)
+    assert world.results()
+
+
+@pytest.mark.usefixtures("from_disk")
+def test_small_memory_takes_several_parts(folder, rng, monkeypatch):
+    kept = []
+    keep = KeptRows.keep
+    monkeypatch.setattr(KeptRows, "keep", lambda *given: kept.append(keep(*given)) or kept[-1])
+    world = World(folder, options={"memory": "160KiB"})
+    for _ in range(2):
+        world.add_random(rng, 500, keys=200)
+    world.run()
+    assert world.results() == world.expected(EQUAL)
+    assert kept.count(False) > 2, kept
+
+
+def test_a_memory_that_holds_no_row_is_refused(folder, rng):
+    world = World(folder, options={"memory": "8KiB"})
+    world.add_random(rng, 10)
+    with pytest.raises(Exception, match="memory"):
+        world.run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [1, 2, 5])
+def test_another_number_of_shards_keeps_the_state(world, rng, before):
+    world.shards(before)
+    for shards in (3, 2, 7, before):
+        world.add_random(rng, 30)
+        world.run()
+        world.shards(shards)
+    assert world.results() == world.expected(EQUAL)
+    whole = {run["low"] for run in world.manifest()["runs"]}
+    assert len(whole) <= 7
+
+
+def test_a_worker_with_rows_of_before_a_change_of_shards_reads_none_twice(world, rng):
+    """A run that was rewritten for other shards may hold rows that the worker has, and later ones."""
+    residents.forget_residents()
+    before = {}
+    for number, shards in enumerate((2, 3, 2, 2)):
+        world.shards(shards)
+        world.add_random(rng, 30)
+        if number == 3:
+            residents._residents.update(before)
+        world.run()
+        if number == 0:
+            before = dict(residents._residents)
+            assert before
+        residents.forget_residents()
+    assert world.results() == world.expected(EQUAL)
+
+
+def test_state_of_other_shards_is_rewritten_in_one_batch(world, rng):
+    world.shards(5)
+    world.add_random(rng, 50)
+    world.run()
+    world.shards(2)
+    world.add_random(rng, 50)
+    world.run()
+    assert all(run["low"] >= 2**31 or run["high"] <= 2**31 for run in world.manifest()["runs"])
+    assert sum(run["rows"] for run in world.manifest()["runs"]) == keyed_rows(world)
+
+
+def keyed_rows(world):
+    return sum(row[0] is not None for rows in world.rows.values() for row in rows)
+
+
+@pytest.mark.parametrize(
+    "step", [each if each in QUICK else pytest.param(each, marks=pytest.mark.slow) for each in STEPS]
+)
+def test_a_run_that_ends_at_any_step_is_repeated_exactly(world, rng, step):
+    for _ in range(2):
+        world.add_random(rng, 20)
+        world.add("orders", [("no number", "x", BEGIN)])
+        world.rows["orders"].pop()
+    seen = []
+    with pytest.raises(Killed):
+        world.run(killing(step))
+    world.run(seen.append)
+    world.run()
+    assert world.results() == world.expected(EQUAL)
+    assert len(world.rejected()) == 2
+    named = {run["file"] for run in world.manifest()["runs"]}
+    assert {file.name for file in world.state.glob("*.run")} == named
+    assert not list(world.state.glob("*.host"))
+
+
+@pytest.mark.parametrize("step", ["after finish", pytest.param("after forget", marks=pytest.mark.slow)])
+def test_a_second_end_while_the_first_is_repaired_changes_nothing(world, rng, step):
+    world.add_random(rng, 20)
+    for first in ("after facts", "after manifest"):
+        with pytest.raises(Killed):
+            world.run(killing(first))
+        try:
+            world.run(killing(step))
+        except Killed:
+            world.run()
+        world.add_random(rng, 20)
+    world.run()
+    assert world.results() == world.expected(EQUAL)
+
+
+def test_rows_with_a_missing_key_match_nothing(world):
+    world.add("orders", [(None, "a", BEGIN), (1, "b", BEGIN)])
+    world.add("payments", [(None, 1.0, BEGIN), (1, 2.0, None)])
+    result = world.run()
+    assert world.results() == [(1, "b", BEGIN, 1, 2.0, None)]
+    assert result.batches[0].detail["sources"]["orders"]["keyless"] == 1
+
+
+class TestLateness:
+    @pytest.fixture
+    def world(self, folder):
+        near = [{"columns": "orders.at = payments.at", "within": "1h"}]
+        return World(folder, {"on": ["orders.id = payments.order"], "near": near, "lateness": "10min", "shards": 2})
+
+    def at(self, minutes):
+        return BEGIN + timedelta(minutes=minutes)
+
+    def test_late_rows_are_reported(self, world):
+        world.add("orders", [(1, "a", self.at(100))])
+        world.run()
+        world.add("orders", [(2, "on time", self.at(90)), (3, "late", self.at(89))])
+        world.add("payments", [(2, 1.0, self.at(0)), (1, 2.0, self.at(60)), (2, 2.0, self.at(31))])
+        result = world.run()
+        assert world.results() == [(1, "a", self.at(100), 1, 2.0, self.at(60)),
+                                   (2, "on time", self.at(90), 2, 2.0, self.at(31))]  # fmt: skip
+        (rejected,) = world.rejected()
+        assert (rejected["_file"], rejected["record"]) == ("orders/0002.csv", "3,late,2024-01-01 01:29:00")
+        assert "late" in rejected["reason"]
+        assert (result.total("rejected"), result.total("rows_in")) == (1, 5)
+
+    @pytest.mark.parametrize("resident", [pytest.param(True, marks=pytest.mark.slow), False])
+    @pytest.mark.usefixtures("merging")
+    def test_purged_state_loses_no_result(self, world, rng, monkeypatch, resident):
+        if not resident:
+            monkeypatch.setattr(residents, "_likely", lambda *_: False)
+        for batch in range(8):
+            for source in world.sources:
+                start = 40 * batch + (15 if source == "orders" else 0)
+                times = [self.at(start + int(rng.integers(0, 40))) for _ in range(25)]
+                keys = [int(rng.integers(5)) for _ in times]
+                rows = [(key, float(key), at) if source == "payments" else (key, "i", at)
+                        for key, at in zip(keys, times, strict=True)]  # fmt: skip
+                world.add(source, rows)
+            world.run()
+        late = {(row["_file"], row["_record_number"]) for row in world.rejected()}
+        assert late == set(), "rows are at most 40 minutes behind, but batches overlap by less than 10"
+        assert world.results() == world.expected(f"{EQUAL} and {NEAR}")
+        stored = sum(run["rows"] for run in world.manifest()["runs"])
+        assert stored < keyed_rows(world) * 2 / 3
+
+    def test_a_later_limit_does_not_bring_purged_rows_back(self, world):
+        world.add("orders", [(1, "a", self.at(300))])
+        world.run()
+        world.document["correlate"]["lateness"] = "5h"
+        world.write()
+        world.add("orders", [(2, "late", self.at(200))])
+        world.run()
+        assert [row["record"].split(",")[1] for row in world.rejected()] == ["late"]
+
+    def test_lateness_cannot_be_left_out_later(self, world):
+        world.add("orders", [(1, "a", self.at(300))])
+        world.run()
+        del world.document["correlate"]["lateness"]
+        world.write()
+        with pytest.raises(PipelineFileError, match="give it again"):
+            world.run()
+
+    def test_dates_are_purged_by_whole_days(self, folder):
+        near = [{"columns": "orders.day = payments.day", "within": 1}]
+        correlate = {"on": ["orders.id = payments.order"], "near": near, "lateness": "2d", "shards": 1}
+        world = World(folder, correlate)
+        world.document["sources"]["orders"]["schema"] = {"id": "bigint", "day": "date"}
+        payments = {"format": "csv", "path": "payments", "schema": {"order": "bigint", "day": "date"}}
+        world.document["sources"]["payments"] = payments
+        world.write()
+        for day in range(1, 13, 2):
+            world.add("orders", [(1, f"1969-12-{20 + day}" if day < 12 else "1970-01-01")])
+            lines = ["order,day", f"1,1969-12-{19 + day}"]
+            (world.folder / "payments" / f"{day:02d}.csv").write_text("\n".join(lines))
+            world.run()
+        found = [(row[1].day, row[3].day) for row in world.results()]
+        expected = [(20 + a, 19 + b) for a in range(1, 13, 2) for b in range(1, 13, 2) if abs(a - b + 1) <= 1]
+        assert sorted(found) == sorted(expected)
+        assert not world.rejected()
+        kept = [sum(run["rows"] for run in world.manifest()["runs"] if run["side"] == side) for side in (0, 1)]
+        assert kept == [4, 3], "the last batch dropped orders before 26 December, and payments before 26 December"
+
+
+class TestDamage:
+    @pytest.fixture
+    def world(self, folder, rng):
+        world = World(folder)
+        world.add_random(rng, 60)
+        world.run()
+        world.add_random(rng, 60)
+        residents.forget_residents()
+        return world
+
+    def refused(self, world, match):
+        before = world.results()
+        with pytest.raises(StateDamagedError, match=match) as raised:
+            world.run()
+        assert str(world.state) in str(raised.value)
+        assert "restore the folder" in str(raised.value)
+        assert world.results() == before
+
+    def test_a_missing_run(self, world):
+        next(world.state.glob("*.run")).unlink()
+        self.refused(world, "is missing")
+
+    def test_a_short_run(self, world):
+        file = next(world.state.glob("*.run"))
+        file.write_bytes(file.read_bytes()[:-4096])
+        self.refused(world, "bytes, but")
+
+    @pytest.mark.parametrize("place", [0.02, 0.5, 0.98])
+    def test_a_changed_byte(self, world, place):
+        for file in world.state.glob("*.run"):
+            content = bytearray(file.read_bytes())
+            used = [at for at, byte in enumerate(content) if byte]
+            content[used[int(place * (len(used) - 1))]] ^= 0x10
+            file.write_bytes(bytes(content))
+        self.refused(world, "is damaged")
+
+    def test_a_run_in_place_of_another(self, world):
+        by_size = {}
+        for run in world.manifest()["runs"]:
+            by_size.setdefault(run["nbytes"], []).append(world.state / run["file"])
+        first, second, *_ = max(by_size.values(), key=len)
+        content = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(content)
+        self.refused(world, "belongs to run")
+
+    def test_a_missing_manifest(self, world):
+        next(world.state.glob("*.manifest")).unlink()
+        self.refused(world, "is missing")
+
+    def test_a_changed_manifest(self, world):
+        file = next(world.state.glob("*.manifest"))
+        file.write_bytes(file.read_bytes().replace(b'"batch": 0', b'"batch": 7'))
+        self.refused(world, "not what was written")
+
+
+def test_files_that_no_manifest_names_are_removed(world, rng):
+    world.add_random(rng, 10)
+    world.run()
+    for name in ("0000000001-dead.run", "0000000001-dead.manifest"):
+        (world.state / name).write_text("left by a killed run")
+    (world.state / "note.txt").write_text("of the user")
+    world.run()
+    assert not [file for file in world.state.iterdir() if "dead" in file.name]
+    assert (world.state / "note.txt").exists()
+
+
+def test_other_conditions_do_not_continue_the_state(world, rng):
+    world.add_random(rng, 10)
+    world.run()
+    world.document["correlate"]["on"].append("orders.at = payments.at")
+    world.write()
+    world.add_random(rng, 10)
+    with pytest.raises(PipelineFileError, match="other sources, columns or conditions"):
+        world.run()
+
+
+def test_a_lost_checkpoint_is_refused(world, rng, folder):
+    world.add_random(rng, 10)
+    world.run()
+    (folder / ".headrace/paid/checkpoint").rename(folder / "elsewhere")
+    with pytest.raises(LedgerError, match="restore the checkpoint"):
+        world.run()
+
+
+def test_a_copied_checkpoint_loads_no_batch_twice(world, rng, folder):
+    world.add_random(rng, 10)
+    world.run()
+    checkpoint = folder / ".headrace/paid/checkpoint"
+    shutil.copytree(checkpoint, folder / "copy")
+    world.add_random(rng, 10)
+    world.run()
+    before = world.results()
+    shutil.rmtree(checkpoint)
+    (folder / "copy").rename(checkpoint)
+    with pytest.raises(LedgerError, match="older copy"):
+        world.run()
+    assert world.results() == before
+
+
+def test_a_run_beside_another_does_not_commit(world, rng):
+    """The other run commits the same batch first, with a copy of the checkpoint and a catalog of its own."""
+    world.add_random(rng, 10)
+
+    def other(step):
+        if step == "before facts":
+            config = load_any(world.pipeline)
+            handle = DeltaHandle(config.sink.path)
+            with Ledger(config.checkpoint) as ledger:
+                commit_files(handle.path, handle.table, [], Commit(application(ledger.stream, "facts"), 0, {}))
+
+    with pytest.raises(BatchError, match="another run has just loaded batch 0"):
+        world.run(other)
+    assert world.results() == []
+
+
+def test_a_removed_file_of_an_unfinished_batch_is_named(world, rng):
+    world.add_random(rng, 10)
+    with pytest.raises(Killed):
+        world.run(killing("before join"))
+    next((world.folder / "orders").iterdir()).unlink()
+    with pytest.raises(SourceFileError, match=r"orders/0001\.csv"):
+        world.run()
+
+
+def test_the_example_of_the_documentation(folder):
+    page = (Path(__file__).parents[2] / "docs/streams.md").read_text()
+    section = page.partition("## In a pipeline on Spark")[2].partition("### Rows that were read")[0]
+    lines = [line[4:] if line.startswith("    ") else "" for line in section.splitlines()]
+    text = "\n".join(lines).replace("warehouse/paid", "w/paid")
+    (folder / "pipeline.yml").write_text(text[text.index("name: paid") : text.index("$ cat orders")].strip())
+    world = World.__new__(World)
+    world.folder = folder
+    for name in ("orders/1.csv", "payments/1.json"):
+        (folder / name).parent.mkdir()
+        content = text.partition(f"$ cat {name}\n")[2].partition("\n\n")[0]
+        (folder / name).write_text(content + "\n")
+    assert world.run().total("loaded") == 1
+    (folder / "payments/2.json").write_text('{"order": 1, "paid": 2.0, "at": "2026-03-01T11:00:00Z"}\n')
+    assert world.run().total("loaded") == 1
+    assert [row[0] for row in world.results()] == [1, 2]
+    assert not world.rejected()
+
+
+WRONG = {
+    "one source": (["sources"], {"orders": {"format": "csv", "path": "orders", "schema": ORDERS}}, "at least 2 items"),
+    "an outer join": (["correlate", "how"], "left", "needs the end of a source"),
+    "an unknown join type": (["correlate", "how"], "lfet", "the only one is 'inner'"),
+    "no condition": (["correlate", "on"], [], "at least 1 item"),
+    "no equality": (["correlate", "on"], ["orders.id"], "write it as 'orders.id = payments.order'"),
+    "an unknown source": (["correlate", "on"], ["order.id = payments.order"], "did you mean 'orders'"),
+    "an unknown column": (["correlate", "on"], ["orders.ids = payments.order"], "did you mean 'id'"),
+    "types that never match": (["correlate", "on"], ["orders.item = payments.order"], "correlate: "),
+    "a source compared with itself": (["correlate", "on"], ["orders.id = orders.id"], "compares an input with itself"),
+    "a distance of another unit": (
+        ["correlate", "near"], [{"columns": "orders.at = payments.at", "within": 1.5}], "within",
+    ),
+    "lateness without times": (["correlate", "lateness"], "5min", "between times"),
+    "lateness of less than a unit": (
+        ["correlate"],
+        {"on": ["orders.id = payments.order"], "near": [{"columns": "orders.at = payments.at", "within": "1s"}],
+         "lateness": "0.0000005s"},
+        "whole",
+    ),
+    "lateness of numbers": (
+        ["correlate"],
+        {"on": ["orders.item = payments.item"], "near": [{"columns": "orders.id = payments.order", "within": 1}],
+         "lateness": "5min"},
+        "item",
+    ),
+    "a partition of no column": (["sink", "partition_by"], ["day"], "names 'day'"),
+    "tables elsewhere": (["sink", "path"], "s3a://bucket/paid", "not to s3a://bucket/paid"),
+    "a state elsewhere": (["correlate", "state"], "s3a://bucket/state", "name one that all hosts share"),
+    "lookups": (["lookups"], [], "unknown field"),
+    "a reserved column": (["sources", "orders", "schema", "_id"], "int", "kept for Headrace"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_pipeline_file_is_refused_with_its_line(world, name):
+    place, value, message = WRONG[name]
+    part = world.document
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    world.write()
+    with pytest.raises(PipelineFileError, match=r"pipeline\.yml, line \d+, column \d+") as raised:
+        load_any(world.pipeline)
+    assert message in str(raised.value)
+
+
+def test_a_source_that_no_equality_connects_is_refused(folder):
+    on = ["orders.id = payments.order"]
+    near = [{"columns": "orders.id = shipments.order", "within": 1}]
+    world = World(folder, {"on": on, "near": near}, ("orders", "payments", "shipments"))
+    with pytest.raises(PipelineFileError, match="no equality in `on` connects 'shipments'"):
+        load_any(world.pipeline)
+
+
+def test_other_commands_refuse_a_pipeline_with_several_sources(world):
+    with pytest.raises(PipelineFileError, match=r"line 2.*several sources"):
+        load_pipeline(world.pipeline)
+
+
+def test_the_files_of_a_source_are_listed_and_skipped_by_its_name(world, rng):
+    world.add_random(rng, 10)
+    config = load_any(world.pipeline)
+    skip_files(config.of_source("orders"), ["0001.csv"])
+    world.run()
+    assert [file.state for file in list_files(config.of_source("orders")).files] == ["skipped"]
+    assert [file.state for file in list_files(config.of_source("payments")).files] == ["loaded"]
+    assert world.results() == []
+
+
+def test_a_missing_folder_of_a_source_is_named(world):
+    (world.folder / "orders").rmdir()
+    with pytest.raises(PipelineFileError, match=r"sources\.orders"):
+        run_correlation(load_any(world.pipeline))
+
+
+def test_a_table_with_other_columns_is_refused_before_anything_is_written(world, rng):
+    world.add_random(rng, 10)
+    write_deltalake(str(world.folder / "w/paid"), pa.table({"id": pa.array([1], pa.int64())}))
+    with pytest.raises(DeltaTableError, match="no column 'item'"):
+        world.run()
+    assert not world.state.exists()
