@@ -9,7 +9,8 @@ from benchmarks.experiments._settings import NEAR
 from benchmarks.experiments.document import OURS, counts, section
 from benchmarks.streams._data import TUPLE
 from benchmarks.streams._world import FAN_IN, GROUP, Settings
-from benchmarks.streams.punctuated import Units
+from benchmarks.streams.punctuated import WATCHED, Units
+from benchmarks.streams.punctuated import Settings as News
 
 __all__ = ["DOCUMENT", "RESULTS", "document", "write_document"]
 
@@ -48,7 +49,7 @@ def document(figures, results=RESULTS):
         names=", ".join(f"`{figure.name}`" for figure in figures), minutes=f"{seconds / 60:.0f}",
         counts=counts(verdicts), missing=", ".join(missing) or "none",
         results="\n\n".join(parts), near=f"{100 * NEAR:g}", tuple=TUPLE, fan_in=FAN_IN,
-        group=GROUP,
+        group=GROUP, news=f"{News.news:,}", reads=News.reads_per_news, watched=WATCHED,
         between=f"{1e3 * settings.between:g}", seek=f"{1e3 * settings.seek:g}", append=f"{1e3 * settings.append:g}",
         rate=f"{settings.rate / 1e6:g}", wait=f"{1e3 * settings.wait:g}", arrivals=f"{settings.max_new_arrivals:,}",
         take=f"{units.take:g}", compare=f"{units.compare:g}", insert=f"{units.insert:g}", output=f"{units.output:g}",
