@@ -5,8 +5,8 @@ import gc
 import subprocess
 import sys
 import textwrap
-import tracemalloc
 import time
+import tracemalloc
 import weakref
 
 import numpy as np

@@ -558,7 +558,7 @@ def test_a_fingerprint_that_fails_does_not_fail_the_batch(project, monkeypatch):
     monkeypatch.undo()
     assert fingerprint(str(project.folder), project_file(project)) is not None
     project.write("a", "1")
-    with pytest.raises(SourceFileError, match="other content"):
+    with pytest.raises(SourceFileError, match="what its content was then is not known"):
         project.run()
 
 
