@@ -246,7 +246,8 @@ def online(name, arriving, memory, settings, query=PAIR, **options):
     clock = Clock()
     with tempfile.TemporaryDirectory(prefix="headrace-streams-") as folder:
         backend = timed_backend(clock, settings)
-        with query.make(name, memory, folder, wait=settings.wait, clock=clock, backend=backend, **options) as join:
+        waiting = {} if name == "PMJ" else {"wait": settings.wait}  # PMJ does not notice that inputs are blocked
+        with query.make(name, memory, folder, clock=clock, backend=backend, **waiting, **options) as join:
             join.algorithm.results = Counted(join.algorithm.results)
             buffers = _arrive(join, arriving, clock, settings)
             stats = join.stats
