@@ -5,6 +5,7 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from correlation_world import BEGIN, ORDERS, World
@@ -79,6 +80,12 @@ def merging(monkeypatch):
     monkeypatch.setattr(shard_join, "_RUNS_OF_A_TIER", 2)
     monkeypatch.setattr(shard_join, "YOUNG_BATCHES", 1)
     monkeypatch.setattr("headrace.pipelines.correlate.runs.BLOCK_BYTES", 256)
+
+
+@pytest.fixture
+def spilling(monkeypatch):
+    """Write the new rows of an input as a run whenever a few kilobytes of them wait."""
+    monkeypatch.setattr(shard_join, "_MOST_WAITING", 2000)
 
 
 def test_batches_give_the_join_of_all_rows(world, rng):
@@ -281,6 +288,60 @@ class TestLateness:
         assert world.results() == world.expected(f"{EQUAL} and {NEAR}")
         stored = sum(run["rows"] for run in world.manifest()["runs"])
         assert stored < keyed_rows(world) * 2 / 3
+
+    @pytest.mark.parametrize("behind", ["orders", "payments"])
+    @pytest.mark.usefixtures("merging", "spilling")
+    def test_new_rows_on_disk_behind_the_other_source_lose_no_result(self, world, rng, monkeypatch, behind):
+        """The watermark of the other source says what its later rows match, not what its earlier rows do."""
+        spilled = []
+        write = shard_join.ShardJoin._write_waiting
+        monkeypatch.setattr(
+            shard_join.ShardJoin, "_write_waiting",
+            lambda self, side, keep: spilled.append(keep) or write(self, side, keep=keep),
+        )  # fmt: skip
+        for batch in range(6):
+            for source in rng.permutation(world.sources).tolist():
+                slow = source == behind
+                if slow and batch < 2:
+                    continue
+                start = 30 * (batch - 2) if slow else 200 * (batch > 0) + 30 * batch - 60
+                times = [self.at(start + int(rng.integers(-25, 40))) for _ in range(300)]
+                keys = rng.integers(150, size=300).tolist()
+                world.add(source, [(key, float(key), at) if source == "payments" else (key, "i", at)
+                                   for key, at in zip(keys, times, strict=True)])  # fmt: skip
+            world.run()
+        assert spilled.count(False) > 4, "the new rows stayed in memory"
+        self.assert_all_but_late(world)
+
+    @pytest.mark.slow
+    @pytest.mark.usefixtures("merging", "spilling")
+    @pytest.mark.parametrize("seed", range(12))
+    def test_any_order_of_batches_loses_no_result(self, world, seed):
+        rng = np.random.default_rng(seed)
+        clocks = dict.fromkeys(world.sources, 0)
+        for _ in range(10):
+            world.shards(int(rng.integers(1, 4)))
+            for source in world.sources:
+                if rng.random() < 0.4:
+                    continue
+                clocks[source] += int(rng.integers(0, 90))
+                count = int(rng.choice([1, 40, 400]))
+                times = [self.at(clocks[source] + int(rng.integers(-30, 30))) for _ in range(count)]
+                keys = rng.integers(60, size=count).tolist()
+                world.add(source, [(key, float(key), at) if source == "payments" else (key, "i", at)
+                                   for key, at in zip(keys, times, strict=True)])  # fmt: skip
+            world.run()
+        self.assert_all_but_late(world)
+
+    def assert_all_but_late(self, world):
+        """Compare the results with those of all rows but the rejected ones, each of which is of its source's past."""
+        for row in world.rejected():
+            assert "late" in row["reason"]
+            rows = world.rows[row["_file"].partition("/")[0]]
+            rows.remove(world.row_of(row["_file"], row["_record_number"]))
+        expected = world.expected(f"{EQUAL} and {NEAR}")
+        assert expected
+        assert world.results() == expected
 
     def test_a_later_limit_does_not_bring_purged_rows_back(self, world):
         world.add("orders", [(1, "a", self.at(300))])
