@@ -57,6 +57,10 @@ class TimeBand:
     kind: pa.DataType
     within: int
 
+    def clamped(self, ticks: int) -> int:
+        """Return a number of ticks, or that of the earliest time if it is before that."""
+        return max(ticks, -(1 << (self.kind.bit_width - 1)))
+
     def ticks(self, duration: str | float) -> int:
         """Return a duration as a number of ticks.
 
@@ -151,8 +155,7 @@ class JoinStage:
     def time_word(self, side: int, ticks: int) -> int:
         """Return the key word of a time in the column of `time_band`; of the earliest time if it is before that."""
         band = self.time_band()
-        bits = band.kind.bit_width
-        time = pa.array([max(ticks, -(1 << (bits - 1)))], pa.int32() if bits == _DATE_BITS else pa.int64())
+        time = pa.array([band.clamped(ticks)], pa.int32() if band.kind.bit_width == _DATE_BITS else pa.int64())
         time = time.view(band.kind)
         schema = self.inputs[side]
         columns = [time if field.name == band.columns[side] else pa.nulls(1, field.type) for field in schema]

@@ -320,8 +320,10 @@ class CorrelationProtocol:
             newest[name] = max(ticks, newest.get(name, ticks))
         marks = dict(before.watermarks)
         if self._config.correlate.lateness is not None:
-            late = self._plan.stages[0].time_band().ticks(self._config.correlate.lateness)
-            marks = {name: max(ticks - late, marks.get(name, ticks - late)) for name, ticks in newest.items()}
+            band = self._plan.stages[0].time_band()
+            late = band.ticks(self._config.correlate.lateness)
+            reached = {name: band.clamped(ticks - late) for name, ticks in newest.items()}
+            marks = {name: max(ticks, marks.get(name, ticks)) for name, ticks in reached.items()}
         return before.after(work.number, work.attempt, (*kept, *result.added), newest, marks)
 
     # Tables

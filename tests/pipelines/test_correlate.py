@@ -352,6 +352,16 @@ class TestLateness:
         world.run()
         assert [row["record"].split(",")[1] for row in world.rejected()] == ["late"]
 
+    def test_a_lateness_before_the_earliest_time_makes_no_row_late(self, world):
+        world.document["correlate"]["lateness"] = f"{10**9}d"
+        world.write()
+        for minutes in (0, 50, -(10**6)):
+            world.add("orders", [(1, "a", self.at(minutes))])
+            world.add("payments", [(1, 1.0, self.at(minutes))])
+            world.run()
+        assert not world.rejected()
+        assert world.results() == world.expected(f"{EQUAL} and {NEAR}")
+
     def test_lateness_cannot_be_left_out_later(self, world):
         world.add("orders", [(1, "a", self.at(300))])
         world.run()
