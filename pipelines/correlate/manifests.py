@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.pipelines.config.join_plan import definition_changes
 from headrace.pipelines.correlate.runs import RunRef
 from headrace.pipelines.errors import PipelineFileError, StateDamagedError
 from headrace.storage.errors import StorageIOError
@@ -165,6 +166,8 @@ class StateFolder:
             text, digest, rest = place.read_bytes().split(_FRAME)
         except FileNotFoundError as error:
             raise self._damaged(f"{place} is missing") from error
+        except OSError as error:
+            raise self._damaged(f"{place} is not a readable file: {error}") from error
         except ValueError as error:
             raise self._damaged(f"{place} is cut off") from error
         found = hashlib.sha256(text).hexdigest()
@@ -173,9 +176,10 @@ class StateFolder:
         manifest = self._parsed(json.loads(text), place)
         if manifest.definition != definition:
             raise PipelineFileError(
-                f"the pipeline file declares other sources, columns or conditions than batch {ref.batch} had, so the "
-                f"state in {self.path} cannot be continued; restore them, or declare the new join as another pipeline "
-                "with its own name and table, which begins with all files"
+                f"the pipeline file declares other sources, columns or conditions than batch {ref.batch} had "
+                f"({definition_changes(manifest.definition, definition)}), so the state in {self.path} cannot be "
+                "continued; restore them, or declare the new join as another pipeline with its own name and table, "
+                "which begins with all files"
             )
         self._require_runs(manifest)
         return manifest

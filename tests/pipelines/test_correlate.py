@@ -441,6 +441,12 @@ class TestDamage:
         next(world.state.glob("*.manifest")).unlink()
         self.refused(world, "is missing")
 
+    def test_a_folder_in_place_of_a_manifest(self, world):
+        file = next(world.state.glob("*.manifest"))
+        file.unlink()
+        file.mkdir()
+        self.refused(world, "is not a readable file")
+
     def test_a_changed_manifest(self, world):
         file = next(world.state.glob("*.manifest"))
         file.write_bytes(file.read_bytes().replace(b'"batch": 0', b'"batch": 7'))
@@ -464,7 +470,23 @@ def test_other_conditions_do_not_continue_the_state(world, rng):
     world.document["correlate"]["on"].append("orders.at = payments.at")
     world.write()
     world.add_random(rng, 10)
-    with pytest.raises(PipelineFileError, match="other sources, columns or conditions"):
+    with pytest.raises(PipelineFileError, match="other sources, columns or conditions") as raised:
+        world.run()
+    assert "before: nothing; now: condition orders.at = payments.at" in str(raised.value)
+
+
+def test_a_distance_is_the_same_in_another_unit_and_differs_by_its_value(folder, rng):
+    near = [{"columns": "orders.at = payments.at", "within": "1h"}]
+    world = World(folder, {"on": ["orders.id = payments.order"], "near": near})
+    for within in ("1h", "1 h", "60m", "3600s"):
+        world.document["correlate"]["near"][0]["within"] = within
+        world.write()
+        world.add_random(rng, 10)
+        world.run()
+    assert world.results() == world.expected(f"{EQUAL} and {NEAR}")
+    world.document["correlate"]["near"][0]["within"] = "2h"
+    world.write()
+    with pytest.raises(PipelineFileError, match=r"within 3600000000 units of .*; now: .* within 7200000000 units of"):
         world.run()
 
 
