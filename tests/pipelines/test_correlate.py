@@ -2,6 +2,7 @@
 
 import shutil
 import tempfile
+import uuid
 from datetime import timedelta
 from pathlib import Path
 
@@ -456,12 +457,50 @@ class TestDamage:
 def test_files_that_no_manifest_names_are_removed(world, rng):
     world.add_random(rng, 10)
     world.run()
-    for name in ("0000000001-dead.run", "0000000001-dead.manifest"):
-        (world.state / name).write_text("left by a killed run")
-    (world.state / "note.txt").write_text("of the user")
+    attempt = str(uuid.uuid4())
+    left = [f"0000000001-{attempt[:8]}-{uuid.uuid4().hex}.run", f"0000000001-{attempt}.manifest", f"{attempt}.host"]
+    others = ["note.txt", "morning.run", "ship.manifest"]
+    for name in [*left, *others]:
+        (world.state / name).write_text("left by a killed run, or of the user")
     world.run()
-    assert not [file for file in world.state.iterdir() if "dead" in file.name]
-    assert (world.state / "note.txt").exists()
+    assert not [name for name in left if (world.state / name).exists()]
+    assert all((world.state / name).exists() for name in others)
+
+
+def test_the_state_folder_of_another_pipeline_is_refused(folder, rng):
+    """The second run removes and writes nothing, and the first pipeline goes on."""
+    worlds = [World(folder / name) for name in ("one", "two")]
+    for world, name in zip(worlds, ("one", "two"), strict=True):
+        world.document |= {"name": name}
+        world.document["correlate"]["state"] = str(folder / "state")
+        world.write()
+        world.add_random(rng, 10)
+    worlds[0].run()
+    before = sorted(file.name for file in (folder / "state").iterdir())
+    with pytest.raises(PipelineFileError, match=r"holds the state of pipeline one .* name another folder"):
+        worlds[1].run()
+    assert sorted(file.name for file in (folder / "state").iterdir()) == before
+    assert not (folder / "two/w").exists()
+    worlds[0].add_random(rng, 10)
+    worlds[0].run()
+    assert worlds[0].results() == worlds[0].expected(EQUAL)
+    (folder / "state/owner.json").unlink()
+    for world in worlds:
+        with pytest.raises(StateDamagedError, match="says whose state it is"):
+            world.run()
+
+
+def test_a_run_notices_that_its_state_folder_became_anothers(world, rng):
+    world.add_random(rng, 10)
+    owner = world.state / "owner.json"
+
+    def taken(step):
+        if step == "before join":
+            owner.write_text('{"stream": "other", "pipeline": "two"}')
+
+    with pytest.raises(PipelineFileError, match="holds the state of pipeline two"):
+        world.run(taken)
+    assert world.results() == []
 
 
 def test_other_conditions_do_not_continue_the_state(world, rng):
