@@ -625,6 +625,19 @@ WRONG = {
     "a partition of no column": (["sink", "partition_by"], ["day"], "names 'day'"),
     "tables elsewhere": (["sink", "path"], "s3a://bucket/paid", "not to s3a://bucket/paid"),
     "a state elsewhere": (["correlate", "state"], "s3a://bucket/state", "name one that all hosts share"),
+    "a state in a source": (["correlate", "state"], "orders/state", "overlaps sources.orders"),
+    "a state around a source": (
+        ["sources", "orders", "path"], ".headrace/paid/checkpoint/state/orders", "overlaps sources.orders",
+    ),
+    "a state in a table": (["correlate", "state"], "w/paid", "overlaps sink.path"),
+    "a state around the tables": (["correlate", "state"], "w", "overlaps sink.path"),
+    "a state in the error table": (["correlate", "state"], "w/paid_errors/state", "overlaps sink.errors"),
+    "the checkpoint as state": (["correlate", "state"], ".headrace/paid/checkpoint", "overlaps the checkpoint"),
+    "a state among the ledgers": (
+        ["correlate", "state"], ".headrace/paid/checkpoint/sources", "overlaps the checkpoint",
+    ),
+    "a state around the checkpoint": (["correlate", "state"], ".headrace/paid", "overlaps the checkpoint"),
+    "the project as state": (["correlate", "state"], ".", "overlaps sources.orders"),
     "lookups": (["lookups"], [], "unknown field"),
     "a reserved column": (["sources", "orders", "schema", "_id"], "int", "kept for Headrace"),
 }  # fmt: skip
@@ -641,6 +654,34 @@ def test_a_wrong_pipeline_file_is_refused_with_its_line(world, name):
     with pytest.raises(PipelineFileError, match=r"pipeline\.yml, line \d+, column \d+") as raised:
         load_any(world.pipeline)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("project", "the folder of the pipeline file"),
+        ("project/.headrace", "the folder of all checkpoints"),
+        ("catalogs", "the run catalog"),
+        ("project/state", None),
+        ("checkpoint/state", None),
+    ],
+)
+def test_a_state_around_other_things_is_refused(folder, state, message):
+    """Sources, tables, checkpoint and catalog are outside the project."""
+    world = World(folder / "project")
+    for name in world.sources:
+        world.document["sources"][name]["path"] = str(folder / "sources" / name)
+    world.document |= {"checkpoint": "../checkpoint", "sink": {"path": "../tables/paid"}}
+    world.document |= {"catalog": f"sqlite:///{folder}/catalogs/runs.db"}
+    world.document["correlate"]["state"] = str(folder / state)
+    world.write()
+    if message is None:
+        assert load_any(world.pipeline).state_path == str(folder / state)
+        return
+    with pytest.raises(PipelineFileError, match=r"line \d+, column \d+") as raised:
+        load_any(world.pipeline)
+    assert f"overlaps {message}" in str(raised.value)
+    assert "name a folder that holds nothing else" in str(raised.value)
 
 
 def test_a_source_that_no_equality_connects_is_refused(folder):
