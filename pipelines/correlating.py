@@ -18,7 +18,7 @@ from headrace.pipelines.config.join_plan import join_plan
 from headrace.pipelines.correlate.engines import SparkEngine
 from headrace.pipelines.correlate.kernels import compiling
 from headrace.pipelines.correlate.ledgers import SourceLedgers
-from headrace.pipelines.correlate.protocol import CorrelationProtocol
+from headrace.pipelines.correlate.protocol import CorrelationProtocol, state_folder
 from headrace.pipelines.correlate.sinks import check_sinks, create_sinks
 from headrace.pipelines.delta.tables import DeltaHandle, has_table, stream_registry
 from headrace.pipelines.errors import LedgerError, PipelineFileError, SourceFileError
@@ -100,7 +100,10 @@ def run_with(
     leases = Leases(catalog, [f"pipeline:{checkpoint}" for checkpoint in checkpoints], clock=clock)
     with leases, SourceLedgers(config, clock) as ledgers:
         _check_identity(config, ledgers)
+        state = state_folder(config, ledgers.stream.stream)
+        state.require_own()
         create_sinks(config, plan)
+        state.claim()
         number = catalog.start_run(config.name, "follow" if follow else "once", leases.token)
         protocol = CorrelationProtocol(
             engine, config, plan, catalog, number, ledgers.stream.stream, holds=leases.check, hook=hook, clock=clock
@@ -113,11 +116,11 @@ def run_with(
         except BaseException as error:
             catalog.finish_run(number, "failed", str(error) or type(error).__name__)
             raise
-        state = "done" if loop.stop.signal is None else "stopped"
-        catalog.finish_run(number, state)
+        ended = "done" if loop.stop.signal is None else "stopped"
+        catalog.finish_run(number, ended)
         seconds, tables = time.monotonic() - began, (config.sink.path, config.errors_path, "")
         records, left_out = tuple(loop.records), ledgers.left_out
-        return RunResult(number, config.name, state, loop.stop.signal, seconds, records, *tables, left_out)
+        return RunResult(number, config.name, ended, loop.stop.signal, seconds, records, *tables, left_out)
 
 
 class _Loop:

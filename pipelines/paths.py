@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 
-__all__ = ["anchored", "home_expanded", "is_link", "local_url", "sqlite_url", "table_location"]
+__all__ = ["anchored", "home_expanded", "is_link", "local_url", "sqlite_file", "sqlite_url", "table_location"]
 
 _LINK = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
 _FILE_LINK = re.compile(r"^file:/", re.IGNORECASE)
@@ -90,6 +90,19 @@ def sqlite_url(file: Path) -> str:
     from sqlalchemy.engine import URL  # noqa: PLC0415 - heavy, and not needed to look at paths
 
     return URL.create("sqlite", database=str(file)).render_as_string(hide_password=False)
+
+
+def sqlite_file(url: str) -> Path | None:
+    """Return the file of a run catalog in SQLite, whose path in the URL is absolute; None for other catalogs."""
+    from sqlalchemy.engine import make_url  # noqa: PLC0415 - as above
+    from sqlalchemy.exc import ArgumentError  # noqa: PLC0415 - as above
+
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        return None  # the catalog raises its own error for it
+    name = parsed.database
+    return Path(name) if parsed.get_backend_name() == "sqlite" and name and name.startswith("/") else None
 
 
 def local_url(url: str, folder: Path) -> str:

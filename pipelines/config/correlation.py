@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence  # noqa: TC003 - pydantic resolves annotations
 from decimal import Decimal
-from pathlib import Path  # noqa: TC003 - as above
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
@@ -30,7 +30,7 @@ from headrace.pipelines.config.model import (
 )
 from headrace.pipelines.config.problems import InconsistentError, Places, Problem, describe, described
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
-from headrace.pipelines.paths import anchored, is_link, local_url, sqlite_url, table_location
+from headrace.pipelines.paths import anchored, is_link, local_url, sqlite_file, sqlite_url, table_location
 from headrace.storage.errors import InputError
 
 __all__ = [
@@ -216,10 +216,11 @@ def load_correlation(path: str | Path) -> CorrelationConfig:
     """
     document, places = read_document(path)
     try:
-        config = _anchored(CorrelationConfig.model_validate(document), places.file.parent)
+        folder = places.file.parent
+        config = _anchored(CorrelationConfig.model_validate(document), folder)
     except ValidationError as error:
         raise PipelineFileError(describe(error, places, CorrelationConfig)) from error
-    problems = _place_problems(config)
+    problems = _place_problems(config, folder)
     if problems:
         raise PipelineFileError(described(problems, places))
     config._places = places  # noqa: SLF001 - errors that are found later name the line, too
@@ -245,7 +246,7 @@ def _anchored(config: CorrelationConfig, folder: Path) -> CorrelationConfig:
     )
 
 
-def _place_problems(config: CorrelationConfig) -> list[Problem]:
+def _place_problems(config: CorrelationConfig, folder: Path) -> list[Problem]:
     """Return locations that cannot hold what they must hold."""
     problems = []
     for location, path in ((("sink", "path"), config.sink.path), (("sink", "errors"), config.errors_path)):
@@ -259,7 +260,43 @@ def _place_problems(config: CorrelationConfig) -> list[Problem]:
     if is_link(config.state_path):
         text = f"correlate.state: {config.state_path} is not a folder of a file system; name one that all hosts share"
         problems.append(Problem(("correlate", "state"), text))
+        return problems
+    overlap = _overlap(config, folder)
+    if overlap:
+        text = (
+            f"correlate.state: the folder {config.state_path} overlaps {overlap}; name a folder that holds nothing else"
+        )
+        problems.append(Problem(("correlate", "state"), text))
     return problems
+
+
+def _overlap(config: CorrelationConfig, folder: Path) -> str:
+    """Return what the state folder may not share a place with; an empty text if there is nothing."""
+    state = Path(config.state_path)
+    apart = {f"sources.{name}, the folder {source.path}": source.path for name, source in config.sources.items()}
+    apart |= {
+        f"sink.path, the table {config.sink.path}": config.sink.path,
+        f"sink.errors, the table {config.errors_path}": config.errors_path,
+    }
+    for label, path in apart.items():
+        if not is_link(path) and _meet(state, Path(path)):
+            return label
+    assert config.checkpoint is not None
+    checkpoint = Path(config.checkpoint)
+    if state != checkpoint / "state" and _meet(state, checkpoint):
+        return f"the checkpoint {checkpoint}, in which only {checkpoint / 'state'} is free"
+    around = {
+        "the folder of the pipeline file": folder.resolve(),
+        "the folder of all checkpoints": folder / ".headrace",
+    }
+    catalog = sqlite_file(config.catalog or "")
+    if catalog is not None:
+        around[f"the run catalog {catalog}"] = catalog
+    return next((label for label, path in around.items() if path.is_relative_to(state)), "")
+
+
+def _meet(one: Path, other: Path) -> bool:
+    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _column_problems(config: CorrelationConfig) -> list[Problem]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from headrace.joins.streams.tuples.conditions import Edge
     from headrace.joins.streams.tuples.keys import KeySpec
 
-__all__ = ["LEFT", "RIGHT", "JoinPlan", "JoinStage", "TimeBand", "join_plan"]
+__all__ = ["LEFT", "RIGHT", "JoinPlan", "JoinStage", "TimeBand", "definition_changes", "join_plan"]
 
 LEFT: Final = 0
 RIGHT: Final = 1
@@ -56,6 +56,10 @@ class TimeBand:
     columns: tuple[str, str]
     kind: pa.DataType
     within: int
+
+    def clamped(self, ticks: int) -> int:
+        """Return a number of ticks, or that of the earliest time if it is before that."""
+        return max(ticks, -(1 << (self.kind.bit_width - 1)))
 
     def ticks(self, duration: str | float) -> int:
         """Return a duration as a number of ticks.
@@ -151,8 +155,7 @@ class JoinStage:
     def time_word(self, side: int, ticks: int) -> int:
         """Return the key word of a time in the column of `time_band`; of the earliest time if it is before that."""
         band = self.time_band()
-        bits = band.kind.bit_width
-        time = pa.array([max(ticks, -(1 << (bits - 1)))], pa.int32() if bits == _DATE_BITS else pa.int64())
+        time = pa.array([band.clamped(ticks)], pa.int32() if band.kind.bit_width == _DATE_BITS else pa.int64())
         time = time.view(band.kind)
         schema = self.inputs[side]
         columns = [time if field.name == band.columns[side] else pa.nulls(1, field.type) for field in schema]
@@ -195,8 +198,8 @@ class JoinPlan:
         return json.dumps(
             [
                 {
-                    "inputs": [[[field.name, str(field.type)] for field in schema] for schema in stage.inputs],
-                    "conditions": [_plain(condition) for condition in stage.conditions],
+                    "columns": [[f"{field.name} {field.type}" for field in schema] for schema in stage.inputs],
+                    "conditions": [_plain(condition, stage.inputs) for condition in stage.conditions],
                 }
                 for stage in self.stages
             ]
@@ -266,5 +269,34 @@ def _turned(condition: Condition, placed: set[str], source: str) -> Condition | 
     return None
 
 
-def _plain(condition: Condition) -> list[str]:
-    return [*_columns(condition), str(condition.within) if isinstance(condition, Near) else "equal"]
+def _plain(condition: Condition, inputs: tuple[pa.Schema, pa.Schema]) -> str:
+    """Return a text that is the same for conditions with the same meaning, however their distance is written."""
+    left, right = _columns(condition)
+    if not isinstance(condition, Near):
+        return f"{left} = {right}"
+    kinds = [schema.field(name).type for schema, name in zip(inputs, (left, right), strict=True)]
+    if any(map(pa.types.is_floating, kinds)):
+        return f"{left} = {right} within {float(condition.within)}"  # type: ignore[arg-type]
+    within = ticks(condition.within, kinds[LEFT], "within")  # type: ignore[arg-type]
+    return f"{left} = {right} within {within} units of {kinds[LEFT]}"
+
+
+def definition_changes(before: str, after: str) -> str:
+    """Return how two definitions of plans differ, for messages.
+
+    Parameters
+    ----------
+    before, after
+        Texts that `JoinPlan.definition` returned.
+    """
+    old, new = _parts(before), _parts(after)
+    gone, added = [part for part in old if part not in new], [part for part in new if part not in old]
+    if not gone and not added:
+        gone, added = old, new  # in another order
+    return f"before: {', '.join(gone) or 'nothing'}; now: {', '.join(added) or 'nothing in its place'}"
+
+
+def _parts(definition: str) -> list[str]:
+    stages = json.loads(definition)
+    columns = [f"column {name}" for stage in stages for side in stage["columns"] for name in side]
+    return list(dict.fromkeys([*columns, *(f"condition {text}" for stage in stages for text in stage["conditions"])]))

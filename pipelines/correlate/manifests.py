@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from headrace.pipelines.config.join_plan import definition_changes
 from headrace.pipelines.correlate.runs import RunRef
 from headrace.pipelines.errors import PipelineFileError, StateDamagedError
 from headrace.storage.errors import StorageIOError
@@ -27,6 +29,9 @@ __all__ = ["Manifest", "ManifestRef", "StateFolder"]
 _VERSION: Final = 1
 _SUFFIX: Final = ".manifest"
 _FRAME: Final = b"\n"
+_OWNER: Final = "owner.json"
+_UUID: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_WRITTEN: Final = re.compile(rf"\d{{10}}-([0-9a-f]{{8}}-[0-9a-f]{{32}}\.run|{_UUID}\.manifest)|{_UUID}\.host")
 _RECENT: Final = 64
 
 
@@ -117,21 +122,80 @@ class StateFolder:
     Parameters
     ----------
     folder
-        The folder, created if it does not exist.
+        The folder.
+    stream, pipeline
+        Identity of the stream whose state it is, and name of its pipeline.
     remedy
         What to do if the state is damaged, for messages.
-
-    Raises
-    ------
-    StorageIOError
-        If the folder cannot be created.
     """
 
-    def __init__(self, folder: str, remedy: str) -> None:
+    def __init__(self, folder: str, stream: str, pipeline: str, remedy: str) -> None:
         self.path = Path(folder)
+        self._owner = {"stream": stream, "pipeline": pipeline}
         self._remedy = remedy
+
+    def claim(self) -> None:
+        """Create the folder if it does not exist, and note durably that it is this stream's.
+
+        Raises
+        ------
+        PipelineFileError
+            If it is another stream's.
+        StateDamagedError
+            If it holds state, but does not say whose.
+        StorageIOError
+            If it cannot be written.
+        """
+        if self.require_own():
+            return
         with self._written():
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                with (self.path / _OWNER).open("xb") as file:
+                    file.write(json.dumps(self._owner).encode() + _FRAME)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except FileExistsError:
+                pass  # another run was faster; perhaps that of another pipeline
+            self._sync()
+        self._require_claimed()
+
+    def require_own(self) -> bool:
+        """Return whether the folder is this stream's; False if it is nobody's. This function writes nothing.
+
+        Raises
+        ------
+        PipelineFileError, StateDamagedError
+            As in `claim`.
+        """
+        place = self.path / _OWNER
+        try:
+            text = place.read_bytes()
+        except FileNotFoundError:
+            if self.path.is_dir() and any(_WRITTEN.fullmatch(entry.name) for entry in self.path.iterdir()):
+                raise self._damaged(f"{place} is missing, which says whose state it is") from None
+            return False
+        except OSError as error:
+            raise self._damaged(f"{place} is not a readable file: {error}") from error
+        try:
+            owner = json.loads(text)
+            stream, pipeline = owner["stream"], owner["pipeline"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise PipelineFileError(
+                f"correlate.state: {place} does not say whose state the folder holds; remove this file if the folder "
+                "holds no runs and manifests, otherwise restore the folder from a backup"
+            ) from error
+        if stream != self._owner["stream"]:
+            raise PipelineFileError(
+                f"correlate.state: {self.path} holds the state of pipeline {pipeline} (stream {stream}), but this is "
+                f"pipeline {self._owner['pipeline']} (stream {self._owner['stream']}); name another folder, or, if "
+                "that stream no longer exists, remove the folder"
+            )
+        return True
+
+    def _require_claimed(self) -> None:
+        if not self.require_own():
+            raise self._damaged(f"{self.path / _OWNER} is missing, which says whose state it is")
 
     def write(self, manifest: Manifest) -> ManifestRef:
         """Write a manifest durably, after checking that all its runs are there.
@@ -141,6 +205,7 @@ class StateFolder:
         StateDamagedError
             If a run is missing or has another size.
         """
+        self._require_claimed()
         self._require_runs(manifest)
         text, digest = manifest.text(), manifest.digest()
         with self._written(), (self.path / manifest.file).open("xb") as file:
@@ -165,6 +230,8 @@ class StateFolder:
             text, digest, rest = place.read_bytes().split(_FRAME)
         except FileNotFoundError as error:
             raise self._damaged(f"{place} is missing") from error
+        except OSError as error:
+            raise self._damaged(f"{place} is not a readable file: {error}") from error
         except ValueError as error:
             raise self._damaged(f"{place} is cut off") from error
         found = hashlib.sha256(text).hexdigest()
@@ -173,20 +240,25 @@ class StateFolder:
         manifest = self._parsed(json.loads(text), place)
         if manifest.definition != definition:
             raise PipelineFileError(
-                f"the pipeline file declares other sources, columns or conditions than batch {ref.batch} had, so the "
-                f"state in {self.path} cannot be continued; restore them, or declare the new join as another pipeline "
-                "with its own name and table, which begins with all files"
+                f"the pipeline file declares other sources, columns or conditions than batch {ref.batch} had "
+                f"({definition_changes(manifest.definition, definition)}), so the state in {self.path} cannot be "
+                "continued; restore them, or declare the new join as another pipeline with its own name and table, "
+                "which begins with all files"
             )
         self._require_runs(manifest)
         return manifest
 
     def clean(self, manifest: Manifest) -> list[str]:
-        """Remove all files that a manifest does not name, and return their names. No task may be at work."""
+        """Remove the files of this stream that a manifest does not name, and return their names.
+
+        No task may be at work. Files with names that no pipeline gives, and folders, stay.
+        """
+        self._require_claimed()
         named = {run.file for run in manifest.runs} | {manifest.file}
         removed = []
         with self._written():
             for entry in sorted(self.path.iterdir()):
-                if entry.name not in named and entry.suffix in {_SUFFIX, ".run"}:
+                if entry.name not in named and _WRITTEN.fullmatch(entry.name) and entry.is_file():
                     entry.unlink(missing_ok=True)
                     removed.append(entry.name)
         return removed

@@ -52,12 +52,24 @@ if TYPE_CHECKING:
     from headrace.pipelines.correlate.engines import Engine
     from headrace.pipelines.source.discovery import FoundFile
 
-__all__ = ["CorrelationProtocol", "sources_text"]
+__all__ = ["CorrelationProtocol", "sources_text", "state_folder"]
 
 
 def sources_text(config: CorrelationConfig) -> str:
     """Return the name of a pipeline's sources in the table of results."""
     return " + ".join(config.sources)
+
+
+def state_folder(config: CorrelationConfig, stream: str) -> StateFolder:
+    """Return the state folder of a pipeline, with the identity of its stream."""
+    return StateFolder(config.state_path, stream, config.name, _remedy(config))
+
+
+def _remedy(config: CorrelationConfig) -> str:
+    return (
+        f"restore the folder {config.state_path} from a backup of the last batch; or, to begin again with all files, "
+        f"remove {config.sink.path}, {config.errors_path}, {config.checkpoint} and this folder"
+    )
 
 
 class CorrelationProtocol:
@@ -105,11 +117,8 @@ class CorrelationProtocol:
         self._clock = clock
         self._facts = DeltaHandle(config.sink.path)
         self._errors = DeltaHandle(config.errors_path)
-        self._remedy = (
-            f"restore the folder {config.state_path} from a backup of the last batch; or, to begin again with all "
-            f"files, remove {config.sink.path}, {config.errors_path}, {config.checkpoint} and this folder"
-        )
-        self._state = StateFolder(config.state_path, self._remedy)
+        self._remedy = _remedy(config)
+        self._state = state_folder(config, stream)
         self._shards = config.correlate.shards or engine.cores
         self._manifest = Manifest.first(plan.definition())
 
@@ -320,8 +329,10 @@ class CorrelationProtocol:
             newest[name] = max(ticks, newest.get(name, ticks))
         marks = dict(before.watermarks)
         if self._config.correlate.lateness is not None:
-            late = self._plan.stages[0].time_band().ticks(self._config.correlate.lateness)
-            marks = {name: max(ticks - late, marks.get(name, ticks - late)) for name, ticks in newest.items()}
+            band = self._plan.stages[0].time_band()
+            late = band.ticks(self._config.correlate.lateness)
+            reached = {name: band.clamped(ticks - late) for name, ticks in newest.items()}
+            marks = {name: max(ticks, marks.get(name, ticks)) for name, ticks in reached.items()}
         return before.after(work.number, work.attempt, (*kept, *result.added), newest, marks)
 
     # Tables

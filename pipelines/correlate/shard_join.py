@@ -205,10 +205,25 @@ class ShardJoin:
             return writer.close()
 
     def _rows_of(self, piece: _Piece) -> Iterator[pa.RecordBatch]:
+        """Yield the new rows of a piece.
+
+        Raises
+        ------
+        ConservationError
+            If its run gave other rows than were written.
+        """
         if piece.rows is not None:
             yield piece.rows
-        else:
-            yield from self._blocks(piece.ref)
+            return
+        count = 0
+        for batch in self._blocks(piece.ref):
+            count += batch.num_rows
+            yield batch
+        if count != piece.ref.rows:
+            raise ConservationError(
+                f"{piece.ref.rows:,} new rows were written into {piece.ref.file}, but {count:,} were joined: a defect "
+                "of Headrace"
+            )
 
     # Join
 
@@ -263,7 +278,11 @@ class ShardJoin:
         part.zones.append((least, greatest))
 
     def _blocks(self, ref: RunRef, part: _Part | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a run that belong to the shard; only blocks that may match a part, if one is given."""
+        """Yield the rows of a run that belong to the shard; only blocks that may match a part, if one is given.
+
+        Blocks of earlier batches are left out if no row that is still to come matches them. New rows are never left
+        out: those that are behind the watermark of the other input may match its old rows.
+        """
         low, high = self._plan.range
         schema = self._schemas[ref.side]
         with self._files.reading(ref) as file:
@@ -272,7 +291,7 @@ class ShardJoin:
             if part is not None:
                 wanted &= self._may_match(directory, part)
             least = self._plan.expired[ref.side]
-            if least is not None:
+            if least is not None and ref.last < self._plan.batch:
                 wanted &= directory.greatest[self._plan.band] >= np.uint64(least)
             for at in np.flatnonzero(wanted).tolist():
                 batch = self._files.block(ref, file, directory, at, schema)

@@ -61,6 +61,7 @@ class World:
     options: dict = field(default_factory=dict)
     rows: dict = field(default_factory=dict)
     files: int = 0
+    contents: dict = field(default_factory=dict)
 
     def __post_init__(self):
         schemas = {"orders": ORDERS, "payments": PAYMENTS, "shipments": SHIPMENTS}
@@ -104,6 +105,7 @@ class World:
         """Put rows into a file of a source. `None` is null."""
         self.rows[source] += rows
         self.files += 1
+        self.contents[source, self.files] = rows
         names = list(self.document["sources"][source]["schema"])
         if source == "payments":
             kinds = [pa.int32(), pa.float64(), pa.timestamp("us")]
@@ -112,6 +114,11 @@ class World:
             return
         lines = [",".join("" if value is None else str(value) for value in row) for row in rows]
         (self.folder / source / f"{self.files:04d}.csv").write_text("\n".join([",".join(names), *lines]) + "\n")
+
+    def row_of(self, file, number):
+        """Return a row of a file, which the error table names as `source/0001.csv` with a number from 1."""
+        source, _, name = file.partition("/")
+        return self.contents[source, int(Path(name).stem)][number - 1]
 
     def add_random(self, rng, count, keys=12, hours=6):
         """Put random rows into a file of each source, some of them without a key."""

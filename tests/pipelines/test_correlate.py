@@ -2,9 +2,11 @@
 
 import shutil
 import tempfile
+import uuid
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from correlation_world import BEGIN, ORDERS, World
@@ -79,6 +81,12 @@ def merging(monkeypatch):
     monkeypatch.setattr(shard_join, "_RUNS_OF_A_TIER", 2)
     monkeypatch.setattr(shard_join, "YOUNG_BATCHES", 1)
     monkeypatch.setattr("headrace.pipelines.correlate.runs.BLOCK_BYTES", 256)
+
+
+@pytest.fixture
+def spilling(monkeypatch):
+    """Write the new rows of an input as a run whenever a few kilobytes of them wait."""
+    monkeypatch.setattr(shard_join, "_MOST_WAITING", 2000)
 
 
 def test_batches_give_the_join_of_all_rows(world, rng):
@@ -282,6 +290,60 @@ class TestLateness:
         stored = sum(run["rows"] for run in world.manifest()["runs"])
         assert stored < keyed_rows(world) * 2 / 3
 
+    @pytest.mark.parametrize("behind", ["orders", "payments"])
+    @pytest.mark.usefixtures("merging", "spilling")
+    def test_new_rows_on_disk_behind_the_other_source_lose_no_result(self, world, rng, monkeypatch, behind):
+        """The watermark of the other source says what its later rows match, not what its earlier rows do."""
+        spilled = []
+        write = shard_join.ShardJoin._write_waiting
+        monkeypatch.setattr(
+            shard_join.ShardJoin, "_write_waiting",
+            lambda self, side, keep: spilled.append(keep) or write(self, side, keep=keep),
+        )  # fmt: skip
+        for batch in range(6):
+            for source in rng.permutation(world.sources).tolist():
+                slow = source == behind
+                if slow and batch < 2:
+                    continue
+                start = 30 * (batch - 2) if slow else 200 * (batch > 0) + 30 * batch - 60
+                times = [self.at(start + int(rng.integers(-25, 40))) for _ in range(300)]
+                keys = rng.integers(150, size=300).tolist()
+                world.add(source, [(key, float(key), at) if source == "payments" else (key, "i", at)
+                                   for key, at in zip(keys, times, strict=True)])  # fmt: skip
+            world.run()
+        assert spilled.count(False) > 4, "the new rows stayed in memory"
+        self.assert_all_but_late(world)
+
+    @pytest.mark.slow
+    @pytest.mark.usefixtures("merging", "spilling")
+    @pytest.mark.parametrize("seed", range(12))
+    def test_any_order_of_batches_loses_no_result(self, world, seed):
+        rng = np.random.default_rng(seed)
+        clocks = dict.fromkeys(world.sources, 0)
+        for _ in range(10):
+            world.shards(int(rng.integers(1, 4)))
+            for source in world.sources:
+                if rng.random() < 0.4:
+                    continue
+                clocks[source] += int(rng.integers(0, 90))
+                count = int(rng.choice([1, 40, 400]))
+                times = [self.at(clocks[source] + int(rng.integers(-30, 30))) for _ in range(count)]
+                keys = rng.integers(60, size=count).tolist()
+                world.add(source, [(key, float(key), at) if source == "payments" else (key, "i", at)
+                                   for key, at in zip(keys, times, strict=True)])  # fmt: skip
+            world.run()
+        self.assert_all_but_late(world)
+
+    def assert_all_but_late(self, world):
+        """Compare the results with those of all rows but the rejected ones, each of which is of its source's past."""
+        for row in world.rejected():
+            assert "late" in row["reason"]
+            rows = world.rows[row["_file"].partition("/")[0]]
+            rows.remove(world.row_of(row["_file"], row["_record_number"]))
+        expected = world.expected(f"{EQUAL} and {NEAR}")
+        assert expected
+        assert world.results() == expected
+
     def test_a_later_limit_does_not_bring_purged_rows_back(self, world):
         world.add("orders", [(1, "a", self.at(300))])
         world.run()
@@ -290,6 +352,16 @@ class TestLateness:
         world.add("orders", [(2, "late", self.at(200))])
         world.run()
         assert [row["record"].split(",")[1] for row in world.rejected()] == ["late"]
+
+    def test_a_lateness_before_the_earliest_time_makes_no_row_late(self, world):
+        world.document["correlate"]["lateness"] = f"{10**9}d"
+        world.write()
+        for minutes in (0, 50, -(10**6)):
+            world.add("orders", [(1, "a", self.at(minutes))])
+            world.add("payments", [(1, 1.0, self.at(minutes))])
+            world.run()
+        assert not world.rejected()
+        assert world.results() == world.expected(f"{EQUAL} and {NEAR}")
 
     def test_lateness_cannot_be_left_out_later(self, world):
         world.add("orders", [(1, "a", self.at(300))])
@@ -370,6 +442,12 @@ class TestDamage:
         next(world.state.glob("*.manifest")).unlink()
         self.refused(world, "is missing")
 
+    def test_a_folder_in_place_of_a_manifest(self, world):
+        file = next(world.state.glob("*.manifest"))
+        file.unlink()
+        file.mkdir()
+        self.refused(world, "is not a readable file")
+
     def test_a_changed_manifest(self, world):
         file = next(world.state.glob("*.manifest"))
         file.write_bytes(file.read_bytes().replace(b'"batch": 0', b'"batch": 7'))
@@ -379,12 +457,50 @@ class TestDamage:
 def test_files_that_no_manifest_names_are_removed(world, rng):
     world.add_random(rng, 10)
     world.run()
-    for name in ("0000000001-dead.run", "0000000001-dead.manifest"):
-        (world.state / name).write_text("left by a killed run")
-    (world.state / "note.txt").write_text("of the user")
+    attempt = str(uuid.uuid4())
+    left = [f"0000000001-{attempt[:8]}-{uuid.uuid4().hex}.run", f"0000000001-{attempt}.manifest", f"{attempt}.host"]
+    others = ["note.txt", "morning.run", "ship.manifest"]
+    for name in [*left, *others]:
+        (world.state / name).write_text("left by a killed run, or of the user")
     world.run()
-    assert not [file for file in world.state.iterdir() if "dead" in file.name]
-    assert (world.state / "note.txt").exists()
+    assert not [name for name in left if (world.state / name).exists()]
+    assert all((world.state / name).exists() for name in others)
+
+
+def test_the_state_folder_of_another_pipeline_is_refused(folder, rng):
+    """The second run removes and writes nothing, and the first pipeline goes on."""
+    worlds = [World(folder / name) for name in ("one", "two")]
+    for world, name in zip(worlds, ("one", "two"), strict=True):
+        world.document |= {"name": name}
+        world.document["correlate"]["state"] = str(folder / "state")
+        world.write()
+        world.add_random(rng, 10)
+    worlds[0].run()
+    before = sorted(file.name for file in (folder / "state").iterdir())
+    with pytest.raises(PipelineFileError, match=r"holds the state of pipeline one .* name another folder"):
+        worlds[1].run()
+    assert sorted(file.name for file in (folder / "state").iterdir()) == before
+    assert not (folder / "two/w").exists()
+    worlds[0].add_random(rng, 10)
+    worlds[0].run()
+    assert worlds[0].results() == worlds[0].expected(EQUAL)
+    (folder / "state/owner.json").unlink()
+    for world in worlds:
+        with pytest.raises(StateDamagedError, match="says whose state it is"):
+            world.run()
+
+
+def test_a_run_notices_that_its_state_folder_became_anothers(world, rng):
+    world.add_random(rng, 10)
+    owner = world.state / "owner.json"
+
+    def taken(step):
+        if step == "before join":
+            owner.write_text('{"stream": "other", "pipeline": "two"}')
+
+    with pytest.raises(PipelineFileError, match="holds the state of pipeline two"):
+        world.run(taken)
+    assert world.results() == []
 
 
 def test_other_conditions_do_not_continue_the_state(world, rng):
@@ -393,7 +509,23 @@ def test_other_conditions_do_not_continue_the_state(world, rng):
     world.document["correlate"]["on"].append("orders.at = payments.at")
     world.write()
     world.add_random(rng, 10)
-    with pytest.raises(PipelineFileError, match="other sources, columns or conditions"):
+    with pytest.raises(PipelineFileError, match="other sources, columns or conditions") as raised:
+        world.run()
+    assert "before: nothing; now: condition orders.at = payments.at" in str(raised.value)
+
+
+def test_a_distance_is_the_same_in_another_unit_and_differs_by_its_value(folder, rng):
+    near = [{"columns": "orders.at = payments.at", "within": "1h"}]
+    world = World(folder, {"on": ["orders.id = payments.order"], "near": near})
+    for within in ("1h", "1 h", "60m", "3600s"):
+        world.document["correlate"]["near"][0]["within"] = within
+        world.write()
+        world.add_random(rng, 10)
+        world.run()
+    assert world.results() == world.expected(f"{EQUAL} and {NEAR}")
+    world.document["correlate"]["near"][0]["within"] = "2h"
+    world.write()
+    with pytest.raises(PipelineFileError, match=r"within 3600000000 units of .*; now: .* within 7200000000 units of"):
         world.run()
 
 
@@ -493,6 +625,19 @@ WRONG = {
     "a partition of no column": (["sink", "partition_by"], ["day"], "names 'day'"),
     "tables elsewhere": (["sink", "path"], "s3a://bucket/paid", "not to s3a://bucket/paid"),
     "a state elsewhere": (["correlate", "state"], "s3a://bucket/state", "name one that all hosts share"),
+    "a state in a source": (["correlate", "state"], "orders/state", "overlaps sources.orders"),
+    "a state around a source": (
+        ["sources", "orders", "path"], ".headrace/paid/checkpoint/state/orders", "overlaps sources.orders",
+    ),
+    "a state in a table": (["correlate", "state"], "w/paid", "overlaps sink.path"),
+    "a state around the tables": (["correlate", "state"], "w", "overlaps sink.path"),
+    "a state in the error table": (["correlate", "state"], "w/paid_errors/state", "overlaps sink.errors"),
+    "the checkpoint as state": (["correlate", "state"], ".headrace/paid/checkpoint", "overlaps the checkpoint"),
+    "a state among the ledgers": (
+        ["correlate", "state"], ".headrace/paid/checkpoint/sources", "overlaps the checkpoint",
+    ),
+    "a state around the checkpoint": (["correlate", "state"], ".headrace/paid", "overlaps the checkpoint"),
+    "the project as state": (["correlate", "state"], ".", "overlaps sources.orders"),
     "lookups": (["lookups"], [], "unknown field"),
     "a reserved column": (["sources", "orders", "schema", "_id"], "int", "kept for Headrace"),
 }  # fmt: skip
@@ -509,6 +654,34 @@ def test_a_wrong_pipeline_file_is_refused_with_its_line(world, name):
     with pytest.raises(PipelineFileError, match=r"pipeline\.yml, line \d+, column \d+") as raised:
         load_any(world.pipeline)
     assert message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ("project", "the folder of the pipeline file"),
+        ("project/.headrace", "the folder of all checkpoints"),
+        ("catalogs", "the run catalog"),
+        ("project/state", None),
+        ("checkpoint/state", None),
+    ],
+)
+def test_a_state_around_other_things_is_refused(folder, state, message):
+    """Sources, tables, checkpoint and catalog are outside the project."""
+    world = World(folder / "project")
+    for name in world.sources:
+        world.document["sources"][name]["path"] = str(folder / "sources" / name)
+    world.document |= {"checkpoint": "../checkpoint", "sink": {"path": "../tables/paid"}}
+    world.document |= {"catalog": f"sqlite:///{folder}/catalogs/runs.db"}
+    world.document["correlate"]["state"] = str(folder / state)
+    world.write()
+    if message is None:
+        assert load_any(world.pipeline).state_path == str(folder / state)
+        return
+    with pytest.raises(PipelineFileError, match=r"line \d+, column \d+") as raised:
+        load_any(world.pipeline)
+    assert f"overlaps {message}" in str(raised.value)
+    assert "name a folder that holds nothing else" in str(raised.value)
 
 
 def test_a_source_that_no_equality_connects_is_refused(folder):
