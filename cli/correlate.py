@@ -15,7 +15,18 @@ import click
 
 from headrace.cli.blocks import Pairs
 from headrace.cli.errors import CliError
-from headrace.cli.options import COLUMNS, DURATION, NEW_FILE, PAIRING, SIZE, ReportingCommand, csv_options, pass_console
+from headrace.cli.options import (
+    COLUMNS,
+    DURATION,
+    NEW_FILE,
+    PAIRING,
+    SIZE,
+    ReportingCommand,
+    combined,
+    csv_options,
+    given_once,
+    pass_console,
+)
 from headrace.storage.errors import InputError
 from headrace.storage.units import format_size
 
@@ -128,9 +139,19 @@ class InputPath(click.ParamType[Any]):
     epilog="Example: headrace correlate orders.csv payments.csv --on orders.id=payments.order -o joined.parquet",
 )
 @click.argument("inputs", metavar="INPUT INPUT...", type=InputPath(), nargs=-1)
-@click.option("--on", type=PAIRING, default=(), help="A.COL=B.COL[,...]: columns to match by equality.")
-@click.option("--near", type=PAIRING, default=(), help="A.COL=B.COL[,...]: columns that may differ by --within.")
-@click.option("--within", help="Greatest difference for --near, such as 10, 2.5, or 5s.")
+@click.option(
+    "--on", type=PAIRING, multiple=True, callback=combined, help="A.COL=B.COL[,...]: columns to match by equality."
+)
+@click.option(
+    "--near",
+    type=PAIRING,
+    multiple=True,
+    callback=combined,
+    help="A.COL=B.COL[,...]: columns that may differ by --within.",
+)
+@click.option(
+    "--within", multiple=True, callback=given_once, help="Greatest difference for --near, such as 10, 2.5, or 5s."
+)
 @click.option(
     "--how",
     type=click.Choice(["inner", "left", "right", "full"]),
@@ -146,7 +167,9 @@ class InputPath(click.ParamType[Any]):
 )
 @click.option("--memory", type=SIZE, default="64MiB", show_default=True, help="Memory budget of the operator.")
 @click.option("--spill", type=click.Path(path_type=Path), help="Folder for spill files; by default that of the result.")
-@click.option("--time", type=COLUMNS, default=(), help="Replay by this column, or by A.COL,B.COL,...")
+@click.option(
+    "--time", type=COLUMNS, multiple=True, callback=combined, help="Replay by this column, or by A.COL,B.COL,..."
+)
 @click.option("--rate", multiple=True, metavar="[INPUT=]N", help="Simulate the arrival of N rows per second.")
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), help="Seconds of --time or --rate per second.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the arrivals of --rate; 0 by default.")

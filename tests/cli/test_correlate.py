@@ -208,6 +208,7 @@ def test_what_cannot_be_joined_is_refused_with_the_remedy(invoke, feeds, tmp_pat
     [
         ([], "--on or --near"),
         (["--near", "at"], "belong together"),
+        (["--near", "at", "--within", "5s", "--within", "9s"], "--within': it is given 2 times; give it once"),
         (["--on", "id=order", "--speed", "2"], "--speed belongs to"),
         (["--on", "id=order", "--seed", "2"], "--seed belongs to"),
         (["--on", "id=order", "--time", "at", "--rate", "4"], "do not go together"),
@@ -218,6 +219,15 @@ def test_a_wrong_command_line_is_a_usage_error(invoke, feeds, options, told):
     outcome = invoke("correlate", feeds / "orders.csv", feeds / "payments.jsonl", *options)
     assert outcome.code == 2
     assert told in outcome.err
+
+
+def test_conditions_of_a_repeated_option_all_hold(invoke, tmp_path):
+    pc.write_csv(pa.table({"id": [1, 1, 2], "day": [1, 2, 2], "hour": [3, 3, 3]}), tmp_path / "a.csv")
+    pc.write_csv(pa.table({"id": [1, 2], "day": [2, 2], "hour": [4, 9]}), tmp_path / "b.csv")
+    options = ["--on", "a.id=b.id", "--on", "a.day=b.day", "--near", "a.day=b.day", "--near", "a.hour=b.hour"]
+    outcome = invoke("correlate", tmp_path / "a.csv", tmp_path / "b.csv", *options, "--within", "1", "--quiet")
+    assert outcome.code == 0, outcome
+    assert outcome.out.splitlines()[1:] == ["1,2,3,1,2,4"]
 
 
 def test_inputs_have_different_names(invoke, feeds):
