@@ -21,11 +21,11 @@ from headrace.pipelines.correlate.ledgers import SourceLedgers
 from headrace.pipelines.correlate.protocol import CorrelationProtocol
 from headrace.pipelines.correlate.sinks import check_sinks, create_sinks
 from headrace.pipelines.delta.tables import DeltaHandle, has_table, stream_registry
-from headrace.pipelines.errors import LedgerError, PipelineFileError, SourceFileError
+from headrace.pipelines.errors import LedgerError, SourceFileError
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import StopRequest, fingerprints
 from headrace.pipelines.runner import RunResult
-from headrace.pipelines.source.discovery import examine
+from headrace.pipelines.source.discovery import examine, skip_command
 from headrace.pipelines.source.identity import application, restored_before
 from headrace.pipelines.source.pieces import check_source
 from headrace.pipelines.spark.failures import explained
@@ -195,26 +195,24 @@ class _Loop:
     def _require_files(self, number: int) -> None:
         """Raise an error if a planned file was removed."""
         gone = [
-            f"{name}/{file.name}"
+            (name, file.name)
             for name, (folder, files, skipped) in self._ledgers.planned().items()
             for file in files
             if file.name not in skipped and examine(folder, file.name) is None
         ]
         if gone:
+            named = ", ".join(f"{source}/{file}" for source, file in gone[:_NAMED])
             more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
             raise SourceFileError(
                 f"batch {number} has not been loaded, and some of its files are missing: "
-                f"{', '.join(gone[:_NAMED])}{more}; put them back, or continue without them: "
-                "`headrace source skip PIPELINE FILE --source SOURCE`"
+                f"{named}{more}; put them back, or continue without them: "
+                f"`{skip_command(gone[0][1], gone[0][0])}`"
             )
 
 
 def _check_sources(config: CorrelationConfig) -> None:
-    for name, source in config.sources.items():
-        try:
-            check_source(source)
-        except PipelineFileError as error:
-            raise PipelineFileError(f"sources.{name}: {error}") from error
+    for source in config.sources.values():
+        check_source(source)
 
 
 def _check_identity(config: CorrelationConfig, ledgers: SourceLedgers) -> None:

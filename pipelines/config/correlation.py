@@ -238,7 +238,7 @@ def _anchored(config: CorrelationConfig, folder: Path) -> CorrelationConfig:
     state = folder / ".headrace"
     return config.model_copy(
         update={
-            "sources": {name: moved(source, "path") for name, source in config.sources.items()},
+            "sources": {name: moved(source, "path").labeled(name) for name, source in config.sources.items()},
             "correlate": moved(config.correlate, "state"),
             "sink": moved(config.sink, "path", "errors"),
             "checkpoint": anchored(config.checkpoint or str(state / config.name / "checkpoint"), folder),

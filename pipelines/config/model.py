@@ -154,6 +154,23 @@ class SourceConfig(Strict):
     options: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="Options of Spark's reader that earlier releases took; use the fields instead"
     )
+    _label: str | None = PrivateAttr(default=None)
+
+    @property
+    def label(self) -> str | None:
+        """Name of the source in a pipeline with several; None in a pipeline with one."""
+        return self._label
+
+    @property
+    def place(self) -> str:
+        """Where the source is in the pipeline file."""
+        return "source" if self._label is None else f"sources.{self._label}"
+
+    def labeled(self, label: str) -> SourceConfig:
+        """Return the source with its name in a pipeline with several."""
+        source = self.model_copy()
+        source._label = label  # noqa: SLF001 - a copy of the same class
+        return source
 
     @model_validator(mode="before")
     @classmethod

@@ -163,3 +163,20 @@ def test_the_pipeline_file_of_the_folder_is_the_default(invoke, pipeline, monkey
     assert invoke("source", "skip", "bad.csv").code == 0
     document = invoke("source", "list", "--json").document
     assert {file["name"]: file["state"] for file in document["files"]}["bad.csv"] == "skipped"
+
+
+def test_without_the_name_of_a_source_the_error_names_a_command_that_works(invoke, tmp_path):
+    for name in ("orders", "payments"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.csv").write_text("id\n1\n")
+    pipeline = tmp_path / "paid.yml"
+    source = "{{format: csv, path: {0}, schema: {{id: int}}}}"
+    pipeline.write_text(
+        f"name: paid\nsources: {{orders: {source.format('orders')}, payments: {source.format('payments')}}}\n"
+        "correlate: {on: [orders.id = payments.id]}\nsink: {path: paid}\n"
+    )
+    for command in (["list", pipeline], ["skip", pipeline, "1.csv"], ["list", pipeline, "--source", "order"]):
+        outcome = invoke("source", *command)
+        assert outcome.code == 2
+        remedy = outcome.err.strip().rpartition("as in: headrace ")[2]
+        assert invoke(*remedy.split()).code == 0

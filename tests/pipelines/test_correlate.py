@@ -537,9 +537,22 @@ def test_the_files_of_a_source_are_listed_and_skipped_by_its_name(world, rng):
     assert world.results() == []
 
 
+def test_remedies_name_the_source_of_a_file(world, rng):
+    world.add_random(rng, 10)
+    world.run()
+    (world.folder / "orders/0001.csv").write_text("id,item,at\n")
+    with pytest.raises(SourceFileError) as raised:
+        world.run()
+    assert "`headrace source skip PIPELINE 0001.csv --source orders`" in str(raised.value)
+    assert "sources.orders.changed what happens to such files: ignore" in str(raised.value)
+    (world.folder / "payments/folder").mkdir()
+    (left,) = list_files(load_any(world.pipeline).of_source("payments")).left_out
+    assert "sources.payments.recursive" in left.reason
+
+
 def test_a_missing_folder_of_a_source_is_named(world):
     (world.folder / "orders").rmdir()
-    with pytest.raises(PipelineFileError, match=r"sources\.orders"):
+    with pytest.raises(PipelineFileError, match=r"^sources\.orders\.path: "):
         run_correlation(load_any(world.pipeline))
 
 
