@@ -18,7 +18,7 @@ from headrace.pipelines.config.join_plan import join_plan
 from headrace.pipelines.correlate.engines import SparkEngine
 from headrace.pipelines.correlate.kernels import compiling
 from headrace.pipelines.correlate.ledgers import SourceLedgers
-from headrace.pipelines.correlate.protocol import CorrelationProtocol
+from headrace.pipelines.correlate.protocol import CorrelationProtocol, sources_text
 from headrace.pipelines.correlate.sinks import check_sinks, create_sinks
 from headrace.pipelines.delta.tables import DeltaHandle, has_table, stream_registry
 from headrace.pipelines.errors import LedgerError, SourceFileError
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.join_plan import JoinPlan
     from headrace.pipelines.correlate.engines import Engine
     from headrace.pipelines.source.discovery import FoundFile
+    from headrace.pipelines.source.ledger import Ledger
 
 __all__ = ["plan_of", "run_correlation", "run_with"]
 
@@ -117,7 +118,8 @@ def run_with(
         catalog.finish_run(number, state)
         seconds, tables = time.monotonic() - began, (config.sink.path, config.errors_path, "")
         records, left_out = tuple(loop.records), ledgers.left_out
-        return RunResult(number, config.name, state, loop.stop.signal, seconds, records, *tables, left_out)
+        signal, sources = loop.stop.signal, tuple(config.sources)
+        return RunResult(number, config.name, state, signal, seconds, records, *tables, left_out, sources=sources)
 
 
 class _Loop:
@@ -230,6 +232,7 @@ def _check_identity(config: CorrelationConfig, ledgers: SourceLedgers) -> None:
     loaded = None if facts is None else facts.transaction(application(stream.stream, "facts"))
     again = f"remove {path}, {config.errors_path} and {config.checkpoint} to load every file again"
     if facts is not None:
+        _refuse_renamed(config, stream, facts)
         entry = stream_registry(facts).get(config.name)
         if entry is not None and entry["stream"] != stream.stream:
             raise LedgerError(
@@ -252,4 +255,22 @@ def _check_identity(config: CorrelationConfig, ledgers: SourceLedgers) -> None:
     if version is not None:
         raise LedgerError(
             f"{path} was restored to a version before its last batch; restore it to its version {version}, or {again}"
+        )
+
+
+def _refuse_renamed(config: CorrelationConfig, stream: Ledger, facts: DeltaHandle) -> None:
+    """Refuse a new ledger if a pipeline of another name loaded sources of the same names into the table.
+
+    Raises
+    ------
+    LedgerError
+        If there is such a pipeline.
+    """
+    registry, sources = stream_registry(facts), sources_text(config)
+    other = next((name for name, entry in registry.items() if entry["source"] == sources), None)
+    if other is not None and config.name not in registry and stream.is_new:
+        raise LedgerError(
+            f"{config.sink.path} holds results that pipeline {other} loaded from sources of the same names, "
+            f"{', '.join(config.sources)}; if {config.name} is its new name, a run would load every file again. Give "
+            "the pipeline its old name, or name another table; if its files are others, give its sources other names"
         )

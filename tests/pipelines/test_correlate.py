@@ -1,5 +1,6 @@
 """Correlations in this process: results, replays, shards, merges, damage. `test_correlate_run` runs them in Spark."""
 
+import re
 import shutil
 import tempfile
 from datetime import timedelta
@@ -10,6 +11,8 @@ import pytest
 from correlation_world import BEGIN, ORDERS, World
 from deltalake import write_deltalake
 
+from headrace.cli.blocks import render
+from headrace.cli.run import _blocks
 from headrace.joins.streams.hashing.kept_rows import KeptRows
 from headrace.pipelines.config import load_any, load_pipeline
 from headrace.pipelines.correlate import residents, shard_join
@@ -418,6 +421,33 @@ def test_a_copied_checkpoint_loads_no_batch_twice(world, rng, folder):
     with pytest.raises(LedgerError, match="older copy"):
         world.run()
     assert world.results() == before
+
+
+def test_a_renamed_pipeline_is_refused(world, rng):
+    world.add_random(rng, 40)
+    world.run()
+    before = world.results()
+    assert before
+    world.document["name"] = "bought"
+    world.write()
+    with pytest.raises(LedgerError, match="pipeline paid loaded from sources of the same names, orders, payments"):
+        world.run()
+    assert world.results() == before
+    world.document["sink"]["path"] = "w/bought"
+    world.write()
+    assert world.run().total("loaded") == len(before)
+
+
+def test_the_summary_of_a_run_without_new_files_is_that_of_several_sources(world):
+    world.add("orders", [(1, "nut", BEGIN)])
+    texts = []
+    for result in (world.run(), world.run()):
+        texts.append("\n".join(line for block in _blocks(result) for line in render(block)))
+        assert "hit ratio" not in texts[-1]
+        assert all(f"  {name}  " in texts[-1] for name in ("orders", "payments", "results"))
+        assert result.as_dict()["sources"] == ["orders", "payments"]
+    assert re.search(r"state +1 row, [\d.]+ KiB in 1 run", texts[0])
+    assert re.search(r"state +not changed", texts[1])
 
 
 def test_a_run_beside_another_does_not_commit(world, rng):
