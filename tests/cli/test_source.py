@@ -4,9 +4,13 @@ import os
 
 import pytest
 
+from headrace.cli import exits
+from headrace.cli.console import Step
+from headrace.cli.exits import ExitCode
 from headrace.cli.init import PIPELINE
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.errors import SeveralSourcesError
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.source import Ledger, examine, printable
 
@@ -180,3 +184,9 @@ def test_without_the_name_of_a_source_the_error_names_a_command_that_works(invok
         assert outcome.code == 2
         remedy = outcome.err.strip().rpartition("as in: headrace ")[2]
         assert invoke(*remedy.split()).code == 0
+    with pytest.raises(SeveralSourcesError) as raised:
+        load_pipeline(pipeline)
+    step = Step("adopting", "nothing", pipeline=pipeline)
+    again = exits._way_on(raised.value, ExitCode.FAILURE, step, f"headrace source adopt {pipeline}")
+    assert again.endswith("headrace source list|skip")
+    assert "fix the cause" not in again

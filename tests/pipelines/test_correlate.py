@@ -553,7 +553,7 @@ def test_a_source_that_no_equality_connects_is_refused(folder):
 
 
 def test_other_commands_refuse_a_pipeline_with_several_sources(world):
-    with pytest.raises(PipelineFileError, match=r"line 2.*several sources"):
+    with pytest.raises(PipelineFileError, match=r"pipeline\.yml has several sources, and"):
         load_pipeline(world.pipeline)
 
 
