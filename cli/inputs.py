@@ -159,6 +159,12 @@ def _text(end: tuple[str, str]) -> str:
 
 
 def _near(pair: Pair, within: str, streams: Mapping[str, FileStream]) -> Near:
-    floating = all(pa.types.is_floating(streams[name].schema.field(column).type) for name, column in pair)
-    width = offset(within)
+    types = [streams[name].schema.field(column).type for name, column in pair]
+    floating, width = all(map(pa.types.is_floating, types)), offset(within)
+    if width and not isinstance(width, str) and all(map(pa.types.is_temporal, types)):
+        unit = "d" if any(map(pa.types.is_date, types)) else "s"
+        raise InputError(
+            f"--within {within} has no unit, but {_text(pair[0])} and {_text(pair[1])} are times; write a duration "
+            f"such as {within}{unit} (units: us, ms, s, m, h, d)"
+        )
     return Near(_text(pair[0]), _text(pair[1]), width if isinstance(width, str) or not floating else float(width))

@@ -45,6 +45,7 @@ __all__ = [
 
 _OUTER: Final = ("left", "right", "full")
 _TWO: Final = 2
+_TIMES: Final = ("date", "timestamp", "timestamp_ntz")
 PARTITION_TYPES: Final = ("boolean", "tinyint", "smallint", "int", "bigint", "string", "date")
 
 
@@ -90,7 +91,9 @@ class NearConfig(Strict):
     """A condition between two columns whose values differ by a distance at most."""
 
     columns: Condition = Field(description="The two columns, such as 'orders.at = payments.at'")
-    within: str | int | float = Field(description="Greatest distance: a number, or a duration such as '5min' for times")
+    within: str | int | float = Field(
+        description="Greatest distance: a number, or between times a duration such as '5m'"
+    )
 
 
 class CorrelateConfig(Strict):
@@ -139,7 +142,7 @@ class CorrelationConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> CorrelationConfig:
-        problems = [*_column_problems(self), *_reload_problems(self), *_lateness_problems(self)]
+        problems = [*_column_problems(self), *_reload_problems(self), *_lateness_problems(self), *_unit_problems(self)]
         problems = problems or _join_problems(self) or _partition_problems(self)
         if problems:
             raise InconsistentError(problems)
@@ -311,6 +314,27 @@ def _reload_problems(config: CorrelationConfig) -> list[Problem]:
         )
         for name, source in config.sources.items()
         if source.changed == "reload"
+    ]
+
+
+def _unit_problems(config: CorrelationConfig) -> list[Problem]:
+    """Return distances between times, and a lateness, that are numbers without a unit. The distance 0 needs none."""
+    given: list[tuple[tuple[str | int, ...], float, str]] = []
+    for at, near in enumerate(config.correlate.near):
+        sides = [text.partition(".")[::2] for text in columns_of_condition(near.columns)]
+        types = [config.sources[source].columns.get(column) for source, column in sides if source in config.sources]
+        if near.within and not isinstance(near.within, str) and all(kind in _TIMES for kind in types):
+            given.append((("correlate", "near", at, "within"), near.within, "d" if "date" in types else "s"))
+    lateness = config.correlate.lateness
+    if lateness is not None and not isinstance(lateness, str):
+        given.append((("correlate", "lateness"), lateness, "s"))
+    return [
+        Problem(
+            location,
+            f"{'.'.join(map(str, location))}: {number:g} has no unit, but is compared with times; write a duration "
+            f"such as {number:g}{unit} (units: us, ms, s, m, h, d)",
+        )
+        for location, number, unit in given
     ]
 
 

@@ -179,6 +179,7 @@ def test_whole_numbers_of_json_match_floats(invoke, tmp_path):
     [
         (["--on", "id=none"], "payments has no column 'none'; its columns are order, paid, at"),
         (["--on", "id=order", "--algorithm", "magic"], "the algorithms are auto, diner"),
+        (["--near", "at", "--within", "5"], "--within 5 has no unit, but orders.at and payments.at are times"),
         (["--near", "at", "--within", "1s", "--algorithm", "xjoin"], "on bands alone; choose diner"),
         (["--on", "id=order", "--how", "full", "--algorithm", "diner"], "makes no full join"),
         (["--on", "id=order", "--time", "day"], "--time names no column of orders"),

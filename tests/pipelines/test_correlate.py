@@ -303,7 +303,7 @@ class TestLateness:
             world.run()
 
     def test_dates_are_purged_by_whole_days(self, folder):
-        near = [{"columns": "orders.day = payments.day", "within": 1}]
+        near = [{"columns": "orders.day = payments.day", "within": "1d"}]
         correlate = {"on": ["orders.id = payments.order"], "near": near, "lateness": "2d", "shards": 1}
         world = World(folder, correlate)
         world.document["sources"]["orders"]["schema"] = {"id": "bigint", "day": "date"}
@@ -506,6 +506,15 @@ WRONG = {
     "a source compared with itself": (["correlate", "on"], ["orders.id = orders.id"], "compares an input with itself"),
     "a distance of another unit": (
         ["correlate", "near"], [{"columns": "orders.at = payments.at", "within": 1.5}], "within",
+    ),
+    "a distance without a unit": (
+        ["correlate", "near"], [{"columns": "orders.at = payments.at", "within": 5}], "5 has no unit",
+    ),
+    "a lateness without a unit": (
+        ["correlate"],
+        {"on": ["orders.id = payments.order"], "near": [{"columns": "orders.at = payments.at", "within": "5s"}],
+         "lateness": 10},
+        "write a duration such as 10s",
     ),
     "lateness without times": (["correlate", "lateness"], "5min", "between times"),
     "lateness of less than a unit": (
