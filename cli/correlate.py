@@ -219,12 +219,12 @@ def _check_usage(request: CorrelateRequest) -> None:
         raise click.UsageError("--seed belongs to --rate")
 
 
-def _left(request: CorrelateRequest) -> str:
+def _left(request: CorrelateRequest, printed: int) -> str:
     if request.out:
         return f"nothing; {request.out} was not written or changed"
     if request.parts:
         return f"the results so far in {request.parts}, marked as incomplete; the next run replaces them"
-    return "the results that were printed, which are not complete"
+    return "the results that were printed, which are not complete" if printed else "nothing; no result was printed"
 
 
 def _correlate(request: CorrelateRequest, console: Console) -> None:
@@ -237,7 +237,7 @@ def _correlate(request: CorrelateRequest, console: Console) -> None:
     spill, memory, wait = _spill(request), request.memory, request.wait
     with make_join(algorithm, inputs.schemas, inputs.conditions, request.how, memory, spill=spill, wait=wait) as join:
         run = _Run(request, inputs, join, console)
-        with console.step(f"correlating {request.title}", left=_left(request)):
+        with console.step(f"correlating {request.title}", left=lambda: _left(request, run.rows_out)):
             run.write()
         report = run.report(algorithm)
     if request.out or request.parts:
@@ -287,7 +287,7 @@ class _Run:
         self._join = join
         self._console = console
         self._rows_in = dict.fromkeys(inputs.schemas, 0)
-        self._rows_out = self._early = 0
+        self.rows_out = self._early = 0
         self._first: float | None = None
         self._open = len(inputs.schemas)
         self._started = console.clock()
@@ -335,10 +335,10 @@ class _Run:
             for batch in replay(self._join, arrivals, speed=self._request.speed, sleep=sleep):
                 if self._first is None:
                     self._first = self._console.clock() - self._started
-                self._rows_out += len(batch)
+                self.rows_out += len(batch)
                 self._early += len(batch) if self._open else 0
                 yield batch
-                count(0, self._rows_out)
+                count(0, self.rows_out)
 
     def _counted(self, arrivals: Iterable[Arrival], count: Callable[[int, int], None]) -> Iterator[Arrival]:
         for arrival in arrivals:
@@ -347,7 +347,7 @@ class _Run:
             else:
                 self._rows_in[arrival.side] += len(arrival.batch)
             yield arrival
-            count(len(arrival.batch or ()), self._rows_out)
+            count(len(arrival.batch or ()), self.rows_out)
 
     def _arrivals(self, stack: contextlib.ExitStack) -> Iterator[Arrival]:
         from headrace.joins.streams.arrivals import arrivals_at_rates, arrivals_by_time, arrivals_in_turn
@@ -371,7 +371,7 @@ class _Run:
             algorithm=algorithm,
             out=None if place is None else str(place),
             rows_in=self._rows_in,
-            rows_out=self._rows_out,
+            rows_out=self.rows_out,
             rows_early=self._early,
             seconds=self._seconds,
             first_result_seconds=self._first,

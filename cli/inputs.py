@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -122,6 +123,7 @@ def _pairs(pair: tuple[str, str], names: Sequence[str]) -> list[Pair]:
     if left_side is None and right_side is None and left == right:
         return [((names[0], left), (name, right)) for name in names[1:]]
     if len(names) > _TWO and (left_side is None or right_side is None):
+        _refuse_unknown(pair[0] if left_side is None else pair[1], names)
         raise InputError(
             f"{pair[0]}={pair[1]} does not name two inputs; write INPUT.COL=INPUT.COL, with two of {', '.join(names)}"
         )
@@ -132,7 +134,17 @@ def _check_columns(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> 
     for name, column in (end for pair in pairs for end in pair):
         names = streams[name].schema.names
         if column not in names:
+            _refuse_unknown(column, list(streams))
             raise InputError(f"input {name} has no column {column!r}; its columns are {', '.join(names)}")
+
+
+def _refuse_unknown(text: str, inputs: Sequence[str]) -> None:
+    """Raise an error if a text that is no column names an input that there is not."""
+    name, dot, _ = text.partition(".")
+    if dot and name not in inputs:
+        close = difflib.get_close_matches(name, inputs, n=1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise InputError(f"no input is named {name!r}{meant}; the inputs are {', '.join(inputs)}")
 
 
 def _agreed(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> dict[str, dict[str, pa.DataType]]:

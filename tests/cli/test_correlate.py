@@ -222,6 +222,21 @@ def test_a_wrong_command_line_is_a_usage_error(invoke, feeds, options, told):
     assert told in outcome.err
 
 
+def test_a_wrong_name_of_an_input_is_named(invoke, feeds):
+    inputs = [feeds / "orders.csv", feeds / "payments.jsonl", feeds / "shipments"]
+    for count in (2, 3):
+        outcome = invoke("correlate", *inputs[:count], "--on", "order.id=payments.order")
+        assert "no input is named 'order' (did you mean 'orders'?)" in outcome.err, outcome
+
+
+def test_a_failure_before_the_first_result_says_that_nothing_was_printed(invoke, tmp_path):
+    (tmp_path / "a.csv").write_text("id,t\n1,2\n1,1\n")
+    (tmp_path / "b.csv").write_text("id,t\n2,2\n")
+    outcome = invoke("correlate", tmp_path / "a.csv", tmp_path / "b.csv", "--on", "id", "--time", "t")
+    assert outcome.code == 1
+    assert "left   nothing; no result was printed" in outcome.err
+
+
 def test_conditions_of_a_repeated_option_all_hold(invoke, tmp_path):
     pc.write_csv(pa.table({"id": [1, 1, 2], "day": [1, 2, 2], "hour": [3, 3, 3]}), tmp_path / "a.csv")
     pc.write_csv(pa.table({"id": [1, 2], "day": [2, 2], "hour": [4, 9]}), tmp_path / "b.csv")
