@@ -45,6 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["CorrelateReport", "CorrelateRequest", "correlate"]
 
 _LEAST_INPUTS = 2
+_LEAST_MEMORY = 1 << 20
+_MOST_MEMORY = 1 << 32  # beyond it, the search for a memory that is enough ends
+_LEAST_NAMED = re.compile(r"give (?:the join|it) (?:at least (\d+) bytes|more memory)")
+_MIB = 20
 _WINDOW = 0.01  # seconds of a replay within which rows arrive as one batch
 
 
@@ -229,13 +233,12 @@ def _left(request: CorrelateRequest, printed: int) -> str:
 
 def _correlate(request: CorrelateRequest, console: Console) -> None:
     from headrace.cli.inputs import open_inputs
-    from headrace.joins.streams.catalog import choose_algorithm, make_join
+    from headrace.joins.streams.catalog import choose_algorithm
 
     _check_places(request)
     inputs = open_inputs(request.inputs, request.on, request.near, request.within, request.csv)
     algorithm = choose_algorithm(request.algorithm, len(inputs.schemas), inputs.conditions, request.how)
-    spill, memory, wait = _spill(request), request.memory, request.wait
-    with make_join(algorithm, inputs.schemas, inputs.conditions, request.how, memory, spill=spill, wait=wait) as join:
+    with _enough_memory(request, inputs, algorithm), _join(request, inputs, algorithm, request.memory) as join:
         run = _Run(request, inputs, join, console)
         with console.step(f"correlating {request.title}", left=lambda: _left(request, run.rows_out)):
             run.write()
@@ -247,6 +250,42 @@ def _correlate(request: CorrelateRequest, console: Console) -> None:
         console.note(
             f"correlated {rows:,} rows with {algorithm}: {report.rows_out:,} results in {report.seconds:.2f} s"
         )
+
+
+def _join(request: CorrelateRequest, inputs: Inputs, algorithm: str, memory: int) -> StreamsJoin[Any]:
+    from headrace.joins.streams.catalog import make_join
+
+    spill, schemas = _spill(request), inputs.schemas
+    return make_join(algorithm, schemas, inputs.conditions, request.how, memory, spill=spill, wait=request.wait)
+
+
+@contextlib.contextmanager
+def _enough_memory(request: CorrelateRequest, inputs: Inputs, algorithm: str) -> Iterator[None]:
+    """Name a generous memory when the join refuses its own, since the least that it names may not do for later rows."""
+    from headrace.storage.errors import MemoryBudgetError
+
+    try:
+        yield
+    except MemoryBudgetError as error:
+        told = _LEAST_NAMED.search(str(error))
+        if told is None:
+            raise
+        amount = 1 << (4 * max(request.memory, int(told[1] or 0), _LEAST_MEMORY) - 1).bit_length()
+        while not _begins(request, inputs, algorithm, amount):
+            amount *= 2
+        more = f"give the join more, as in --memory {amount >> _MIB}MiB"
+        raise CliError(_LEAST_NAMED.sub(more, str(error))) from error
+
+
+def _begins(request: CorrelateRequest, inputs: Inputs, algorithm: str, memory: int) -> bool:
+    """Return whether a quarter of a memory is enough for what the join holds before the first row."""
+    from headrace.storage.errors import MemoryBudgetError
+
+    try:
+        with _join(request, inputs, algorithm, memory // 4):
+            return True
+    except MemoryBudgetError:
+        return memory >= _MOST_MEMORY
 
 
 def _check_places(request: CorrelateRequest) -> None:

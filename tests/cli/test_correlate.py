@@ -237,6 +237,20 @@ def test_a_failure_before_the_first_result_says_that_nothing_was_printed(invoke,
     assert "left   nothing; no result was printed" in outcome.err
 
 
+@pytest.mark.parametrize("algorithm", ["miner", "diner", "progressive-merge", "xjoin"])
+def test_the_memory_that_a_refusal_names_is_enough_at_once(invoke, tmp_path, algorithm):
+    lines = [f"{number % 97},{'x' * (number % 400)}" for number in range(2000)]
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["key,text", *lines[:: 1 if name == "a" else 40]]) + "\n")
+    for on in ("key", "text"):
+        command = ["correlate", tmp_path / "a.csv", tmp_path / "b.csv", "--on", on, "--algorithm", algorithm, "--quiet"]
+        refused = invoke(*command, "--memory", "16KiB")
+        assert refused.code == 1, refused
+        memory = refused.err.partition("give the join more, as in --memory ")[2].split()[0]
+        outcome = invoke(*command, "--memory", memory)
+        assert outcome.code == 0, outcome.err
+
+
 def test_conditions_of_a_repeated_option_all_hold(invoke, tmp_path):
     pc.write_csv(pa.table({"id": [1, 1, 2], "day": [1, 2, 2], "hour": [3, 3, 3]}), tmp_path / "a.csv")
     pc.write_csv(pa.table({"id": [1, 2], "day": [2, 2], "hour": [4, 9]}), tmp_path / "b.csv")
