@@ -151,6 +151,8 @@ def _difference(change: Change) -> str:
     by = "when it was adopted" if before.batch is None else f"in batch {before.batch}"
     if before.size != now.size:
         return f"{now.name!r} had {before.size:,} bytes {by} and has {now.size:,} now"
+    if before.fingerprint is None:  # the run ended before it had taken the fingerprint
+        return f"{now.name!r} has another date than {by}, and what its content was then is not known"
     return f"{now.name!r} has other content than {by}"
 
 

@@ -99,4 +99,4 @@ def test_a_cold_start_is_measured_once_its_results_are_right(tmp_path):
 def test_an_unknown_experiment_is_refused_with_the_valid_names():
     done = benchmark("join")
     assert done.returncode == 2
-    assert "the experiments are joins, cold, predicates, filter, spark, two-streams, storage" in done.stderr
+    assert "the experiments are joins, cold, predicates, filter, spark, correlate, two-streams, storage" in done.stderr

@@ -198,6 +198,7 @@ def test_a_verdict_in_the_document_changes_with_the_rows(tmp_path):
 
 
 def test_the_command_leaves_rows_and_a_plot(tmp_path):
+    pytest.importorskip("matplotlib")
     run.main(["purging", "--quick", "--out", str(tmp_path)])
     rows, known = load_run(tmp_path, "purging")
     assert known["seconds"] >= 0

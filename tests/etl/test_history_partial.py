@@ -142,7 +142,7 @@ class Kept:
         return [{name: plain(row[name]) for name in names} for row in rows]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=60)
 @given(batches)
 def test_versions_are_those_of_the_oracle(given_batches):
     kept = Kept()
@@ -151,7 +151,7 @@ def test_versions_are_those_of_the_oracle(given_batches):
     assert kept.versions() == expected_versions([row for rows in given_batches for row in rows])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(batches, st.randoms(use_true_random=False))
 def test_neither_order_nor_batches_matter(given_batches, random):
     rows = [row for batch in given_batches for row in batch]
@@ -163,7 +163,7 @@ def test_neither_order_nor_batches_matter(given_batches, random):
     assert shuffled.versions() == once.versions()
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(batches)
 def test_a_replay_adds_nothing(given_batches):
     kept = Kept()

@@ -141,7 +141,7 @@ class Kept:
         return (valid[0], True) if valid else (rows[0]["key"] if rows else None, False)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(batches)
 def test_versions_are_those_of_the_oracle(given_batches):
     kept = Kept()
@@ -152,7 +152,7 @@ def test_versions_are_those_of_the_oracle(given_batches):
     assert kept.entry_versions() == expected
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(batches)
 def test_every_instant_has_one_version(given_batches):
     kept = Kept()
@@ -166,7 +166,7 @@ def test_every_instant_has_one_version(given_batches):
         assert sum(row["is_current"] for row in rows) == 1
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(batches)
 def test_moved_ranges_are_where_facts_meet_another_version(given_batches):
     kept = Kept()
@@ -184,7 +184,7 @@ def test_moved_ranges_are_where_facts_meet_another_version(given_batches):
             assert len(hit) == (was[0] is not None and was != kept.valid_at(member, day))
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(batches)
 def test_a_replay_adds_nothing(given_batches):
     kept = Kept()
@@ -219,7 +219,7 @@ def test_a_thousand_members_at_once(seed):
     assert kept.rows() == expected_versions(rows)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(batches, st.lists(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=4))
 def test_inferred_members_leave_no_trace_but_their_key(given_batches, announced):
     kept = Kept()

@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+import time
 import tracemalloc
 import weakref
 
@@ -60,6 +61,9 @@ def test_an_operator_that_is_dropped_with_results_left_is_freed(table, operator,
         next(output, None)
     algorithm = weakref.ref(join.algorithm)
     del join, output
+    ended = time.monotonic() + 1  # a thread that reads ahead may be about to end
+    while algorithm() is not None and time.monotonic() < ended:
+        time.sleep(0.01)
     assert algorithm() is None
 
 

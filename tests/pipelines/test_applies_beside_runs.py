@@ -129,6 +129,7 @@ def check_restated(shop):
 STEPS = ("after plan", "before members:buyer", "before facts", "after facts")
 
 
+@pytest.mark.slow
 def test_changes_applied_between_the_steps_of_a_run_end_as_if_one_came_after_the_other(tmp_path):
     rng = np.random.default_rng(1)
     shop, applied = Shop(tmp_path / "shop", rng, len(STEPS)), []

@@ -58,7 +58,7 @@ def looked_up(step, days):
     return found.column("seller_key").to_pylist(), {join["role"]: join["replica"] for join in task.joins}
 
 
-@pytest.mark.parametrize("damaged", ["seller", "seller (backward)"])
+@pytest.mark.parametrize("damaged", ["seller", pytest.param("seller (backward)", marks=pytest.mark.slow)])
 def test_a_damaged_replica_alone_is_discarded_and_built_again(world, prepared, damaged):
     step = step_of(prepared)
     expected, joins = looked_up(step, OLD)

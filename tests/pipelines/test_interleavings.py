@@ -195,6 +195,7 @@ def test_other_writers_between_every_two_steps(shared, monkeypatch, by_spark):
             interleave(shared, step, writer, crashes=(position + number) % 2 == 0)
 
 
+@pytest.mark.slow
 def test_staged_rows_that_are_gone_are_named(shared, monkeypatch):
     monkeypatch.setattr("headrace.pipelines.batch.tables.takes_files", lambda _: False)
     shared.put("p")

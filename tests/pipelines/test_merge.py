@@ -151,8 +151,8 @@ def desk(tmp_path):
     ("sink", "per_batch"),
     [
         pytest.param({}, 1, marks=pytest.mark.slow),
-        ({"order_by": []}, 3),
-        ({"keep": ["opened", "account", "account_key"], "audit": True}, 2),
+        pytest.param({"order_by": []}, 3, marks=pytest.mark.slow),
+        pytest.param({"keep": ["opened", "account", "account_key"], "audit": True}, 2, marks=pytest.mark.slow),
         pytest.param({"update": ["closed"], "nulls": "keep"}, 1, marks=pytest.mark.slow),
         ({"nulls": "keep", "keep": ["opened"], "partition_by": ["leg"]}, 2),
     ],

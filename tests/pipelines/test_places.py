@@ -54,6 +54,7 @@ def test_a_project_may_be_moved_and_reached_by_a_link(tmp_path, rng, spark):  # 
     world.check()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_locale_time_zone_umask_and_a_folder_that_is_gone_change_nothing(tmp_path, rng):
     world = World(tmp_path / "İ ünï", shards=1)

@@ -62,6 +62,7 @@ def test_a_driver_that_is_killed_loses_and_doubles_nothing(world, rng, spark):  
     world.check()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_spark_submit_runs_the_same_entry_point_on_two_executors(world, rng):
     world.add_file(random_rows(rng, 60, 1), ["broken"])

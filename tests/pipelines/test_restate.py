@@ -203,6 +203,7 @@ def test_facts_are_corrected_by_deletion_vectors_as_spark_reads_them(world, spar
     assert restating(world) == ["headrace"] * 2
 
 
+@pytest.mark.slow
 def test_facts_whose_files_another_writer_changes_meanwhile_are_corrected_by_merge(world):
     world.change(("c1", 10, "Bergen"))
 

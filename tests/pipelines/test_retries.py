@@ -451,7 +451,8 @@ def test_what_is_not_there_is_named(shop):
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-@pytest.mark.parametrize("signs", [pytest.param("planned", marks=pytest.mark.slow), "facts"])
+@pytest.mark.parametrize("signs", ["planned", "facts"])
+@pytest.mark.slow
 def test_a_retry_process_that_is_killed_is_completed(shop, signs):
     shop.put("1.csv", FIRST)
     run(shop.pipeline)

@@ -286,7 +286,7 @@ READ = {
 }
 
 
-QUICK_READ = ("column mapping by id", "deletion vectors without feed")
+QUICK_READ = ("deletion vectors without feed",)
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def spool_partitions(memory: int) -> int:
     Examples
     --------
     >>> [spool_partitions(mib << 20) for mib in (1, 8, 256)]
-    [2, 32, 64]
+    [4, 32, 64]
     """
     partitions = _MOST_PARTITIONS
     while partitions > 2 and _pages(memory, 2 * partitions) < _GOOD_PAGES:  # noqa: PLR2004 - the fewest
