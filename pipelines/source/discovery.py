@@ -232,7 +232,7 @@ def skip_command(name: str, source: str | None = None) -> str:
     >>> print(skip_command("-a.csv"))
     headrace source skip PIPELINE ./-a.csv
     >>> print(skip_command("a\nb.csv"))
-    headrace source skip PIPELINE $'a\nb.csv'
+    headrace source skip PIPELINE $'a\U0000000ab.csv'
     >>> print(skip_command("a.csv", "payments"))
     headrace source skip PIPELINE a.csv --source payments
     """

@@ -188,7 +188,7 @@ def test_whole_numbers_of_json_match_floats(invoke, tmp_path):
         (["--on", "id=order", "--rate", "fast"], "is not a number of rows per second"),
         (["--on", "id=order", "--rate", "others=4"], "names no input; the inputs are orders, payments"),
         (["--on", "id=order", "--rate", "-1"], "must be a positive number"),
-        (["--on", "id=order", "--memory", "1KiB"], "at least"),
+        (["--on", "id=order", "--memory", "1KiB"], "give the join more, as in --memory 4MiB"),
         (["--on", "id=order", "--spill", "/none"], "name another with --spill"),
         (["--on", "item=paid"], "so that both are floats or neither is"),
     ],
