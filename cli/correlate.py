@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.blocks import Pairs
+from headrace.cli.blocks import Pairs, counted
 from headrace.cli.errors import CliError
 from headrace.cli.options import (
     COLUMNS,
@@ -248,7 +248,8 @@ def _correlate(request: CorrelateRequest, console: Console) -> None:
     else:
         rows = sum(report.rows_in.values())
         console.note(
-            f"correlated {rows:,} rows with {algorithm}: {report.rows_out:,} results in {report.seconds:.2f} s"
+            f"correlated {counted(rows, 'row')} with {algorithm}: {counted(report.rows_out, 'result')} in "
+            f"{report.seconds:.2f} s"
         )
 
 
