@@ -154,16 +154,18 @@ class Console:
             click.echo(f"{self._time()} {text}", err=True)
 
     @contextmanager
-    def step(self, doing: str, *, left: str, repair: str = "", pipeline: Path | str | None = None) -> Iterator[None]:
+    def step(
+        self, doing: str, *, left: str | Callable[[], str], repair: str = "", pipeline: Path | str | None = None
+    ) -> Iterator[None]:
         """Name the work inside the block, so that a failure report can name the step and the resulting state.
 
-        The innermost failing step is reported.
+        The innermost failing step is reported. `left` may be a function, which is called when the step has failed.
         """
         try:
             yield
         except BaseException:
             if self.failed_step is None:
-                self.failed_step = Step(doing, left, repair, pipeline)
+                self.failed_step = Step(doing, left if isinstance(left, str) else left(), repair, pipeline)
             raise
 
     @contextmanager

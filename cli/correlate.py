@@ -13,9 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from headrace.cli.blocks import Pairs
+from headrace.cli.blocks import Pairs, counted
 from headrace.cli.errors import CliError
-from headrace.cli.options import COLUMNS, DURATION, NEW_FILE, PAIRING, SIZE, ReportingCommand, csv_options, pass_console
+from headrace.cli.options import (
+    COLUMNS,
+    DURATION,
+    NEW_FILE,
+    PAIRING,
+    SIZE,
+    ReportingCommand,
+    combined,
+    csv_options,
+    given_once,
+    pass_console,
+)
 from headrace.storage.errors import InputError
 from headrace.storage.units import format_size
 
@@ -34,6 +45,10 @@ if TYPE_CHECKING:
 __all__ = ["CorrelateReport", "CorrelateRequest", "correlate"]
 
 _LEAST_INPUTS = 2
+_LEAST_MEMORY = 1 << 20
+_MOST_MEMORY = 1 << 32  # beyond it, the search for a memory that is enough ends
+_LEAST_NAMED = re.compile(r"give (?:the join|it) (?:at least (\d+) bytes|more memory)")
+_MIB = 20
 _WINDOW = 0.01  # seconds of a replay within which rows arrive as one batch
 
 
@@ -128,9 +143,19 @@ class InputPath(click.ParamType[Any]):
     epilog="Example: headrace correlate orders.csv payments.csv --on orders.id=payments.order -o joined.parquet",
 )
 @click.argument("inputs", metavar="INPUT INPUT...", type=InputPath(), nargs=-1)
-@click.option("--on", type=PAIRING, default=(), help="A.COL=B.COL[,...]: columns to match by equality.")
-@click.option("--near", type=PAIRING, default=(), help="A.COL=B.COL[,...]: columns that may differ by --within.")
-@click.option("--within", help="Greatest difference for --near, such as 10, 2.5, or 5s.")
+@click.option(
+    "--on", type=PAIRING, multiple=True, callback=combined, help="A.COL=B.COL[,...]: columns to match by equality."
+)
+@click.option(
+    "--near",
+    type=PAIRING,
+    multiple=True,
+    callback=combined,
+    help="A.COL=B.COL[,...]: columns that may differ by --within.",
+)
+@click.option(
+    "--within", multiple=True, callback=given_once, help="Greatest difference for --near, such as 10, 2.5, or 5s."
+)
 @click.option(
     "--how",
     type=click.Choice(["inner", "left", "right", "full"]),
@@ -146,7 +171,9 @@ class InputPath(click.ParamType[Any]):
 )
 @click.option("--memory", type=SIZE, default="64MiB", show_default=True, help="Memory budget of the operator.")
 @click.option("--spill", type=click.Path(path_type=Path), help="Folder for spill files; by default that of the result.")
-@click.option("--time", type=COLUMNS, default=(), help="Replay by this column, or by A.COL,B.COL,...")
+@click.option(
+    "--time", type=COLUMNS, multiple=True, callback=combined, help="Replay by this column, or by A.COL,B.COL,..."
+)
 @click.option("--rate", multiple=True, metavar="[INPUT=]N", help="Simulate the arrival of N rows per second.")
 @click.option("--speed", type=click.FloatRange(min=0, min_open=True), help="Seconds of --time or --rate per second.")
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the arrivals of --rate; 0 by default.")
@@ -196,25 +223,24 @@ def _check_usage(request: CorrelateRequest) -> None:
         raise click.UsageError("--seed belongs to --rate")
 
 
-def _left(request: CorrelateRequest) -> str:
+def _left(request: CorrelateRequest, printed: int) -> str:
     if request.out:
         return f"nothing; {request.out} was not written or changed"
     if request.parts:
         return f"the results so far in {request.parts}, marked as incomplete; the next run replaces them"
-    return "the results that were printed, which are not complete"
+    return "the results that were printed, which are not complete" if printed else "nothing; no result was printed"
 
 
 def _correlate(request: CorrelateRequest, console: Console) -> None:
     from headrace.cli.inputs import open_inputs
-    from headrace.joins.streams.catalog import choose_algorithm, make_join
+    from headrace.joins.streams.catalog import choose_algorithm
 
     _check_places(request)
     inputs = open_inputs(request.inputs, request.on, request.near, request.within, request.csv)
     algorithm = choose_algorithm(request.algorithm, len(inputs.schemas), inputs.conditions, request.how)
-    spill, memory, wait = _spill(request), request.memory, request.wait
-    with make_join(algorithm, inputs.schemas, inputs.conditions, request.how, memory, spill=spill, wait=wait) as join:
+    with _enough_memory(request, inputs, algorithm), _join(request, inputs, algorithm, request.memory) as join:
         run = _Run(request, inputs, join, console)
-        with console.step(f"correlating {request.title}", left=_left(request)):
+        with console.step(f"correlating {request.title}", left=lambda: _left(request, run.rows_out)):
             run.write()
         report = run.report(algorithm)
     if request.out or request.parts:
@@ -222,8 +248,45 @@ def _correlate(request: CorrelateRequest, console: Console) -> None:
     else:
         rows = sum(report.rows_in.values())
         console.note(
-            f"correlated {rows:,} rows with {algorithm}: {report.rows_out:,} results in {report.seconds:.2f} s"
+            f"correlated {counted(rows, 'row')} with {algorithm}: {counted(report.rows_out, 'result')} in "
+            f"{report.seconds:.2f} s"
         )
+
+
+def _join(request: CorrelateRequest, inputs: Inputs, algorithm: str, memory: int) -> StreamsJoin[Any]:
+    from headrace.joins.streams.catalog import make_join
+
+    spill, schemas = _spill(request), inputs.schemas
+    return make_join(algorithm, schemas, inputs.conditions, request.how, memory, spill=spill, wait=request.wait)
+
+
+@contextlib.contextmanager
+def _enough_memory(request: CorrelateRequest, inputs: Inputs, algorithm: str) -> Iterator[None]:
+    """Name a generous memory when the join refuses its own, since the least that it names may not do for later rows."""
+    from headrace.storage.errors import MemoryBudgetError
+
+    try:
+        yield
+    except MemoryBudgetError as error:
+        told = _LEAST_NAMED.search(str(error))
+        if told is None:
+            raise
+        amount = 1 << (4 * max(request.memory, int(told[1] or 0), _LEAST_MEMORY) - 1).bit_length()
+        while not _begins(request, inputs, algorithm, amount):
+            amount *= 2
+        more = f"give the join more, as in --memory {amount >> _MIB}MiB"
+        raise CliError(_LEAST_NAMED.sub(more, str(error))) from error
+
+
+def _begins(request: CorrelateRequest, inputs: Inputs, algorithm: str, memory: int) -> bool:
+    """Return whether a quarter of a memory is enough for what the join holds before the first row."""
+    from headrace.storage.errors import MemoryBudgetError
+
+    try:
+        with _join(request, inputs, algorithm, memory // 4):
+            return True
+    except MemoryBudgetError:
+        return memory >= _MOST_MEMORY
 
 
 def _check_places(request: CorrelateRequest) -> None:
@@ -264,7 +327,7 @@ class _Run:
         self._join = join
         self._console = console
         self._rows_in = dict.fromkeys(inputs.schemas, 0)
-        self._rows_out = self._early = 0
+        self.rows_out = self._early = 0
         self._first: float | None = None
         self._open = len(inputs.schemas)
         self._started = console.clock()
@@ -312,10 +375,10 @@ class _Run:
             for batch in replay(self._join, arrivals, speed=self._request.speed, sleep=sleep):
                 if self._first is None:
                     self._first = self._console.clock() - self._started
-                self._rows_out += len(batch)
+                self.rows_out += len(batch)
                 self._early += len(batch) if self._open else 0
                 yield batch
-                count(0, self._rows_out)
+                count(0, self.rows_out)
 
     def _counted(self, arrivals: Iterable[Arrival], count: Callable[[int, int], None]) -> Iterator[Arrival]:
         for arrival in arrivals:
@@ -324,7 +387,7 @@ class _Run:
             else:
                 self._rows_in[arrival.side] += len(arrival.batch)
             yield arrival
-            count(len(arrival.batch or ()), self._rows_out)
+            count(len(arrival.batch or ()), self.rows_out)
 
     def _arrivals(self, stack: contextlib.ExitStack) -> Iterator[Arrival]:
         from headrace.joins.streams.arrivals import arrivals_at_rates, arrivals_by_time, arrivals_in_turn
@@ -348,7 +411,7 @@ class _Run:
             algorithm=algorithm,
             out=None if place is None else str(place),
             rows_in=self._rows_in,
-            rows_out=self._rows_out,
+            rows_out=self.rows_out,
             rows_early=self._early,
             seconds=self._seconds,
             first_result_seconds=self._first,

@@ -101,8 +101,11 @@ def _report(error: BaseException, console: Console, command: list[str]) -> int:
 
 
 def _way_on(error: BaseException, code: ExitCode, step: Step, command: str) -> str:
+    from headrace.pipelines.errors import SeveralSourcesError
     from headrace.storage.errors import NotATableError
 
+    if isinstance(error, SeveralSourcesError):
+        return "use a command that supports several sources: headrace run, headrace runs, headrace source list|skip"
     if isinstance(error, NotATableError):
         return "name a table, or build it from its source: headrace table build ... -o TABLE"
     if code is ExitCode.INTERRUPTED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -122,6 +123,7 @@ def _pairs(pair: tuple[str, str], names: Sequence[str]) -> list[Pair]:
     if left_side is None and right_side is None and left == right:
         return [((names[0], left), (name, right)) for name in names[1:]]
     if len(names) > _TWO and (left_side is None or right_side is None):
+        _refuse_unknown(pair[0] if left_side is None else pair[1], names)
         raise InputError(
             f"{pair[0]}={pair[1]} does not name two inputs; write INPUT.COL=INPUT.COL, with two of {', '.join(names)}"
         )
@@ -132,7 +134,17 @@ def _check_columns(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> 
     for name, column in (end for pair in pairs for end in pair):
         names = streams[name].schema.names
         if column not in names:
+            _refuse_unknown(column, list(streams))
             raise InputError(f"input {name} has no column {column!r}; its columns are {', '.join(names)}")
+
+
+def _refuse_unknown(text: str, inputs: Sequence[str]) -> None:
+    """Raise an error if a text that is no column names an input that there is not."""
+    name, dot, _ = text.partition(".")
+    if dot and name not in inputs:
+        close = difflib.get_close_matches(name, inputs, n=1)
+        meant = f" (did you mean {close[0]!r}?)" if close else ""
+        raise InputError(f"no input is named {name!r}{meant}; the inputs are {', '.join(inputs)}")
 
 
 def _agreed(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> dict[str, dict[str, pa.DataType]]:
@@ -159,6 +171,12 @@ def _text(end: tuple[str, str]) -> str:
 
 
 def _near(pair: Pair, within: str, streams: Mapping[str, FileStream]) -> Near:
-    floating = all(pa.types.is_floating(streams[name].schema.field(column).type) for name, column in pair)
-    width = offset(within)
+    types = [streams[name].schema.field(column).type for name, column in pair]
+    floating, width = all(map(pa.types.is_floating, types)), offset(within)
+    if width and not isinstance(width, str) and all(map(pa.types.is_temporal, types)):
+        unit = "d" if any(map(pa.types.is_date, types)) else "s"
+        raise InputError(
+            f"--within {within} has no unit, but {_text(pair[0])} and {_text(pair[1])} are times; write a duration "
+            f"such as {within}{unit} (units: us, ms, s, m, h, d)"
+        )
     return Near(_text(pair[0]), _text(pair[1]), width if isinstance(width, str) or not floating else float(width))

@@ -26,7 +26,9 @@ __all__ = [
     "SIZE",
     "ReportingCommand",
     "ReportingGroup",
+    "combined",
     "csv_options",
+    "given_once",
     "match_options",
     "pass_console",
     "pipeline_option",
@@ -131,6 +133,18 @@ def _take_name(text: str, at: int, marks: str) -> tuple[str, int]:
     return match[2].strip() if match[1] is None else match[1].replace('""', '"'), match.end()
 
 
+def combined(_ctx: click.Context, _param: click.Parameter, values: tuple[tuple[Any, ...], ...]) -> tuple[Any, ...]:
+    """Return the entries of an option that may be repeated, in order: callback of options with ``multiple=True``."""
+    return tuple(entry for value in values for entry in value)
+
+
+def given_once(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> str | None:
+    """Return the value of an option, and refuse a second one, of which click would silently use the last."""
+    if len(values) > 1:
+        raise click.BadParameter(f"it is given {len(values)} times; give it once", ctx, param)
+    return values[0] if values else None
+
+
 SIZE = Size()
 DURATION = Duration()
 DELIMITER = Delimiter()
@@ -148,7 +162,7 @@ def csv_options(function: Function) -> Function:
         return function(*args, csv=CsvFormat(delimiter, nulls, text_columns(text)), **kwargs)
 
     for option in (
-        click.option("--text", type=COLUMNS, default=(), help="CSV columns to keep as text."),
+        click.option("--text", type=COLUMNS, multiple=True, callback=combined, help="CSV columns to keep as text."),
         click.option("--null", "nulls", multiple=True, help="CSV spelling of a missing value, besides an empty field."),
         click.option("--delimiter", type=DELIMITER, help="CSV field delimiter; detected from the header by default."),
     ):
@@ -177,9 +191,19 @@ def match_options(function: Function) -> Function:
             type=click.Choice(["backward", "forward"]),
             help="Nearest key at or below the value (backward, the default), or at or above it (forward).",
         ),
-        click.option("--band", type=PAIRING, default=(), help="STREAM_COL=KEY_COL: match keys in a band."),
-        click.option("--as-of", type=PAIRING, default=(), help="STREAM_COL=KEY_COL: match the nearest key."),
-        click.option("--on", type=PAIRING, default=(), help="STREAM_COL=KEY_COL[,...]: columns to match by equality."),
+        click.option(
+            "--band", type=PAIRING, multiple=True, callback=combined, help="STREAM_COL=KEY_COL: match keys in a band."
+        ),
+        click.option(
+            "--as-of", type=PAIRING, multiple=True, callback=combined, help="STREAM_COL=KEY_COL: match the nearest key."
+        ),
+        click.option(
+            "--on",
+            type=PAIRING,
+            multiple=True,
+            callback=combined,
+            help="STREAM_COL=KEY_COL[,...]: columns to match by equality.",
+        ),
     ):
         gather = option(gather)
     return cast("Function", gather)

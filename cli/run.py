@@ -10,6 +10,7 @@ from headrace.cli.blocks import Pairs, Text, counted
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import PATH, ReportingCommand, pass_console
 from headrace.cli.source import left_out_block
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,7 @@ def outcome_pairs(result: RunResult) -> dict[str, Any]:
 
 
 def _blocks(result: RunResult) -> list[Block]:
-    joined = any("sources" in batch.detail for batch in result.batches)
+    joined = bool(result.sources)
     counts = _correlation_pairs(result) if joined else outcome_pairs(result)
     places = {"table" if joined else "facts": result.facts, "rejected rows": result.errors, "run": result.run}
     summary = Pairs(f"{result.pipeline}: {result.state}", {**counts, **places})
@@ -96,9 +97,11 @@ def _blocks(result: RunResult) -> list[Block]:
 def _correlation_pairs(result: RunResult) -> dict[str, Any]:
     """Return the row counts of a run that joined several sources, by name, for display."""
     details = [batch.detail for batch in result.batches if "sources" in batch.detail]
-    sources = list(dict.fromkeys(name for detail in details for name in detail["sources"]))
-    read = {f"  {name}": sum(detail["sources"].get(name, {}).get("rows", 0) for detail in details) for name in sources}
-    rows, state = result.total("rows_in"), details[-1]["state"]
+    read = {
+        f"  {name}": sum(detail["sources"].get(name, {}).get("rows", 0) for detail in details)
+        for name in result.sources
+    }
+    rows = result.total("rows_in")
     rate = rows / result.seconds if result.seconds else 0.0
     return {
         "rows in": rows,
@@ -106,8 +109,12 @@ def _correlation_pairs(result: RunResult) -> dict[str, Any]:
         "results": result.total("loaded"),
         "rejected": result.total("rejected"),
         "rate": f"{rate:,.0f} rows/s, {result.seconds:.1f} s in {counted(len(result.batches), 'batch')}",
-        "state": f"{state['rows']:,} rows, {state['bytes']:,} bytes in {counted(state['runs'], 'run')}",
+        "state": _state(details[-1]["state"]) if details else "not changed",
     }
+
+
+def _state(state: dict[str, int]) -> str:
+    return f"{counted(state['rows'], 'row')}, {format_size(state['bytes'])} in {counted(state['runs'], 'run')}"
 
 
 def _hit_ratio(result: RunResult) -> str:
@@ -120,9 +127,9 @@ def _hit_ratio(result: RunResult) -> str:
 
 def _batch_line(batch: BatchRecord) -> str:
     if "sources" in batch.detail:
-        counts = f"{batch.rows_in:,} rows in, {batch.loaded:,} results, {batch.rejected:,} rejected"
+        counts = f"{counted(batch.rows_in, 'row')} in, {counted(batch.loaded, 'result')}, {batch.rejected:,} rejected"
         return f"batch {batch.batch}: {counts}, {batch.seconds:.1f} s"
     return (
-        f"batch {batch.batch}: {batch.rows_in:,} rows in, {batch.loaded:,} loaded, {batch.rejected:,} rejected, "
-        f"{counted(batch.new_members, 'new member')}, {batch.seconds:.1f} s"
+        f"batch {batch.batch}: {counted(batch.rows_in, 'row')} in, {batch.loaded:,} loaded, "
+        f"{batch.rejected:,} rejected, {counted(batch.new_members, 'new member')}, {batch.seconds:.1f} s"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -80,7 +81,8 @@ def skip(console: Console, /, files: tuple[str, ...], source: str | None) -> Non
     named = len(files) > 1 and files[0].endswith((".yml", ".yaml"))
     pipeline = files[0] if named else DEFAULT
     with console.step(f"skipping files of {pipeline}", left=UNCHANGED, pipeline=pipeline):
-        skipped = skip_files(_of_source(pipeline, source), files[1:] if named else files)
+        names = files[1:] if named else files
+        skipped = skip_files(_of_source(pipeline, source, *names), names)
     console.result([asdict(file) for file in skipped], _grid(skipped))
 
 
@@ -106,18 +108,21 @@ def adopt(console: Console, /, pipeline: Path) -> None:
     console.result(asdict(adopted), *blocks)
 
 
-def _of_source(pipeline: Path | str, source: str | None) -> PipelineConfig:
-    """Return the pipeline in a file, or one source of a pipeline with several."""
+def _of_source(pipeline: Path | str, source: str | None, *arguments: str) -> PipelineConfig:
+    """Return the pipeline in a file, or one source of a pipeline with several; with further arguments for messages."""
     from headrace.pipelines.config import PipelineConfig, load_any
 
-    config = load_any(pipeline)
+    config, command = load_any(pipeline), shlex.join([str(pipeline), *arguments])
     if isinstance(config, PipelineConfig):
         if source is not None:
             raise CliError(f"{config.name} has one source, which has no name; leave --source out")
         return config
     if source not in config.sources:
-        given = "say which one with --source" if source is None else f"{source!r} is none of them"
-        raise CliError(f"the sources of {config.name} are {', '.join(config.sources)}; {given}")
+        given = "" if source is None else f"{source!r} is not one of them; "
+        raise click.UsageError(
+            f"the sources of {config.name} are {', '.join(config.sources)}; {given}name one, as in: "
+            f"{click.get_current_context().command_path} {command} --source {next(iter(config.sources))}"
+        )
     return config.of_source(source)
 
 

@@ -18,14 +18,14 @@ from headrace.pipelines.config.join_plan import join_plan
 from headrace.pipelines.correlate.engines import SparkEngine
 from headrace.pipelines.correlate.kernels import compiling
 from headrace.pipelines.correlate.ledgers import SourceLedgers
-from headrace.pipelines.correlate.protocol import CorrelationProtocol, state_folder
+from headrace.pipelines.correlate.protocol import CorrelationProtocol, sources_text, state_folder
 from headrace.pipelines.correlate.sinks import check_sinks, create_sinks
 from headrace.pipelines.delta.tables import DeltaHandle, has_table, stream_registry
-from headrace.pipelines.errors import LedgerError, PipelineFileError, SourceFileError
+from headrace.pipelines.errors import LedgerError, SourceFileError
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import StopRequest, fingerprints
 from headrace.pipelines.runner import RunResult
-from headrace.pipelines.source.discovery import examine
+from headrace.pipelines.source.discovery import examine, skip_command
 from headrace.pipelines.source.identity import application, restored_before
 from headrace.pipelines.source.pieces import check_source
 from headrace.pipelines.spark.failures import explained
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.join_plan import JoinPlan
     from headrace.pipelines.correlate.engines import Engine
     from headrace.pipelines.source.discovery import FoundFile
+    from headrace.pipelines.source.ledger import Ledger
 
 __all__ = ["plan_of", "run_correlation", "run_with"]
 
@@ -120,7 +121,8 @@ def run_with(
         catalog.finish_run(number, ended)
         seconds, tables = time.monotonic() - began, (config.sink.path, config.errors_path, "")
         records, left_out = tuple(loop.records), ledgers.left_out
-        return RunResult(number, config.name, ended, loop.stop.signal, seconds, records, *tables, left_out)
+        signal, sources = loop.stop.signal, tuple(config.sources)
+        return RunResult(number, config.name, ended, signal, seconds, records, *tables, left_out, sources=sources)
 
 
 class _Loop:
@@ -198,26 +200,24 @@ class _Loop:
     def _require_files(self, number: int) -> None:
         """Raise an error if a planned file was removed."""
         gone = [
-            f"{name}/{file.name}"
+            (name, file.name)
             for name, (folder, files, skipped) in self._ledgers.planned().items()
             for file in files
             if file.name not in skipped and examine(folder, file.name) is None
         ]
         if gone:
+            named = ", ".join(f"{source}/{file}" for source, file in gone[:_NAMED])
             more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
             raise SourceFileError(
                 f"batch {number} has not been loaded, and some of its files are missing: "
-                f"{', '.join(gone[:_NAMED])}{more}; put them back, or continue without them: "
-                "`headrace source skip PIPELINE FILE --source SOURCE`"
+                f"{named}{more}; put them back, or continue without them: "
+                f"`{skip_command(gone[0][1], gone[0][0])}`"
             )
 
 
 def _check_sources(config: CorrelationConfig) -> None:
-    for name, source in config.sources.items():
-        try:
-            check_source(source)
-        except PipelineFileError as error:
-            raise PipelineFileError(f"sources.{name}: {error}") from error
+    for source in config.sources.values():
+        check_source(source)
 
 
 def _check_identity(config: CorrelationConfig, ledgers: SourceLedgers) -> None:
@@ -235,6 +235,7 @@ def _check_identity(config: CorrelationConfig, ledgers: SourceLedgers) -> None:
     loaded = None if facts is None else facts.transaction(application(stream.stream, "facts"))
     again = f"remove {path}, {config.errors_path} and {config.checkpoint} to load every file again"
     if facts is not None:
+        _refuse_renamed(config, stream, facts)
         entry = stream_registry(facts).get(config.name)
         if entry is not None and entry["stream"] != stream.stream:
             raise LedgerError(
@@ -257,4 +258,22 @@ def _check_identity(config: CorrelationConfig, ledgers: SourceLedgers) -> None:
     if version is not None:
         raise LedgerError(
             f"{path} was restored to a version before its last batch; restore it to its version {version}, or {again}"
+        )
+
+
+def _refuse_renamed(config: CorrelationConfig, stream: Ledger, facts: DeltaHandle) -> None:
+    """Refuse a new ledger if a pipeline of another name loaded sources of the same names into the table.
+
+    Raises
+    ------
+    LedgerError
+        If there is such a pipeline.
+    """
+    registry, sources = stream_registry(facts), sources_text(config)
+    other = next((name for name, entry in registry.items() if entry["source"] == sources), None)
+    if other is not None and config.name not in registry and stream.is_new:
+        raise LedgerError(
+            f"{config.sink.path} holds results that pipeline {other} loaded from sources of the same names, "
+            f"{', '.join(config.sources)}; if {config.name} is its new name, a run would load every file again. Give "
+            "the pipeline its old name, or name another table; if its files are others, give its sources other names"
         )

@@ -23,6 +23,7 @@ __all__ = [
     "QualityError",
     "RejectedRowsError",
     "ReplicaDamagedError",
+    "SeveralSourcesError",
     "SourceFileError",
     "SparkStartError",
     "StateDamagedError",
@@ -36,6 +37,10 @@ class PipelineError(HeadraceError):
 
 class PipelineFileError(PipelineError, InputError):
     """The pipeline file cannot be used. The message gives each position, the valid names and the nearest one."""
+
+
+class SeveralSourcesError(PipelineFileError):
+    """A command that supports pipelines with one source was given one with several. Nothing was read or written."""
 
 
 class SparkStartError(PipelineError):

@@ -80,6 +80,8 @@ class RunResult:
         Changes to tables that prepared the pipeline, such as an added unknown member.
     changes
         For each dimension that declares a folder of changes, the number of changes by outcome.
+    sources
+        Names of the sources of a pipeline with several; empty for a pipeline with one.
     """
 
     run: str
@@ -94,6 +96,7 @@ class RunResult:
     left_out: tuple[LeftOut, ...] = ()
     notices: tuple[str, ...] = ()
     changes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()
 
     def total(self, name: str) -> int:
         """Return the sum of a count over all batches, such as `rows_in`, `loaded`, `rejected` or `new_members`."""
@@ -105,7 +108,8 @@ class RunResult:
         outcomes = _summed(batch.detail.get("outcomes", {}).get("rows", {}) for batch in self.batches)
         merged = _summed(batch.detail.get("merged", {}) for batch in self.batches)
         return {
-            **{name: value for name, value in asdict(self).items() if name not in {"batches", "left_out"}},
+            **{name: value for name, value in asdict(self).items() if name not in {"batches", "left_out", "sources"}},
+            **({"sources": list(self.sources)} if self.sources else {}),
             **{name: self.total(name) for name in counts},
             "filtered": outcomes.get("filtered", 0),
             "outcomes": outcomes,

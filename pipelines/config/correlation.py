@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
-from headrace.pipelines.config.column_types import arrow_schema, nearest
+from headrace.pipelines.config.column_types import arrow_schema, nearest, type_name
 from headrace.pipelines.config.model import (
     ColumnPart,
     Duration,
@@ -45,6 +45,8 @@ __all__ = [
 
 _OUTER: Final = ("left", "right", "full")
 _TWO: Final = 2
+_TIMES: Final = ("date", "timestamp", "timestamp_ntz")
+PARTITION_TYPES: Final = ("boolean", "tinyint", "smallint", "int", "bigint", "string", "date")
 
 
 def columns_of_condition(text: str) -> tuple[str, str]:
@@ -89,7 +91,9 @@ class NearConfig(Strict):
     """A condition between two columns whose values differ by a distance at most."""
 
     columns: Condition = Field(description="The two columns, such as 'orders.at = payments.at'")
-    within: str | int | float = Field(description="Greatest distance: a number, or a duration such as '5min' for times")
+    within: str | int | float = Field(
+        description="Greatest distance: a number, or between times a duration such as '5m'"
+    )
 
 
 class CorrelateConfig(Strict):
@@ -138,7 +142,8 @@ class CorrelationConfig(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> CorrelationConfig:
-        problems = [*_column_problems(self), *_lateness_problems(self)] or _join_problems(self)
+        problems = [*_column_problems(self), *_reload_problems(self), *_lateness_problems(self), *_unit_problems(self)]
+        problems = problems or _join_problems(self) or _partition_problems(self)
         if problems:
             raise InconsistentError(problems)
         return self
@@ -237,7 +242,7 @@ def _anchored(config: CorrelationConfig, folder: Path) -> CorrelationConfig:
     state = folder / ".headrace"
     return config.model_copy(
         update={
-            "sources": {name: moved(source, "path") for name, source in config.sources.items()},
+            "sources": {name: moved(source, "path").labeled(name) for name, source in config.sources.items()},
             "correlate": moved(config.correlate, "state"),
             "sink": moved(config.sink, "path", "errors"),
             "checkpoint": anchored(config.checkpoint or str(state / config.name / "checkpoint"), folder),
@@ -336,6 +341,40 @@ def _unknown(config: CorrelationConfig, text: str) -> str:
     return f"source {source!r} has no column {column!r}{nearest(column, columns)}; it has {', '.join(columns)}"
 
 
+def _reload_problems(config: CorrelationConfig) -> list[Problem]:
+    """Return sources whose changed files would be loaded again, while their earlier rows stay in the results."""
+    return [
+        Problem(
+            ("sources", name, "changed"),
+            f"sources.{name}.changed: 'reload' would join the records of a changed file again beside those of before, "
+            "so results would come twice; write error or ignore, and deliver new records in new files",
+        )
+        for name, source in config.sources.items()
+        if source.changed == "reload"
+    ]
+
+
+def _unit_problems(config: CorrelationConfig) -> list[Problem]:
+    """Return distances between times, and a lateness, that are numbers without a unit. The distance 0 needs none."""
+    given: list[tuple[tuple[str | int, ...], float, str]] = []
+    for at, near in enumerate(config.correlate.near):
+        sides = [text.partition(".")[::2] for text in columns_of_condition(near.columns)]
+        types = [config.sources[source].columns.get(column) for source, column in sides if source in config.sources]
+        if near.within and not isinstance(near.within, str) and all(kind in _TIMES for kind in types):
+            given.append((("correlate", "near", at, "within"), near.within, "d" if "date" in types else "s"))
+    lateness = config.correlate.lateness
+    if lateness is not None and not isinstance(lateness, str):
+        given.append((("correlate", "lateness"), lateness, "s"))
+    return [
+        Problem(
+            location,
+            f"{'.'.join(map(str, location))}: {number:g} has no unit, but is compared with times; write a duration "
+            f"such as {number:g}{unit} (units: us, ms, s, m, h, d)",
+        )
+        for location, number, unit in given
+    ]
+
+
 def _lateness_problems(config: CorrelationConfig) -> list[Problem]:
     correlate = config.correlate
     if correlate.lateness is None:
@@ -362,12 +401,24 @@ def _join_problems(config: CorrelationConfig) -> list[Problem]:
             plan.stages[0].time_band().ticks(config.correlate.lateness)
     except InputError as error:
         return [Problem(("correlate",), f"correlate: {error}")]
-    names = plan.schema.names
-    return [
-        Problem(
-            ("sink", "partition_by"),
-            f"sink.partition_by names {name!r}, which the results do not have; they have {', '.join(names)}",
-        )
-        for name in config.sink.partition_by
-        if name not in names
-    ]
+    return []
+
+
+def _partition_problems(config: CorrelationConfig) -> list[Problem]:
+    """Return partition columns that the results do not have, or whose values a name of a partition does not hold."""
+    from headrace.pipelines.config.join_plan import join_plan  # noqa: PLC0415 - numba comes in here
+
+    schemas = {name: arrow_schema(each.columns) for name, each in config.sources.items()}
+    schema, problems = join_plan(schemas, config.conditions).schema, []
+    for name in config.sink.partition_by:
+        if name not in schema.names:
+            text = f"which the results do not have; they have {', '.join(schema.names)}"
+        elif (kind := type_name(schema.field(name).type)) not in PARTITION_TYPES:
+            text = f"whose type is {kind}; results are partitioned by columns of the types {', '.join(PARTITION_TYPES)}"
+        else:
+            continue
+        problems.append(Problem(("sink", "partition_by"), f"sink.partition_by names {name!r}, {text}"))
+    if not problems and len(set(config.sink.partition_by)) == len(schema):
+        text = "sink.partition_by names all columns of the results; leave one out, since a file needs a column"
+        problems.append(Problem(("sink", "partition_by"), text))
+    return problems

@@ -34,7 +34,7 @@ from headrace.pipelines.config.problems import DocumentPath, InconsistentError, 
 from headrace.pipelines.config.rules import inconsistencies
 from headrace.pipelines.config.source_format import fields_for_options, record_format
 from headrace.pipelines.config.transform import TransformStep  # noqa: TC001 - pydantic resolves annotations
-from headrace.pipelines.errors import DeltaTableError, PipelineFileError
+from headrace.pipelines.errors import DeltaTableError, PipelineFileError, SeveralSourcesError
 from headrace.pipelines.paths import anchored, local_url, sqlite_url, table_location
 from headrace.storage.errors import HeadraceError
 from headrace.storage.units import parse_duration, parse_memory
@@ -154,6 +154,23 @@ class SourceConfig(Strict):
     options: dict[str, str | int | float | bool] = Field(
         default_factory=dict, description="Options of Spark's reader that earlier releases took; use the fields instead"
     )
+    _label: str | None = PrivateAttr(default=None)
+
+    @property
+    def label(self) -> str | None:
+        """Name of the source in a pipeline with several; None in a pipeline with one."""
+        return self._label
+
+    @property
+    def place(self) -> str:
+        """Where the source is in the pipeline file."""
+        return "source" if self._label is None else f"sources.{self._label}"
+
+    def labeled(self, label: str) -> SourceConfig:
+        """Return the source with its name in a pipeline with several."""
+        source = self.model_copy()
+        source._label = label  # noqa: SLF001 - a copy of the same class
+        return source
 
     @model_validator(mode="before")
     @classmethod
@@ -408,11 +425,7 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
     """
     document, places = read_document(path)
     if "sources" in document:
-        text = (
-            "the pipeline has several sources, which this command does not support; `headrace run`, `headrace runs` "
-            "and `headrace source` do"
-        )
-        raise PipelineFileError(described([Problem(("sources",), text)], places))
+        raise SeveralSourcesError(f"{path} has several sources, and this works for pipelines with one source only")
     try:
         config = PipelineConfig.model_validate(document)
     except ValidationError as error:

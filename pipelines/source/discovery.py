@@ -98,6 +98,7 @@ class Found:
 class _Listing:
     """Results of a folder traversal so far."""
 
+    place: str
     names: list[str] = field(default_factory=list)
     sizes: array[int] = field(default_factory=lambda: array("q"))
     mtimes: array[int] = field(default_factory=lambda: array("q"))
@@ -105,7 +106,7 @@ class _Listing:
     folders: list[str] = field(default_factory=list)
 
 
-def discover(folder: str, pattern: str | None = None, *, recursive: bool = False) -> Found:
+def discover(folder: str, pattern: str | None = None, *, recursive: bool = False, place: str = "source") -> Found:
     """List the files of a source folder.
 
     Parameters
@@ -116,6 +117,8 @@ def discover(folder: str, pattern: str | None = None, *, recursive: bool = False
         Pattern for file names, see `name_matcher`; None for all files. Folder names need not match it.
     recursive
         Whether the source includes the files of subfolders.
+    place
+        Where the source is in the pipeline file, for messages.
 
     Returns
     -------
@@ -130,7 +133,7 @@ def discover(folder: str, pattern: str | None = None, *, recursive: bool = False
         If a folder cannot be listed, or a file or folder name is not UTF-8.
     """
     matches = name_matcher(pattern)
-    found = _Listing(folders=[""])
+    found = _Listing(place, folders=[""])
     while found.folders:
         _list_folder(folder, found.folders.pop(), found, matches, recursive=recursive)
     return Found(
@@ -204,7 +207,7 @@ def printable(name: str) -> str:
     return name if name.isprintable() else "".join(map(_printable, name))
 
 
-def leave_out_advice(name: str, *, skippable: bool) -> str:
+def leave_out_advice(name: str, *, skippable: bool, source: str | None = None) -> str:
     """Return how to continue without a file of a source: by a command, or by moving it, if no command knows the source.
 
     Examples
@@ -215,12 +218,12 @@ def leave_out_advice(name: str, *, skippable: bool) -> str:
     leave it out: move it to another folder, and run again
     """
     if skippable:
-        return f"leave it out with: {skip_command(name)}"
+        return f"leave it out with: {skip_command(name, source)}"
     return "leave it out: move it to another folder, and run again"
 
 
-def skip_command(name: str) -> str:
-    r"""Return the command that skips a file, on one line and quoted for the shell.
+def skip_command(name: str, source: str | None = None) -> str:
+    r"""Return the command that skips a file of a source, on one line and quoted for the shell.
 
     Examples
     --------
@@ -229,10 +232,13 @@ def skip_command(name: str) -> str:
     >>> print(skip_command("-a.csv"))
     headrace source skip PIPELINE ./-a.csv
     >>> print(skip_command("a\nb.csv"))
-    headrace source skip PIPELINE $'a\nb.csv'
+    headrace source skip PIPELINE $'a\U0000000ab.csv'
+    >>> print(skip_command("a.csv", "payments"))
+    headrace source skip PIPELINE a.csv --source payments
     """
     path = f"./{name}" if name.startswith("-") else name
-    return f"headrace source skip PIPELINE {shlex.quote(path) if path.isprintable() else _ansi_quoted(path)}"
+    named = "" if source is None else f" --source {shlex.quote(source)}"
+    return f"headrace source skip PIPELINE {shlex.quote(path) if path.isprintable() else _ansi_quoted(path)}{named}"
 
 
 def _ansi_quoted(text: str) -> str:
@@ -265,7 +271,7 @@ def _list_folder(
                     _add_entry(entry, below + entry.name, found, matches, recursive=recursive)
     except FileNotFoundError as error:
         if not below:
-            raise SourceFileError(f"there is no folder {source}; create it, or correct source.path") from error
+            raise SourceFileError(f"there is no folder {source}; create it, or correct {found.place}.path") from error
     except OSError as error:
         raise SourceFileError(_unreadable(f"the folder {source}/{below}".rstrip("/"), error)) from error
 
@@ -280,7 +286,7 @@ def _add_entry(
         elif recursive:
             found.folders.append(f"{name}/")
         else:
-            found.left_out.append(LeftOut(name, "a folder; source.recursive: true reads its files"))
+            found.left_out.append(LeftOut(name, f"a folder; {found.place}.recursive: true reads its files"))
     elif matches(entry.name):
         _require_text(entry)
         _add_file(entry, name, found)

@@ -21,7 +21,6 @@ __all__ = ["Intake"]
 _NAMED: Final = 5
 _EMPTY: Final = LeftOut("", "empty; it is loaded when it holds a byte")
 _EMPTIED: Final = LeftOut("", "emptied after it was loaded; it is loaded again when it holds a byte")
-_IGNORED: Final = LeftOut("", "changed after it was loaded; source.changed says to ignore that")
 
 
 class Intake:
@@ -103,25 +102,25 @@ class Intake:
         began = self._clock()
         source = self._source
         if self._listing is None:
-            found = discover(source.path, source.files, recursive=source.recursive)
+            found = discover(source.path, source.files, recursive=source.recursive, place=source.place)
         else:
             found = self._listing()
         compared = self._ledger.compare(found, lambda file: fingerprint(source.path, file))
         if compared.changed and source.changed == "error":
-            raise SourceFileError(_told(compared.changed, source.path))
+            raise SourceFileError(_told(compared.changed, source))
         self._waiting = deque(_in_order(compared, reload=source.changed == "reload"))
         if self._again:
             self._waiting, self._again = deque(_by_date(found)), False
         empty = [_EMPTY._replace(name=name) for name in compared.empty]
-        changes = [left for change in compared.changed if (left := _left_out(change, source.changed)) is not None]
+        changes = [left for change in compared.changed if (left := _left_out(change, source)) is not None]
         self.left_out = (*found.left_out, *empty, *changes)
         self.listing_seconds = self._clock() - began
 
 
-def _left_out(change: Change, policy: str) -> LeftOut | None:
+def _left_out(change: Change, source: SourceConfig) -> LeftOut | None:
     """Return the reason why a changed file is not loaded again; None if it is loaded again."""
-    if policy == "ignore":
-        return _IGNORED._replace(name=change.file.name)
+    if source.changed == "ignore":
+        return LeftOut(change.file.name, f"changed after it was loaded; {source.place}.changed says to ignore that")
     return _EMPTIED._replace(name=change.file.name) if change.file.size == 0 else None
 
 
@@ -134,14 +133,16 @@ def _in_order(compared: Comparison, *, reload: bool) -> list[str]:
     return [file.name for file in sorted(files, key=lambda file: (file.mtime_ns, file.name))]
 
 
-def _told(changed: tuple[Change, ...], folder: str) -> str:
+def _told(changed: tuple[Change, ...], source: SourceConfig) -> str:
     """Return which files changed and how, with the remedy."""
+    name, label = changed[0].file.name, source.label
+    policies = "reload (all their records again) or ignore" if label is None else "ignore"
     named = "; ".join(map(_difference, changed[:_NAMED]))
     more = f"; and {len(changed) - _NAMED} more" if len(changed) > _NAMED else ""
     return (
-        f"files of {folder} changed after they were loaded: {named}{more}; put each back as it was and deliver its new "
-        f"records under a new name, or keep the change unloaded by `{skip_command(changed[0].file.name)}`, or say in "
-        "source.changed what happens to such files: reload (all their records again) or ignore"
+        f"files of {source.path} changed after they were loaded: {named}{more}; put each back as it was and deliver "
+        f"its new records under a new name, or keep the change unloaded by `{skip_command(name, label)}`, or say in "
+        f"{source.place}.changed what happens to such files: {policies}"
     )
 
 

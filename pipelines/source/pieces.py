@@ -40,13 +40,17 @@ def check_source(source: SourceConfig) -> None:
     """
     if "://" in source.path:
         raise PipelineFileError(
-            f"source.path: {source.path} is not a folder of this host's file systems; mount it, or copy its files to "
-            "a folder"
+            f"{source.place}.path: {source.path} is not a folder of this host's file systems; mount it, or copy its "
+            "files to a folder"
         )
     if not Path(source.path).is_dir():
-        raise PipelineFileError(f"source.path: there is no folder {source.path}; create it, or correct the path")
+        raise PipelineFileError(
+            f"{source.place}.path: there is no folder {source.path}; create it, or correct the path"
+        )
     if not os.access(source.path, os.R_OK | os.X_OK):
-        raise PipelineFileError(f"source.path: the folder {source.path} may not be read; change its permissions")
+        raise PipelineFileError(
+            f"{source.place}.path: the folder {source.path} may not be read; change its permissions"
+        )
 
 
 def piece_frame(
@@ -94,20 +98,19 @@ def piece_rows(
     """
     each = max(_LEAST_BYTES, sum(file.size for file in files) // (cores * _PIECES_OF_A_CORE))
     form = record_format(source)
-    return [row for file in files for row in _pieces(source.path, file, form, each, skippable=skippable)]
+    return [row for file in files for row in _pieces(source, file, form, each, skippable=skippable)]
 
 
 def _pieces(
-    folder: str, file: FoundFile, form: RecordFormat, bytes_each: int, *, skippable: bool
+    source: SourceConfig, file: FoundFile, form: RecordFormat, bytes_each: int, *, skippable: bool
 ) -> list[dict[str, Any]]:
     """Return the pieces of a file as rows of `PIECES`, with the size of each in bytes."""
-    path = f"{folder}/{file.name}"
+    path = f"{source.path}/{file.name}"
     try:
         pieces = split(path, form, bytes_each)
     except RecordFileError as error:
-        raise SourceFileError(
-            f"{printable(str(error))}. Repair the file, or {leave_out_advice(file.name, skippable=skippable)}"
-        ) from error
+        advice = leave_out_advice(file.name, skippable=skippable, source=source.label)
+        raise SourceFileError(f"{printable(str(error))}. Repair the file, or {advice}") from error
     same = {"file": file.name, "path": path, "size": file.size, "mtime_ns": file.mtime_ns}
     return [
         {

@@ -21,7 +21,7 @@ from headrace.pipelines.source.pieces import check_source
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from headrace.pipelines.config.model import PipelineConfig
+    from headrace.pipelines.config.model import PipelineConfig, SourceConfig
 
 __all__ = ["Adopted", "SourceFile", "SourceListing", "adopt_files", "list_files", "skip_files"]
 
@@ -90,7 +90,7 @@ def list_files(config: PipelineConfig) -> SourceListing:
     """
     check_source(config.source)
     source = config.source
-    found = discover(source.path, source.files, recursive=source.recursive)
+    found = discover(source.path, source.files, recursive=source.recursive, place=source.place)
     states: dict[str, tuple[str, int | None]] = {
         name: (EMPTY if size == 0 else NEW, None) for name, size in zip(found.names, found.sizes, strict=True)
     }
@@ -163,7 +163,7 @@ def skip_files(
         Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock),
         Ledger(str(config.checkpoint), clock) as ledger,
     ):
-        files = [_to_skip(name, ledger, folder) for name in relative]
+        files = [_to_skip(name, ledger, config.source) for name in relative]
         for file in files:
             ledger.skip(file, fingerprint(folder, file))
         states = [ledger.file(file.name) for file in files]
@@ -188,8 +188,9 @@ def _relative(name: str, folder: str) -> str:
     return path
 
 
-def _to_skip(name: str, ledger: Ledger, folder: str) -> FoundFile:
+def _to_skip(name: str, ledger: Ledger, source: SourceConfig) -> FoundFile:
     """Return the current state of a file, or its planned state if it was removed."""
+    folder = source.path
     plan = ledger.pending()
     now = examine(folder, name)
     if now is None:
@@ -197,7 +198,7 @@ def _to_skip(name: str, ledger: Ledger, folder: str) -> FoundFile:
         if planned is None:
             raise SourceFileError(
                 f"there is no file {name!r} in {folder}, and none is planned; name it relative to that folder, as "
-                "`headrace source list` does"
+                f"`headrace source list{'' if source.label is None else f' --source {source.label}'}` does"
             )
         return planned
     known = ledger.file(name)
@@ -224,7 +225,7 @@ def adopt_files(config: PipelineConfig, clock: Callable[[], float] = time.time) 
         Catalog(str(config.catalog), clock) as catalog,
         Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock),
     ):
-        found = discover(source.path, source.files, recursive=source.recursive)
+        found = discover(source.path, source.files, recursive=source.recursive, place=source.place)
         registry = stream_registry(DeltaHandle(config.sink.path)) if has_table(config.sink.path) else {}
         replaces = registry[config.name]["stream"] if config.name in registry else None
         never_loaded = _never_loaded(config)

@@ -179,6 +179,7 @@ def test_whole_numbers_of_json_match_floats(invoke, tmp_path):
     [
         (["--on", "id=none"], "payments has no column 'none'; its columns are order, paid, at"),
         (["--on", "id=order", "--algorithm", "magic"], "the algorithms are auto, diner"),
+        (["--near", "at", "--within", "5"], "--within 5 has no unit, but orders.at and payments.at are times"),
         (["--near", "at", "--within", "1s", "--algorithm", "xjoin"], "on bands alone; choose diner"),
         (["--on", "id=order", "--how", "full", "--algorithm", "diner"], "makes no full join"),
         (["--on", "id=order", "--time", "day"], "--time names no column of orders"),
@@ -187,7 +188,7 @@ def test_whole_numbers_of_json_match_floats(invoke, tmp_path):
         (["--on", "id=order", "--rate", "fast"], "is not a number of rows per second"),
         (["--on", "id=order", "--rate", "others=4"], "names no input; the inputs are orders, payments"),
         (["--on", "id=order", "--rate", "-1"], "must be a positive number"),
-        (["--on", "id=order", "--memory", "1KiB"], "at least"),
+        (["--on", "id=order", "--memory", "1KiB"], "give the join more, as in --memory 4MiB"),
         (["--on", "id=order", "--spill", "/none"], "name another with --spill"),
         (["--on", "item=paid"], "so that both are floats or neither is"),
     ],
@@ -208,6 +209,7 @@ def test_what_cannot_be_joined_is_refused_with_the_remedy(invoke, feeds, tmp_pat
     [
         ([], "--on or --near"),
         (["--near", "at"], "belong together"),
+        (["--near", "at", "--within", "5s", "--within", "9s"], "--within': it is given 2 times; give it once"),
         (["--on", "id=order", "--speed", "2"], "--speed belongs to"),
         (["--on", "id=order", "--seed", "2"], "--seed belongs to"),
         (["--on", "id=order", "--time", "at", "--rate", "4"], "do not go together"),
@@ -218,6 +220,44 @@ def test_a_wrong_command_line_is_a_usage_error(invoke, feeds, options, told):
     outcome = invoke("correlate", feeds / "orders.csv", feeds / "payments.jsonl", *options)
     assert outcome.code == 2
     assert told in outcome.err
+
+
+def test_a_wrong_name_of_an_input_is_named(invoke, feeds):
+    inputs = [feeds / "orders.csv", feeds / "payments.jsonl", feeds / "shipments"]
+    for count in (2, 3):
+        outcome = invoke("correlate", *inputs[:count], "--on", "order.id=payments.order")
+        assert "no input is named 'order' (did you mean 'orders'?)" in outcome.err, outcome
+
+
+def test_a_failure_before_the_first_result_says_that_nothing_was_printed(invoke, tmp_path):
+    (tmp_path / "a.csv").write_text("id,t\n1,2\n1,1\n")
+    (tmp_path / "b.csv").write_text("id,t\n2,2\n")
+    outcome = invoke("correlate", tmp_path / "a.csv", tmp_path / "b.csv", "--on", "id", "--time", "t")
+    assert outcome.code == 1
+    assert "left   nothing; no result was printed" in outcome.err
+
+
+@pytest.mark.parametrize("algorithm", ["miner", "diner", "progressive-merge", "xjoin"])
+def test_the_memory_that_a_refusal_names_is_enough_at_once(invoke, tmp_path, algorithm):
+    lines = [f"{number % 97},{'x' * (number % 400)}" for number in range(2000)]
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text("\n".join(["key,text", *lines[:: 1 if name == "a" else 40]]) + "\n")
+    for on in ("key", "text"):
+        command = ["correlate", tmp_path / "a.csv", tmp_path / "b.csv", "--on", on, "--algorithm", algorithm, "--quiet"]
+        refused = invoke(*command, "--memory", "16KiB")
+        assert refused.code == 1, refused
+        memory = refused.err.partition("give the join more, as in --memory ")[2].split()[0]
+        outcome = invoke(*command, "--memory", memory)
+        assert outcome.code == 0, outcome.err
+
+
+def test_conditions_of_a_repeated_option_all_hold(invoke, tmp_path):
+    pc.write_csv(pa.table({"id": [1, 1, 2], "day": [1, 2, 2], "hour": [3, 3, 3]}), tmp_path / "a.csv")
+    pc.write_csv(pa.table({"id": [1, 2], "day": [2, 2], "hour": [4, 9]}), tmp_path / "b.csv")
+    options = ["--on", "a.id=b.id", "--on", "a.day=b.day", "--near", "a.day=b.day", "--near", "a.hour=b.hour"]
+    outcome = invoke("correlate", tmp_path / "a.csv", tmp_path / "b.csv", *options, "--within", "1", "--quiet")
+    assert outcome.code == 0, outcome
+    assert outcome.out.splitlines()[1:] == ["1,2,3,1,2,4"]
 
 
 def test_inputs_have_different_names(invoke, feeds):

@@ -4,9 +4,13 @@ import os
 
 import pytest
 
+from headrace.cli import exits
+from headrace.cli.console import Step
+from headrace.cli.exits import ExitCode
 from headrace.cli.init import PIPELINE
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.config import load_pipeline
+from headrace.pipelines.errors import SeveralSourcesError
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.source import Ledger, examine, printable
 
@@ -163,3 +167,26 @@ def test_the_pipeline_file_of_the_folder_is_the_default(invoke, pipeline, monkey
     assert invoke("source", "skip", "bad.csv").code == 0
     document = invoke("source", "list", "--json").document
     assert {file["name"]: file["state"] for file in document["files"]}["bad.csv"] == "skipped"
+
+
+def test_without_the_name_of_a_source_the_error_names_a_command_that_works(invoke, tmp_path):
+    for name in ("orders", "payments"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.csv").write_text("id\n1\n")
+    pipeline = tmp_path / "paid.yml"
+    source = "{{format: csv, path: {0}, schema: {{id: int}}}}"
+    pipeline.write_text(
+        f"name: paid\nsources: {{orders: {source.format('orders')}, payments: {source.format('payments')}}}\n"
+        "correlate: {on: [orders.id = payments.id]}\nsink: {path: paid}\n"
+    )
+    for command in (["list", pipeline], ["skip", pipeline, "1.csv"], ["list", pipeline, "--source", "order"]):
+        outcome = invoke("source", *command)
+        assert outcome.code == 2
+        remedy = outcome.err.strip().rpartition("as in: headrace ")[2]
+        assert invoke(*remedy.split()).code == 0
+    with pytest.raises(SeveralSourcesError) as raised:
+        load_pipeline(pipeline)
+    step = Step("adopting", "nothing", pipeline=pipeline)
+    again = exits._way_on(raised.value, ExitCode.FAILURE, step, f"headrace source adopt {pipeline}")
+    assert again.endswith("headrace source list|skip")
+    assert "fix the cause" not in again

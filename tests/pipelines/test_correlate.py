@@ -1,5 +1,6 @@
 """Correlations in this process: results, replays, shards, merges, damage. `test_correlate_run` runs them in Spark."""
 
+import re
 import shutil
 import tempfile
 import uuid
@@ -12,6 +13,8 @@ import pytest
 from correlation_world import BEGIN, ORDERS, World
 from deltalake import write_deltalake
 
+from headrace.cli.blocks import render
+from headrace.cli.run import _blocks
 from headrace.joins.streams.hashing.kept_rows import KeptRows
 from headrace.pipelines.config import load_any, load_pipeline
 from headrace.pipelines.correlate import residents, shard_join
@@ -372,7 +375,7 @@ class TestLateness:
             world.run()
 
     def test_dates_are_purged_by_whole_days(self, folder):
-        near = [{"columns": "orders.day = payments.day", "within": 1}]
+        near = [{"columns": "orders.day = payments.day", "within": "1d"}]
         correlate = {"on": ["orders.id = payments.order"], "near": near, "lateness": "2d", "shards": 1}
         world = World(folder, correlate)
         world.document["sources"]["orders"]["schema"] = {"id": "bigint", "day": "date"}
@@ -552,6 +555,33 @@ def test_a_copied_checkpoint_loads_no_batch_twice(world, rng, folder):
     assert world.results() == before
 
 
+def test_a_renamed_pipeline_is_refused(world, rng):
+    world.add_random(rng, 40)
+    world.run()
+    before = world.results()
+    assert before
+    world.document["name"] = "bought"
+    world.write()
+    with pytest.raises(LedgerError, match="pipeline paid loaded from sources of the same names, orders, payments"):
+        world.run()
+    assert world.results() == before
+    world.document["sink"]["path"] = "w/bought"
+    world.write()
+    assert world.run().total("loaded") == len(before)
+
+
+def test_the_summary_of_a_run_without_new_files_is_that_of_several_sources(world):
+    world.add("orders", [(1, "nut", BEGIN)])
+    texts = []
+    for result in (world.run(), world.run()):
+        texts.append("\n".join(line for block in _blocks(result) for line in render(block)))
+        assert "hit ratio" not in texts[-1]
+        assert all(f"  {name}  " in texts[-1] for name in ("orders", "payments", "results"))
+        assert result.as_dict()["sources"] == ["orders", "payments"]
+    assert re.search(r"state +1 row, [\d.]+ KiB in 1 run", texts[0])
+    assert re.search(r"state +not changed", texts[1])
+
+
 def test_a_run_beside_another_does_not_commit(world, rng):
     """The other run commits the same batch first, with a copy of the checkpoint and a catalog of its own."""
     world.add_random(rng, 10)
@@ -609,6 +639,15 @@ WRONG = {
     "a distance of another unit": (
         ["correlate", "near"], [{"columns": "orders.at = payments.at", "within": 1.5}], "within",
     ),
+    "a distance without a unit": (
+        ["correlate", "near"], [{"columns": "orders.at = payments.at", "within": 5}], "5 has no unit",
+    ),
+    "a lateness without a unit": (
+        ["correlate"],
+        {"on": ["orders.id = payments.order"], "near": [{"columns": "orders.at = payments.at", "within": "5s"}],
+         "lateness": 10},
+        "write a duration such as 10s",
+    ),
     "lateness without times": (["correlate", "lateness"], "5min", "between times"),
     "lateness of less than a unit": (
         ["correlate"],
@@ -623,6 +662,9 @@ WRONG = {
         "item",
     ),
     "a partition of no column": (["sink", "partition_by"], ["day"], "names 'day'"),
+    "a partition of times": (["sink", "partition_by"], ["at"], "whose type is timestamp_ntz; results are"),
+    "a partition of doubles": (["sink", "partition_by"], ["item", "paid"], "'paid', whose type is double"),
+    "changed files loaded again": (["sources", "orders", "changed"], "reload", "results would come twice"),
     "tables elsewhere": (["sink", "path"], "s3a://bucket/paid", "not to s3a://bucket/paid"),
     "a state elsewhere": (["correlate", "state"], "s3a://bucket/state", "name one that all hosts share"),
     "a state in a source": (["correlate", "state"], "orders/state", "overlaps sources.orders"),
@@ -693,7 +735,7 @@ def test_a_source_that_no_equality_connects_is_refused(folder):
 
 
 def test_other_commands_refuse_a_pipeline_with_several_sources(world):
-    with pytest.raises(PipelineFileError, match=r"line 2.*several sources"):
+    with pytest.raises(PipelineFileError, match=r"pipeline\.yml has several sources, and"):
         load_pipeline(world.pipeline)
 
 
@@ -707,9 +749,22 @@ def test_the_files_of_a_source_are_listed_and_skipped_by_its_name(world, rng):
     assert world.results() == []
 
 
+def test_remedies_name_the_source_of_a_file(world, rng):
+    world.add_random(rng, 10)
+    world.run()
+    (world.folder / "orders/0001.csv").write_text("id,item,at\n")
+    with pytest.raises(SourceFileError) as raised:
+        world.run()
+    assert "`headrace source skip PIPELINE 0001.csv --source orders`" in str(raised.value)
+    assert "sources.orders.changed what happens to such files: ignore" in str(raised.value)
+    (world.folder / "payments/folder").mkdir()
+    (left,) = list_files(load_any(world.pipeline).of_source("payments")).left_out
+    assert "sources.payments.recursive" in left.reason
+
+
 def test_a_missing_folder_of_a_source_is_named(world):
     (world.folder / "orders").rmdir()
-    with pytest.raises(PipelineFileError, match=r"sources\.orders"):
+    with pytest.raises(PipelineFileError, match=r"^sources\.orders\.path: "):
         run_correlation(load_any(world.pipeline))
 
 
