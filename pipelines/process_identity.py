@@ -7,7 +7,12 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ProcessIdentity"]
+__all__ = ["ProcessIdentity", "worker_name"]
+
+
+def worker_name() -> str:
+    """Return host and id of this process, as notes of tasks name it."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ rows, regardless of caches and retries. `headrace.pipelines.batch.stages` plans 
 from __future__ import annotations
 
 import json
-import os
-import socket
 import time
 from dataclasses import dataclass
 from itertools import chain
@@ -22,6 +20,7 @@ from headrace.etl import MissingMembersError
 from headrace.pipelines.batch.settlement import Settlement, Settling
 from headrace.pipelines.batch.steps import DuplicateStep, LookupStep, Task
 from headrace.pipelines.errors import BatchError
+from headrace.pipelines.process_identity import worker_name
 from headrace.pipelines.spark.frame import NOTE, SHARD, STATE, ShardRule, State, channel_row, conform
 from headrace.pipelines.spark.packing import PACKED, PACKED_SCHEMA, pack, unpack
 
@@ -93,7 +92,7 @@ class Stage:
             note["failure"] = str(error)
         for members in task.members:
             yield self._leaving(channel_row(self.schema, State.MEMBER, {members.schema.names[0]: members.column(0)}))
-        note |= {"joins": task.joins, "seconds": time.monotonic() - began, "worker": _worker()}
+        note |= {"joins": task.joins, "seconds": time.monotonic() - began, "worker": worker_name()}
         text = pa.array([json.dumps(note)])
         yield self._leaving(channel_row(self.schema, State.NOTE, {NOTE: text}))
 
@@ -144,7 +143,3 @@ def _unfiltered(batch: pa.RecordBatch, note: dict[str, Any]) -> pa.RecordBatch:
 
 def _shard(batch: pa.RecordBatch) -> int:
     return int(batch.column(SHARD)[0].as_py()) if SHARD in batch.schema.names else 0
-
-
-def _worker() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"

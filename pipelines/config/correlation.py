@@ -25,7 +25,7 @@ from headrace.pipelines.config.model import (
     SparkConfig,
     Strict,
     TriggerConfig,
-    load_pipeline,
+    pipeline_of,
     read_document,
 )
 from headrace.pipelines.config.problems import InconsistentError, Places, Problem, describe, described
@@ -40,7 +40,6 @@ __all__ = [
     "NearConfig",
     "columns_of_condition",
     "load_any",
-    "load_correlation",
 ]
 
 _OUTER: Final = ("left", "right", "full")
@@ -202,24 +201,12 @@ def load_any(path: str | Path) -> PipelineConfig | CorrelationConfig:
     PipelineFileError
         As in `load_pipeline`.
     """
-    document, _ = read_document(path)
-    return load_correlation(path) if {"sources", "correlate"} & document.keys() else load_pipeline(path)
-
-
-def load_correlation(path: str | Path) -> CorrelationConfig:
-    """Read the pipeline file of a correlation.
-
-    Parameters
-    ----------
-    path
-        Path of a YAML file. Relative paths in the file are relative to its folder.
-
-    Raises
-    ------
-    PipelineFileError
-        If the file cannot be read, is not YAML, or has invalid content. The message lists every problem by position.
-    """
     document, places = read_document(path)
+    several = {"sources", "correlate"} & document.keys()
+    return _correlation_of(document, places) if several else pipeline_of(document, places)
+
+
+def _correlation_of(document: dict[Any, Any], places: Places) -> CorrelationConfig:
     try:
         folder = places.file.parent
         config = _anchored(CorrelationConfig.model_validate(document), folder)

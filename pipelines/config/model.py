@@ -54,6 +54,7 @@ __all__ = [
     "TriggerConfig",
     "json_schema",
     "load_pipeline",
+    "pipeline_of",
     "read_document",
 ]
 
@@ -426,6 +427,11 @@ def load_pipeline(path: str | Path) -> PipelineConfig:
     document, places = read_document(path)
     if "sources" in document:
         raise SeveralSourcesError(f"{path} has several sources, and this works for pipelines with one source only")
+    return pipeline_of(document, places)
+
+
+def pipeline_of(document: dict[Any, Any], places: Places) -> PipelineConfig:
+    """Return the pipeline that a document of `read_document` describes; errors are those of `load_pipeline`."""
     try:
         config = PipelineConfig.model_validate(document)
     except ValidationError as error:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.pipelines.config.join_plan import definition_changes
 from headrace.pipelines.correlate.runs import RunRef
+from headrace.pipelines.durable import sync_folder, write_new
 from headrace.pipelines.errors import PipelineFileError, StateDamagedError
 from headrace.storage.errors import StorageIOError
 
@@ -88,7 +88,7 @@ class Manifest:
     @property
     def file(self) -> str:
         """Name of the file."""
-        return f"{self.batch:010d}-{self.attempt}{_SUFFIX}"
+        return ManifestRef(self.batch, self.attempt).file
 
     def after(
         self, batch: int, attempt: str, runs: tuple[RunRef, ...], newest: Mapping[str, int], marks: Mapping[str, int]
@@ -150,18 +150,13 @@ class StateFolder:
             return
         with self._written():
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            try:
-                with (self.path / _OWNER).open("xb") as file:
-                    file.write(json.dumps(self._owner).encode() + _FRAME)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except FileExistsError:
-                pass  # another run was faster; perhaps that of another pipeline
-            self._sync()
+            with suppress(FileExistsError):  # another run was faster; perhaps that of another pipeline
+                write_new(self.path / _OWNER, json.dumps(self._owner).encode() + _FRAME)
+            sync_folder(self.path)
         self._require_claimed()
 
     def require_own(self) -> bool:
-        """Return whether the folder is this stream's; False if it is nobody's. This function writes nothing.
+        """Return whether the folder is this stream's; False if nobody has claimed it. This function writes nothing.
 
         Raises
         ------
@@ -208,11 +203,9 @@ class StateFolder:
         self._require_claimed()
         self._require_runs(manifest)
         text, digest = manifest.text(), manifest.digest()
-        with self._written(), (self.path / manifest.file).open("xb") as file:
-            file.write(text + _FRAME + digest.encode() + _FRAME)
-            file.flush()
-            os.fsync(file.fileno())
-        self._sync()
+        with self._written():
+            write_new(self.path / manifest.file, text + _FRAME + digest.encode() + _FRAME)
+        sync_folder(self.path)
         return ManifestRef(manifest.batch, manifest.attempt, digest)
 
     def read(self, ref: ManifestRef, definition: str) -> Manifest:
@@ -297,13 +290,6 @@ class StateFolder:
 
     def _damaged(self, cause: str) -> StateDamagedError:
         return StateDamagedError(f"the state cannot be read: {cause}; {self._remedy}")
-
-    def _sync(self) -> None:
-        handle = os.open(self.path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
     @contextmanager
     def _written(self) -> Iterator[None]:

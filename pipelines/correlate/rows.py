@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from headrace.etl import digests_of
 from headrace.pipelines.spark.frame import SHARD
+from headrace.storage.format import concat_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -130,8 +131,7 @@ class Packer:
             yield self._chunk(shard)
 
     def _chunk(self, shard: int) -> pa.RecordBatch:
-        rows = pa.Table.from_batches(self._waiting.pop(shard)).combine_chunks()
-        (batch,) = rows.to_batches()
+        batch = concat_batches(self._waiting.pop(shard))
         self._nbytes.pop(shard)
         self.packed += batch.num_rows
         return _row(shard, self.number, self.side, batch.serialize())

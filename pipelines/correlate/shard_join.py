@@ -25,6 +25,7 @@ from headrace.pipelines.correlate.rows import HASH, shard_range, stored_schema
 from headrace.pipelines.correlate.runs import BLOCK_BYTES, RunPlace, ZoneRule
 from headrace.pipelines.errors import ConservationError
 from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.format import concat_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -342,7 +343,7 @@ class ShardJoin:
 
 
 def _sorted(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    (rows,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
+    rows = concat_batches(batches)
     return rows.take(pa.array(np.argsort(np.asarray(rows.column(HASH)), kind="stable")))
 
 
@@ -384,12 +385,7 @@ def _coalesced(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         waiting.append(batch)
         if sum(each.nbytes for each in waiting) >= BLOCK_BYTES:
-            yield _whole(waiting)
+            yield concat_batches(waiting)
             waiting = []
     if waiting:
-        yield _whole(waiting)
-
-
-def _whole(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    (rows,) = pa.Table.from_batches(batches).combine_chunks().to_batches()
-    return rows
+        yield concat_batches(waiting)

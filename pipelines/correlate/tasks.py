@@ -7,10 +7,10 @@ stage passes on what is meant for later ones, and the notes of all tasks.
 
 from __future__ import annotations
 
-import os
 import socket
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ from headrace.pipelines.correlate.runs import RunFiles, RunRef
 from headrace.pipelines.correlate.shard_join import ShardJoin, ShardPlan
 from headrace.pipelines.delta.data_files import FileSpec, FileWriter
 from headrace.pipelines.errors import BatchError, StateDamagedError
+from headrace.pipelines.process_identity import worker_name
 from headrace.pipelines.spark.frame import FILE, MALFORMED, MALFORMED_TYPE, PIECES, STATE, State
 
 if TYPE_CHECKING:
@@ -128,7 +129,7 @@ class ReadTask:
             files = [asdict(file) for file in errors.close()]
         if counts:
             read = {name: asdict(tally) for name, tally in counts.items()}
-            yield note_row({"read": read, "files": {"errors": files}, "worker": _worker()})
+            yield note_row({"read": read, "files": {"errors": files}, "worker": worker_name()})
 
 
 def _checked(
@@ -230,11 +231,11 @@ class JoinTask:
         if first is None:
             return
         plan = self._plan(first.shard)
-        note: dict[str, Any] = {"stage": self.number, "shard": plan.shard, "worker": _worker()}
+        note: dict[str, Any] = {"stage": self.number, "shard": plan.shard, "worker": worker_name()}
         try:
             self._require_folder()
             join = ShardJoin(plan, RunFiles(self.folder, self.remedy))
-            for chunk in _with(first, chunks):
+            for chunk in chain([first], chunks):
                 passed = self._taken(chunk, join)
                 if passed is not None:
                     yield passed
@@ -254,7 +255,7 @@ class JoinTask:
         )  # fmt: skip
         low, high = plan.range
         runs = tuple(run for run in self.runs if run.low < high and low < run.high)
-        return ShardPlan(**{**plan.__dict__, "runs": runs})
+        return replace(plan, runs=runs)
 
     def _require_folder(self) -> None:
         if not Path(self.shown).exists():
@@ -294,12 +295,3 @@ class JoinTask:
                     pa.RecordBatch.from_arrays([batch.column(name) for name in self.order], schema=self.facts.schema)
                 )
             note["files"] = {"facts": [asdict(file) for file in writer.close()]}
-
-
-def _with(first: Chunk, rest: Iterator[Chunk]) -> Iterator[Chunk]:
-    yield first
-    yield from rest
-
-
-def _worker() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}"

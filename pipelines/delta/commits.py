@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 import uuid
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.pipelines.delta.support import takes_files
+from headrace.pipelines.durable import sync_folder, write_new
 from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
 
 if TYPE_CHECKING:
@@ -364,12 +364,9 @@ def create_entry(path: str, version: int, text: str) -> bool:
     written = log / f".{uuid.uuid4()}.tmp"
     try:
         try:
-            with written.open("x", encoding="utf-8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
+            write_new(written, text.encode())
             (log / f"{version:020d}.json").hardlink_to(written)
-            _sync_folder(log)
+            sync_folder(log)
         finally:
             written.unlink(missing_ok=True)
     except FileExistsError:
@@ -377,14 +374,6 @@ def create_entry(path: str, version: int, text: str) -> bool:
     except OSError as error:
         raise DeltaTableError(f"{log} cannot be written: {error}; correct the cause and run again") from error
     return True
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _commit_info(

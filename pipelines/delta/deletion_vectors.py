@@ -8,7 +8,6 @@ checksum; a short vector is in the log entry itself.
 from __future__ import annotations
 
 import base64
-import os
 import struct
 import uuid
 import zlib
@@ -19,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import numpy as np
 
+from headrace.pipelines.durable import write_new
 from headrace.pipelines.errors import DeltaTableError
 
 if TYPE_CHECKING:
@@ -172,9 +172,6 @@ def _packed(positions: NDArray[np.integer[Any]]) -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     try:
-        with path.open("xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_new(path, data)
     except OSError as error:
         raise DeltaTableError(f"{path} cannot be written: {error}; correct the cause and run again") from error

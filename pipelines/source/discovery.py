@@ -118,7 +118,7 @@ def discover(folder: str, pattern: str | None = None, *, recursive: bool = False
     recursive
         Whether the source includes the files of subfolders.
     place
-        Where the source is in the pipeline file, for messages.
+        Field of the source in the pipeline file, for messages.
 
     Returns
     -------

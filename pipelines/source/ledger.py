@@ -41,6 +41,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.exc import SQLAlchemyError
 
+from headrace.pipelines.durable import sync_folder
 from headrace.pipelines.errors import LedgerError
 from headrace.pipelines.source.discovery import Found, FoundFile
 
@@ -279,7 +280,7 @@ class Ledger:
             _fill_adopted(draft, found, replaces, clock())
             (folder / f"{FILE_NAME}-journal").unlink(missing_ok=True)  # SQLite would roll it back into the new ledger
             draft.replace(folder / FILE_NAME)
-            _sync_folder(folder)
+            sync_folder(folder)
         except OSError as error:
             raise LedgerError(_explained(folder / FILE_NAME, error)) from error
         finally:
@@ -664,17 +665,9 @@ def _make_file(path: Path) -> None:
         if not path.exists():
             os.close(os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666))
             path.chmod(path.stat().st_mode & 0o7777 | 0o600)
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
     except OSError as error:
         raise LedgerError(_explained(path, error)) from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 _REMEDIES: Final = (
