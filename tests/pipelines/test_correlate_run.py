@@ -2,14 +2,13 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 
 import pytest
 from correlation_world import World
-from workers import kill_one_worker
+from workers import kill_one_worker, kill_when, start
 
 from headrace.pipelines.errors import StateDamagedError
 from headrace.pipelines.runner import run
@@ -58,23 +57,6 @@ def test_three_sources_in_spark(tmp_path, rng):
         world.add_random(rng, 60, keys=20)
         run(world.pipeline)
     assert world.results() == world.expected(f'{EQUAL} and shipments."order" = orders.id')
-
-
-def start(world):
-    command = [sys.executable, "-m", "headrace.pipelines", str(world.pipeline), "--once"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-
-
-def kill_when(driver, happened):
-    """Kill a driver as soon as something has happened; return whether it was alive until then."""
-    waiting = threading.Event()
-    while driver.poll() is None:
-        if happened():
-            driver.send_signal(signal.SIGKILL)
-            driver.wait()
-            return True
-        waiting.wait(0.005)
-    return False
 
 
 def commits(world):

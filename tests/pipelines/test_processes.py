@@ -3,15 +3,14 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 from pyspark.find_spark_home import _find_spark_home
 from scenario import World, random_rows
+from workers import kill_when, start
 
 import headrace.pipelines
 from headrace.pipelines.runner import run
@@ -28,23 +27,6 @@ def world(tmp_path):
         "conf": {"spark.sql.shuffle.partitions": 2, "spark.driver.extraJavaOptions": JAVA},
     }
     return World(tmp_path / "world", options={"spark": settings})
-
-
-def start(world):
-    command = [sys.executable, "-m", "headrace.pipelines", str(world.pipeline), "--once"]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-
-
-def kill_when(driver, happened):
-    """Kill a driver as soon as something has happened; return whether it was alive until then."""
-    waiting = threading.Event()
-    while driver.poll() is None:
-        if happened():
-            driver.send_signal(signal.SIGKILL)
-            driver.wait()
-            return True
-        waiting.wait(0.005)
-    return False
 
 
 def commits(world, table):

@@ -1,10 +1,30 @@
-"""Finds and kills the Python workers of this process's Spark session."""
+"""Starts and kills drivers in processes of their own, and kills the Python workers of this process's Spark session."""
 
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
+
+
+def start(world):
+    """Return a driver that runs a world's pipeline."""
+    command = [sys.executable, "-m", "headrace.pipelines", str(world.pipeline), "--once"]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def kill_when(driver, happened):
+    """Kill a driver as soon as something has happened; return whether it was alive until then."""
+    waiting = threading.Event()
+    while driver.poll() is None:
+        if happened():
+            driver.send_signal(signal.SIGKILL)
+            driver.wait()
+            return True
+        waiting.wait(0.005)
+    return False
 
 
 def kill_one_worker(killed):
