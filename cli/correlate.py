@@ -47,7 +47,6 @@ __all__ = ["CorrelateReport", "CorrelateRequest", "correlate"]
 _LEAST_INPUTS = 2
 _LEAST_MEMORY = 1 << 20
 _MOST_MEMORY = 1 << 32  # beyond it, the search for a memory that is enough ends
-_LEAST_NAMED = re.compile(r"give (?:the join|it) (?:at least (\d+) bytes|more memory)")
 _MIB = 20
 _WINDOW = 0.01  # seconds of a replay within which rows arrive as one batch
 
@@ -268,14 +267,12 @@ def _enough_memory(request: CorrelateRequest, inputs: Inputs, algorithm: str) ->
     try:
         yield
     except MemoryBudgetError as error:
-        told = _LEAST_NAMED.search(str(error))
-        if told is None:
+        if error.cause is None:
             raise
-        amount = 1 << (4 * max(request.memory, int(told[1] or 0), _LEAST_MEMORY) - 1).bit_length()
+        amount = 1 << (4 * max(request.memory, error.least or 0, _LEAST_MEMORY) - 1).bit_length()
         while not _begins(request, inputs, algorithm, amount):
             amount *= 2
-        more = f"give the join more, as in --memory {amount >> _MIB}MiB"
-        raise CliError(_LEAST_NAMED.sub(more, str(error))) from error
+        raise CliError(error.advising(f"give the join more, as in --memory {amount >> _MIB}MiB")) from error
 
 
 def _begins(request: CorrelateRequest, inputs: Inputs, algorithm: str, memory: int) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.cli.matching import offset
+from headrace.cli.matching import distance
 from headrace.cli.streams import CsvFormat, FileStream, open_stream
 from headrace.joins.streams import Near
 from headrace.storage.errors import InputError
@@ -81,7 +81,8 @@ def open_inputs(
 ) -> Inputs:
     """Inspect the files of all inputs, and resolve the conditions.
 
-    If a column of a CSV is compared with text, it is text too. If whole numbers of a CSV or JSON file are compared with
+    If a column of a CSV is compared with text, it is text too. A CSV without records has the types of the columns that
+    its own are compared with. If whole numbers of a CSV or JSON file are compared with
     floats, they are floats too. Otherwise they would never match.
 
     Parameters
@@ -155,6 +156,11 @@ def _agreed(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> dict[st
             found = agreed.get(name, {}).get(column, streams[name].schema.field(column).type)
             wanted = agreed.get(other, {}).get(compared, streams[other].schema.field(compared).type)
             kind = streams[name].kind
+            if streams[other].typeless and compared not in agreed.get(other, {}):
+                continue
+            if streams[name].typeless and column not in agreed.get(name, {}):
+                agreed.setdefault(name, {})[column] = wanted
+                continue
             to_text = kind == "csv" and _is_text(wanted) and not _is_text(found)
             to_float = kind != "parquet" and pa.types.is_floating(wanted) and pa.types.is_integer(found)
             if to_text or to_float:
@@ -171,12 +177,7 @@ def _text(end: tuple[str, str]) -> str:
 
 
 def _near(pair: Pair, within: str, streams: Mapping[str, FileStream]) -> Near:
-    types = [streams[name].schema.field(column).type for name, column in pair]
-    floating, width = all(map(pa.types.is_floating, types)), offset(within)
-    if width and not isinstance(width, str) and all(map(pa.types.is_temporal, types)):
-        unit = "d" if any(map(pa.types.is_date, types)) else "s"
-        raise InputError(
-            f"--within {within} has no unit, but {_text(pair[0])} and {_text(pair[1])} are times; write a duration "
-            f"such as {within}{unit} (units: us, ms, s, m, h, d)"
-        )
+    types = {_text((name, column)): streams[name].schema.field(column).type for name, column in pair}
+    width = distance("--within", within, types)
+    floating = all(map(pa.types.is_floating, types.values()))
     return Near(_text(pair[0]), _text(pair[1]), width if isinstance(width, str) or not floating else float(width))

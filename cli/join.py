@@ -177,7 +177,11 @@ def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
 
 
 def _operator(request: JoinRequest, table: storage.Table) -> Operator:
-    options: dict[str, Any] = {"on": request.match.predicate(), "how": request.how, "memory": request.memory}
+    options: dict[str, Any] = {
+        "on": request.match.predicate(table.schema),
+        "how": request.how,
+        "memory": request.memory,
+    }
     if request.algorithm == "ssij":
         return joins.SSIJ(table, **options, deadline=request.deadline, deadline_column=request.deadline_column)
     if request.deadline_column is not None:

@@ -6,16 +6,18 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Literal
 
+import pyarrow as pa
+
 from headrace.joins import AsOf, Band
 from headrace.joins.predicates.offsets import is_moderate
 from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from headrace.joins.predicates import On
 
-__all__ = ["Match", "offset"]
+__all__ = ["Match", "distance"]
 
 Pairing = tuple[tuple[str, str], ...]
 
@@ -37,8 +39,13 @@ class Match:
         """Pairs of stream columns and the key columns that they are compared with."""
         return (*self.on, *self.as_of, *self.band)
 
-    def predicate(self) -> On:
+    def predicate(self, table: pa.Schema) -> On:
         """Return the join predicate for the operators.
+
+        Parameters
+        ----------
+        table
+            Columns of the table, which has the key columns.
 
         Raises
         ------
@@ -46,11 +53,18 @@ class Match:
             If options are missing or incompatible.
         """
         self._check()
+
+        def width(option: str, text: str, key: str) -> int | Decimal | str:
+            return distance(option, text, {f"key column {key}": table.field(key).type})
+
         if self.as_of:
-            tolerance = None if self.tolerance is None else offset(self.tolerance)
-            return AsOf(*self.as_of[0], by=self.on, direction=self.direction or "backward", tolerance=tolerance)
+            pair = self.as_of[0]
+            tolerance = None if self.tolerance is None else width("--tolerance", self.tolerance, pair[1])
+            return AsOf(*pair, by=self.on, direction=self.direction or "backward", tolerance=tolerance)
         if self.band:
-            return Band(*self.band[0], offset(self.below or "0"), offset(self.above or "0"), by=self.on)
+            pair = self.band[0]
+            below = width("--below", self.below or "0", pair[1])
+            return Band(*pair, below, width("--above", self.above or "0", pair[1]), by=self.on)
         return list(self.on)
 
     def _check(self) -> None:
@@ -71,7 +85,33 @@ def _refuse(owner: str, given: Sequence[object], options: dict[str, str | None])
             raise InputError(f"{option} belongs to {owner}")
 
 
-def offset(text: str) -> int | Decimal | str:
+def distance(option: str, text: str, columns: Mapping[str, pa.DataType]) -> int | Decimal | str:
+    """Parse a distance between values: an integer or a decimal, or between times a duration.
+
+    Parameters
+    ----------
+    option, text
+        Option and its value.
+    columns
+        Type of each column that the option compares, by its name in messages.
+
+    Raises
+    ------
+    InputError
+        If the number has too many digits, or is a distance between times without a unit.
+    """
+    width = _offset(text)
+    if width and not isinstance(width, str) and all(map(pa.types.is_temporal, columns.values())):
+        unit = "d" if any(map(pa.types.is_date, columns.values())) else "s"
+        times = "are times" if len(columns) > 1 else "is a time"
+        raise InputError(
+            f"{option} {text} has no unit, but {' and '.join(columns)} {times}; write a duration such as {text}{unit} "
+            "(units: us, ms, s, m, h, d)"
+        )
+    return width
+
+
+def _offset(text: str) -> int | Decimal | str:
     """Parse an offset as an integer or a decimal; any other text is a duration."""
     try:
         number = Decimal(text)

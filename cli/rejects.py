@@ -92,11 +92,11 @@ def list_(console: Console, /, pipeline: Path, choice: Selection, status: str, l
 
     With --json, all lines are printed.
     """
-    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.config import load_steps
     from headrace.pipelines.rejects import list_rejects
 
     with console.step(f"reading the rejected rows of {pipeline}", left=UNCHANGED, pipeline=pipeline):
-        config = load_pipeline(pipeline)
+        config = load_steps(pipeline)
         groups = list_rejects(config, choice, _statuses(status))
     counts = {name: sum(group.rows for group in groups if group.status == name) for name in STATUSES}
     document = {
@@ -130,11 +130,11 @@ def _groups(groups: Sequence[RejectGroup], limit: int) -> list[Block]:
 @pass_console
 def show(console: Console, /, pipeline: Path, choice: Selection, status: str, limit: int) -> None:
     """Show rejected rows with the original record, the cause of the last rejection, and what was done."""
-    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.config import load_steps
     from headrace.pipelines.rejects import show_rejects
 
     with console.step(f"reading the rejected rows of {pipeline}", left=UNCHANGED, pipeline=pipeline):
-        config = load_pipeline(pipeline)
+        config = load_steps(pipeline)
         statuses = STATUSES if choice.ids else _statuses(status)
         records, total = show_rejects(config, choice, statuses, limit)
     if not records:
@@ -165,11 +165,11 @@ def retry(ctx: click.Context, console: Console, /, pipeline: Path, choice: Selec
     """
     from headrace.cli.run import LEFT, note_batch
     from headrace.pipelines import retry as retry_rows
-    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.config import load_any
 
     _require_choice(choice, everything=everything)
     with console.step(f"retrying rejected rows of {pipeline}", left=LEFT, pipeline=pipeline):
-        config = load_pipeline(pipeline)
+        config = load_any(pipeline)
         console.note("starting Spark")
         result = retry_rows(config, choice, on_batch=note_batch(console))
     console.result({"selected": result.selected, **result.run.as_dict()}, *_retried(result))
@@ -204,12 +204,12 @@ def _retried(result: RetryResult) -> list[Block]:
 @pass_console
 def dismiss(console: Console, /, pipeline: Path, choice: Selection, everything: bool, reason: str) -> None:
     """Mark selected open rows as not to be loaded, with a reason. They stay in the error table."""
-    from headrace.pipelines.config import load_pipeline
+    from headrace.pipelines.config import load_steps
     from headrace.pipelines.rejects import dismiss_rows
 
     _require_choice(choice, everything=everything)
     with console.step(f"dismissing rejected rows of {pipeline}", left=UNCHANGED, pipeline=pipeline):
-        config = load_pipeline(pipeline)
+        config = load_steps(pipeline)
         rows = dismiss_rows(config, choice, reason)
     text = f"{counted(rows, 'row')} dismissed" if rows else "no such open rows; nothing was dismissed"
     console.result({"pipeline": config.name, "dismissed": rows, "reason": reason}, Text(f"{config.name}: {text}"))

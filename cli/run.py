@@ -13,7 +13,7 @@ from headrace.cli.source import left_out_block
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from headrace.cli.blocks import Block
@@ -106,10 +106,25 @@ def _correlation_pairs(result: RunResult) -> dict[str, Any]:
     return {
         "rows in": rows,
         **read,
-        "results": result.total("loaded"),
+        **_step_pairs(result, details),
         "rejected": result.total("rejected"),
         "rate": f"{rate:,.0f} rows/s, {result.seconds:.1f} s in {counted(len(result.batches), 'batch')}",
         "state": _state(details[-1]["state"]) if details else "not changed",
+    }
+
+
+def _step_pairs(result: RunResult, details: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the number of results, and what became of them if they went through steps."""
+    if not any("results" in detail for detail in details):
+        return {"results": result.total("loaded")}
+    document = result.as_dict()
+    return {
+        "results": sum(detail.get("results", 0) for detail in details),
+        **{f"  {outcome}": count for outcome, count in document["outcomes"].items()},
+        "loaded": document["loaded"],
+        "duplicates dropped": document["dropped"],
+        "duplicates routed": document["routed"],
+        "new members": document["new_members"],
     }
 
 
@@ -126,6 +141,10 @@ def _hit_ratio(result: RunResult) -> str:
 
 
 def _batch_line(batch: BatchRecord) -> str:
+    if "results" in batch.detail:
+        results = counted(batch.detail["results"], "result")
+        counts = f"{counted(batch.rows_in, 'row')} in, {results}, {batch.loaded:,} loaded, {batch.rejected:,} rejected"
+        return f"batch {batch.batch}: {counts}, {counted(batch.new_members, 'new member')}, {batch.seconds:.1f} s"
     if "sources" in batch.detail:
         counts = f"{counted(batch.rows_in, 'row')} in, {counted(batch.loaded, 'result')}, {batch.rejected:,} rejected"
         return f"batch {batch.batch}: {counts}, {batch.seconds:.1f} s"

@@ -21,11 +21,13 @@ from headrace.storage.file import read_ahead
 from headrace.storage.records import (
     COMPRESSIONS,
     SUFFIXES,
+    Piece,
     RecordFileError,
     RecordFormat,
     compression_of,
     infer_columns,
     kind_of,
+    read_records,
     sound_batches,
     with_delimiter,
 )
@@ -85,6 +87,8 @@ class FileStream:
         Schema of every batch.
     rows
         Number of rows if known without reading the files, else None.
+    typeless
+        Whether no record says what the types of the columns are, since there is none.
     """
 
     files: tuple[Path, ...]
@@ -92,6 +96,7 @@ class FileStream:
     schema: pa.Schema
     rows: int | None
     _open: Callable[[Path], Iterator[pa.RecordBatch]]
+    typeless: bool = False
 
     def batches(self) -> Generator[pa.RecordBatch]:
         """Yield all rows, file by file, in batches that fit in memory. A thread reads ahead.
@@ -130,16 +135,28 @@ def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None 
     files = _files_at(path)
     kind = _kind_of(files)
     form = csv or CsvFormat()
-    with _reading(files[0]):
-        known = _known(files[0], kind, form)
+    known, typeless = _first_known(files, kind, form)
     schema = known.columns
     if kind == "parquet":
         return FileStream(files, kind, schema, _parquet_rows(files), lambda file: _sliced(file, known, batch_rows))
-    return FileStream(files, kind, schema, None, lambda file: _explained(file, known))
+    return FileStream(files, kind, schema, None, lambda file: _explained(file, known), typeless)
+
+
+def _first_known(files: Sequence[Path], kind: Kind, form: CsvFormat) -> tuple[RecordFormat, bool]:
+    """Return the format by the first file, or by the first CSV with a record; and whether no CSV has one."""
+    first = None
+    for file in files:
+        with _reading(file):
+            known = _known(file, kind, form)
+            first = first or known
+            if kind != "csv" or any(len(records.numbers) for records in read_records(Piece(str(file)), known)):
+                return known, False
+    assert first is not None
+    return first, True
 
 
 def _known(file: Path, kind: Kind, form: CsvFormat) -> RecordFormat:
-    """Return the format of the files, with the columns of the first file."""
+    """Return the format of the files, with the columns of one of them."""
     known = RecordFormat(
         kind,
         delimiter=form.delimiter or ",",

@@ -12,22 +12,21 @@ import signal
 import threading
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headrace.pipelines.errors import SourceFileError
-from headrace.pipelines.source.discovery import FoundFile, examine, fingerprint, skip_command
+from headrace.pipelines.hooks import no_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from headrace.pipelines.catalog import BatchRecord
-    from headrace.pipelines.source.intake import Intake
-    from headrace.pipelines.source.ledger import Ledger, Plan, RejectedRow
+    from headrace.pipelines.source.feed import Feed
+    from headrace.pipelines.source.ledger import RejectedRow
 
-__all__ = ["BatchLoop", "Loader", "StopRequest", "fingerprints"]
+__all__ = ["BatchLoop", "Loader", "StopRequest"]
 
 _LOG = logging.getLogger(__name__)
 _NAMED = 5
@@ -95,16 +94,14 @@ class StopRequest:
 
 
 class BatchLoop:
-    """Loads the new files of a source batch by batch.
+    """Loads the new files of a feed batch by batch.
 
     Parameters
     ----------
-    folder
-        Path of the source folder.
-    ledger, intake, loader
-        Ledger of loaded files, intake of waiting files, and loader of batches.
+    feed, loader
+        Files that wait, with their ledgers, and loader of batches.
     frame_of
-        Function that creates the frame of file pieces for a batch's files.
+        Function that returns what the loader takes for a batch's files, such as the frame of their pieces.
     retry_of
         Function that returns the frame of rejected rows, and their description for the loader.
     on_batch
@@ -126,23 +123,20 @@ class BatchLoop:
 
     def __init__(
         self,
-        folder: str,
-        ledger: Ledger,
-        intake: Intake,
+        feed: Feed,
         loader: Loader,
-        frame_of: Callable[[Sequence[FoundFile]], Any],
+        frame_of: Callable[[Any], Any],
         *,
         retry_of: Callable[[Sequence[RejectedRow]], tuple[Any, Any]] | None = None,
         on_batch: Callable[[BatchRecord], None] | None = None,
         before: Callable[[], None] = lambda: None,
-        hook: Callable[[str], None] = lambda _step: None,
+        hook: Callable[[str], None] = no_hook,
         holds: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._holds = holds
-        self._folder = folder
-        self._ledger = ledger
-        self._intake = intake
+        self._feed = feed
+        self._ledger = feed.ledger
         self._loader = loader
         self._frame_of = frame_of
         self._retry_of = retry_of
@@ -172,7 +166,7 @@ class BatchLoop:
         while not stop.asked:
             began = self._clock()
             self._before()
-            files = self._intake.take()
+            files = self._feed.take()
             self._hook("after listing")
             if files:
                 self._load(files)
@@ -180,7 +174,7 @@ class BatchLoop:
                 return
             if interval is not None:
                 rest = began + interval - self._clock()
-                stop.wait(max(rest, 0.0 if files else self._intake.listing_seconds))
+                stop.wait(max(rest, 0.0 if files else self._feed.listing_seconds))
         _LOG.info("stopped between two batches, as asked")
 
     def retry(self, rows: Sequence[RejectedRow]) -> None:
@@ -202,7 +196,7 @@ class BatchLoop:
         self._hook("after finish")
         if record is not None:
             _LOG.info("batch %d was loaded by a run that ended before it could note that", plan.number)
-            self._mark(record, {file.name: fingerprint(self._folder, file) for file in plan.files})
+            self._mark(record)
             return
         if plan.retried:
             _LOG.info(
@@ -212,27 +206,27 @@ class BatchLoop:
             )
             self._load_retry(plan.number, plan.attempt, plan.retried)
             return
-        self._require_files(plan)
-        self._ledger.forget(plan.number)
+        self._require_files(plan.number)
+        self._feed.forget(plan.number)
         self._hook("after forget")
 
-    def _require_files(self, plan: Plan) -> None:
+    def _require_files(self, number: int) -> None:
         """Raise an error if a planned file was removed."""
-        planned = [file.name for file in plan.files if file.name not in plan.skipped]
-        gone = [name for name in planned if examine(self._folder, name) is None]
+        gone = self._feed.missing()
         if not gone:
             return
-        named = ", ".join(map(repr, gone[:_NAMED])) + (f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else "")
+        named = ", ".join(repr(file.name) for file in gone[:_NAMED])
+        named += f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
         raise SourceFileError(
-            f"batch {plan.number} has not been loaded, and some of its files are missing from {self._folder}: {named}; "
-            f"put them back, or continue without them: `{skip_command(gone[0])}`"
+            f"batch {number} has not been loaded, and some of its files are missing from {gone[0].folder}: {named}; "
+            f"put them back, or continue without them: `{gone[0].skip}`"
         )
 
-    def _load(self, files: Sequence[FoundFile]) -> None:
+    def _load(self, files: Any) -> None:
         number, attempt = self._ledger.next_number(), str(uuid.uuid4())
-        self._ledger.plan(number, attempt, files)
+        self._feed.plan(number, attempt, files)
         self._hook("after plan")
-        with fingerprints(self._folder, files) as prints:
+        with self._feed.fingerprints(files) as prints:
             record = self._loader.run_batch(self._frame_of(files), number, self._ledger.stream, attempt)
             self._hook("after batch")
             self._mark(record, prints())
@@ -245,14 +239,14 @@ class BatchLoop:
         except Exception:
             if self._loader.finish(number, self._ledger.stream, attempt) is None:
                 self._holds()
-                self._ledger.forget(number)
+                self._feed.forget(number)
                 _LOG.warning("batch %d retried nothing; its rejected rows stay open", number)
             raise
         self._hook("after batch")
-        self._mark(record, {})
+        self._mark(record)
 
-    def _mark(self, record: BatchRecord, fingerprints: dict[str, str | None]) -> None:
-        self._ledger.done(record.batch, fingerprints)
+    def _mark(self, record: BatchRecord, prints: Any = None) -> None:
+        self._feed.done(record.batch, prints)
         self._hook("after done")
         self.records.append(record)
         _LOG.info(
@@ -262,19 +256,3 @@ class BatchLoop:
         )
         if self._on_batch is not None:
             self._on_batch(record)
-
-
-@contextmanager
-def fingerprints(folder: str, files: Sequence[FoundFile]) -> Iterator[Callable[[], dict[str, str | None]]]:
-    """Compute the fingerprints of files while a batch is loaded; give up if that fails."""
-    given_up = threading.Event()
-
-    def take() -> dict[str, str | None]:
-        return {file.name: fingerprint(folder, file) for file in files if not given_up.is_set()}
-
-    with ThreadPoolExecutor(1, "headrace-fingerprint") as pool:
-        taken = pool.submit(take)
-        try:
-            yield taken.result
-        finally:
-            given_up.set()

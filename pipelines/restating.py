@@ -27,6 +27,7 @@ from headrace.pipelines.delta.commits import Commit
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError, TableMovedError
 from headrace.pipelines.history.moved import moved_path, settle_moved
+from headrace.pipelines.hooks import no_hook
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.restate.candidates import candidates, moved_facts
 from headrace.pipelines.restate.corrections import Batch, batches_of, corrections, differing, merge, of_batch
@@ -140,7 +141,7 @@ def restate(
             stack.enter_context(Leases(catalog, [f"pipeline:{config.checkpoint}"], clock=clock))
         if not has_table(config.sink.path):
             return []
-        one = _Restatement(prepared, started, dry_run=dry_run, most_facts=most_facts, hook=hook or _no_hook)
+        one = _Restatement(prepared, started, dry_run=dry_run, most_facts=most_facts, hook=hook or no_hook)
         return [one.of(role) for role, look in prepared.lookups.items() if look.dimension.name in names]
 
 
@@ -266,7 +267,3 @@ class _Restatement:
         began = datetime.fromtimestamp(0, UTC)  # the stage settles no rows, so no row names it
         origin = Origin(config.name, "", 0, began, config.source.path, record_format(config.source))
         return StageRun(self._run, self._prepared.shards, {}, origin)
-
-
-def _no_hook(_step: str) -> None:
-    """Do nothing."""

@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.pipelines.config.model import PipelineConfig, load_pipeline
+from headrace.pipelines.config.correlation import load_any
+from headrace.pipelines.config.model import PipelineConfig
+from headrace.pipelines.correlate.manifests import RESULTS
+from headrace.pipelines.errors import RejectedRowsError
 from headrace.pipelines.rejects.retries import open_rows, retry_batches
 from headrace.pipelines.runner import RunResult, opened
+from headrace.pipelines.spark.frame import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
+
+    import pyarrow as pa
 
     from headrace.pipelines.catalog import BatchRecord
+    from headrace.pipelines.config.correlation import CorrelationConfig
     from headrace.pipelines.rejects.rows import Selection
     from headrace.pipelines.spark.sessions import SparkSettings
 
@@ -42,7 +49,7 @@ class RetryResult:
 
 
 def retry(
-    pipeline: str | Path | PipelineConfig,
+    pipeline: str | Path | PipelineConfig | CorrelationConfig,
     selection: Selection,
     *,
     spark: SparkSettings | None = None,
@@ -57,7 +64,7 @@ def retry(
     Parameters
     ----------
     pipeline
-        Path of the pipeline file, or the `PipelineConfig` that `load_pipeline` returned.
+        Path of the pipeline file, or the configuration that `load_any` returned.
     selection
         Rows to retry. Rows that are not open are left out.
     spark, on_batch, hook, clock
@@ -66,19 +73,20 @@ def retry(
     Raises
     ------
     RejectedRowsError
-        If the selection names a row that is not there.
+        If the selection names a row that is not there, or a record of a pipeline with several sources that never became
+        a result.
     HeadraceError
         As in `headrace.pipelines.runner.run`.
     """
-    config = pipeline if isinstance(pipeline, PipelineConfig) else load_pipeline(pipeline)
-    open_rows(config, selection)  # refuses a row that is not there, before Spark starts
+    config = load_any(pipeline) if isinstance(pipeline, str | Path) else pipeline
+    _selected(config, selection)  # refuses rows before Spark starts
     selected = 0
     with opened(config, "retry", spark=spark, on_batch=on_batch, hook=hook, clock=clock) as run:
 
         def work() -> None:
             nonlocal selected
             run.loop.resume()
-            rows = open_rows(run.config, selection)
+            rows = _selected(config, selection)
             selected = rows.num_rows
             for batch in retry_batches(rows):
                 if run.stop.asked:
@@ -87,3 +95,19 @@ def retry(
 
         result = run.to_the_end(work)
     return RetryResult(selected, result)
+
+
+def _selected(config: PipelineConfig | CorrelationConfig, selection: Selection) -> pa.Table:
+    """Return the open rows of a selection, all of which can be retried."""
+    if isinstance(config, PipelineConfig):
+        return open_rows(config, selection)
+    rows = open_rows(config.steps(), selection)
+    records = [file for file in rows.column(FILE).to_pylist() if not file.startswith(f"{RESULTS}/")]
+    if records:
+        raise RejectedRowsError(
+            f"{len(records)} of the selected rows are records of sources, such as one of {records[0]}, which cannot be "
+            "retried: they have not met the rows of the other sources, some of which a later batch may have dropped. "
+            "Deliver corrected records in a new file and dismiss these; results that a step rejected can be retried, "
+            "select them by ID or with --rule"
+        )
+    return rows

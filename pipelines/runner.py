@@ -25,15 +25,16 @@ from headrace.pipelines.changes.applying import (
 )
 from headrace.pipelines.changes.engines import SparkEngine
 from headrace.pipelines.config.correlation import load_any
-from headrace.pipelines.config.model import PipelineConfig, load_pipeline
+from headrace.pipelines.config.model import PipelineConfig
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
 from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.hooks import no_hook
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import BatchLoop, StopRequest
 from headrace.pipelines.rejects.retries import RetrySource
 from headrace.pipelines.replica.kernels import compiling
+from headrace.pipelines.source.feed import SourceFeed
 from headrace.pipelines.source.identity import check_identity, replaced_stream
-from headrace.pipelines.source.intake import Intake
 from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.source.pieces import check_source, piece_frame
 from headrace.pipelines.spark.failures import explained
@@ -43,10 +44,10 @@ from headrace.storage.units import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from headrace.pipelines.batch.stages import Prepared
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.config.correlation import CorrelationConfig
     from headrace.pipelines.source.discovery import LeftOut
+    from headrace.pipelines.source.feed import Feed
 
 __all__ = ["OpenRun", "RunResult", "opened", "run"]
 
@@ -119,6 +120,10 @@ class RunResult:
         }
 
 
+def _plain(changes: ChangeStreams) -> dict[str, dict[str, int]]:
+    return {name: dict(counts) for name, counts in changes.outcomes.items()}
+
+
 def _summed(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Return the sum of counts by name."""
     total: dict[str, int] = {}
@@ -176,19 +181,14 @@ def run(
     QualityError
         If the data violated a guarantee.
     """
-    config = load_any(pipeline) if isinstance(pipeline, str | Path) else pipeline
-    if not isinstance(config, PipelineConfig):
-        from headrace.pipelines.correlating import run_correlation  # noqa: PLC0415 - it imports this module
-
-        return run_correlation(config, follow=follow, spark=spark, on_batch=on_batch, hook=hook, clock=clock)
-    with opened(config, "follow" if follow else "once", spark=spark, on_batch=on_batch, hook=hook, clock=clock) as run:
-        interval = parse_duration(run.config.trigger.interval) if follow else None
-        return run.to_the_end(lambda: run.loop.run(run.stop, interval))
+    mode = "follow" if follow else "once"
+    with opened(pipeline, mode, spark=spark, on_batch=on_batch, hook=hook, clock=clock) as run:
+        return run.load(follow=follow)
 
 
 @contextmanager
 def opened(
-    pipeline: str | Path | PipelineConfig,
+    pipeline: str | Path | PipelineConfig | CorrelationConfig,
     mode: str,
     *,
     spark: SparkSettings | None = None,
@@ -210,7 +210,13 @@ def opened(
     HeadraceError
         As in `run`, except for errors of batches.
     """
-    config = pipeline if isinstance(pipeline, PipelineConfig) else load_pipeline(pipeline)
+    config = load_any(pipeline) if isinstance(pipeline, str | Path) else pipeline
+    if not isinstance(config, PipelineConfig):
+        from headrace.pipelines.correlating import opened_correlation  # noqa: PLC0415 - it imports this module
+
+        with opened_correlation(config, mode, spark=spark, on_batch=on_batch, hook=hook, clock=clock) as run:
+            yield run
+        return
     assert config.catalog is not None
     check_source(config.source)
     check_change_folders(config)
@@ -227,15 +233,13 @@ def opened(
             check_identity(config, ledger, facts, ran_before=catalog.has_batches(config.name))
             prepared = checked.create()
             number = catalog.start_run(config.name, mode, leases.token)
-            step = hook or _no_hook
+            step = hook or no_hook
             protocol = BatchProtocol(prepared, catalog, number, holds=leases.check, hook=step, clock=clock)
             _finish_replaced(protocol, replaced_stream(config, ledger, facts))
-            intake = Intake(config.source, config.trigger, ledger)
+            feed = SourceFeed(config.source, config.trigger, ledger)
             changes = ChangeStreams(config, SparkEngine(started), holds=leases.check, hook=step, clock=clock)
             loop = BatchLoop(
-                config.source.path,
-                ledger,
-                intake,
+                feed,
                 protocol,
                 partial(piece_frame, started, config.source),
                 retry_of=RetrySource(started, config),
@@ -244,7 +248,7 @@ def opened(
                 hook=step,
                 holds=leases.check,
             )
-            yield OpenRun(prepared, catalog, number, loop, intake, changes)
+            yield OpenRun(config, catalog, number, loop, feed, changes, prepared.notices)
 
 
 class OpenRun:
@@ -262,21 +266,29 @@ class OpenRun:
 
     def __init__(
         self,
-        prepared: Prepared,
+        config: PipelineConfig,
         catalog: Catalog,
         number: str,
         loop: BatchLoop,
-        intake: Intake,
-        changes: ChangeStreams,
+        feed: Feed,
+        changes: ChangeStreams | None,
+        notices: tuple[str, ...] = (),
+        sources: tuple[str, ...] = (),
     ) -> None:
         self._changes = changes
-        self.config = prepared.config
-        self._notices = prepared.notices
+        self.config = config
+        self._notices = notices
+        self._sources = sources
         self._catalog = catalog
         self._number = number
         self.loop = loop
-        self._intake = intake
+        self._feed = feed
         self.stop = StopRequest()
+
+    def load(self, *, follow: bool) -> RunResult:
+        """Load the files that wait; to follow, go on with new ones until `stop` is requested."""
+        interval = parse_duration(self.config.trigger.interval) if follow else None
+        return self.to_the_end(lambda: self.loop.run(self.stop, interval))
 
     def to_the_end(self, work: Callable[[], None]) -> RunResult:
         """Do the work of the run, which ends early if `stop` is requested, as signals do; record the final state."""
@@ -299,19 +311,16 @@ class OpenRun:
             facts=self.config.sink.path,
             errors=self.config.errors_path,
             duplicates=self.config.duplicates_path,
-            left_out=self._intake.left_out,
+            left_out=self._feed.left_out,
             notices=self._notices,
-            changes={name: dict(counts) for name, counts in self._changes.outcomes.items()},
+            changes={} if self._changes is None else _plain(self._changes),
+            sources=self._sources,
         )
 
 
 def _leases(config: PipelineConfig) -> list[str]:
     """Return the names of the leases of a run: its pipeline, and the dimensions whose changes it applies."""
     return [f"pipeline:{config.checkpoint}", *leases_of(config, *changing_dimensions(config))]
-
-
-def _no_hook(_step: str) -> None:
-    """Do nothing."""
 
 
 def _finish_replaced(protocol: BatchProtocol, stream: str | None) -> None:

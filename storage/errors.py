@@ -52,7 +52,43 @@ class UniqueViolationError(InputError):
 
 
 class MemoryBudgetError(InputError):
-    """A memory budget is smaller than the least that works; the message says how much is needed."""
+    """A memory budget is smaller than the least that works; the message says how much is needed.
+
+    Attributes
+    ----------
+    cause
+        What does not fit, without the advice; None if the message has advice of its own.
+    least
+        Bytes that are enough for it, or None if that is not known.
+    otherwise
+        What to do in place of giving more memory, or an empty text.
+    """
+
+    cause: str | None = None
+    least: int | None = None
+    otherwise: str = ""
+
+    @classmethod
+    def of(cls, cause: str, least: int | None = None, otherwise: str = "") -> MemoryBudgetError:
+        """Return the error that advises to give the join more memory.
+
+        Examples
+        --------
+        >>> str(MemoryBudgetError.of("a tuple does not fit", 4096))
+        'a tuple does not fit; give the join at least 4096 bytes'
+        """
+        more = "more memory" if least is None else f"at least {least} bytes"
+        error = cls(f"{cause}; {_either(f'give the join {more}', otherwise)}")
+        error.cause, error.least, error.otherwise = cause, least, otherwise
+        return error
+
+    def advising(self, advice: str) -> str:
+        """Return the message with other advice than to give more memory."""
+        return f"{self.cause}; {_either(advice, self.otherwise)}"
+
+
+def _either(advice: str, otherwise: str) -> str:
+    return f"{advice}, or {otherwise}" if otherwise else advice
 
 
 class TableNotFoundError(InputError):

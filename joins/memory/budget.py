@@ -72,9 +72,10 @@ class MemoryBudget:
             If the limit would be exceeded. Nothing is charged then.
         """
         if nbytes > self.available:
-            raise MemoryBudgetError(
+            raise MemoryBudgetError.of(
                 f"the join needs {format_size(self._used + nbytes)} for its {component.replace('_', ' ')}, more than "
-                f"its memory of {format_size(self.limit)}; give it at least {self._used + nbytes} bytes"
+                f"its memory of {format_size(self.limit)}",
+                self._used + nbytes,
             )
         self._used += nbytes
         self._held[component] += nbytes

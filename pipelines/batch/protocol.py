@@ -27,10 +27,11 @@ from headrace.pipelines.batch.error_rows import Origin
 from headrace.pipelines.batch.metrics import BatchCounts, first_failure, reconcile, record_of, summarise
 from headrace.pipelines.batch.read_step import record_format
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, Group, Prepared, StageRun, Target
-from headrace.pipelines.batch.state import Batch
+from headrace.pipelines.batch.state import Batch, Upstream
 from headrace.pipelines.batch.tables import BatchTables
 from headrace.pipelines.catalog import BatchRecord
 from headrace.pipelines.errors import BatchError, ConservationError, DeltaTableError, TableMovedError
+from headrace.pipelines.hooks import no_hook
 from headrace.pipelines.source.identity import application
 from headrace.pipelines.spark.columns import spark_schema
 from headrace.pipelines.spark.failures import explained
@@ -52,10 +53,6 @@ __all__ = ["BatchProtocol"]
 _LOG = logging.getLogger(__name__)
 _ATTEMPTS: Final = 50
 _LONGEST_PAUSE: Final = 2.0
-
-
-def _no_hook(step: str) -> None:
-    """Do nothing."""
 
 
 class BatchProtocol:
@@ -82,7 +79,7 @@ class BatchProtocol:
         run: str,
         *,
         holds: Callable[[], None],
-        hook: Callable[[str], None] = _no_hook,
+        hook: Callable[[str], None] = no_hook,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._prepared = prepared
@@ -144,7 +141,13 @@ class BatchProtocol:
         return record
 
     def run_batch(
-        self, pieces: DataFrame, number: int, stream: str, attempt: str = "", retry: RetryOf | None = None
+        self,
+        pieces: DataFrame,
+        number: int,
+        stream: str,
+        attempt: str = "",
+        retry: RetryOf | None = None,
+        upstream: Upstream | None = None,
     ) -> BatchRecord:
         """Load a batch that is not in the facts yet.
 
@@ -161,6 +164,8 @@ class BatchProtocol:
         retry
             Rejected rows that the batch retries; the frame then has the columns of
             `headrace.pipelines.batch.retry_step.RETRIED_RECORDS`. None for a batch of files.
+        upstream
+            What an earlier part of the pipeline did for the batch, or None.
 
         Raises
         ------
@@ -171,8 +176,7 @@ class BatchProtocol:
         """
         if retry is not None:
             self._tables.open_resolutions()
-        batch = self._batch(number, stream, attempt)
-        batch.retry = retry
+        batch = self._batch(number, stream, attempt, retry, upstream)
         batch.own = {role: self._tables.keys_given(role, batch) for role in self._inferring()}
         for planned in range(_ATTEMPTS):
             try:
@@ -188,11 +192,18 @@ class BatchProtocol:
             "run again when they are done"
         )
 
-    def _batch(self, number: int, stream: str, attempt: str) -> Batch:
+    def _batch(
+        self,
+        number: int,
+        stream: str,
+        attempt: str,
+        retry: RetryOf | None = None,
+        upstream: Upstream | None = None,
+    ) -> Batch:
         for role in self._prepared.lookups:
             self._tables.joined_by(role).latest()
         self._tables.facts.latest()
-        return Batch(number, stream, attempt, self._tables.that_take_files(), self._clock)
+        return Batch(number, stream, attempt, self._tables.that_take_files(), self._clock, retry, upstream)
 
     def _inferring(self) -> list[str]:
         return [role for role in self._prepared.lookups if self._prepared.infers(role)]
@@ -296,7 +307,7 @@ class BatchProtocol:
     def _record(self, counts: BatchCounts, batch: Batch) -> BatchRecord:
         seconds = self._clock() - batch.began
         deadline = self._config.deadline
-        return record_of(
+        record = record_of(
             counts,
             run=self._run,
             stream=batch.stream,
@@ -313,6 +324,7 @@ class BatchProtocol:
                 "versions": dict(batch.versions),
             },
         )
+        return record if batch.upstream is None else batch.upstream.completed(record)
 
 
 def _require_retried(counts: BatchCounts, batch: Batch) -> None:

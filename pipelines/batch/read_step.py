@@ -49,11 +49,14 @@ class ReadStep:
         Declared columns, in output order.
     skippable
         Whether `headrace source skip` knows the files.
+    source
+        Name of the source in a pipeline with several, or None.
     """
 
     form: RecordFormat
     columns: pa.Schema
     skippable: bool = True
+    source: str | None = None
 
     def run(self, batches: Iterable[pa.RecordBatch], task: Task) -> Iterator[pa.RecordBatch]:
         """Yield the rows of all pieces.
@@ -77,7 +80,7 @@ class ReadStep:
                 yield from self._read(row)
 
     def _read(self, row: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-        advice = leave_out_advice(row["file"], skippable=self.skippable)
+        advice = leave_out_advice(row["file"], skippable=self.skippable, source=self.source)
         _refuse_changed(row, advice)
         stop = None if row["stop"] == row["size"] else row["stop"]
         piece = Piece(row["path"], row["start"] or 0, stop, row["first_record"] or 1)

@@ -287,8 +287,10 @@ class Prepared:
         )
 
     def _reader(self, run: StageRun, columns: pa.Schema) -> ReadStep | RetryStep:
-        reader = ReadStep if run.origin.retried is None else RetryStep
-        return reader(record_format(self.config.source), columns)
+        source = self.config.source
+        if run.origin.retried is not None:
+            return RetryStep(record_format(source), columns)
+        return ReadStep(record_format(source), columns, source.is_folder)
 
     def _rejects(self, run: StageRun) -> tuple[str, pa.Schema]:
         """Return the table that receives rejected rows, and its columns."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headrace.pipelines.source.identity import application
 
@@ -15,8 +15,32 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from headrace.pipelines.batch.resolutions import RetryOf
+    from headrace.pipelines.catalog import BatchRecord
+    from headrace.pipelines.delta.data_files import DataFile
 
-__all__ = ["Batch"]
+__all__ = ["Batch", "Upstream"]
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """What an earlier part of a pipeline, such as a join of sources, did for a batch before its steps.
+
+    Parameters
+    ----------
+    began
+        Start of the batch.
+    note
+        Entries of the note of the facts' commit.
+    rejected
+        Files of the error table with the rows that it rejected; no commit names them yet.
+    completed
+        Function that adds its counts to the record of a batch.
+    """
+
+    began: float
+    note: Mapping[str, Any]
+    rejected: tuple[DataFile, ...] = ()
+    completed: Callable[[BatchRecord], BatchRecord] = lambda record: record
 
 
 @dataclass
@@ -37,6 +61,8 @@ class Batch:
         Function that returns seconds since 1970.
     retry
         Rejected rows that the batch retries; None for a batch of files.
+    upstream
+        What came before the steps of the batch; None if they read the files of a source.
 
     Attributes
     ----------
@@ -60,6 +86,7 @@ class Batch:
     files: Mapping[str, tuple[str, ...]]
     clock: Callable[[], float] = time.time
     retry: RetryOf | None = None
+    upstream: Upstream | None = None
     began: float = field(init=False)
     own: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
@@ -68,7 +95,7 @@ class Batch:
     pieces: DataFrame | None = None
 
     def __post_init__(self) -> None:
-        self.began = self.clock()
+        self.began = self.clock() if self.upstream is None else self.upstream.began
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -188,6 +188,8 @@ class BatchTables:
         outcomes = counts.outcomes.as_dict()
         note = {"attempt": batch.attempt, "record": plain, "pending": pending, "outcomes": outcomes}
         note["versions"] = dict(batch.versions)
+        if batch.upstream is not None:
+            note |= batch.upstream.note
         if batch.retry is not None:
             note["retried"] = batch.retry.summary()
         commit = Commit(batch.application("facts"), batch.number, note)
@@ -255,14 +257,17 @@ class BatchTables:
         pending: dict[str, Any] = {}
         for part, rows in (("errors", counts.outcomes.rejected), ("duplicates", counts.outcomes.routed)):
             retries = batch.retry is not None and part == "errors"
+            earlier = batch.upstream.rejected if batch.upstream is not None and part == "errors" else ()
             target = RESOLUTIONS if retries else part
-            if not rows and not retries:
+            if not rows and not retries and not earlier:
                 continue
             if self._paths[target] in batch.files:
                 files = _noted_files(notes, part)
                 reconcile(counts, {part: sum(file.rows for file in files)})
                 taken = self._retried_files(batch) if retries else []
-                pending[target] = {"files": [asdict(file) for file in (*taken, *files)]}
+                pending[target] = {"files": [asdict(file) for file in (*earlier, *taken, *files)]}
+            elif earlier:
+                raise DeltaTableError(f"{self._paths[target]} no longer takes files of tasks; run again")
             else:
                 pending[target] = {"staged": self._staged(frame, part, target, batch)}
         return pending

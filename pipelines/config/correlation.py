@@ -1,22 +1,26 @@
 """The pipeline file of a correlation: two or more sources whose rows are joined with each other while they arrive.
 
-Such a file has `sources` and `correlate` in place of `source` and `lookups`. `headrace.pipelines.correlate` runs it.
+Such a file has `sources` and `correlate` in place of `source`. Transformations, lookups and the search for duplicates
+apply to the results of the join, as they do to the records of a source. `headrace.pipelines.correlate` runs the join.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence  # noqa: TC003 - pydantic resolves annotations
+from collections.abc import Iterable, Mapping, Sequence  # noqa: TC003 - pydantic resolves annotations
 from decimal import Decimal
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
 from headrace.pipelines.config.column_types import arrow_schema, nearest, type_name
 from headrace.pipelines.config.model import (
     ColumnPart,
+    DimensionConfig,
+    DuplicatesConfig,
     Duration,
     Location,
+    LookupConfig,
     Memory,
     Name,
     PipelineConfig,
@@ -29,17 +33,25 @@ from headrace.pipelines.config.model import (
     read_document,
 )
 from headrace.pipelines.config.problems import InconsistentError, Places, Problem, describe, described
+from headrace.pipelines.config.rules import step_problems
+from headrace.pipelines.config.transform import TransformStep  # noqa: TC001 - pydantic resolves annotations
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.paths import anchored, is_link, local_url, sqlite_file, sqlite_url, table_location
 from headrace.storage.errors import InputError
+from headrace.storage.units import parse_memory
+
+if TYPE_CHECKING:
+    from headrace.pipelines.config.join_plan import JoinPlan
 
 __all__ = [
     "CorrelateConfig",
     "CorrelationConfig",
     "CorrelationSinkConfig",
     "NearConfig",
+    "ResultsConfig",
     "columns_of_condition",
     "load_any",
+    "load_steps",
 ]
 
 _OUTER: Final = ("left", "right", "full")
@@ -119,6 +131,41 @@ class CorrelationSinkConfig(Strict):
     path: Location = Field(description="The table of results; relative to this file")
     partition_by: list[str] = Field(default_factory=list)
     errors: Location | None = Field(default=None, description="The error table; <path>_errors by default")
+    duplicates: Location | None = Field(
+        default=None, description="The table of routed duplicates; <path>_duplicates by default"
+    )
+
+
+class ResultsConfig(SourceConfig):
+    """The results of a join as the source of the steps that follow: Parquet files in the state folder."""
+
+    _sources: tuple[SourceConfig, ...] = PrivateAttr(default=())
+
+    @classmethod
+    def of(cls, folder: str, columns: Mapping[str, str], sources: Iterable[SourceConfig]) -> ResultsConfig:
+        """Return the results of sources; `columns` has the type of each column by name."""
+        results = cls.model_validate({"format": "parquet", "path": folder, "schema": dict(columns)})
+        results._sources = tuple(sources)  # noqa: SLF001 - an object of this class
+        return results
+
+    @property
+    def title(self) -> str:
+        """What the columns are those of, for messages."""
+        return "the result of `correlate`"
+
+    @property
+    def named(self) -> str:
+        """What the records come from, for messages."""
+        return f"sources, {', '.join(source.path for source in self._sources)}"
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether users put the files there."""
+        return False
+
+    def located(self, table: str) -> str:
+        """Return where the sources are, relative to a table, in an order that does not depend on their names."""
+        return " + ".join(sorted(source.located(table) for source in self._sources))
 
 
 class CorrelationConfig(Strict):
@@ -127,22 +174,32 @@ class CorrelationConfig(Strict):
     name: Name
     sources: dict[ColumnPart, SourceConfig] = Field(min_length=2, description="The sources by name")
     correlate: CorrelateConfig
+    transform: list[TransformStep] = Field(
+        default_factory=list, description="Steps between the results of the join and the lookups, in order"
+    )
+    dimensions: dict[ColumnPart, DimensionConfig] = Field(default_factory=dict)
+    lookups: list[LookupConfig] = Field(default_factory=list)
+    duplicates: DuplicatesConfig | None = None
     sink: CorrelationSinkConfig
     trigger: TriggerConfig = Field(default_factory=TriggerConfig, description="When a batch starts; limits per source")
     deadline: Duration | None = Field(default=None, description="From the start of a batch until its results are in")
-    memory: Memory = Field(default="256MiB", description="Budget of the join in one Python worker")
+    memory: Memory = Field(
+        default="256MiB", description="Budget of one Python worker; with lookups or duplicates, half of it for the join"
+    )
+    replica_memory: Memory = Field(default="1GiB", description="Budget while a replica is built")
     catalog: str | None = Field(
         default=None,
         description="SQLAlchemy URL of the run catalog, secrets as ${VARIABLE}; by default a SQLite file here",
     )
     checkpoint: Location | None = Field(default=None, description="Folder of the ledgers of loaded files")
+    replicas: Location | None = Field(default=None, description="Folder for replicas on each host that joins")
     spark: SparkConfig = Field(default_factory=SparkConfig)
     _places: Places | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _consistent(self) -> CorrelationConfig:
         problems = [*_column_problems(self), *_reload_problems(self), *_lateness_problems(self), *_unit_problems(self)]
-        problems = problems or _join_problems(self) or _partition_problems(self)
+        problems = problems or _join_problems(self) or _step_problems(self)
         if problems:
             raise InconsistentError(problems)
         return self
@@ -170,6 +227,40 @@ class CorrelationConfig(Strict):
         source, _, column = columns_of_condition(near.columns)[0].partition(".")
         inexact = self.sources[source].columns[column] in {"float", "double"}
         return Decimal(str(near.within)) if isinstance(near.within, float) and not inexact else near.within
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether results go through steps before they are loaded; otherwise they are the facts."""
+        return bool(self.transform or self.lookups or self.duplicates)
+
+    @property
+    def join_memory(self) -> int:
+        """Budget of the join in one worker, in bytes."""
+        shared = self.lookups or self.duplicates
+        return parse_memory(self.memory) // (2 if shared else 1)
+
+    def plan(self) -> JoinPlan:
+        """Return the plan of the joins."""
+        from headrace.pipelines.config.join_plan import join_plan  # noqa: PLC0415 - numba comes in here
+
+        return join_plan({name: arrow_schema(each.columns) for name, each in self.sources.items()}, self.conditions)
+
+    def steps(self) -> PipelineConfig:
+        """Return what follows the join as a pipeline, whose source is the results of a batch."""
+        columns = {field.name: type_name(field.type) for field in self.plan().schema}
+        shared = ("name", "transform", "dimensions", "lookups", "duplicates", "trigger", "deadline", "replica_memory",
+                  "catalog", "checkpoint", "replicas", "spark")  # fmt: skip
+        sink = SinkConfig.model_construct(
+            **{name: getattr(self.sink, name) for name in CorrelationSinkConfig.model_fields}
+        )
+        config = PipelineConfig.model_construct(
+            source=ResultsConfig.of(self.state_path, columns, self.sources.values()),
+            sink=sink,
+            memory=self.join_memory,
+            **{name: getattr(self, name) for name in shared},
+        )
+        config._places = self._places  # noqa: SLF001 - errors that are found later name the line, too
+        return config
 
     def of_source(self, source: str) -> PipelineConfig:
         """Return one source with its own ledger as a pipeline, for the operations on the files of a source."""
@@ -206,6 +297,18 @@ def load_any(path: str | Path) -> PipelineConfig | CorrelationConfig:
     return _correlation_of(document, places) if several else pipeline_of(document, places)
 
 
+def load_steps(path: str | Path) -> PipelineConfig:
+    """Read a pipeline file of either kind; of one with several sources, return what follows their join.
+
+    Raises
+    ------
+    PipelineFileError
+        As in `load_pipeline`.
+    """
+    config = load_any(path)
+    return config if isinstance(config, PipelineConfig) else config.steps()
+
+
 def _correlation_of(document: dict[Any, Any], places: Places) -> CorrelationConfig:
     try:
         folder = places.file.parent
@@ -231,9 +334,11 @@ def _anchored(config: CorrelationConfig, folder: Path) -> CorrelationConfig:
         update={
             "sources": {name: moved(source, "path").labeled(name) for name, source in config.sources.items()},
             "correlate": moved(config.correlate, "state"),
-            "sink": moved(config.sink, "path", "errors"),
+            "sink": moved(config.sink, "path", "errors", "duplicates"),
+            "dimensions": {name: moved(each, "path", "changes") for name, each in config.dimensions.items()},
             "checkpoint": anchored(config.checkpoint or str(state / config.name / "checkpoint"), folder),
             "catalog": local_url(config.catalog, folder) if config.catalog else sqlite_url(state / "catalog.db"),
+            "replicas": anchored(config.replicas, folder) if config.replicas is not None else None,
         }
     )
 
@@ -241,12 +346,12 @@ def _anchored(config: CorrelationConfig, folder: Path) -> CorrelationConfig:
 def _place_problems(config: CorrelationConfig, folder: Path) -> list[Problem]:
     """Return locations that cannot hold what they must hold."""
     problems = []
-    for location, path in ((("sink", "path"), config.sink.path), (("sink", "errors"), config.errors_path)):
+    for location, path in _tables(config).items():
         try:
             table_location(path)
         except DeltaTableError as error:
             problems.append(Problem(location, f"{'.'.join(location)}: {error}"))
-        if is_link(path):
+        if location[0] == "sink" and is_link(path):
             text = f"{'.'.join(location)}: the results of `correlate` go to tables on a file system, not to {path}"
             problems.append(Problem(location, f"{text}; name a folder that all hosts share"))
     if is_link(config.state_path):
@@ -262,14 +367,21 @@ def _place_problems(config: CorrelationConfig, folder: Path) -> list[Problem]:
     return problems
 
 
+def _tables(config: CorrelationConfig) -> dict[tuple[str, ...], str]:
+    """Return the path of each table by its place in the file."""
+    tables: dict[tuple[str, ...], str] = {("sink", "path"): config.sink.path, ("sink", "errors"): config.errors_path}
+    if config.duplicates is not None:
+        tables["sink", "duplicates"] = config.sink.duplicates or f"{config.sink.path.rstrip('/')}_duplicates"
+    return tables | {("dimensions", name, "path"): each.path for name, each in config.dimensions.items()}
+
+
 def _overlap(config: CorrelationConfig, folder: Path) -> str:
     """Return what the state folder may not share a place with; an empty text if there is nothing."""
     state = Path(config.state_path)
     apart = {f"sources.{name}, the folder {source.path}": source.path for name, source in config.sources.items()}
-    apart |= {
-        f"sink.path, the table {config.sink.path}": config.sink.path,
-        f"sink.errors, the table {config.errors_path}": config.errors_path,
-    }
+    apart |= {f"{'.'.join(location)}, the table {path}": path for location, path in _tables(config).items()}
+    if config.replicas is not None:
+        apart[f"replicas, the folder {config.replicas}"] = config.replicas
     for label, path in apart.items():
         if not is_link(path) and _meet(state, Path(path)):
             return label
@@ -379,11 +491,9 @@ def _lateness_problems(config: CorrelationConfig) -> list[Problem]:
 
 
 def _join_problems(config: CorrelationConfig) -> list[Problem]:
-    """Return what the join refuses, and partition columns that the results do not have."""
-    from headrace.pipelines.config.join_plan import join_plan  # noqa: PLC0415 - numba comes in here
-
+    """Return what the join refuses."""
     try:
-        plan = join_plan({name: arrow_schema(each.columns) for name, each in config.sources.items()}, config.conditions)
+        plan = config.plan()
         if config.correlate.lateness is not None:
             plan.stages[0].time_band().ticks(config.correlate.lateness)
     except InputError as error:
@@ -391,12 +501,19 @@ def _join_problems(config: CorrelationConfig) -> list[Problem]:
     return []
 
 
+def _step_problems(config: CorrelationConfig) -> list[Problem]:
+    """Return inconsistencies of the steps with the results of the join, or of the table with plain results."""
+    if config.has_steps:
+        return step_problems(config.steps())
+    if config.dimensions:
+        text = "dimensions: no step uses them; add `lookups`, or leave them out"
+        return [Problem(("dimensions",), text)]
+    return _partition_problems(config)
+
+
 def _partition_problems(config: CorrelationConfig) -> list[Problem]:
     """Return partition columns that the results do not have, or whose values a name of a partition does not hold."""
-    from headrace.pipelines.config.join_plan import join_plan  # noqa: PLC0415 - numba comes in here
-
-    schemas = {name: arrow_schema(each.columns) for name, each in config.sources.items()}
-    schema, problems = join_plan(schemas, config.conditions).schema, []
+    schema, problems = config.plan().schema, []
     for name in config.sink.partition_by:
         if name not in schema.names:
             text = f"which the results do not have; they have {', '.join(schema.names)}"

@@ -167,6 +167,26 @@ class SourceConfig(Strict):
         """Where the source is in the pipeline file."""
         return "source" if self._label is None else f"sources.{self._label}"
 
+    @property
+    def title(self) -> str:
+        """What the columns are those of, for messages."""
+        return "the source's schema"
+
+    @property
+    def named(self) -> str:
+        """What the records come from, for messages."""
+        return f"source, {self.path}"
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the records are those of files that users put into a folder, which `headrace source` knows."""
+        return True
+
+    def located(self, table: str) -> str:
+        """Return the path of the folder relative to a table, and the pattern of its files."""
+        folder = self.path if "://" in table else os.path.relpath(self.path, table)
+        return f"{folder}/{self.files or '*'}"
+
     def labeled(self, label: str) -> SourceConfig:
         """Return the source with its name in a pipeline with several."""
         source = self.model_copy()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.pipelines.replica.kernels import compile_readers
+from headrace.pipelines.replica.kernels import compile_kernels, compile_readers
 
 if TYPE_CHECKING:
     from headrace.joins.streams.tuples.conditions import Conditions
@@ -18,11 +18,22 @@ __all__ = ["compiling"]
 _ROWS = 64
 
 
-def compiling() -> Thread:
-    """Start the compilation in the background; return the thread, which the caller joins before the first batch."""
-    thread = Thread(target=_compile, name="headrace-compile", daemon=True)
+def compiling(*, with_steps: bool) -> Thread:
+    """Start the compilation in the background; return the thread, which the caller joins before the first batch.
+
+    Parameters
+    ----------
+    with_steps
+        Whether results go through lookups, which need the kernels of ordinary pipelines too.
+    """
+    thread = Thread(target=_compile_all if with_steps else _compile, name="headrace-compile", daemon=True)
     thread.start()
     return thread
+
+
+def _compile_all() -> None:
+    _compile()
+    compile_kernels()
 
 
 @cache

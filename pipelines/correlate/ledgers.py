@@ -6,34 +6,30 @@ pending there too.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Self
 
-from headrace.pipelines.source.discovery import FoundFile, fingerprint
-from headrace.pipelines.source.intake import Intake
+from headrace.pipelines.source.discovery import FoundFile
+from headrace.pipelines.source.feed import SourceFeed
 from headrace.pipelines.source.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from headrace.pipelines.config.correlation import CorrelationConfig
     from headrace.pipelines.source.discovery import LeftOut
+    from headrace.pipelines.source.feed import MissingFile
 
 __all__ = ["SourceLedgers", "Waiting"]
 
 Waiting = dict[str, list[FoundFile]]
-
-
-@dataclass(frozen=True)
-class _Source:
-    folder: str
-    ledger: Ledger
-    intake: Intake
+Prints = dict[str, dict[str, str | None]]
 
 
 class SourceLedgers:
-    """The ledgers of a correlation; a context manager that closes them.
+    """The feed of a correlation: the files of its sources; a context manager that closes the ledgers.
+
+    Methods without a description are those of `headrace.pipelines.source.feed.Feed`.
 
     Parameters
     ----------
@@ -44,19 +40,22 @@ class SourceLedgers:
 
     Attributes
     ----------
-    stream
+    ledger
         Ledger of the batches.
     """
 
     def __init__(self, config: CorrelationConfig, clock: Callable[[], float]) -> None:
         self._stack = ExitStack()
         try:
-            self.stream = self._stack.enter_context(Ledger(str(config.checkpoint), clock))
-            self._sources: dict[str, _Source] = {}
-            for name, source in config.sources.items():
-                ledger = self._stack.enter_context(Ledger(str(config.of_source(name).checkpoint), clock))
-                intake = Intake(source, config.trigger, ledger)
-                self._sources[name] = _Source(source.path, ledger, intake)
+            self.ledger = self._stack.enter_context(Ledger(str(config.checkpoint), clock))
+            self._sources = {
+                name: SourceFeed(
+                    source,
+                    config.trigger,
+                    self._stack.enter_context(Ledger(str(config.of_source(name).checkpoint), clock)),
+                )
+                for name, source in config.sources.items()
+            }
         except BaseException:
             self._stack.close()
             raise
@@ -67,65 +66,57 @@ class SourceLedgers:
     def __exit__(self, *error: object) -> None:
         self._stack.close()
 
+    def last_loaded(self) -> tuple[int, str] | None:
+        """Return number and attempt of the last loaded batch, or None."""
+        number = self.ledger.last_loaded()
+        attempt = None if number is None else self.ledger.attempt_of(number)
+        return None if number is None or attempt is None else (number, attempt)
+
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
         """Entries that the last listings skipped, with the name of the source in front."""
         return tuple(
             left._replace(name=f"{name}/{left.name}")
             for name, source in self._sources.items()
-            for left in source.intake.left_out
+            for left in source.left_out
         )
 
     @property
     def listing_seconds(self) -> float:
         """Duration of the last listings in seconds."""
-        return sum(source.intake.listing_seconds for source in self._sources.values())
-
-    @property
-    def folders(self) -> dict[str, str]:
-        """Folder of each source."""
-        return {name: source.folder for name, source in self._sources.items()}
+        return sum(source.listing_seconds for source in self._sources.values())
 
     def take(self) -> Waiting:
         """Return the files of the next batch by source; empty if no source has new files."""
-        taken = {name: source.intake.take() for name, source in self._sources.items()}
+        taken = {name: source.take() for name, source in self._sources.items()}
         return {name: files for name, files in taken.items() if files}
 
     def plan(self, number: int, attempt: str, files: Mapping[str, Sequence[FoundFile]]) -> None:
         """Record a batch before any part of it is written."""
-        self.stream.plan(number, attempt, ())
+        self.ledger.plan(number, attempt, ())
         for name, each in files.items():
-            self._sources[name].ledger.plan(number, attempt, each)
+            self._sources[name].plan(number, attempt, each)
 
-    def planned(self) -> dict[str, tuple[str, tuple[FoundFile, ...], frozenset[str]]]:
-        """Return folder, files and skipped files of each source in the pending batch."""
-        found = {}
+    @contextmanager
+    def fingerprints(self, files: Mapping[str, Sequence[FoundFile]]) -> Iterator[Callable[[], Prints]]:
+        """Compute the fingerprints of the files of each source in the block."""
+        with ExitStack() as stack:
+            taken = {name: stack.enter_context(self._sources[name].fingerprints(each)) for name, each in files.items()}
+            yield lambda: {name: prints() for name, prints in taken.items()}
+
+    def done(self, number: int, prints: Prints | None = None) -> None:
+        """Mark the pending batch as loaded."""
         for name, source in self._sources.items():
-            plan = source.ledger.pending()
-            if plan is not None:
-                found[name] = source.folder, plan.files, plan.skipped
-        return found
-
-    def done(self, number: int, prints: Mapping[str, Mapping[str, str | None]] | None = None) -> None:
-        """Mark the pending batch as loaded.
-
-        Parameters
-        ----------
-        number
-            Number of the batch.
-        prints
-            Fingerprints of the files of each source; None to compute them.
-        """
-        for name, source in self._sources.items():
-            plan = source.ledger.pending()
-            if plan is not None:
-                known = None if prints is None else prints.get(name)
-                found = {file.name: fingerprint(source.folder, file) for file in plan.files} if known is None else known
-                source.ledger.done(number, found)
-        self.stream.done(number)
+            if source.ledger.pending() is not None:
+                source.done(number, None if prints is None else prints.get(name))
+        self.ledger.done(number)
 
     def forget(self, number: int) -> None:
         """Delete the plan of a batch that was not loaded."""
         for source in self._sources.values():
-            source.ledger.forget(number)
-        self.stream.forget(number)
+            source.forget(number)
+        self.ledger.forget(number)
+
+    def missing(self) -> list[MissingFile]:
+        """Return the files of the pending batch that were removed."""
+        return [file for source in self._sources.values() for file in source.missing()]

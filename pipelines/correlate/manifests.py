@@ -24,7 +24,10 @@ from headrace.storage.errors import StorageIOError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["Manifest", "ManifestRef", "StateFolder"]
+__all__ = ["RESULTS", "Manifest", "ManifestRef", "StateFolder"]
+
+RESULTS: Final = "results"
+"""Subfolder with the results of a batch that go through steps; no later batch needs them."""
 
 _VERSION: Final = 1
 _SUFFIX: Final = ".manifest"
@@ -32,6 +35,7 @@ _FRAME: Final = b"\n"
 _OWNER: Final = "owner.json"
 _UUID: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _WRITTEN: Final = re.compile(rf"\d{{10}}-([0-9a-f]{{8}}-[0-9a-f]{{32}}\.run|{_UUID}\.manifest)|{_UUID}\.host")
+_RESULT: Final = re.compile(rf"part-{_UUID}\.snappy\.parquet")
 _RECENT: Final = 64
 
 
@@ -89,6 +93,11 @@ class Manifest:
     def file(self) -> str:
         """Name of the file."""
         return ManifestRef(self.batch, self.attempt).file
+
+    def size(self) -> dict[str, int]:
+        """Return the number of runs, of their rows and of their bytes."""
+        rows, nbytes = (sum(getattr(run, name) for run in self.runs) for name in ("rows", "nbytes"))
+        return {"runs": len(self.runs), "rows": rows, "bytes": nbytes}
 
     def after(
         self, batch: int, attempt: str, runs: tuple[RunRef, ...], newest: Mapping[str, int], marks: Mapping[str, int]
@@ -192,7 +201,7 @@ class StateFolder:
         if not self.require_own():
             raise self._damaged(f"{self.path / _OWNER} is missing, which says whose state it is")
 
-    def write(self, manifest: Manifest) -> ManifestRef:
+    def write(self, manifest: Manifest) -> None:
         """Write a manifest durably, after checking that all its runs are there.
 
         Raises
@@ -206,7 +215,6 @@ class StateFolder:
         with self._written():
             write_new(self.path / manifest.file, text + _FRAME + digest.encode() + _FRAME)
         sync_folder(self.path)
-        return ManifestRef(manifest.batch, manifest.attempt, digest)
 
     def read(self, ref: ManifestRef, definition: str) -> Manifest:
         """Return the manifest of a batch, all of whose runs are there.
@@ -242,16 +250,19 @@ class StateFolder:
         return manifest
 
     def clean(self, manifest: Manifest) -> list[str]:
-        """Remove the files of this stream that a manifest does not name, and return their names.
+        """Remove the files of this stream that a manifest does not name, and all results; return their names.
 
         No task may be at work. Files with names that no pipeline gives, and folders, stay.
         """
         self._require_claimed()
         named = {run.file for run in manifest.runs} | {manifest.file}
-        removed = []
+        results, removed = self.path / RESULTS, []
         with self._written():
-            for entry in sorted(self.path.iterdir()):
-                if entry.name not in named and _WRITTEN.fullmatch(entry.name) and entry.is_file():
+            entries = [entry for entry in self.path.iterdir() if _WRITTEN.fullmatch(entry.name)]
+            if results.is_dir():
+                entries += [entry for entry in results.iterdir() if _RESULT.fullmatch(entry.name)]
+            for entry in sorted(entries):
+                if entry.name not in named and entry.is_file():
                     entry.unlink(missing_ok=True)
                     removed.append(entry.name)
         return removed

@@ -3,9 +3,10 @@
 1. The batch starts from the manifest of the batch before, which the results name.
 2. Spark computes it: tasks write new runs, results and rejected rows into files that nothing names yet.
 3. A new manifest names the runs. It follows the one that the batch started from.
-4. The results are committed. Their note names the manifest, so this marks the batch as loaded, with its state. The
-   commit fails if another run has loaded the batch.
-5. Rejected rows are committed, from the note of the results.
+4. The results are loaded, directly or through the steps of the pipeline (`headrace.pipelines.correlate.delivery`). The
+   note of the facts names the manifest, so their commit marks the batch as loaded, with its state. It fails if another
+   run has loaded the batch.
+5. Rejected rows are committed, from the note of the facts.
 
 A run that ends before step 4 leaves files that no manifest of a loaded batch names, and the next run removes them. If
 it ends later, the next run completes the batch from the note.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,40 +25,35 @@ from headrace.pipelines.batch.read_step import ReadStep, record_format
 from headrace.pipelines.catalog import BatchRecord
 from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.config.join_plan import LEFT, RIGHT
+from headrace.pipelines.correlate.delivery import Delivery, Direct, Joined, Stepped, files_of
 from headrace.pipelines.correlate.manifests import Manifest, ManifestRef, StateFolder
 from headrace.pipelines.correlate.runs import RunRef
 from headrace.pipelines.correlate.tasks import SOURCE, JoinTask, ReadTask, SourceRead
-from headrace.pipelines.delta.commits import Commit, commit_exactly, commit_files
 from headrace.pipelines.delta.data_files import DataFile, FileSpec
-from headrace.pipelines.delta.tables import DeltaHandle, registered_streams
+from headrace.pipelines.delta.tables import DeltaHandle
 from headrace.pipelines.errors import (
     BatchError,
     ConservationError,
     DeltaTableError,
     PipelineFileError,
     StateDamagedError,
-    TableMovedError,
 )
 from headrace.pipelines.source.identity import application
 from headrace.pipelines.source.pieces import piece_rows
-from headrace.pipelines.spark.failures import explained
-from headrace.storage.units import parse_duration, parse_memory
+from headrace.storage.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from headrace.pipelines.batch.protocol import BatchProtocol
+    from headrace.pipelines.batch.resolutions import RetryOf
     from headrace.pipelines.catalog import Catalog
     from headrace.pipelines.config.correlation import CorrelationConfig
     from headrace.pipelines.config.join_plan import JoinPlan
     from headrace.pipelines.correlate.engines import Engine
     from headrace.pipelines.source.discovery import FoundFile
 
-__all__ = ["CorrelationProtocol", "sources_text", "state_folder"]
-
-
-def sources_text(config: CorrelationConfig) -> str:
-    """Return the name of a pipeline's sources in the table of results."""
-    return " + ".join(config.sources)
+__all__ = ["CorrelationProtocol", "state_folder"]
 
 
 def state_folder(config: CorrelationConfig, stream: str) -> StateFolder:
@@ -85,6 +81,10 @@ class CorrelationProtocol:
         Run catalog that receives the batch records, and the id of this run.
     stream
         Identity of the stream.
+    last
+        Function that returns number and attempt of the last loaded batch by the ledger, or None.
+    steps
+        Protocol of the steps that results go through; None if results are the facts.
     holds
         Function called before each write. It raises an error if this run may no longer write.
     hook
@@ -102,6 +102,8 @@ class CorrelationProtocol:
         run: str,
         stream: str,
         *,
+        last: Callable[[], tuple[int, str] | None],
+        steps: BatchProtocol | None,
         holds: Callable[[], None],
         hook: Callable[[str], None],
         clock: Callable[[], float] = time.time,
@@ -109,9 +111,9 @@ class CorrelationProtocol:
         self._engine = engine
         self._config = config
         self._plan = plan
-        self._catalog = catalog
         self._run = run
         self._stream = stream
+        self._last = last
         self._holds = holds
         self._hook = hook
         self._clock = clock
@@ -120,17 +122,19 @@ class CorrelationProtocol:
         self._remedy = _remedy(config)
         self._state = state_folder(config, stream)
         self._shards = config.correlate.shards or engine.cores
-        self._manifest = Manifest.first(plan.definition())
+        self._known: Manifest | None = None
+        self._is_clean = False
+        after, schema = config.steps(), plan.schema
+        self._stepped = None if steps is None else Stepped(steps, after, schema, stream)
+        self._delivery: Delivery = self._stepped or Direct(
+            self._facts, self._errors, schema, after, catalog, run, stream, holds=holds, hook=hook
+        )
 
-    # Start of a run
+    # State before a batch
 
-    def open(self, last: int | None, attempt: str | None) -> None:
-        """Start from the state after a loaded batch, and remove what no manifest names.
-
-        Parameters
-        ----------
-        last, attempt
-            Number of the last loaded batch and id of its attempt, or None.
+    @property
+    def _manifest(self) -> Manifest:
+        """State after the last loaded batch.
 
         Raises
         ------
@@ -139,13 +143,19 @@ class CorrelationProtocol:
         PipelineFileError
             If the sources or conditions changed.
         """
-        definition = self._plan.definition()
-        if last is None or attempt is None:
-            self._manifest = Manifest.first(definition)
-        else:
-            self._manifest = self._state.read(ManifestRef(last, attempt), definition)
-        self._require_lateness(self._manifest)
-        self._clean()
+        if self._known is None:
+            last, definition = self._last(), self._plan.definition()
+            found = Manifest.first(definition) if last is None else self._state.read(ManifestRef(*last), definition)
+            self._require_lateness(found)
+            self._known = found
+        return self._known
+
+    def clean(self) -> None:
+        """Remove files that are not part of the state after the last loaded batch, which is marked as loaded."""
+        if not self._is_clean:
+            self._holds()
+            self._state.clean(self._manifest)
+            self._is_clean = True
 
     def _require_lateness(self, manifest: Manifest) -> None:
         """Refuse to go on without watermarks: rows that were late could meet a state that lacks their matches."""
@@ -160,7 +170,7 @@ class CorrelationProtocol:
         self._facts.latest()
         return self._facts.transaction(application(self._stream, "facts"))
 
-    def finish(self, number: int, attempt: str) -> BatchRecord | None:
+    def finish(self, number: int, stream: str, attempt: str | None = None) -> BatchRecord | None:
         """Complete a batch whose results are committed, if its run ended early; return None if they are not.
 
         Raises
@@ -169,7 +179,10 @@ class CorrelationProtocol:
             If another attempt loaded the batch.
         DeltaTableError
             If the log no longer has the commit.
+        PipelineFileError
+            If the batch was loaded with steps, and the pipeline file has none now, or the other way round.
         """
+        assert stream == self._stream
         loaded = self.loaded()
         if loaded is None or loaded < number:
             return None
@@ -185,26 +198,32 @@ class CorrelationProtocol:
                 f"{self._facts.path} holds batch {number} of stream {self._stream} from another run, which used a copy "
                 "of this checkpoint; restore the newer checkpoint"
             )
-        ref = ManifestRef(number, attempt, note["manifest"])
-        manifest = self._state.read(ref, self._plan.definition())
-        self._follow_up(note, number)
-        self._manifest = manifest
+        if ("pending" in note) != (self._stepped is not None):
+            raise PipelineFileError(
+                f"batch {number} was loaded {'through' if 'pending' in note else 'without'} steps, and its run ended "
+                "before the batch was complete; give the pipeline file the steps that it had, and run it once"
+            )
+        manifest = self._state.read(ManifestRef(number, note["attempt"], note["manifest"]), self._plan.definition())
+        record = self._delivery.finish(number, note)
+        self._settle(manifest)
         self._require_lateness(manifest)
-        record = BatchRecord(**{**note["record"], "run": self._run, "detail": {"recovered": True}})
-        self._catalog.record_batch(record)
         return record
 
     # A batch
 
-    def run_batch(self, files: Mapping[str, Sequence[FoundFile]], number: int, attempt: str) -> BatchRecord:
+    def run_batch(
+        self, given: Any, number: int, stream: str, attempt: str, retry: RetryOf | None = None
+    ) -> BatchRecord:
         """Load a batch.
 
         Parameters
         ----------
-        files
-            Files of each source.
-        number, attempt
-            Number of the batch, and id of the attempt.
+        given
+            Files of each source by its name; for a retry, the frame of the rejected results.
+        number, stream, attempt
+            Number of the batch, identity of the stream, and id of the attempt.
+        retry
+            Rejected results that the batch loads again, or None.
 
         Raises
         ------
@@ -213,39 +232,55 @@ class CorrelationProtocol:
         StateDamagedError
             If the state is damaged.
         """
+        assert stream == self._stream
         began = self._clock()
-        work = _Batch(number, attempt, began, self._specs())
+        if retry is not None:
+            return self._retried(given, number, attempt, began, retry)
+        work = _Batch(number, attempt, began, {"facts": self._delivery.files(), "errors": self._error_files()})
         self._hook("before join")
-        notes = self._computed(files, work)
+        notes = self._computed(given, work)
         self._hook("after join")
         result = _Result.of(notes, self._plan, self._shards)
         manifest = self._next_manifest(result, work)
-        self._holds()
-        ref = self._state.write(manifest)
-        self._hook("after manifest")
-        record = self._record(result, work)
-        note = {
-            "attempt": attempt,
-            "manifest": ref.digest,
-            "record": {name: value for name, value in asdict(record).items() if name != "detail"},
-            "errors": [asdict(file) for file in result.errors],
-        }
-        self._commit(result.facts, Commit(application(self._stream, "facts"), number, note))
-        self._hook("after facts")
-        self._follow_up(note, number)
-        record = self._record(result, work)
-        self._manifest = manifest
-        self._catalog.record_batch(record)
-        self._hook("after record")
+        record = self._delivery.load(self._joined(manifest, work, result))
+        self._settle(manifest)
         return record
 
-    def settled(self) -> None:
-        """Remove files that are no longer part of the state; the batch is marked as loaded."""
-        self._clean()
+    def _retried(self, records: Any, number: int, attempt: str, began: float, retry: RetryOf) -> BatchRecord:
+        """Load rejected results again: a batch that leaves the state as it is."""
+        assert self._stepped is not None, "only steps reject results"
+        before = self._manifest
+        manifest = before.after(number, attempt, before.runs, before.newest, before.watermarks)
+        work = _Batch(number, attempt, began, {})
+        record = self._stepped.retry(records, self._joined(manifest, work, None), retry)
+        self._settle(manifest)
+        return record
 
-    def _clean(self) -> None:
+    def _joined(self, manifest: Manifest, work: _Batch, result: _Result | None) -> Joined:
+        """Write the manifest of a batch, and return what its delivery must know; a retry has no result of a join."""
         self._holds()
-        self._state.clean(self._manifest)
+        self._state.write(manifest)
+        self._hook("after manifest")
+        found = _Result() if result is None else result
+
+        def completed(record: BatchRecord) -> BatchRecord:
+            return record if result is None else self._completed(record, result, manifest)
+
+        return Joined(
+            work.number,
+            work.attempt,
+            work.began,
+            manifest.digest(),
+            tuple(found.facts),
+            tuple(found.errors),
+            lambda: self._record(found, manifest, work),
+            completed,
+        )
+
+    def _settle(self, manifest: Manifest) -> None:
+        """Go on from the state after a batch that was loaded."""
+        self._known = manifest
+        self._is_clean = False
 
     # Computation
 
@@ -266,9 +301,7 @@ class CorrelationProtocol:
 
     def _read_task(self, work: _Batch) -> ReadTask:
         sources = {name: self._source_read(name, work) for name in self._config.sources}
-        return ReadTask(
-            sources, self._plan.stages, self._shards, parse_memory(self._config.memory), work.specs["errors"]
-        )
+        return ReadTask(sources, self._plan.stages, self._shards, self._config.join_memory, work.specs["errors"])
 
     def _source_read(self, name: str, work: _Batch) -> SourceRead:
         source = self._config.sources[name]
@@ -279,7 +312,7 @@ class CorrelationProtocol:
         columns = arrow_schema(source.columns)
         names = tuple(f"{name}.{column}" for column in columns.names)
         mark = self._manifest.watermarks.get(name)
-        return SourceRead(ReadStep(form, columns), names, stage, side, origin, self._time_of(side), mark)
+        return SourceRead(ReadStep(form, columns, source=name), names, stage, side, origin, self._time_of(side), mark)
 
     def _time_of(self, side: int) -> str | None:
         """Return the column with the time of an input's rows, if the state is bounded."""
@@ -293,7 +326,7 @@ class CorrelationProtocol:
             self._plan.stages,
             stage,
             self._shards,
-            parse_memory(self._config.memory),
+            self._config.join_memory,
             tuple(run for run in self._manifest.runs if run.stage == stage),
             work.number,
             work.attempt,
@@ -335,62 +368,12 @@ class CorrelationProtocol:
             marks = {name: max(ticks, marks.get(name, ticks)) for name, ticks in reached.items()}
         return before.after(work.number, work.attempt, (*kept, *result.added), newest, marks)
 
-    # Tables
-
-    def _specs(self) -> dict[str, FileSpec]:
-        """Return the files of the tables, which must take plain files."""
-        schemas = {"facts": (self._facts, self._plan.schema), "errors": (self._errors, ERROR_SCHEMA)}
-        specs = {}
-        for part, (handle, schema) in schemas.items():
-            handle.latest()
-            handle.require_form()
-            partition_by = tuple(handle.table.metadata().partition_columns)
-            specs[part] = FileSpec(handle.path, schema, partition_by)
-        return specs
-
-    def _commit(self, files: Sequence[DataFile], commit: Commit) -> None:
-        """Commit the results, and register the stream if the table does not have it yet."""
-        self._hook("before facts")
-        self._holds()
-        path = self._facts.path
-        with explained(f"the commit to {path}"):
-            while True:
-                version = self._facts.latest().version
-                done = self._facts.transaction(commit.application)
-                if done is not None and done >= commit.transaction:
-                    raise self._loaded_elsewhere(commit)
-                streams = registered_streams(self._facts, self._config.name, self._stream, sources_text(self._config))
-                if not streams:
-                    if not commit_files(path, self._facts.table, files, commit, final=False):
-                        raise self._loaded_elsewhere(commit)
-                    return
-                try:
-                    registered = Commit(commit.application, commit.transaction, commit.note, streams)
-                    commit_exactly(path, self._facts.table, version, files, registered)
-                except TableMovedError:
-                    continue
-                return
-
-    def _loaded_elsewhere(self, commit: Commit) -> BatchError:
-        return BatchError(
-            f"another run has just loaded batch {commit.transaction} of this stream into {self._facts.path}; it uses "
-            "the same checkpoint or a copy of it. Nothing was loaded here; stop one of the two and run again"
-        )
-
-    def _follow_up(self, note: Mapping[str, Any], number: int) -> None:
-        """Commit the rejected rows that the note of the results names, unless this was already done."""
-        if note["errors"]:
-            self._hook("before errors")
-            self._holds()
-            files = [DataFile(**file) for file in note["errors"]]
-            commit_files(
-                self._errors.path, self._errors.table, files, Commit(application(self._stream, "errors"), number)
-            )
-            self._hook("after errors")
+    def _error_files(self) -> FileSpec:
+        return files_of(self._errors, ERROR_SCHEMA)
 
     # Record
 
-    def _record(self, result: _Result, work: _Batch) -> BatchRecord:
+    def _record(self, result: _Result, manifest: Manifest, work: _Batch) -> BatchRecord:
         seconds = self._clock() - work.began
         deadline = self._config.deadline
         late = deadline is not None and seconds > parse_duration(deadline)
@@ -411,8 +394,16 @@ class CorrelationProtocol:
             pages_read=0,
             seeks=0,
             deadline_misses=result.loaded if late else 0,
-            detail={"sources": result.sources, "joins": result.joins, "state": result.state(self._manifest)},
+            detail=result.detail(manifest),
         )
+
+    @staticmethod
+    def _completed(record: BatchRecord, result: _Result, manifest: Manifest) -> BatchRecord:
+        """Return the record of the steps with the counts of the join."""
+        own = result.detail(manifest)
+        detail = {**record.detail, **own, "joins": record.detail["joins"], "chain": own["joins"]}
+        rejected = record.rejected + result.rejected
+        return replace(record, rows_in=result.rows_in, rejected=rejected, detail={**detail, "results": result.loaded})
 
 
 @dataclass(frozen=True)
@@ -491,10 +482,9 @@ class _Result:
             )
         return True
 
-    def state(self, before: Manifest) -> dict[str, int]:
-        """Return the size of the state after the batch."""
-        runs = [*(run for run in before.runs if run.file not in self.gone), *self.added]
-        return {"runs": len(runs), "rows": sum(run.rows for run in runs), "bytes": sum(run.nbytes for run in runs)}
+    def detail(self, manifest: Manifest) -> dict[str, Any]:
+        """Return the counts of sources and joins, and the size of the state after the batch."""
+        return {"sources": self.sources, "joins": self.joins, "state": manifest.size()}
 
     def _add_source(self, name: str, counts: Mapping[str, Any]) -> None:
         total = self.sources.setdefault(name, {})

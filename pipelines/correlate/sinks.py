@@ -40,7 +40,8 @@ def check_sinks(config: CorrelationConfig, plan: JoinPlan) -> None:
                 "Spark must write its files, which `correlate` does not support; name another table, and load this one "
                 "from it"
             )
-    _check_partitions(config)
+    if not config.has_steps:
+        _check_partitions(config)
 
 
 def create_sinks(config: CorrelationConfig, plan: JoinPlan) -> None:
@@ -51,10 +52,11 @@ def create_sinks(config: CorrelationConfig, plan: JoinPlan) -> None:
 
 
 def _tables(config: CorrelationConfig, plan: JoinPlan) -> list[tuple[Role, str, str, pa.Schema]]:
-    return [
-        (Role.FACTS, "the table of results", config.sink.path, plan.schema),
-        (Role.ERRORS, "the error table", config.errors_path, ERROR_SCHEMA),
-    ]
+    """Return the tables that tasks of the join write; behind steps, the facts are a matter of the steps."""
+    errors = (Role.ERRORS, "the error table", config.errors_path, ERROR_SCHEMA)
+    return (
+        [errors] if config.has_steps else [(Role.FACTS, "the table of results", config.sink.path, plan.schema), errors]
+    )
 
 
 def _check_partitions(config: CorrelationConfig) -> None:

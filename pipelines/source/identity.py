@@ -7,7 +7,6 @@ remedies.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.pipelines.delta.tables import stream_registry
@@ -20,20 +19,15 @@ if TYPE_CHECKING:
     from headrace.pipelines.delta.tables import DeltaHandle
     from headrace.pipelines.source.ledger import Ledger
 
-__all__ = ["application", "check_identity", "replaced_stream", "restored_before", "source_of"]
+__all__ = ["application", "check_identity", "replaced_stream", "source_of"]
 
 _ADOPT: Final = "run `headrace source adopt PIPELINE` to take all files that are there now as loaded"
 _COMMITS_SEARCHED: Final = 50
 
 
 def source_of(config: PipelineConfig) -> str:
-    """Return the name of a pipeline's source in its fact table, which does not change if the project is moved.
-
-    The name consists of the folder's path relative to the fact table, and the pattern of its files.
-    """
-    sink = config.sink.path
-    folder = config.source.path if "://" in sink else os.path.relpath(config.source.path, sink)
-    return f"{folder}/{config.source.files or '*'}"
+    """Return the name of a pipeline's source in its fact table, which does not change if the project is moved."""
+    return config.source.located(config.sink.path)
 
 
 def replaced_stream(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle | None) -> str | None:
@@ -67,7 +61,8 @@ def check_identity(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle | 
         _check_last_batch(config, ledger, None)
         return
     loaded = facts.transaction(application(ledger.stream, "facts"))
-    if config.duplicates is None:  # else repeated records are found, whichever stream they are in
+    finds_repeated = config.duplicates is not None and config.source.is_folder
+    if not finds_repeated:
         _check_registry(config, ledger, facts, ran_before=ran_before)
     _check_last_batch(config, ledger, loaded)
     if loaded is not None:
@@ -105,18 +100,17 @@ def _check_last_batch(config: PipelineConfig, ledger: Ledger, loaded: int | None
                 if loaded is None
                 else f"has batch {loaded} of this stream as the last one"
             )
-            + ": the fact table was replaced, or is an older copy. Restore the fact table; or, to go on with the facts "
-            f"it has, {_ADOPT}; or, to load every file again, remove the fact table and the folder {config.checkpoint}"
+            + f": the fact table was replaced, or is an older copy. Restore the fact table; or, {_ways_on(config)}"
         )
     if loaded is not None and (planned is None or loaded > planned):
         raise LedgerError(
             f"{config.sink.path} has batch {loaded} of this stream, which {_ledger_of(config)} does not know: the "
-            "checkpoint is an older copy, or a copy of it was used elsewhere. Restore the newest checkpoint; or "
-            f"{_ADOPT}; or, to load every file again, remove the fact table and the folder {config.checkpoint}"
+            "checkpoint is an older copy, or a copy of it was used elsewhere. Restore the newest checkpoint; or, "
+            f"{_ways_on(config)}"
         )
 
 
-def restored_before(stream: str, facts: DeltaHandle) -> int | None:
+def _restored_before(stream: str, facts: DeltaHandle) -> int | None:
     """Return the version of a stream's last batch if the facts were restored to a version before it, or None.
 
     RESTORE keeps the transaction of the batch, but not its rows.
@@ -131,12 +125,11 @@ def restored_before(stream: str, facts: DeltaHandle) -> int | None:
 
 def _check_not_restored(config: PipelineConfig, ledger: Ledger, facts: DeltaHandle) -> None:
     """Refuse facts that were restored to a version before the last batch."""
-    version = restored_before(ledger.stream, facts)
+    version = _restored_before(ledger.stream, facts)
     if version is not None:
         raise LedgerError(
             f"{config.sink.path} was restored to a version before the last batch that {_ledger_of(config)} calls "
-            f"loaded. Restore the table to its version {version}; or, to go on with the facts it has, "
-            f"{_ADOPT}; or, to load every file again, remove the fact table and the folder {config.checkpoint}"
+            f"loaded. Restore the table to its version {version}; or, {_ways_on(config)}"
         )
 
 
@@ -172,8 +165,7 @@ def _lost(config: PipelineConfig) -> str:
     return (
         f"{config.sink.path} holds facts that pipeline {config.name} loaded, but its checkpoint {config.checkpoint} is "
         "new: it was removed, or the project was copied without it; a run would load every file again. Restore the "
-        f"checkpoint; or {_ADOPT}; or remove the fact table too; or declare `duplicates`, so that a record that comes "
-        "again is found"
+        f"checkpoint; {_or_adopt(config)}or remove the fact table too{_or_declare(config)}"
     )
 
 
@@ -181,17 +173,36 @@ def _foreign(config: PipelineConfig, ledger: Ledger, stream: str) -> str:
     return (
         f"{config.sink.path} holds facts that pipeline {config.name} loaded as stream {stream}, but the checkpoint "
         f"{config.checkpoint} is that of stream {ledger.stream}; a run would load files again. Restore the checkpoint "
-        f"of that stream; or {_ADOPT}; or name another fact table; or declare `duplicates`, so that a record that "
-        "comes again is found"
+        f"of that stream; {_or_adopt(config)}or name another fact table{_or_declare(config)}"
     )
 
 
 def _renamed(config: PipelineConfig, other: str) -> str:
     return (
-        f"{config.sink.path} holds facts that pipeline {other} loaded from the same source, {config.source.path}; if "
-        f"{config.name} is its new name, a run would load every file again. Give the pipeline its old name; or "
-        f"{_ADOPT}; or name another fact table; or declare `duplicates`, so that a record that comes again is found"
+        f"{config.sink.path} holds facts that pipeline {other} loaded from the same {config.source.named}; if "
+        f"{config.name} is its new name, a run would load every file again. Give the pipeline its old name; "
+        f"{_or_adopt(config)}or name another fact table{_or_declare(config)}"
     )
+
+
+def _ways_on(config: PipelineConfig) -> str:
+    """Return how to go on with the facts that are there, or without them."""
+    if not config.source.is_folder:
+        tables = f"{config.sink.path}, {config.errors_path} and {config.checkpoint}"
+        return f"to load every file again, remove {tables}, and the state if it is elsewhere"
+    return (
+        f"to go on with the facts it has, {_ADOPT}; or, to load every file again, remove the fact table and the folder "
+        f"{config.checkpoint}"
+    )
+
+
+def _or_adopt(config: PipelineConfig) -> str:
+    return f"or {_ADOPT}; " if config.source.is_folder else ""
+
+
+def _or_declare(config: PipelineConfig) -> str:
+    declare = "; or declare `duplicates`, so that a record that comes again is found"
+    return declare if config.source.is_folder else ""
 
 
 def application(stream: str, part: str) -> str:

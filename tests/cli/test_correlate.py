@@ -113,6 +113,33 @@ def test_three_inputs_are_joined_at_once_by_the_operators_that_can(invoke, feeds
         assert_same(pq.read_table(out), wanted(feeds, sql))
 
 
+def test_a_file_with_only_a_heading_has_the_types_that_it_is_compared_with(invoke, tmp_path):
+    (tmp_path / "none.csv").write_text("id,item\n")
+    (tmp_path / "b.csv").write_text("order,paid\n7,1.5\n")
+    pq.write_table(pa.table({"parcel": [dt.date(2024, 1, 1)]}), tmp_path / "c.parquet")
+    for second, on in (("b.csv", "id=order"), ("c.parquet", "id=parcel"), ("b.csv", "item=paid")):
+        for inputs, pair in ((["none.csv", second], on), ([second, "none.csv"], "=".join(on.split("=")[::-1]))):
+            files = [tmp_path / name for name in inputs]
+            outcome = invoke("correlate", *files, "--on", pair, "--how", "full", "-o", tmp_path / "o.parquet", "--json")
+            assert outcome.code == 0, outcome
+            written = pq.read_table(tmp_path / "o.parquet")
+            left, right = pair.split("=")
+            assert written.num_rows == 1
+            assert written.schema.field(left).type == written.schema.field(right).type != pa.string()
+
+
+def test_the_first_file_of_a_folder_with_a_record_says_the_types(invoke, tmp_path):
+    folder = tmp_path / "a"
+    folder.mkdir()
+    (folder / "1.csv").write_text("id,item\n")
+    (folder / "3.csv").write_text("id,item\n8,z\n")
+    (tmp_path / "b.jsonl").write_text('{"order": 8}\n{"order": 7}\n')
+    (folder / "2.csv").write_text("id,item\n7,x\n")
+    outcome = invoke("correlate", folder, tmp_path / "b.jsonl", "--on", "id=order", "-o", tmp_path / "o.parquet")
+    assert outcome.code == 0, outcome
+    assert sorted(pq.read_table(tmp_path / "o.parquet").column("id").to_pylist()) == [7, 8]
+
+
 def test_results_in_order_of_time_come_early(invoke, feeds, tmp_path):
     outcome = invoke(
         *["correlate", feeds / "orders.csv", feeds / "payments.jsonl", "--on", "id=order", "--time", "at"],

@@ -165,6 +165,31 @@ def test_the_nearest_key_or_those_near_by(invoke, prices, tmp_path, options, mat
 
 
 @pytest.mark.parametrize(
+    ("options", "unit"),
+    [
+        (["--as-of", "at=since", "--tolerance", "90"], "--tolerance 90 has no unit, but key column since is a time"),
+        (["--band", "at=since", "--below", "90"], "--below 90 has no unit"),
+        (["--band", "at=since", "--above", "90", "--below", "1m"], "--above 90 has no unit"),
+    ],
+)
+def test_a_distance_between_times_needs_a_unit(invoke, tmp_path, options, unit):
+    (tmp_path / "p.csv").write_text("since,price\n2024-01-01T10:00:00,1\n2024-01-01T11:00:00,2\n")
+    outcome = invoke("table", "build", tmp_path / "p.csv", "--key", "since", "-o", tmp_path / "p")
+    assert outcome.code == 0, outcome
+    (tmp_path / "t.csv").write_text("at\n2024-01-01T10:01:30\n2024-01-01T11:02:00\n")
+    files = (tmp_path / "p", tmp_path / "t.csv")
+    outcome = invoke("join", *files, *options, "-o", tmp_path / "o.parquet")
+    assert outcome.code in {1, 2}
+    assert unit in outcome.err
+    assert "write a duration such as 90s" in outcome.err
+    assert not (tmp_path / "o.parquet").exists()
+    given = ["90s" if text == "90" else text for text in options]
+    outcome = invoke("join", *files, *given, "-o", tmp_path / "o.parquet")
+    assert outcome.code == 0, outcome
+    assert pq.read_table(tmp_path / "o.parquet").num_rows == ("--above" not in options)
+
+
+@pytest.mark.parametrize(
     ("options", "told"),
     [
         ([], "--on, --as-of or --band"),

@@ -18,7 +18,6 @@ from headrace.cli.run import _blocks
 from headrace.joins.streams.hashing.kept_rows import KeptRows
 from headrace.pipelines.config import load_any, load_pipeline
 from headrace.pipelines.correlate import residents, shard_join
-from headrace.pipelines.correlating import run_correlation
 from headrace.pipelines.delta.commits import Commit, commit_files
 from headrace.pipelines.delta.tables import DeltaHandle
 from headrace.pipelines.errors import (
@@ -29,6 +28,7 @@ from headrace.pipelines.errors import (
     SourceFileError,
     StateDamagedError,
 )
+from headrace.pipelines.runner import run as run_pipeline
 from headrace.pipelines.source import list_files, skip_files
 from headrace.pipelines.source.identity import application
 from headrace.pipelines.source.ledger import Ledger
@@ -536,7 +536,7 @@ def test_a_lost_checkpoint_is_refused(world, rng, folder):
     world.add_random(rng, 10)
     world.run()
     (folder / ".headrace/paid/checkpoint").rename(folder / "elsewhere")
-    with pytest.raises(LedgerError, match="restore the checkpoint"):
+    with pytest.raises(LedgerError, match="Restore the checkpoint"):
         world.run()
 
 
@@ -562,12 +562,48 @@ def test_a_renamed_pipeline_is_refused(world, rng):
     assert before
     world.document["name"] = "bought"
     world.write()
-    with pytest.raises(LedgerError, match="pipeline paid loaded from sources of the same names, orders, payments"):
+    with pytest.raises(LedgerError, match=r"pipeline paid loaded from the same sources, .*orders, .*payments"):
         world.run()
     assert world.results() == before
     world.document["sink"]["path"] = "w/bought"
     world.write()
     assert world.run().total("loaded") == len(before)
+
+
+def test_a_pipeline_renamed_together_with_its_sources_is_refused(world, rng):
+    world.add_random(rng, 40)
+    world.run()
+    before = world.results()
+    sources = world.document["sources"]
+    world.document |= {"name": "bought", "sources": {"pays": sources["payments"], "buys": sources["orders"]}}
+    world.document["correlate"]["on"] = ["buys.id = pays.order"]
+    world.document["sink"]["path"] = "w/bought"
+    world.write()
+    (world.folder / "w/paid").rename(world.folder / "w/bought")
+    with pytest.raises(LedgerError, match="pipeline paid loaded from the same sources"):
+        world.run()
+    (world.folder / "w/bought").rename(world.folder / "w/paid")
+    assert world.results() == before
+
+
+def test_a_file_that_a_worker_cannot_read_is_skipped_by_the_name_of_its_source(world, rng):
+    world.add_random(rng, 10)
+
+    def changed(step):
+        if step == "before join":
+            with (world.folder / "orders/0001.csv").open("a") as file:
+                file.write("1,x,2024-01-01\n")
+
+    with pytest.raises(SourceFileError, match="changed while the batch was loading"):
+        world.run(changed)
+
+    def removed(step):
+        if step == "before join":
+            (world.folder / "orders/0001.csv").unlink()
+
+    with pytest.raises(SourceFileError, match=r"headrace source skip PIPELINE 0001\.csv --source orders"):
+        world.run(removed)
+    assert world.results() == []
 
 
 def test_the_summary_of_a_run_without_new_files_is_that_of_several_sources(world):
@@ -603,7 +639,7 @@ def test_a_removed_file_of_an_unfinished_batch_is_named(world, rng):
     with pytest.raises(Killed):
         world.run(killing("before join"))
     next((world.folder / "orders").iterdir()).unlink()
-    with pytest.raises(SourceFileError, match=r"orders/0001\.csv"):
+    with pytest.raises(SourceFileError, match=r"orders: '0001\.csv'.* --source orders"):
         world.run()
 
 
@@ -680,7 +716,7 @@ WRONG = {
     ),
     "a state around the checkpoint": (["correlate", "state"], ".headrace/paid", "overlaps the checkpoint"),
     "the project as state": (["correlate", "state"], ".", "overlaps sources.orders"),
-    "lookups": (["lookups"], [], "unknown field"),
+    "a merge": (["sink", "mode"], "merge", "unknown field"),
     "a reserved column": (["sources", "orders", "schema", "_id"], "int", "kept for Headrace"),
 }  # fmt: skip
 
@@ -765,7 +801,7 @@ def test_remedies_name_the_source_of_a_file(world, rng):
 def test_a_missing_folder_of_a_source_is_named(world):
     (world.folder / "orders").rmdir()
     with pytest.raises(PipelineFileError, match=r"^sources\.orders\.path: "):
-        run_correlation(load_any(world.pipeline))
+        run_pipeline(world.pipeline)
 
 
 def test_a_table_with_other_columns_is_refused_before_anything_is_written(world, rng):

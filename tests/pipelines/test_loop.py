@@ -20,7 +20,7 @@ from headrace.pipelines.config.model import SourceConfig, TriggerConfig
 from headrace.pipelines.errors import BatchError, SourceFileError
 from headrace.pipelines.loop import BatchLoop, StopRequest
 from headrace.pipelines.source.discovery import examine, fingerprint
-from headrace.pipelines.source.intake import Intake
+from headrace.pipelines.source.feed import SourceFeed
 from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.source.pieces import spread
 
@@ -111,10 +111,10 @@ class Project:
         os.utime(path, (self.date, self.date))
 
     def run(self, hook=lambda _step: None, stop=None, interval=None, on_batch=None):
-        """Run once, and return the loop and the intake."""
+        """Run once, and return the loop and the feed."""
         with Ledger(self.checkpoint) as ledger:
             trigger = TriggerConfig.model_validate(self.trigger)
-            intake = Intake(SourceConfig.model_validate(self.source), trigger, ledger)
+            feed = SourceFeed(SourceConfig.model_validate(self.source), trigger, ledger)
             protocol = FakeProtocol(self.folder, self.facts, hook)
 
             def told(batch):
@@ -122,12 +122,9 @@ class Project:
                 if on_batch is not None:
                     on_batch(batch)
 
-            loop = BatchLoop(
-                str(self.folder), ledger, intake, protocol, lambda files: [file.name for file in files],
-                on_batch=told, hook=hook,
-            )  # fmt: skip
+            loop = BatchLoop(feed, protocol, lambda files: [file.name for file in files], on_batch=told, hook=hook)
             loop.run(stop or StopRequest(), interval)
-        return loop, intake
+        return loop, feed
 
     def crash_at(self, step, nth=1):
         """Run until a step has come so many times."""
@@ -552,7 +549,7 @@ def test_parts_have_the_rows_of_sparks_partitions_and_like_sizes(sizes, parts):
 
 
 def test_a_fingerprint_that_fails_does_not_fail_the_batch(project, monkeypatch):
-    monkeypatch.setattr("headrace.pipelines.loop.fingerprint", lambda *_: None)
+    monkeypatch.setattr("headrace.pipelines.source.feed.fingerprint", lambda *_: None)
     project.write("a", "1")
     project.run()
     monkeypatch.undo()

@@ -14,8 +14,8 @@ from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.delta.tables import DeltaHandle, create_table, has_table, registered_streams, stream_registry
 from headrace.pipelines.errors import DeltaTableError, LedgerError
 from headrace.pipelines.loop import BatchLoop, StopRequest
+from headrace.pipelines.source.feed import SourceFeed
 from headrace.pipelines.source.identity import application, check_identity, replaced_stream, source_of
-from headrace.pipelines.source.intake import Intake
 from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.source.source_files import adopt_files
 
@@ -85,7 +85,7 @@ class Project:
             facts.latest()
             check_identity(config, ledger, facts, ran_before=ran_before)
             loop = BatchLoop(
-                config.source.path, ledger, Intake(config.source, config.trigger, ledger),
+                SourceFeed(config.source, config.trigger, ledger),
                 DeltaLoader(config, facts, ledger), lambda files: [file.name for file in files],
             )  # fmt: skip
             loop.run(StopRequest())

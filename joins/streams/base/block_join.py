@@ -200,9 +200,9 @@ class BlockJoin:
             start = 0
             while (start := table.add(source.read(block, buffer), start)) < block.count:
                 if len(table) == 0:
-                    raise MemoryBudgetError(
+                    raise MemoryBudgetError.of(
                         f"a tuple of {self._algorithm.graph.names[source.side]!r} does not fit into the memory that is "
-                        "left while spilled tuples are joined; give the join more memory"
+                        "left while spilled tuples are joined"
                     )
                 table.build()
                 yield table

@@ -305,9 +305,9 @@ class StreamsAlgorithm(ABC):
             if self._workspace == self.budget.limit // _SHARE:  # it grows with the memory
                 used, share = used - self._workspace, _SHARE
             least = used + nbytes if share == 1 else -(-(used + nbytes) * share // (share - 1)) + share
-            raise MemoryBudgetError(
-                f"a memory of {format_size(self.budget.limit)} leaves less than {format_size(nbytes)} for {purpose}; "
-                f"give the join at least {least} bytes"
+            raise MemoryBudgetError.of(
+                f"a memory of {format_size(self.budget.limit)} leaves less than {format_size(nbytes)} for {purpose}",
+                least,
             )
 
     def next_stamp(self) -> int:
@@ -332,9 +332,9 @@ class StreamsAlgorithm(ABC):
 
     def no_room(self, side: int) -> MemoryBudgetError:
         """Return the error for a tuple of an input that an empty memory does not take."""
-        return MemoryBudgetError(
+        return MemoryBudgetError.of(
             f"a tuple of {self.graph.names[side]!r} does not fit into what a memory of "
-            f"{format_size(self.budget.limit)} leaves for tuples; give the join more memory"
+            f"{format_size(self.budget.limit)} leaves for tuples"
         )
 
     def join_in_memory(
@@ -380,9 +380,10 @@ class StreamsAlgorithm(ABC):
     def spill_folder(self) -> SpillFolder:
         """Return the folder of the spill files, created on first use; see `spill_file`."""
         if self._spill_parent is None:
-            raise MemoryBudgetError(
+            raise MemoryBudgetError.of(
                 f"the tuples exceed the memory of {format_size(self.budget.limit)} and the join has no folder for "
-                "spill files; give it more memory, or `spill=` a folder"
+                "spill files",
+                otherwise="`spill=` a folder",
             )
         if self._spill is None:
             self._spill = SpillFolder(self._spill_parent, self._spill_backend)
@@ -461,10 +462,10 @@ class StreamsAlgorithm(ABC):
         part = batch.slice(start, rows)
         needed = self.encoders[side].nbytes(part)
         if needed > room:
-            raise MemoryBudgetError(
+            raise MemoryBudgetError.of(
                 f"a tuple of {self.graph.names[side]!r} needs {format_size(needed)} while it is taken in, more than "
-                f"the {format_size(room)} that a memory of {format_size(self.budget.limit)} leaves for it; give it "
-                f"at least {2 * _SHARE * needed} bytes"
+                f"the {format_size(room)} that a memory of {format_size(self.budget.limit)} leaves for it",
+                2 * _SHARE * needed,
             )
         return part
 

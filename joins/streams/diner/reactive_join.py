@@ -110,9 +110,9 @@ class ReactiveAlgorithm(StreamsAlgorithm):
     def _flush_for(self, side: int, rows: Rows, at: int) -> None:
         if not self.rows_in_memory:
             size = rows.nbytes_of(np.array([at], dtype=np.int64))
-            raise MemoryBudgetError(
+            raise MemoryBudgetError.of(
                 f"a tuple of {self.graph.names[side]!r} takes {format_size(size)}, and a memory of "
-                f"{format_size(self.budget.limit)} has no room for it; give the join more memory"
+                f"{format_size(self.budget.limit)} has no room for it"
             )
         self._flush()
 

@@ -108,9 +108,10 @@ class SymmetricHashAlgorithm(StreamsAlgorithm):
     def _keep(self, side: int, rows: Rows) -> None:
         store = self.stores[side]
         if store.fitting(rows, 0) < len(rows):
-            raise MemoryBudgetError(
+            raise MemoryBudgetError.of(
                 f"{self.rows_in_memory:,} tuples fill the memory of {format_size(self.budget.limit)}, and a symmetric "
-                "hash join holds all of them; give it more memory, or use an operator that spills, such as DINER"
+                "hash join holds all of them",
+                otherwise="use an operator that spills, such as DINER",
             )
         store.insert(rows)
 

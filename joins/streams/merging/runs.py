@@ -191,10 +191,11 @@ class RunMerger:
     def _lists_full(self) -> MemoryBudgetError:
         """Return the error for lists of blocks that leave no memory for tuples."""
         lists, limit = self._budget.held("statistics"), self._budget.limit
-        return MemoryBudgetError(
+        return MemoryBudgetError.of(
             f"{self._algorithm.counters.rows_spilled:,} tuples were spilled, and the lists of their blocks take "
-            f"{format_size(lists)} of the memory of {format_size(limit)}, which leaves no room for tuples; give the "
-            f"join at least {2 * limit} bytes, or use an operator without such lists, such as XJoin"
+            f"{format_size(lists)} of the memory of {format_size(limit)}, which leaves no room for tuples",
+            2 * limit,
+            "use an operator without such lists, such as XJoin",
         )
 
     @staticmethod

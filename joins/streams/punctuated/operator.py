@@ -548,9 +548,10 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
         """Make room for what is not a tuple."""
         while self.state.spare < nbytes:
             if self.rows_in_memory == 0:
-                raise MemoryBudgetError(
+                raise MemoryBudgetError.of(
                     f"the punctuations of {self.graph.names} take what a memory of {format_size(self.budget.limit)} "
-                    "leaves; give the join more memory, or punctuate ranges of keys that touch, which are merged"
+                    "leaves",
+                    otherwise="punctuate ranges of keys that touch, which are merged",
                 )
             yield from self._free_memory()
 

@@ -419,9 +419,9 @@ class HashState:
             if fits or len(store):
                 return fits
             if self.rows_in_memory == 0:
-                raise MemoryBudgetError(
+                raise MemoryBudgetError.of(
                     f"a tuple of {self._algorithm.graph.names[self.side_of(store)]!r} does not fit into the memory "
-                    "that is left while spilled tuples are joined; give the join more memory"
+                    "that is left while spilled tuples are joined"
                 )
             self.flush_largest()
 

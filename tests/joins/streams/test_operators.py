@@ -85,7 +85,7 @@ def fill(join):
 def test_a_join_in_memory_says_that_its_memory_is_full():
     with (
         SymmetricHash(INPUTS, "x", memory="256KiB") as join,
-        pytest.raises(MemoryBudgetError, match=r"hold.* all of them; give it more memory"),
+        pytest.raises(MemoryBudgetError, match=r"hold.* all of them; give the join more memory"),
     ):
         fill(join)
 
