@@ -182,14 +182,14 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
     with console.step(f"checking dimension {name}", left=UNCHANGED):
         config = load_pipeline(pipeline)
         findings = check_history(config, name) if _has_history(config, name) else check_dimension(config, name)
-    document = {"dimension": name, "ok": not findings, "findings": [asdict(finding) for finding in findings]}
-    if not findings:
-        console.result(document, Text(f"dimension {name} is sound"))
-        ctx.exit(ExitCode.OK)
-    rows = [(finding.rule, finding.rows) for finding in findings]
+    broken = [finding for finding in findings if not finding.allowed]
+    document = {"dimension": name, "ok": not broken, "findings": [asdict(finding) for finding in findings]}
+    rows = [(finding.rule, finding.rows) for finding in broken]
     grid = Grid(f"Dimension {name} breaks these rules", ("rule", "rows that break it"), rows)
-    console.result(document, grid, *_examples("example", findings))
-    ctx.exit(ExitCode.DAMAGED)
+    blocks: list[Block] = [grid, *_examples("example", broken)] if broken else [Text(f"dimension {name} is sound")]
+    blocks += [Text(f"{finding.rows} {finding.rule}") for finding in findings if finding.allowed]
+    console.result(document, *blocks)
+    ctx.exit(ExitCode.DAMAGED if broken else ExitCode.OK)
 
 
 @dimension.command("repair", cls=ReportingCommand)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from headrace.etl.equality import KeyRule
     from headrace.storage.format import Keys
 
-__all__ = ["digests_of", "shard_of"]
+__all__ = ["digests_of", "shard_of", "usable_digests"]
 
 _WORD = 8
 
@@ -67,6 +67,19 @@ def shard_of(
     """
     if shards < 1:
         raise DeclarationError(f"there is at least one shard, not {shards}")
+    usable, digests = usable_digests(columns, key, rules)
+    shard = np.zeros(len(columns[0]), dtype=np.int32)
+    shard[usable] = digests % np.uint64(shards)
+    return shard
+
+
+def usable_digests(
+    columns: Sequence[pa.Array | pa.ChunkedArray], key: pa.Schema, rules: Mapping[str, KeyRule] | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """Return the rows with a usable key, ascending, and the digest of each of these keys.
+
+    The parameters and errors are those of `shard_of`, whose shard is the digest modulo the number of shards.
+    """
     from headrace.storage.format import KeyCodec  # noqa: PLC0415 - numba comes in with the first key that is hashed
 
     rules = rules or {}
@@ -77,10 +90,7 @@ def shard_of(
     usable = np.logical_and.reduce([np.asarray(array.is_valid()) for array in arrays])
     if not usable.all():
         arrays = [pc.filter(array, pa.array(usable)) for array in arrays]
-    digests = digests_of(KeyCodec(key, key.names).encode(arrays))
-    shard = np.zeros(len(usable), dtype=np.int32)
-    shard[usable] = digests % np.uint64(shards)
-    return shard
+    return np.flatnonzero(usable), digests_of(KeyCodec(key, key.names).encode(arrays))
 
 
 def digests_of(keys: Keys) -> NDArray[np.uint64]:

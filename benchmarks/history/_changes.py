@@ -18,7 +18,7 @@ from benchmarks.history._processor import Stopwatch
 from benchmarks.history._settings import CONTENT, content, merging
 from headrace.pipelines.changes.applying import apply_files
 
-__all__ = ["CONTESTANTS", "measure"]
+__all__ = ["CONTESTANTS", "changes", "measure"]
 
 CONTESTANTS = OURS, MERGE = "headrace dimension apply", "Delta MERGE, tuned"
 
@@ -27,7 +27,7 @@ def measure(spark, folder, settings):
     """Yield a row for each contestant and round."""
     members = Members(settings.members)
     config = pipeline(folder, "changes", settings.memory)
-    path = members.create(config)
+    path = members.create(config, settings.kept or None)
     link_table(path, f"{path}_merged")
     spark.sql(f"ALTER TABLE delta.`{path}_merged` SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'false')")
     changed = np.random.default_rng(2).permutation(settings.members)
@@ -35,7 +35,7 @@ def measure(spark, folder, settings):
     for number in range(settings.rounds + 1):
         chosen = np.sort(changed[number * settings.changes : (number + 1) * settings.changes])
         file = folder / "changed" / f"{number}.parquet"
-        pq.write_table(_changes(members, chosen, number), file)
+        pq.write_table(changes(members, chosen, number), file)
         contestants = {OURS: lambda: _apply(config, file), MERGE: lambda: _merge(spark, f"{path}_merged", file)}  # noqa: B023
         for name in sorted(contestants, reverse=number % 2 == 1):
             began, watch = time.perf_counter(), Stopwatch()
@@ -45,7 +45,7 @@ def measure(spark, folder, settings):
     _compare(spark, path, settings)
 
 
-def _changes(members, chosen, number):
+def changes(members, chosen, number):
     """Return changes of the day `LAST_DAY + number`: half with a new city, half with a new phone number."""
     moves = np.arange(len(chosen)) % 2 == 0
     _, city = members.at(chosen, np.full(len(chosen), LAST_DAY))

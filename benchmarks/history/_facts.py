@@ -34,7 +34,7 @@ def measure(spark, folder, settings):
     members = Members(settings.members)
     dimensions = {name: f"customer_{side}" for name, side in SIDES.items()}
     configs = {name: pipeline(folder, SIDES[name], settings.memory, dimensions[name]) for name in SIDES}
-    path = members.create(configs[OURS])
+    path = members.create(configs[OURS], settings.kept or None)
     for name in CONTESTANTS[1:]:
         link_table(path, folder / dimensions[name])
     runs = {name: _Headrace(configs[name]) for name in (OURS, OURS_LATE)}

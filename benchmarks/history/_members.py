@@ -90,15 +90,30 @@ class Members:
         first = rng.integers(0, CITIES, count)
         self.city = np.stack([first, (first + rng.integers(1, CITIES, count)) % CITIES], axis=1)
 
-    def create(self, config):
-        """Create the dimension of a pipeline with all versions."""
+    def create(self, config, kept=None):
+        """Create the dimension of a pipeline with all versions, and return its path.
+
+        With a folder `kept`, the table is made there once, and the dimension is a copy of it.
+        """
         history, path = history_of(config, "customer"), config.dimensions["customer"].path
+        if kept is None:
+            self._write(history, path)
+            return path
+        made = Path(kept) / f"customers-{len(self.ids)}"
+        if not made.exists():
+            writing = made.with_suffix(".incomplete")
+            shutil.rmtree(writing, ignore_errors=True)
+            self._write(history, str(writing))
+            writing.rename(made)
+        link_table(made, path)
+        return path
+
+    def _write(self, history, path):
         create_history(path, history)
         schema = delta_schema(history)
         files = write_files(path, schema, (self._rows(part, schema) for part in self._parts()))
         greatest = {GREATEST_KEY: str(int(self.key[-1] + self.twice[-1]))}
         commit_files(path, open_table(path), files, Commit("benchmark", 0, properties=greatest))
-        return path
 
     def _parts(self):
         each = ROWS_OF_A_FILE * EACH // (EACH + 1)

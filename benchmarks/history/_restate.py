@@ -44,7 +44,7 @@ def measure(spark, folder, settings):
     """Yield a row for each contestant and round."""
     members = Members(settings.members)
     config = pipeline(folder, "restate", settings.memory)
-    path, facts = members.create(config), config.sink.path
+    path, facts = members.create(config, settings.kept or None), config.sink.path
     _load(spark, config, members, settings)
     merged = f"{facts}_merged"
     link_table(facts, merged)

@@ -34,6 +34,10 @@ class Settings:
         Rounds that count, after one that does not.
     memory
         Memory of Headrace's joins, and of its replicas' caches.
+    large_members, large_changes
+        Members of a large dimension, and changes of a round, half of which open a version.
+    kept
+        Folder that keeps the initial tables of dimensions for later runs; empty for none.
     """
 
     members: int = 10_000_000
@@ -46,10 +50,13 @@ class Settings:
     moved: int = 1_000_000
     rounds: int = 2
     memory: str = "512MiB"
+    large_members: int = 50_000_000
+    large_changes: int = 1_000_000
+    kept: str = ""
 
     def scaled(self, scale):
         """Return the settings with all sizes multiplied."""
-        names = ("members", "batch_rows", "changes", "facts", "moved")
+        names = ("members", "batch_rows", "changes", "facts", "moved", "large_members", "large_changes")
         return replace(self, **{name: max(10, int(getattr(self, name) * scale)) for name in names})
 
 

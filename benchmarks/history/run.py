@@ -22,6 +22,7 @@ __all__ = ["main"]
 CASES = {
     "facts": "facts and a dimension with history: some have new members, and some are older than the current version",
     "changes": "changes of members, half of which open a version",
+    "large": "many changes of a large dimension, in a process whose memory and written bytes are measured",
     "restate": "facts that belong to another version since changes came late",
 }
 

@@ -95,7 +95,7 @@ _ACTIONS: Final = {
 
 
 def check_history(config: PipelineConfig, name: str) -> list[Finding]:
-    """Return the rules that a dimension with history violates; an empty list if none.
+    """Return the rules that a dimension with history violates, and facts that a policy leaves (`Finding.allowed`).
 
     Raises
     ------
@@ -144,7 +144,8 @@ def repair_history(
 def _repaired(config: PipelineConfig, name: str, *, dry_run: bool) -> Repaired:
     with _checking(config, name) as check:
         check.fixing = Fixing(None if dry_run else RowRepair(check.history, check.handle))
-        left = [Repair(each.rule, _action(each.rule), each.rows, each.examples) for each in check.findings()]
+        broken = (each for each in check.findings() if not each.allowed)
+        left = [Repair(each.rule, _action(each.rule), each.rows, each.examples) for each in broken]
         check.fixing.commit(check.handle)
         return Repaired(check.fixing.repairs(), tuple(left))
 

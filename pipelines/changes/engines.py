@@ -1,7 +1,8 @@
 """Where the stages of an apply run: in threads of this process, or in Spark's workers on any number of hosts.
 
 In this process, changes pass from the first stage to the second through files on the local disk, one for each shard, as
-Spark passes them through its shuffle. So neither keeps all changes of a batch in memory.
+Spark passes them through its shuffle. So neither keeps all changes of a batch in memory. If the table is scanned, the
+stored rows of the members that the changes name take the same way.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, Self
 import numpy as np
 import pyarrow as pa
 
+from headrace.pipelines.changes.scanning import KeyFilter
 from headrace.pipelines.changes.stages import NOTE_SCHEMA
 from headrace.pipelines.errors import ReplicaDamagedError
 from headrace.pipelines.replica.catch_up import replica_folder
@@ -26,20 +28,24 @@ from headrace.pipelines.source.pieces import piece_frame, piece_rows
 from headrace.pipelines.spark.columns import spark_schema
 from headrace.pipelines.spark.failures import explained
 from headrace.pipelines.spark.frame import PIECES, SHARD
+from headrace.pipelines.spark.packing import PACKED_SCHEMA, bounded_batches, pack, unpack
 from headrace.storage.errors import StorageIOError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
+    from headrace.pipelines.changes.scanning import StoredScan
     from headrace.pipelines.changes.stages import ApplyShard, ReadChanges
     from headrace.pipelines.config.model import SourceConfig
     from headrace.pipelines.source.discovery import FoundFile
+    from headrace.pipelines.spark.frame import ShardRule
 
 __all__ = ["Engine", "LocalEngine", "SparkEngine", "local_files"]
 
 _TRIES: Final = 2
+_FILTER_SCHEMA: Final = pa.schema([("bits", pa.binary())])
 
 
 class Engine(Protocol):
@@ -93,10 +99,43 @@ class LocalEngine:
             place as folder,
             ThreadPoolExecutor(self._cores, "headrace-apply") as pool,
         ):
-            with _Exchange(Path(folder)) as exchange:
-                list(pool.map(lambda row: exchange.take(read(_pieces(row))), rows))
-            shards = range(apply.shards) if apply.needs_every_shard else exchange.shards
-            return list(pool.map(lambda shard: _applied(apply, exchange, shard), shards))
+            named = None if apply.scan is None else _Named(apply.scan, read.rule)
+            with _Exchange(Path(folder)) as changes:
+                list(pool.map(lambda row: changes.take(_noted(read(_pieces(row)), named)), rows))
+            with _Exchange(Path(folder), "stored-") as stored:
+                if named is not None:
+                    list(pool.map(lambda file: stored.take(named.scan.rows(file, named.keys)), named.scan.files()))
+            shards = range(apply.shards) if apply.needs_every_shard else changes.shards
+            return list(pool.map(lambda shard: _applied(apply, changes, stored, shard), shards))
+
+
+class _Named:
+    """The members that changes name, as they are read by several threads.
+
+    Parameters
+    ----------
+    scan, rule
+        Scan of the table for the members, and the rule that assigns changes to shards.
+    """
+
+    def __init__(self, scan: StoredScan, rule: ShardRule) -> None:
+        self.scan = scan
+        self.keys = scan.no_members()
+        self._rule = rule
+        self._lock = Lock()
+
+    def add(self, changes: pa.RecordBatch) -> None:
+        """Add the members of changes."""
+        with self._lock:
+            self.scan.note(self.keys, changes, self._rule)
+
+
+def _noted(changes: Iterator[pa.RecordBatch], named: _Named | None) -> Iterator[pa.RecordBatch]:
+    """Yield changes, after their members were noted if they are wanted."""
+    for batch in changes:
+        if named is not None:
+            named.add(batch)
+        yield batch
 
 
 class SparkEngine:
@@ -122,46 +161,73 @@ class SparkEngine:
     def run(  # noqa: D102 - as in the protocol
         self, source: SourceConfig, files: Sequence[FoundFile], read: ReadChanges, apply: ApplyShard
     ) -> list[dict[str, Any]]:
-        with explained("the application of changes"):
-            # `mapInArrow` does not take columns whose names have dots or backticks, so columns have numbers between.
-            names = read.schema.names
-            numbered = [name if name == SHARD else f"_{number}" for number, name in enumerate(names)]
-            between = pa.schema(field.with_name(name) for field, name in zip(read.schema, numbered, strict=True))
+        with explained("the application of changes"), bounded_batches(self._spark):
             pieces = piece_frame(self._spark, source, files, skippable=False)
-            frame = pieces.mapInArrow(_Renaming(read, None, tuple(numbered)), spark_schema(between))
+            frame = pieces.mapInArrow(_Packed(read), spark_schema(PACKED_SCHEMA))
+            frame = frame if apply.scan is None else frame.unionAll(self._stored(frame, apply.scan, read.rule))
             frame = frame.repartitionById(apply.shards, SHARD)
-            notes = frame.mapInArrow(_Renaming(apply, tuple(names), None), spark_schema(NOTE_SCHEMA)).collect()
+            notes = frame.mapInArrow(apply, spark_schema(NOTE_SCHEMA)).collect()
         return [json.loads(row[0]) for row in notes]
+
+    def _stored(self, changes: DataFrame, scan: StoredScan, rule: ShardRule) -> DataFrame:
+        """Return the stored rows of the members that changes name, packed."""
+        noted = changes.mapInArrow(_Noting(scan, rule), spark_schema(_FILTER_SCHEMA)).collect()
+        named = KeyFilter.united([row[0] for row in noted]) if noted else scan.no_members()
+        numbers = self._spark.range(0, len(scan.files()), 1, self.cores)
+        return numbers.mapInArrow(_Scanning(scan, named), spark_schema(PACKED_SCHEMA))
 
 
 @dataclass(frozen=True)
-class _Renaming:
-    """A stage with other column names in its input, or in its output. Picklable."""
+class _Packed:
+    """Reads changes, and packs them for the shuffle. Picklable."""
 
-    stage: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-    given: tuple[str, ...] | None
-    returned: tuple[str, ...] | None
+    read: ReadChanges
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _renamed(self.stage(_renamed(batches, self.given)), self.returned)
+        return map(pack, self.read(batches))
 
 
-def _renamed(batches: Iterable[pa.RecordBatch], names: tuple[str, ...] | None) -> Iterator[pa.RecordBatch]:
-    return iter(batches) if names is None else (batch.rename_columns(list(names)) for batch in batches)
+@dataclass(frozen=True)
+class _Noting:
+    """Returns a filter of the members that packed changes name. Picklable."""
+
+    scan: StoredScan
+    rule: ShardRule
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        named = self.scan.no_members()
+        for batch in batches:
+            for changes in unpack(batch):
+                self.scan.note(named, changes, self.rule)
+        yield pa.RecordBatch.from_arrays([pa.array([named.bits.tobytes()], pa.binary())], schema=_FILTER_SCHEMA)
+
+
+@dataclass(frozen=True)
+class _Scanning:
+    """Reads data files, given by their numbers, and packs the rows whose members a filter may have. Picklable."""
+
+    scan: StoredScan
+    named: KeyFilter
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        files = self.scan.files()
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from map(pack, self.scan.rows(files[number], self.named))
 
 
 def _pieces(row: dict[str, Any]) -> list[pa.RecordBatch]:
     return [pa.RecordBatch.from_pylist([row], PIECES)]
 
 
-def _applied(apply: ApplyShard, exchange: _Exchange, shard: int) -> dict[str, Any]:
+def _applied(apply: ApplyShard, changes: _Exchange, stored: _Exchange, shard: int) -> dict[str, Any]:
     """Apply the changes of a shard; once more if its replica was found to be damaged, as Spark retries a task."""
     for _ in range(_TRIES - 1):
         try:
-            return apply.run(shard, exchange.of(shard))
+            return apply.run(shard, changes.of(shard), stored.of(shard))
         except ReplicaDamagedError:
             continue
-    return apply.run(shard, exchange.of(shard))
+    return apply.run(shard, changes.of(shard), stored.of(shard))
 
 
 def _created(path: Path) -> pa.NativeFile:
@@ -193,16 +259,17 @@ def local_files(folder: Path, held: str = "the changes of a batch while they are
 
 
 class _Exchange:
-    """Changes between the stages, in one file per shard.
+    """Changes or stored rows between the stages, in one file per shard.
 
     Parameters
     ----------
-    folder
-        Empty folder for the files.
+    folder, prefix
+        Folder for the files, and the beginning of their names.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, prefix: str = "") -> None:
         self._folder = folder
+        self._prefix = prefix
         self._lock = Lock()
         self._writers: dict[int, tuple[pa.ipc.RecordBatchStreamWriter, Lock]] = {}
         self._stack = ExitStack()
@@ -220,7 +287,7 @@ class _Exchange:
 
     @property
     def shards(self) -> list[int]:
-        """Shards that have changes."""
+        """Shards that have rows."""
         return sorted(self._writers)
 
     def take(self, batches: Iterator[pa.RecordBatch]) -> None:
@@ -236,17 +303,20 @@ class _Exchange:
                     writer.write_batch(ordered.slice(start, end - start))
 
     def of(self, shard: int) -> list[pa.RecordBatch]:
-        """Return the changes of a shard."""
+        """Return the rows of a shard."""
         if shard not in self._writers:
             return []
-        with local_files(self._folder), pa.ipc.open_stream(self._folder / f"{shard}.arrow") as reader:
+        with local_files(self._folder), pa.ipc.open_stream(self._file(shard)) as reader:
             return list(reader)
+
+    def _file(self, shard: int) -> Path:
+        return self._folder / f"{self._prefix}{shard}.arrow"
 
     def _writer(self, shard: int, schema: pa.Schema) -> tuple[pa.ipc.RecordBatchStreamWriter, Lock]:
         with self._lock, local_files(self._folder):
             if shard not in self._writers:
                 options = pa.ipc.IpcWriteOptions(compression="lz4")
-                file = self._stack.enter_context(_created(self._folder / f"{shard}.arrow"))
+                file = self._stack.enter_context(_created(self._file(shard)))
                 writer = self._stack.enter_context(pa.ipc.new_stream(file, schema, options=options))
                 self._writers[shard] = writer, Lock()
             return self._writers[shard]

@@ -1,7 +1,8 @@
 """Check of facts against a dimension with history.
 
 The key of a fact must be that of the version of its member that was valid at its time, and what the fact carries must
-be what the version has.
+be what the version has. Facts that a late change made older than the first version of their member, and that a lookup
+would reject now, are no fault: a restatement leaves them as they are, and they are counted apart.
 
 Versions and facts are read once into a DuckDB file on the local disk, so memory is bounded. Only facts of the given
 pipeline are checked. Columns that date a version change without the facts, so they are not compared.
@@ -87,7 +88,9 @@ class _Role:
         self._history = history
         self._item = item
         self._mixed = mixed_lookup(config, item) is not None
+        self._leaves_early = item.event_time is not None and item.before_first == "reject" and not self._mixed
         by_key = {key: column for column, key in item.on.items()}
+        self._key = [f"k{place}" for place in range(len(history.dimension.natural_key))]
         self._on = [by_key[name] for name in history.dimension.natural_key]
         attributes = history.dimension.attributes.names
         self._carried = [] if self._mixed else [name for name in item.carry if name in attributes]
@@ -100,15 +103,22 @@ class _Role:
         return list(dict.fromkeys([f"{self._item.role}_key", *self._on, *time, *carried]))
 
     def load(self, connection: DuckDBPyConnection, table: DeltaTable) -> None:
-        """Read the facts with the key of a version: `key`, natural key, time, and what they carry; each once."""
+        """Read the facts with the key of a version: `key`, natural key, time, and what they carry; each once.
+
+        `left_as_is` says whether the policy of the lookup leaves the fact as it is.
+        """
         history = self._history
         kinds = {field.name: field.type for field in history.version_schema}
-        keys = [(f"k{place}", field.type) for place, field in enumerate(history.dimension.key_schema)]
+        keys = [(name, field.type) for name, field in zip(self._key, history.dimension.key_schema, strict=True)]
         carried = [(f"a_{name}", kinds[name]) for name in self._carried]
         schema = pa.schema([("key", pa.int64()), *keys, ("time", history.instant_type), *carried])
         load_rows(connection, "facts", schema, (self._row(each, schema) for each in scan_table(table, self.columns)))
+        key = ", ".join(self._key)
+        early = "coalesce(time < born, false)" if self._leaves_early else "false"
         connection.execute(
-            "CREATE OR REPLACE TABLE facts AS SELECT *, count(*) AS n FROM facts WHERE key > 0 GROUP BY ALL"
+            f"CREATE OR REPLACE TABLE facts AS SELECT facts.*, {early} AS left_as_is, count(*) AS n FROM facts "
+            f"LEFT JOIN (SELECT {key}, min(since) AS born FROM versions WHERE key > 0 GROUP BY ALL) USING ({key}) "
+            "WHERE key > 0 GROUP BY ALL"
         )
 
     def _row(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
@@ -124,32 +134,37 @@ class _Role:
         )
 
     def findings(self, connection: DuckDBPyConnection) -> Iterator[Finding]:
-        """Yield the rules that the facts violate."""
-        role = self._item.role
-        keys = [f"k{place}" for place in range(len(self._on))]
-        other = " OR ".join(f"v.{name} IS DISTINCT FROM f.{name}" for name in keys)
-        met = "FROM facts f JOIN versions v USING (key)"
-        rules = {
-            f"facts of role {role} have the key of a version": "FROM facts f ANTI JOIN versions v USING (key)",
-            f"facts of role {role} have the key of a version of their member": f"{met} WHERE {other}",
-        }
-        if self._mixed:  # the key was not looked up by the other columns of the fact
-            rules = dict([*rules.items()][:1])
-        elif self._item.event_time is not None:
+        """Yield the rules that the facts violate, and the facts that the policy of the lookup leaves as they are."""
+        for rule, query in self._rules().items():
+            yield from self._found(connection, rule, query)
+        left = f"facts of role {self._item.role} are older than the first version of their member, and are left as is"
+        yield from self._found(connection, left, "FROM facts f WHERE f.left_as_is", allowed=True)
+
+    def _rules(self) -> dict[str, str]:
+        """Return each rule, and the query for the facts that violate it."""
+        role = f"facts of role {self._item.role}"
+        other = " OR ".join(f"v.{name} IS DISTINCT FROM f.{name}" for name in self._key)
+        met, kept = "FROM facts f JOIN versions v USING (key)", "NOT f.left_as_is"
+        rules = {f"{role} have the key of a version": f"FROM facts f ANTI JOIN versions v USING (key) WHERE {kept}"}
+        if not self._mixed:  # else the key was not looked up by the other columns of the fact
+            rules[f"{role} have the key of a version of their member"] = f"{met} WHERE {other}"
+        if not self._mixed and self._item.event_time is not None:
             early = "v.version = 1 AND f.time < v.since" if self._item.before_first == "first" else "false"
             inside = "f.time >= v.since AND (v.is_current OR f.time < v.until)"
-            wrong = f"f.time IS NOT NULL AND NOT ({inside}) AND NOT ({early}) AND NOT ({other})"
-            rules[f"facts of role {role} have the key of the version that was valid at their time"] = (
-                f"{met} WHERE {wrong}"
-            )
+            wrong = f"f.time IS NOT NULL AND NOT ({inside}) AND NOT ({early}) AND NOT ({other}) AND {kept}"
+            rules[f"{role} have the key of the version that was valid at their time"] = f"{met} WHERE {wrong}"
         if self._carried:
             differs = " OR ".join(f'f."a_{name}" IS DISTINCT FROM v."a_{name}"' for name in self._carried)
-            rules[f"facts of role {role} carry the values of their version"] = f"{met} WHERE {differs}"
-        for rule, query in rules.items():
-            rows = int(connection.execute(f"SELECT coalesce(sum(n), 0) {query}").fetchall()[0][0])
-            if rows:
-                named = connection.sql(
-                    f"SELECT DISTINCT {', '.join(f'f.{name}' for name in keys)} {query} ORDER BY ALL LIMIT {_EXAMPLES}"
-                )
-                texts = key_text(named.to_arrow_table().columns).to_pylist()
-                yield Finding(rule, rows, tuple(map(str, texts)))
+            rules[f"{role} carry the values of their version"] = f"{met} WHERE ({differs}) AND {kept}"
+        return rules
+
+    def _found(
+        self, connection: DuckDBPyConnection, rule: str, query: str, *, allowed: bool = False
+    ) -> Iterator[Finding]:
+        """Yield a finding if a query finds facts."""
+        rows = int(connection.execute(f"SELECT coalesce(sum(n), 0) {query}").fetchall()[0][0])
+        if rows:
+            keys = ", ".join(f"f.{name}" for name in self._key)
+            named = connection.sql(f"SELECT DISTINCT {keys} {query} ORDER BY ALL LIMIT {_EXAMPLES}")
+            texts = key_text(named.to_arrow_table().columns).to_pylist()
+            yield Finding(rule, rows, tuple(map(str, texts)), allowed)

@@ -31,6 +31,7 @@ from headrace.etl.history import ChangeOutcome
 from headrace.pipelines.batch.error_rows import ERROR_SCHEMA, Origin
 from headrace.pipelines.batch.read_step import ReadStep, record_format
 from headrace.pipelines.changes.parents import Cascade, followed_stream
+from headrace.pipelines.changes.scanning import FILTER_BYTES, StoredScan
 from headrace.pipelines.changes.snapshots import snapshot_history
 from headrace.pipelines.changes.stages import ApplyShard, ReadChanges, Tables
 from headrace.pipelines.changes.targets import errors_path
@@ -70,6 +71,7 @@ _LEAST_TASK_BYTES: Final = 1 << 20
 _TASK_SHARE: Final = 16  # the rows of a change, its entries and its versions take this many times its own bytes
 _SCANNED_CHANGES: Final = 10_000
 _SCANNED_ROWS: Final = 500  # a replica follows a change in the time in which a scan reads about so many rows
+_FILTER_SHARE: Final = 4  # of the memory, for the filter of a scan
 _COMPRESSION: Final = 8
 _TEXT_WIDTH: Final = 24
 _WIDTH: Final = 8
@@ -300,14 +302,14 @@ class ApplyProtocol:
         snapshot = target.snapshot if planned.follows is None else None
         latest = self._dimension.latest()
         replicas = config.dimensions[target.name].shards or self._engine.cores
-        memory = parse_memory(config.memory)
+        memory = parse_memory(config.memory) // self._engine.tasks_of_a_process
         given = sum(_bytes(target.source, file) for file in planned.files)
-        scans = self._scans(given)
+        shards = replicas * _parts(max(given, self._stored_bytes(planned)), replicas, memory)
         schema = delta_schema(target.history)
         return ApplyShard(
             history=target.history if snapshot is None else snapshot_history(target.history),
             snapshot=snapshot,
-            scans=scans,
+            scan=self._scan(given, latest.version, shards, parse_memory(config.memory)),
             replica=ReplicaSpec(
                 EntryRows(target.history),
                 target.path,
@@ -318,8 +320,8 @@ class ApplyProtocol:
             ),
             version=latest.version,
             base=self._dimension.greatest_key(target.history.dimension.surrogate_key),
-            shards=replicas * _parts(max(given, self._stored_bytes(planned)), replicas, memory),
-            memory=memory // self._engine.tasks_of_a_process,
+            shards=shards,
+            memory=memory,
             tables=Tables(
                 FileSpec(target.path, schema),
                 feed_files(target.path, schema),
@@ -348,14 +350,16 @@ class ApplyProtocol:
         )
         return Cascade(parents, version + 1, planned.follows, planned.since)
 
-    def _scans(self, given: int) -> bool:
-        """Return whether a scan of the dimension is cheaper than replicas that follow as many changes."""
+    def _scan(self, given: int, version: int, shards: int, memory: int) -> StoredScan | None:
+        """Return a scan of the dimension if that is cheaper than replicas that follow as many changes."""
         if self._target.snapshot is not None:
-            return False
+            return None
         changes = given // _width(arrow_schema(self._target.source.columns))
         files = self._dimension.live.at(self._dimension.table.version())
         rows = sum((file.rows or 0) - file.removed for file in files)
-        return changes >= _SCANNED_CHANGES and changes * _SCANNED_ROWS >= rows
+        if not max(_SCANNED_CHANGES, rows // _SCANNED_ROWS) <= changes <= memory // _FILTER_SHARE // FILTER_BYTES:
+            return None
+        return StoredScan(self._target.history, self._target.path, version, shards, changes)
 
     def _stored_bytes(self, planned: _Planned) -> int:
         """Return about how many bytes of stored rows a task may hold: members that lack, or that follow a parent."""

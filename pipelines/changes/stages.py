@@ -8,7 +8,8 @@ There may be more shards than replicas: a multiple, so that a shard needs one re
 task, which holds the changes of one shard and the stored entries of the members that they name.
 
 Where the changes are many for the size of the dimension, the stored entries are found by a scan of the Delta table. A
-replica would have to follow as many changes at random places, each of which rewrites a page.
+replica would have to follow as many changes at random places, each of which rewrites a page. The rows that the scan
+finds come to the shards with the changes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ import json
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,14 +27,12 @@ import pyarrow.compute as pc
 from headrace.etl import CAUSES_COLUMN, KeyAllocator
 from headrace.etl.history import ChangeOutcome, apply_changes
 from headrace.etl.history.stored import named_members, stored_entries
-from headrace.etl.history.values import single
 from headrace.etl.settlement import CAUSES_TYPE
 from headrace.pipelines.batch.error_rows import Origin, error_rows
 from headrace.pipelines.batch.steps import Task
 from headrace.pipelines.changes.parents import with_lists
 from headrace.pipelines.changes.sources import change_columns
 from headrace.pipelines.delta.data_files import DataFile, FileSpec, FileWriter
-from headrace.pipelines.delta.live_files import LiveFiles, read_live_file
 from headrace.pipelines.errors import QualityError
 from headrace.pipelines.history.differences import RowDifferences, row_differences
 from headrace.pipelines.history.layout import delta_schema, entries_of
@@ -42,10 +40,11 @@ from headrace.pipelines.history.moved import moved_rows
 from headrace.pipelines.replica.entry_rows import opened_entries
 from headrace.pipelines.replica.row_sizes import LONGEST_ROW
 from headrace.pipelines.spark.frame import FILE, NOTE, RECORD_NUMBER, SHARD, STATE, ShardRule, State, source_schema
+from headrace.pipelines.spark.packing import unpack
 from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
     from numpy.typing import NDArray
@@ -53,6 +52,7 @@ if TYPE_CHECKING:
     from headrace.etl.history import Applied, History
     from headrace.pipelines.batch.read_step import ReadStep
     from headrace.pipelines.changes.parents import Cascade
+    from headrace.pipelines.changes.scanning import StoredScan
     from headrace.pipelines.changes.snapshots import Snapshot
     from headrace.pipelines.replica.catch_up import Reached, ReplicaSpec
     from headrace.storage import Table
@@ -122,8 +122,8 @@ class ApplyShard:
         Batch that the changes come from.
     snapshot
         Snapshot that the rows belong to, with the declaration of `snapshot_history`; None for changes.
-    scans
-        Whether the stored entries are found by a scan of the Delta table instead of in replicas.
+    scan
+        Scan of the Delta table that finds the stored rows; None if the entries are found in replicas.
     cascade
         Parents of the dimension; None if it has none.
     """
@@ -137,7 +137,7 @@ class ApplyShard:
     tables: Tables
     origin: Origin
     snapshot: Snapshot | None = None
-    scans: bool = False
+    scan: StoredScan | None = None
     cascade: Cascade | None = None
 
     @property
@@ -155,33 +155,51 @@ class ApplyShard:
         return self.cascade is not None and self.cascade.follows is not None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Apply the changes of a partition, and yield one note; nothing for a partition without work."""
-        given = [batch for batch in batches if batch.num_rows]
-        if given or self.needs_every_shard:
-            shard = int(given[0].column(SHARD)[0].as_py()) if given else _partition()
-            note = json.dumps(self.run(shard, given))
+        """Apply the packed changes of a partition, and yield one note; nothing for a partition without work."""
+        packed = [batch for batch in batches if batch.num_rows]
+        if packed or self.needs_every_shard:
+            shard = int(packed[0].column(SHARD)[0].as_py()) if packed else _partition()
+            given = [rows for batch in packed for rows in unpack(batch)]
+            names = delta_schema(self.history).names
+            stored = [rows for rows in given if rows.schema.names == names]
+            changes = [rows for rows in given if rows.schema.names != names]
+            note = json.dumps(self.run(shard, changes, stored))
             yield pa.RecordBatch.from_arrays([pa.array([note])], schema=NOTE_SCHEMA)
 
-    def run(self, shard: int, batches: Iterable[pa.RecordBatch]) -> dict[str, Any]:
-        """Apply the changes of a shard, and return the note: counts, and the files that were written."""
+    def run(
+        self, shard: int, batches: Sequence[pa.RecordBatch], stored: Sequence[pa.RecordBatch] = ()
+    ) -> dict[str, Any]:
+        """Apply the changes of a shard, and return the note: counts, and the files that were written.
+
+        Parameters
+        ----------
+        shard
+            Number of the shard.
+        batches
+            Its changes, as `ReadChanges` yields them.
+        stored
+            Rows of the members that the changes name, and perhaps others, if the table is scanned.
+        """
         began = time.monotonic()
-        malformed, changes = _divided(list(batches))
+        malformed, changes = _divided(batches)
         note: dict[str, Any] = {"shard": shard, "rows": malformed.num_rows + changes.num_rows}
         note["malformed"] = malformed.num_rows
         with FileWriter(self.tables.errors) as errors:
             self._keep(errors, malformed)
             del malformed
             if changes.num_rows or self.needs_every_shard:
-                note = _summed(note, self._applied(shard, changes, errors))
+                note = _summed(note, self._applied(shard, changes, stored, errors))
             note["errors"] = _files(errors)
         return note | {"seconds": time.monotonic() - began}
 
-    def _applied(self, shard: int, rows: pa.Table, errors: FileWriter) -> dict[str, Any]:
+    def _applied(
+        self, shard: int, rows: pa.Table, stored: Sequence[pa.RecordBatch], errors: FileWriter
+    ) -> dict[str, Any]:
         """Apply changes, or the rows of a snapshot, and return the counts of what was done."""
         given = rows.num_rows
         rows = self._fitting(rows, errors)
         long = given - rows.num_rows
-        changes, same, entries, replica = self._met(shard, rows)
+        changes, same, entries, replica = self._met(shard, rows, stored)
         if self.cascade is not None:
             changes = self._whole(self.cascade.changes(self.history, entries, changes, self.memory))
         allocator = KeyAllocator(self.base, self.shards, shard)
@@ -200,7 +218,7 @@ class ApplyShard:
             **self._written(applied, differences),
         }
 
-    def _met(self, shard: int, rows: pa.Table) -> tuple[pa.Table, int, pa.Table, str]:
+    def _met(self, shard: int, rows: pa.Table, stored: Sequence[pa.RecordBatch]) -> tuple[pa.Table, int, pa.Table, str]:
         """Return the changes, the number of snapshot rows that are none, the stored entries of members, and a note."""
         if self.cascade is not None and self._follows:
             with self._replica(shard) as (table, reached):
@@ -208,13 +226,16 @@ class ApplyShard:
                 entries = stored_entries(self.history, table, members, self.memory)
             return self._no_changes(), 0, entries, reached.action
         rows = with_lists(self.history, rows, self._repeated)
-        if self.scans:
-            members = named_members(self.history, rows)
-            return rows, 0, scanned_entries(self.history, self.replica.path, self.version, members), "scanned"
+        if self.scan is not None:
+            return rows, 0, entries_of(self.history, self._stored_rows(stored)), "scanned"
         with self._replica(shard) as (table, reached):
             changes, same = self._changes(shard, rows, table)
             entries = stored_entries(self.history, table, named_members(self.history, changes), self.memory)
         return changes, same, entries, reached.action
+
+    def _stored_rows(self, stored: Sequence[pa.RecordBatch]) -> pa.Table:
+        schema = delta_schema(self.history)
+        return pa.Table.from_batches([batch.select(schema.names) for batch in stored], schema).combine_chunks()
 
     @property
     def _repeated(self) -> frozenset[str]:
@@ -297,28 +318,6 @@ class ApplyShard:
             errors.write(error_rows(batch, self.origin))
 
 
-def scanned_entries(history: History, path: str, version: int, members: pa.Table) -> pa.Table:
-    """Return the entries of some members from a scan of the Delta table; there may be entries of other members.
-
-    Parameters
-    ----------
-    history
-        The declaration.
-    path, version
-        Path of the table, and the version to read.
-    members
-        Natural keys, each once.
-    """
-    schema = delta_schema(history)
-    wanted = {name: single(members.column(name)) for name in history.dimension.natural_key}
-    found = [schema.empty_table()]
-    for file in LiveFiles(path).at(version):
-        for _, batch in read_live_file(path, file, schema):
-            named = [pc.is_in(batch.column(name), value_set=values) for name, values in wanted.items()]
-            found.append(pa.Table.from_batches([batch.filter(reduce(pc.and_, named))]))
-    return entries_of(history, pa.concat_tables(found).combine_chunks())
-
-
 def _text_bytes(history: History, rows: pa.Table) -> NDArray[np.int64]:
     """Return the bytes of text in the attributes of each row."""
     names = [field.name for field in history.dimension.attributes if is_bytes(field.type)]
@@ -340,11 +339,12 @@ def text_limit(history: History) -> int:
     return (LONGEST_ROW - _PAGE_RESERVE) // (1 + len(kinds))
 
 
-def _divided(batches: list[pa.RecordBatch]) -> tuple[pa.Table, pa.Table]:
+def _divided(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Table, pa.Table]:
     """Return the records that do not fit their columns, and the others."""
     if not batches:
         return pa.table({}), pa.table({})
-    rows = pa.Table.from_batches(batches).drop_columns([SHARD])
+    rows = pa.Table.from_batches(batches)
+    rows = rows.drop_columns([name for name in (SHARD,) if name in rows.column_names])
     is_open = pc.equal(rows.column(STATE), int(State.OPEN))
     return rows.filter(pc.invert(is_open)), rows.filter(is_open)
 

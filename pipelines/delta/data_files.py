@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["DataFile", "FileSpec", "FileWriter"]
 
 _GROUP_ROWS = 1 << 18
+_SAMPLED_ROWS = 1 << 15
 _MILLISECOND = timedelta(milliseconds=1)
 _LAST_MILLISECOND = datetime(9999, 12, 31, 23, 59, 59, 999_000, UTC)
 _INDEXED_COLUMNS = 32
@@ -124,7 +125,7 @@ class FileWriter:
 
 
 class _OpenFile:
-    """An open Parquet file, written in row groups."""
+    """An open Parquet file, written in row groups. It is created with the first of them."""
 
     def __init__(self, table: Path, subfolder: str, schema: pa.Schema) -> None:
         self._table = table
@@ -134,10 +135,7 @@ class _OpenFile:
         self._rows = 0
         self._floating = [field.name for field in schema if pa.types.is_floating(field.type)]
         self._with_nan: set[str] = set()
-        with _named(self._path):
-            if self._path.parent != table:
-                self._path.parent.mkdir(exist_ok=True)
-            self._writer = pq.ParquetWriter(self._path, schema, compression="snappy")
+        self._writer: pq.ParquetWriter | None = None
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write rows."""
@@ -150,6 +148,7 @@ class _OpenFile:
         """Complete the file and return its description."""
         self._flush()
         with _named(self._path):
+            assert self._writer is not None  # a file is opened for rows
             self._writer.close()
             metadata = pq.read_metadata(self._path)
             seen = self._path.stat()
@@ -160,20 +159,40 @@ class _OpenFile:
 
     def abandon(self) -> None:
         """Remove the file, even if the disk is full and the file cannot be completed."""
+        if self._writer is None:
+            return
         with suppress(OSError):
             self._writer.close()
         with suppress(OSError):
             self._path.unlink(missing_ok=True)
+
+    def _created(self, first: pa.Table) -> pq.ParquetWriter:
+        if self._path.parent != self._table:
+            self._path.parent.mkdir(exist_ok=True)
+        return pq.ParquetWriter(
+            self._path, self._schema, compression="snappy", use_dictionary=_repetitive_columns(first)
+        )
 
     def _flush(self) -> None:
         if not self._rows:
             return  # a row group without rows has no statistics, and would deprive the file of its own
         with _named(self._path):
             table = pa.Table.from_batches(self._waiting, self._schema)
+            if self._writer is None:
+                self._writer = self._created(table)
             self._writer.write_table(table)
         self._with_nan |= {name for name in self._floating if pc.any(pc.is_nan(table.column(name))).as_py()}
         self._waiting.clear()
         self._rows = 0
+
+
+def _repetitive_columns(rows: pa.Table) -> bool | list[str]:
+    """Return the columns whose values repeat, by a sample; a dictionary of the others costs time and saves nothing."""
+    if any(pa.types.is_nested(kind) or pa.types.is_null(kind) for kind in rows.schema.types):
+        return True  # a list would have to name the parts of nested columns
+    sample = rows.slice(0, _SAMPLED_ROWS)
+    distinct = {name: pc.count_distinct(sample.column(name), mode="all").as_py() for name in sample.column_names}
+    return [name for name, count in distinct.items() if 2 * count <= sample.num_rows]
 
 
 @contextmanager

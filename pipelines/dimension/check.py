@@ -51,21 +51,24 @@ _VALUE_RULE: Final = "special members have the declared values"
 
 @dataclass(frozen=True)
 class Finding:
-    """A violation of a rule by a dimension.
+    """A violation of a rule by a dimension, or rows that a declared policy leaves as they are.
 
     Parameters
     ----------
     rule
-        Name of the rule.
+        Name of the rule, or what is left.
     rows
-        Number of rows that violate it.
+        Number of rows that violate it, or that are left.
     examples
         Examples of these rows, as text.
+    allowed
+        Whether a policy leaves the rows, so that they are no fault.
     """
 
     rule: str
     rows: int
     examples: tuple[str, ...] = ()
+    allowed: bool = False
 
 
 @dataclass(frozen=True)

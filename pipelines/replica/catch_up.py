@@ -60,6 +60,7 @@ _TABLE = "table.headrace"
 _LOCK = "lock"
 _UNUSED_SECONDS = 14 * 24 * 3600
 _FORMAT = 1
+_TWICE = "a natural key was inserted again"
 _T = TypeVar("_T")
 
 
@@ -235,16 +236,18 @@ class _CatchUp:
 
     def _apply(self, table: Table, changes: Changes) -> int:
         key = self._spec.rows.shard_key
-        upserts, deletes, fresh = (
+        inserts, upserts, deletes, absent = (
             of_shard(rows, key, self._spec.shards, self._shard)
-            for rows in (changes.upserts, changes.deletes, changes.fresh)
+            for rows in (changes.inserts, changes.upserts, changes.deletes, changes.absent)
         )
-        there = table.lookup(fresh) if self._spec.rows.unique and fresh.num_rows else fresh.slice(0, 0)
-        if there.num_rows:
-            raise _UnusableError("a natural key was inserted again")
-        self._require_room(table, upserts)
-        table.apply(upserts=upserts, deletes=deletes, app=(_APPLICATION, self._version))
-        return int(upserts.num_rows + deletes.num_rows)
+        if absent.num_rows and table.lookup(absent).num_rows:
+            raise _UnusableError(_TWICE)
+        self._require_room(table, pa.concat_tables([inserts, upserts]))
+        try:
+            table.apply(upserts=upserts, deletes=deletes, inserts=inserts, app=(_APPLICATION, self._version))
+        except UniqueViolationError as error:
+            raise _UnusableError(_TWICE) from error
+        return int(inserts.num_rows + upserts.num_rows + deletes.num_rows)
 
     def _of_feed(self, rows: pa.Table) -> pa.Table:
         """Return the rows of the feed that may belong to the shard."""

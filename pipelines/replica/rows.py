@@ -46,17 +46,20 @@ class Changes:
 
     Parameters
     ----------
+    inserts
+        Rows to insert, whose keys the clustered table must not hold yet.
     upserts
-        Rows to insert or replace in the clustered table.
+        Rows to insert or replace.
     deletes
         Key columns of the rows to delete.
-    fresh
-        Keys whose first change is an insert, so the replica must not hold them yet.
+    absent
+        Key columns of rows that came and went, which the clustered table must not hold.
     """
 
+    inserts: pa.Table
     upserts: pa.Table
     deletes: pa.Table
-    fresh: pa.Table
+    absent: pa.Table
 
 
 class ReplicaRows(ABC):
@@ -210,7 +213,7 @@ class LoadedKeyRows(ReplicaRows):
             return None
         last = pc.max(table.column(COMMIT_VERSION)).as_py() or 0
         none = self.key.empty_table()
-        return Changes(self.rows(table.filter(inserted), last), none, none)
+        return Changes(self.schema.empty_table(), self.rows(table.filter(inserted), last), none, none)
 
     def _keeps_keys(self, changed: pa.Table) -> bool:
         """Return whether all changes are updates that keep the key of their row."""
@@ -252,9 +255,10 @@ def net_changes(feed: pa.Table, rows: pa.Table, key: list[str]) -> Changes | Non
     if len(order.repeated):
         return None
     last = rows.take(pa.array(order.last))
-    arrives = pa.array(order.inserts[order.last])
-    fresh = rows.take(pa.array(order.first[order.inserts[order.first]])).select(key)
-    return Changes(last.filter(arrives), last.select(key).filter(pc.invert(arrives)), fresh)
+    arrives, fresh = order.inserts[order.last], order.inserts[order.first]
+    inserts, upserts = (last.filter(pa.array(arrives & wanted)) for wanted in (fresh, ~fresh))
+    deletes, absent = (last.filter(pa.array(~arrives & wanted)).select(key) for wanted in (~fresh, fresh))
+    return Changes(inserts, upserts, deletes, absent)
 
 
 def feed_order(feed: pa.Table, keys: pa.Table) -> FeedOrder:

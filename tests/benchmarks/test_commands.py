@@ -76,7 +76,7 @@ def test_a_case_of_histories_ends_with_equal_content_on_both_sides(tmp_path, cas
 def test_an_unknown_case_of_histories_is_refused_with_the_valid_names():
     done = benchmark("history", "merge")
     assert done.returncode == 2
-    assert "the cases are facts, changes, restate" in done.stderr
+    assert "the cases are facts, changes, large, restate" in done.stderr
 
 
 @pytest.mark.slow

@@ -97,6 +97,14 @@ def test_case_in_spark(name, tmp_path, spark):
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("name", IN_SPARK[:2])
+def test_case_in_spark_with_entries_found_by_a_scan(name, tmp_path, spark, monkeypatch):
+    monkeypatch.setattr("headrace.pipelines.changes.protocol._SCANNED_CHANGES", 0)
+    run_case(read_case(name), lambda history: DeltaBackend(history, tmp_path / "dimension", SparkEngine(spark)))
+    assert not list(tmp_path.rglob("table.headrace"))
+
+
+@pytest.mark.spark
 def test_column_names_that_spark_would_parse(tmp_path, spark):
     names = ["x.y", "q`q", "a b"]
     columns = pa.schema([(names[0], pa.int64()), (names[1], pa.string()), (names[2], pa.string())])

@@ -57,6 +57,13 @@ def test_files_are_part_of_the_table_once_they_are_committed(table, tmp_path):
     assert (note["plain"], note["rows_written"]) == ("note", 3)
 
 
+def test_only_columns_whose_values_repeat_have_dictionaries(tmp_path):
+    (file,) = written(tmp_path, rows(*range(100)))
+    columns = [pq.read_metadata(tmp_path / file.path).row_group(0).column(place) for place in range(4)]
+    assert ["RLE_DICTIONARY" in column.encodings for column in columns] == [False, True, True, True]
+    assert json.loads(file.statistics)["maxValues"]["id"] == 99
+
+
 def test_a_transaction_counts_once_even_from_a_handle_that_is_behind(table, tmp_path):
     behind = open_table(str(tmp_path / "t"))
     commit_files(str(tmp_path / "t"), table, written(tmp_path / "t", rows(1)), Commit("app", 1))

@@ -80,8 +80,9 @@ class Shop:
         table = DeltaTable(self.path)
         change_rows_exactly(self.path, table, LiveFiles(self.path), table.version(), changes, Commit("damage", key))
 
-    def broken(self):
-        return {finding.rule: finding.rows for finding in check_history(self.config, "customer")}
+    def broken(self, *, allowed=False):
+        found = check_history(self.config, "customer")
+        return {finding.rule: finding.rows for finding in found if finding.allowed == allowed}
 
 
 def written(spec, rows):
@@ -298,11 +299,11 @@ FACTS = pa.schema([
 ])  # fmt: skip
 
 
-def with_facts(shop, *damages):
+def with_facts(shop, *damages, **policies):
     """Write the fact of each version, as a run would, with some changes by number of the fact."""
     document = copy.deepcopy(DOCUMENT)
     document["source"]["schema"]["day"] = "date"
-    document["lookups"][0] |= {"event_time": "day", "carry": ["city", "tel"]}
+    document["lookups"][0] |= {"event_time": "day", "carry": ["city", "tel"], **policies}
     shop.declare(document)
     facts = [
         {"order": row["customer_key"], "buyer": row["id"], "day": row["valid_from"], "buyer_key": row["customer_key"],
@@ -311,7 +312,7 @@ def with_facts(shop, *damages):
     ]  # fmt: skip
     for number, values in damages:
         facts[number] |= values
-    write_deltalake(str(shop.folder / "w" / "facts"), pa.Table.from_pylist(facts, FACTS))
+    write_deltalake(str(shop.folder / "w" / "facts"), pa.Table.from_pylist(facts, FACTS), mode="overwrite")
 
 
 def test_sound_facts_break_no_rule(shop):
@@ -319,6 +320,24 @@ def test_sound_facts_break_no_rule(shop):
     first = next(place for place, row in enumerate(shop.rows()) if row["version"] == 1 and row["customer_key"] > 0)
     with_facts(shop, (first, early), (first + 1, {"day": None}))
     assert shop.broken() == {}
+
+
+def test_facts_that_the_policy_leaves_are_counted_and_are_no_fault(shop):
+    rows = shop.rows()
+    early = {"day": dt.date(2020, 1, 1)}
+    first = next(place for place, row in enumerate(rows) if row["version"] == 1 and row["customer_key"] > 0)
+    closed = next(place for place, row in enumerate(rows) if not row["is_current"] and place != first)
+    retired = {"buyer_key": 12345, "buyer": rows[first]["id"], **early}
+    with_facts(shop, (first, early | {"buyer_city": "old"}), (first + 1, retired), before_first="reject")
+    assert shop.broken() == {}
+    left = {"facts of role buyer are older than the first version of their member, and are left as is": 2}
+    assert shop.broken(allowed=True) == left
+    assert repaired(shop) == ({}, {})
+    with_facts(shop, (first, early), (closed, {"day": dt.date(2031, 1, 1)}), before_first="reject")
+    assert shop.broken() == {
+        "facts of role buyer have the key of the version that was valid at their time": 1,
+    }
+    assert list(shop.broken(allowed=True).values()) == [1]
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,13 @@ class Rows:
         self.version += 1
         versioned = feed.append_column("_commit_version", pa.repeat(self.version, feed.num_rows))
         changes = EntryRows(HISTORY).changes(versioned)
-        for row in changes.fresh.to_pylist():
+        for row in [*changes.inserts.to_pylist(), *changes.absent.to_pylist()]:
             assert (row["id"], row["_at"]) not in self.replica
         for row in changes.deletes.to_pylist():
             del self.replica[row["id"], row["_at"]]
-        self.replica |= {(row["id"], row["_at"]): row for row in changes.upserts.to_pylist()}
+        self.replica |= {
+            (row["id"], row["_at"]): row for row in pa.concat_tables([changes.inserts, changes.upserts]).to_pylist()
+        }
 
 
 @settings(deadline=None, max_examples=150)

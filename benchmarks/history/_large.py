@@ -1,0 +1,104 @@
+"""Many changes of a large dimension: `headrace dimension apply` in a process of its own.
+
+Of each process, the peak of its memory and the bytes that it wrote are measured: those of the dimension, whose size
+they do not follow, and those of the replicas on this host, if it has some. What the command takes without work (the
+same file again, which is skipped) is given for comparison. At the end, Spark reads the dimension and compares it with
+the initial versions, to which a query applies the changes.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from benchmarks.history._changes import changes
+from benchmarks.history._members import Members, pipeline
+from benchmarks.history._settings import CONTENT, content
+
+__all__ = ["CONTESTANTS", "measure"]
+
+CONTESTANTS = (OURS,) = ("headrace dimension apply",)
+MIB = 1 << 20
+
+
+def measure(spark, folder, settings):
+    """Yield a row for each round."""
+    members = Members(settings.large_members)
+    config = pipeline(folder, "large", settings.memory)
+    path = members.create(config, settings.kept or None)
+    print(f"{settings.large_members:,} members, {_bytes(path) / MIB:,.0f} MiB")
+    files = _write_changes(members, folder / "changed", settings)
+    del members
+    for number, file in enumerate(files):
+        before = _bytes(path)
+        seconds, processor, peak = _apply(folder, file)
+        written = _bytes(path) - before
+        _, _, idle = _apply(folder, file)
+        print(f"  peak memory {peak / MIB:,.0f} MiB, {idle / MIB:,.0f} MiB without work")
+        print(f"  wrote {written / MIB:,.0f} MiB; replicas take {_bytes(folder / 'replicas') / MIB:,.0f} MiB")
+        yield {"contestant": OURS, "round": number, "counted": number > 0, "rows": settings.large_changes,
+               "seconds": seconds, "processor": processor, "peak_memory": peak, "written": written}  # fmt: skip
+    _compare(spark, path, folder / "changed")
+
+
+def _write_changes(members, folder, settings):
+    """Write a file of changes for each round, and return the files."""
+    folder.mkdir()
+    changed = np.random.default_rng(2).permutation(settings.large_members)
+    files = []
+    for number in range(settings.rounds + 1):
+        chosen = np.sort(changed[number * settings.large_changes : (number + 1) * settings.large_changes])
+        files.append(folder / f"{number}.parquet")
+        pq.write_table(changes(members, chosen, number), files[-1])
+    return files
+
+
+def _apply(folder, file):
+    """Run the command, and return its seconds, processor seconds, and the peak of its memory in bytes."""
+    command = Path(sys.executable).with_name("headrace"), "dimension", "apply", "customer", file
+    began = time.perf_counter()
+    process = subprocess.Popen([*command, "--pipeline", folder / "large.yml"], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"headrace dimension apply ended with exit code {process.returncode}")
+    return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+
+
+def _bytes(folder):
+    """Return the bytes of all files in a folder."""
+    return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
+
+
+# A new city opens a version; a new phone number is of type 1 and changes all versions.
+_EXPECTED = """
+WITH initial AS (SELECT * FROM delta.`{path}` VERSION AS OF 1),
+given AS (SELECT id, city, phone, since FROM parquet.`{changes}`),
+met AS (
+    SELECT initial.*, given.city AS new_city, given.phone AS new_phone, since,
+    since IS NOT NULL AND is_current AND given.city <> initial.city AS closed
+    FROM initial LEFT JOIN given ON initial.id = given.id
+)
+SELECT id, city, coalesce(new_phone, phone) AS phone, valid_from, if(closed, since, valid_to) AS valid_to,
+    is_current AND NOT closed AS is_current, version
+FROM met
+UNION ALL
+SELECT id, new_city, new_phone, since, CAST(NULL AS DATE), true, version + 1 FROM met WHERE closed
+"""
+
+
+def _compare(spark, path, changed):
+    """Raise if the dimension is not what the changes make of its initial versions, or a key names two versions."""
+    expected = spark.sql(_EXPECTED.format(path=path, changes=changed))
+    held = spark.read.format("delta").load(path)
+    found = [content(frame, CONTENT) for frame in (held, expected)]
+    if found[0] != found[1]:
+        raise AssertionError(f"the dimension differs from what was expected: {found}")
+    keys = held.selectExpr("count(1)", "count(DISTINCT customer_key)").first()
+    if set(keys) != {found[0][0]}:
+        raise AssertionError(f"{found[0][0]} versions were expected, each with its own key: {keys}")
+    print(f"the dimension has the same {found[0][0]:,} versions as the query gives")
