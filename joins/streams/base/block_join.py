@@ -19,7 +19,7 @@ from headrace.joins.streams.tuples.rows import Rows, heap_range
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.format import SLACK
 from headrace.storage.read import FrameMemory
-from headrace.storage.spill import block_buffer, block_nbytes
+from headrace.storage.spill import block_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -34,15 +34,27 @@ if TYPE_CHECKING:
     from headrace.joins.streams.tuples.layout import RowLayout
     from headrace.storage.spill import SpillFile
 
-__all__ = ["BlockJoin", "BlockSource", "Given"]
+__all__ = ["BlockJoin", "BlockSource", "Given", "join_memory"]
 
 Given: TypeAlias = "Callable[[Rows, NDArray[np.int64], Rows, NDArray[np.int64]], NDArray[np.bool_]]"
 """Returns which pairs of inner and outer tuples are results already, though `Meetings` does not tell."""
 
-_LINK, _HEAD = 4, 8  # bytes of a tuple in the hash table, beside its own
+_LINK, _HEAD = 4, 8  # bytes of a tuple in the hash table, beside its own; up to two heads
 _CHUNK_SHARE = 8
 _MOST_CHUNK = 1 << 20
 _LARGE = 32 << 20
+_WORD = 8
+
+
+def join_memory(nbytes: int) -> NDArray[np.uint8]:
+    """Return memory for a `BlockJoin`, which the caller has charged. Joins can use it one after another.
+
+    A page of it is taken when it is first written, so a second join in it is faster than one in new memory.
+    """
+    memory = FrameMemory(max(nbytes - SLACK, 0))
+    if nbytes >= _LARGE:
+        memory.allow(nbytes - SLACK, 0)
+    return memory.buffer
 
 
 @dataclass(frozen=True)
@@ -100,8 +112,8 @@ class BlockJoin:
         Blocks.
     meetings
         Which inner and outer tuples met before.
-    nbytes
-        Memory to use, which the caller has charged.
+    memory
+        Memory to use, see `join_memory`. No other join may use it at the same time.
     given
         Returns which pairs are results already, apart from those that met.
     """
@@ -113,7 +125,7 @@ class BlockJoin:
         outer: BlockSource,
         inner: BlockSource,
         meetings: Meetings,
-        nbytes: int,
+        memory: NDArray[np.uint8],
         given: Given | None = None,
     ) -> None:
         self._algorithm = algorithm
@@ -121,11 +133,12 @@ class BlockJoin:
         self._outer, self._inner = outer, inner
         self._meetings = meetings
         self._given = given
-        self._nbytes = nbytes
         largest = max(outer.largest, inner.largest)
-        self._buffer_nbytes = block_nbytes(largest)
-        chunk = min(nbytes // _CHUNK_SHARE, _MOST_CHUNK)
-        self._chunk_nbytes = chunk if chunk >= 2 * largest else 0
+        chunk = min(len(memory) // _CHUNK_SHARE, _MOST_CHUNK) & -_WORD
+        chunk_at = block_nbytes(largest)
+        table_at = chunk_at + (chunk if chunk >= 2 * largest else 0)
+        whole = memory if len(memory) >= chunk_at else np.empty(chunk_at, dtype=np.uint8)
+        self._buffer, self._chunk, self._table = np.split(whole, [chunk_at, table_at])
 
     def results(self) -> Generator[pa.RecordBatch, None, None]:
         """Yield the results that do not exist yet, and the tuples without a match if they are results.
@@ -143,7 +156,7 @@ class BlockJoin:
         StorageIOError
             If the operating system refuses.
         """
-        buffer = block_buffer(max(self._outer.largest, self._inner.largest))
+        buffer = self._buffer
         whole = yield from self._join(buffer)
         if self._algorithm.preserved(self._inner.side) and not whole:
             yield from self._alone_of_inner(buffer)
@@ -194,8 +207,7 @@ class BlockJoin:
 
     def _tables(self, source: BlockSource, buffer: NDArray[np.uint8]) -> Iterator[_HashTable]:
         """Yield a hash table again and again, until all tuples of an input were in it."""
-        nbytes = self._nbytes - self._buffer_nbytes - self._chunk_nbytes
-        table = _HashTable(source.layout, self._pairing.driver.key_of(source.side), nbytes, source)
+        table = _HashTable(source.layout, self._pairing.driver.key_of(source.side), self._table, source)
         for block in source.blocks():
             start = 0
             while (start := table.add(source.read(block, buffer), start)) < block.count:
@@ -213,7 +225,7 @@ class BlockJoin:
 
     def _chunks(self, source: BlockSource, buffer: NDArray[np.uint8]) -> Iterator[Rows]:
         """Yield the tuples of an input, those of several small blocks at a time."""
-        chunk = _TupleMemory(source.layout, self._chunk_nbytes)
+        chunk = _TupleMemory(source.layout, self._chunk)
         for spilled in source.blocks():
             block = source.read(spilled, buffer)
             if len(chunk) and chunk.fitting(block, 0) < len(block):
@@ -237,18 +249,14 @@ class _TupleMemory:
     ----------
     layout
         Layout of the tuples.
-    nbytes
-        Bytes of the memory.
+    memory
+        Where they lie.
     """
 
-    def __init__(self, layout: RowLayout, nbytes: int) -> None:
+    def __init__(self, layout: RowLayout, memory: NDArray[np.uint8]) -> None:
         self.layout = layout
-        size = max(nbytes - SLACK, 0)
-        memory = FrameMemory(size)
-        if size >= _LARGE:
-            memory.allow(size, 0)
-        self._bytes = memory.buffer
-        self._size = self._low = size
+        self._bytes = memory
+        self._size = self._low = max(len(memory) - SLACK, 0) & -_WORD
         self._count = 0
 
     def __len__(self) -> int:
@@ -301,18 +309,21 @@ class _HashTable(_TupleMemory):
         Layout of the tuples.
     key
         Key of the chains.
-    nbytes
-        Bytes of the memory, chains included.
+    memory
+        Where they and their chains lie.
     source
         Tuples to expect.
     """
 
-    def __init__(self, layout: RowLayout, key: int, nbytes: int, source: BlockSource) -> None:
-        self._most = max(1, min(nbytes // (source.tuple_nbytes + _LINK + _HEAD), source.count))
-        super().__init__(layout, nbytes - (_LINK + _HEAD) * self._most)
+    def __init__(self, layout: RowLayout, key: int, memory: NDArray[np.uint8], source: BlockSource) -> None:
+        room = max(len(memory) - SLACK - _WORD, 0)
+        self._most = min(room // (source.tuple_nbytes + _LINK + _HEAD), source.count)
+        heads, links = _HEAD * self._most, -(-_LINK * self._most // _WORD) * _WORD
+        super().__init__(layout, memory[heads + links :])
         self._key = key
-        self._links = np.empty(self._most, dtype=np.int32)
-        self._heads = np.empty(0, dtype=np.int32)
+        self._all_heads = memory[:heads].view(np.int32)
+        self._links = memory[heads : heads + links].view(np.int32)
+        self._heads = self._all_heads[:0]
 
     def fitting(self, rows: Rows, start: int) -> int:
         """Return up to which position tuples from `start` on fit."""
@@ -320,7 +331,7 @@ class _HashTable(_TupleMemory):
 
     def build(self) -> None:
         """Make the hash chains."""
-        self._heads = np.empty(1 << self._bits, dtype=np.int32)
+        self._heads = self._all_heads[: 1 << self._bits]
         kernels.chain_all(self.rows.keyed(self._key), self._count, 64 - self._bits, self._heads, self._links)
 
     @property

@@ -182,6 +182,7 @@ class StreamsAlgorithm(ABC):
         self._phase: Phase = "arriving"
         self._workspace = max(min(parameters.memory // _SHARE, _MOST_WORKSPACE), _LEAST_WORKSPACE)
         self.budget.charge("workspace", self._workspace)
+        self._scratch = np.empty(0, dtype=np.uint8)  # a part of the workspace
         self.schema = result_schema(self.graph.names, self.graph.schemas, [self.optional(s) for s in self.sides])
         self.results = ResultBuilder(self.schema, self.layouts, self._workspace // 2)
 
@@ -245,6 +246,7 @@ class StreamsAlgorithm(ABC):
     def _arrive(self, side: int, rows: Rows) -> Iterator[pa.RecordBatch]:
         """Join tuples that arrived with those of the other inputs, and keep them. All of them have all keys.
 
+        Other tuples take their memory afterwards, so keep copies, as stores do.
         If tuples are flushed meanwhile, see `stamp_arrivals`.
         """
 
@@ -440,7 +442,7 @@ class StreamsAlgorithm(ABC):
         while start < len(batch):
             part = self._slice(batch, start, side)
             start += len(part)
-            rows, valid = self.encoders[side].encode(part)
+            rows, valid = self.encoders[side].encode(part, self._scratch_for(side, len(part)))
             if valid is not None and not valid.all():
                 yield from self._drop_keyless(side, rows, np.flatnonzero(~valid))
                 rows = rows.take(np.flatnonzero(valid))
@@ -448,6 +450,13 @@ class StreamsAlgorithm(ABC):
             if len(rows):
                 self.stamp_arrivals(rows)
                 yield from self._arrive(side, rows)
+
+    def _scratch_for(self, side: int, rows: int) -> NDArray[np.uint8]:
+        """Return memory for the records of an arriving slice, the same again and again: new pages take much time."""
+        nbytes = self.encoders[side].records_nbytes(rows)
+        if len(self._scratch) < nbytes:
+            self._scratch = np.empty(nbytes, dtype=np.uint8)
+        return self._scratch
 
     def _drop_keyless(self, side: int, rows: Rows, index: NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
         self.counters.rows_dropped += len(index)
@@ -493,6 +502,7 @@ class StreamsAlgorithm(ABC):
         for side in self.sides:
             if not self.ended[side]:
                 yield from self._end(side)
+        self._scratch = np.empty(0, dtype=np.uint8)
         yield from self._cleanup()
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.errors import JoinInputError
-from headrace.joins.streams.base.block_join import BlockJoin, BlockSource, Given
+from headrace.joins.streams.base.block_join import BlockJoin, BlockSource, Given, join_memory
 from headrace.joins.streams.base.blocks import held
 from headrace.joins.streams.base.lanes import in_lanes, most_lanes
 from headrace.joins.streams.base.operator import StreamsAlgorithm
@@ -183,7 +183,8 @@ class PartitionedHash(StreamsAlgorithm):
         lanes = self._lanes(len(partitions))
         share = (self.budget.available - self._results_nbytes(lanes)) // lanes
         given = self._given()
-        tasks = [partial(self._join_partition, int(partition), share, given) for partition in partitions]
+        memories = [join_memory(share) for _ in range(lanes)]
+        tasks = [partial(self._in_turn, int(partition), memories, given) for partition in partitions]
 
         def drop(number: int) -> None:
             for side in self.sides:
@@ -203,21 +204,31 @@ class PartitionedHash(StreamsAlgorithm):
         """Return the memory for result batches of these lanes beyond the workspace, which has room for two."""
         return (lanes - 1) * self.results.nbytes
 
-    def _join_partition(
-        self, partition: int, nbytes: int, given: Given | None
+    def _in_turn(
+        self, partition: int, memories: list[NDArray[np.uint8]], given: Given | None
     ) -> Generator[pa.RecordBatch, None, None]:
-        """Yield the results of a partition, with so much memory."""
+        """Yield the results of a partition, in one of the memories that no other lane uses."""
+        memory = memories.pop()
+        try:
+            yield from self._join_partition(partition, memory, given)
+        finally:
+            memories.append(memory)
+
+    def _join_partition(
+        self, partition: int, memory: NDArray[np.uint8], given: Given | None
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the results of a partition, in this memory."""
         counts = self.spilled[:, partition]
         outer = int(counts[1] < counts[0])
         if self.how in {"left", "right"}:
             outer = int(self.how == "right")
-        yield from self.join_sources(self.source(outer, partition), self.source(1 - outer, partition), nbytes, given)
+        yield from self.join_sources(self.source(outer, partition), self.source(1 - outer, partition), memory, given)
 
     def join_sources(
-        self, outer: BlockSource, inner: BlockSource, nbytes: int, given: Given | None
+        self, outer: BlockSource, inner: BlockSource, memory: NDArray[np.uint8], given: Given | None
     ) -> Generator[pa.RecordBatch, None, None]:
-        """Yield the results of blocks of both inputs, with so much memory."""
-        return BlockJoin(self, self.pairing, outer, inner, self.meetings(inner.side), nbytes, given).results()
+        """Yield the results of blocks of both inputs, in this memory."""
+        return BlockJoin(self, self.pairing, outer, inner, self.meetings(inner.side), memory, given).results()
 
     # Partitions
 

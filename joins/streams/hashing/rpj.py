@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.handle import check_number
+from headrace.joins.streams.base.block_join import join_memory
 from headrace.joins.streams.base.blocks import held
 from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
 from headrace.joins.streams.hashing.xjoin import XJoinAlgorithm
@@ -252,7 +253,7 @@ class RPJAlgorithm(XJoinAlgorithm):
         start = self._joined[:, bucket].copy()
         stop = np.minimum(start + self._fan_in, self._written[:, bucket])
         with held(self.budget, nbytes := self.budget.available):
-            yield from self._join_new(bucket, start, stop, nbytes, self._given())
+            yield from self._join_new(bucket, start, stop, join_memory(nbytes), self._given())
         self._joined[:, bucket] = stop
 
     def _free_chunk(self) -> None:
@@ -262,7 +263,12 @@ class RPJAlgorithm(XJoinAlgorithm):
             self._make_room()
 
     def _join_new(
-        self, bucket: int, start: NDArray[np.int64], stop: NDArray[np.int64], nbytes: int, given: Given | None
+        self,
+        bucket: int,
+        start: NDArray[np.int64],
+        stop: NDArray[np.int64],
+        memory: NDArray[np.uint8],
+        given: Given | None,
     ) -> Generator[pa.RecordBatch, None, None]:
         """Join the first `stop` blocks of each input, apart from pairs among the first `start` blocks."""
         parts = [
@@ -272,7 +278,7 @@ class RPJAlgorithm(XJoinAlgorithm):
         for side, (new, all_others) in enumerate(parts):
             if new[0] < new[1] and all_others[0] < all_others[1]:
                 outer, inner = self._part(side, bucket, *new), self._part(1 - side, bucket, *all_others)
-                yield from self.join_sources(outer, inner, nbytes, given)
+                yield from self.join_sources(outer, inner, memory, given)
 
     def _part(self, side: int, bucket: int, start: int, stop: int) -> BlockSource:
         """Return some blocks of a bucket, by their numbers."""
@@ -288,6 +294,6 @@ class RPJAlgorithm(XJoinAlgorithm):
     # Cleanup phase
 
     def _join_partition(
-        self, partition: int, nbytes: int, given: Given | None
+        self, partition: int, memory: NDArray[np.uint8], given: Given | None
     ) -> Generator[pa.RecordBatch, None, None]:
-        return self._join_new(partition, self._joined[:, partition], self._written[:, partition], nbytes, given)
+        return self._join_new(partition, self._joined[:, partition], self._written[:, partition], memory, given)

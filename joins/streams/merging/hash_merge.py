@@ -15,9 +15,10 @@ most groups; the result of a turn queues behind the other groups. One of the con
 tuples are hashed; bands in addition filter.
 
 Memory: the tuples of both inputs, 12 to 16 bytes for each in the hash chains, 32 bytes for each tuple of the largest
-bucket to sort it, 160 bytes for each spilled block, two blocks for flushing and merging, and the workspace. A tuple
-that is larger than a block (a 32nd of the memory, at least 8 KiB) may be refused. The lists of blocks grow with the
-input, so a memory of a few hundred KiB holds those of some 10 MB of tuples; then the join fails and says so.
+bucket to sort it, 160 bytes for each spilled block and 224 for each run, two blocks for flushing and merging, and the
+workspace. A tuple that is larger than a block (a 32nd of the memory, at least 8 KiB) may be refused. The lists of
+blocks grow with the input, so a memory of a few hundred KiB holds those of some 10 MB of tuples; then the join fails
+and says so.
 """
 
 from __future__ import annotations

@@ -11,9 +11,10 @@ Chosen beyond the source: both inputs share the memory, so the part of each foll
 sorted as they arrive, into the entries of a sorted index, so a flush needs no memory for sorting. Bands work as
 equalities do. If the memory was never full, the cleanup phase joins the tuples in memory and writes nothing.
 
-Memory: the tuples of both inputs, 13 bytes for each in the sorted entries, 160 bytes for each spilled block, two blocks
-for flushing, and the workspace. A tuple that is larger than a block (a 32nd of the memory, at least 8 KiB) may be
-refused. The lists of blocks grow with the input; when they leave no room for tuples, the join fails and says so.
+Memory: the tuples of both inputs, 13 bytes for each in the sorted entries, 160 bytes for each spilled block and 224 for
+each run, two blocks for flushing, and the workspace. A tuple that is larger than a block (a 32nd of the memory, at
+least 8 KiB) may be refused. The lists of blocks grow with the input; when they leave no room for tuples, the join fails
+and says so.
 """
 
 from __future__ import annotations

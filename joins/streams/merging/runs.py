@@ -59,6 +59,7 @@ _SHARE = 32
 _FIELDS = 6
 _LOW = 4
 _ENTRY_NBYTES = 160  # of a block: 48 of its entry, and copies of entries in a turn
+_RUN_NBYTES = 224  # of a run without its entries, and of its part of a group
 _LISTS_SHARE = 4  # of the memory: longer lists are to blame when memory is full
 _ENTRY_GROWTH = 4  # blocks at most that are written for each that is merged
 _ENTRY = 12  # bytes of a key word and a slot
@@ -171,7 +172,7 @@ class RunMerger:
         return Run(run)
 
     def keep(self, group: RunGroup) -> RunGroup:
-        """Charge the list entries of a group that was written.
+        """Charge a group that was written, and its list entries.
 
         Raises
         ------
@@ -200,8 +201,8 @@ class RunMerger:
 
     @staticmethod
     def entry_nbytes(group: RunGroup) -> int:
-        """Return the bytes of the list entries of a group."""
-        return group.blocks * _ENTRY_NBYTES
+        """Return the bytes of a group and its list entries."""
+        return _RUN_NBYTES * sum(map(len, group.runs)) + _ENTRY_NBYTES * group.blocks
 
     def turn(self, groups: Sequence[RunGroup], *, merge: bool) -> Generator[pa.RecordBatch, None, RunGroup]:
         """Join the tuples of several groups across the groups, and return the groups as one.
@@ -219,7 +220,7 @@ class RunMerger:
             old = [run for group in groups for run in group.runs[side]]
             runs.append(self._merge(side, old) if merge and self._can_merge(side, old) else tuple(old))
         joined = RunGroup((runs[0], runs[1]))
-        change = (joined.blocks - sum(group.blocks for group in groups)) * _ENTRY_NBYTES
+        change = self.entry_nbytes(joined) - sum(map(self.entry_nbytes, groups))
         self._budget.charge("statistics", max(change, 0))
         self._budget.release("statistics", max(-change, 0))
         return joined

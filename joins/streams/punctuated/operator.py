@@ -368,7 +368,7 @@ class PunctuatedAlgorithm(StreamsAlgorithm):
             if not self._may_wait(rows):
                 yield from self._process(side, rows)
                 return
-        self.waiting.add(side, rows)
+        self.waiting.add(side, rows.take(np.arange(len(rows), dtype=np.int64)))
         yield from self._take_turns(blocked=False)
 
     def _admitted(self, side: int, rows: Rows) -> Rows:

@@ -353,23 +353,24 @@ def scatter(
     most = heap_start // width
     room = size - heap_start
     for i in range(start, len(index)):
-        number, source = numbers[i], index[i] * stride
+        number, source = numbers[i], index[i] * stride + skip
         count = counts[number]
         if count == most:
             return i
         base = places[number] * size
         to = base + count * width
-        end = heap_ends[number]
         if heap_at >= 0:
-            at = _I64(load_u64(records, source + heap_at))
+            at, end = _I64(load_u64(records, source - skip + heap_at)), heap_ends[number]
             length = _u32(heap, at + 4)
             if end + length > room:
                 return i
             copy_bytes(heap, at, buffers, base + heap_start + end, length)
             _put_u32(buffers, base + heap_start + end, count)
             heap_ends[number] = end + length
-        copy_bytes(records, source + skip, buffers, to, width)
-        buffers[to + flags_at - skip] |= np.uint8(mark)
+        for byte in range(0, width, 8):  # records consist of whole words
+            store_u64(buffers, to + byte, load_u64(records, source + byte))
+        if mark:
+            buffers[to + flags_at - skip] |= np.uint8(mark)
         if heap_at >= 0:
             store_u64(buffers, to + heap_at - skip, np.uint64(end))
         counts[number] = count + 1

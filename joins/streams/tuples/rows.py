@@ -162,15 +162,30 @@ class RowsEncoder:
         """Return how many bytes `encode` allocates for a batch at most, scratch arrays included."""
         rows, layout = len(batch), self._layout
         scratch = sum(3 * _WORD * rows + column.nbytes for column in batch.columns)
-        return rows * layout.stride + SLACK + (2 * batch.nbytes + 32 * rows if layout.heap >= 0 else 0) + scratch
+        return self.records_nbytes(rows) + (2 * batch.nbytes + 32 * rows if layout.heap >= 0 else 0) + scratch
 
-    def encode(self, batch: pa.RecordBatch) -> tuple[Rows, NDArray[np.bool_] | None]:
+    def records_nbytes(self, rows: int) -> int:
+        """Return the bytes of so many records, as `encode` makes them."""
+        return rows * self._layout.stride + SLACK
+
+    def encode(
+        self, batch: pa.RecordBatch, scratch: NDArray[np.uint8] | None = None
+    ) -> tuple[Rows, NDArray[np.bool_] | None]:
         """Return the tuples of a batch, and which of them have all keys (None: all of them).
 
         They have no arrival stamps yet.
+
+        Parameters
+        ----------
+        batch
+            Tuples in the schema of the input.
+        scratch
+            Memory of `records_nbytes` or more in which their records are to lie; by default new memory.
         """
-        layout, rows = self._layout, len(batch)
-        records = np.zeros(rows * layout.stride + SLACK, dtype=np.uint8)
+        layout, rows, nbytes = self._layout, len(batch), self.records_nbytes(len(batch))
+        records = np.zeros(nbytes, dtype=np.uint8) if scratch is None else scratch[:nbytes]
+        if scratch is not None:
+            records[:] = 0
         self._put_words(records, layout.departure, np.full(rows, NEVER, dtype=np.uint64))
         wide, valid = [], None
         for spec, fields in zip(self._keys, layout.keys, strict=True):

@@ -1,5 +1,7 @@
 """Progressive merge and hash-merge join: the twins that they equal, and the runs that they merge."""
 
+import gc
+import tracemalloc
 from collections import defaultdict
 
 import numpy as np
@@ -123,6 +125,26 @@ def test_a_full_memory_suffices_for_merging_after_each_arrival(tools, tmp_path, 
         tools.assert_same_rows(tools.run(join, case), tools.expected(case))
         assert join.stats.rows_reactive > join.stats.rows_cleanup
         assert join.stats.memory.peak <= join.stats.memory.limit
+
+
+@pytest.mark.parametrize("make", OPERATORS)
+def test_the_lists_of_blocks_are_counted(tmp_path, make):
+    schema = pa.schema([("x", pa.int64()), ("v", pa.int64())])
+    keys, rows = np.random.default_rng(14).integers(0, 10**6, 20_000), 500
+    with make({"a": schema, "b": schema}, "x", memory=300 << 10, spill=tmp_path) as join:
+        budget = join.algorithm.budget
+        for start in range(0, len(keys), rows):
+            batch = pa.record_batch([keys[start : start + rows], np.arange(rows)], schema=schema)
+            join.push(batch, side="a").drain()
+            join.push(batch, side="b").drain()
+            if start == 5_000:
+                before = budget.held("statistics")
+                tracemalloc.start()
+        gc.collect()
+        lists = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/merging/*.py")])  # noqa: FBT003 - it takes no keyword
+        tracemalloc.stop()
+        grown = sum(trace.size for trace in lists.traces)
+        assert 10_000 < grown <= budget.held("statistics") - before
 
 
 def test_the_larger_input_is_flushed_until_the_memory_is_balanced():
