@@ -11,6 +11,7 @@ __all__ = ["ProcessMemory", "keep_little_freed_memory", "release_freed_memory"]
 _MMAP_THRESHOLD = -3  # a parameter of glibc's `mallopt`
 _LARGE = 4 << 20
 _SLACK = 4 << 20
+_AGAIN = 1 << 20
 _NOTHING = 0
 
 
@@ -65,11 +66,12 @@ class ProcessMemory:
     def settle(self) -> None:
         """Make the allocators return freed memory if the process has grown beyond the limit.
 
-        What is left is in use, here or elsewhere in the process. So it takes another 4 MiB until they are asked again.
+        What is left is in use, here or elsewhere in the process, for example by compiled kernels. So they are asked
+        again as soon as the process has grown by another 1 MiB.
         """
         now = resident_nbytes()
         self._before = min(self._before, now)
-        if now > max(self._before + self._limit, self._known) + _SLACK:
+        if now > max(self._before + self._limit + _SLACK, self._known + _AGAIN):
             release_freed_memory()
             self._known = resident_nbytes()
 

@@ -142,6 +142,7 @@ def assert_within(path, rows, budget, heat, how="inner", pushes=16, size=250_000
     command = [SCRIPT, str(path), *map(str, (rows, budget, pushes, size)), heat, how, str(SEED)]
     with in_group(command, lambda stdin: stdin.write(streams.tobytes()), budget + BESIDE) as (process, group):
         output, _ = process.communicate(b"\n")
+        print(f"{(budget + BESIDE - group.peak) / MIB:.2f} MiB below the limit")  # noqa: T201 - shown by `pytest -rP`
         assert process.returncode == 0, f"ended with {process.returncode}; the group held {group.peak / MIB:.1f} MiB"
     assert tuple(map(int, output.split())) == expected(streams, rows, how)
 

@@ -58,13 +58,16 @@ class ReadLeaves:
     frames: NDArray[np.int32]
 
     def pairs(self, chunks: Sequence[Chunk], most: int) -> Iterator[list[Postings]]:
-        """Yield the entries of all chunks for these leaves, at most `most` at a time."""
+        """Yield the entries of all chunks for these leaves, at most `most` at a time.
+
+        The entries of a group lie in one array: an array for each chunk would have to have room for all of them.
+        """
         group: list[Postings] = []
-        room = most
+        room, entries = most, np.empty((2, most), dtype=np.int32)
         for chunk in chunks:
             cursor = np.zeros(3, dtype=np.int64)
             while True:
-                runs, frame = np.empty(room, dtype=np.int32), np.empty(room, dtype=np.int32)
+                runs, frame = entries[:, most - room :]
                 size = kernels.collect_pairs(
                     chunk.first, chunk.last, chunk.ascends, self.leaves, self.frames, cursor, runs, frame
                 )
@@ -77,7 +80,7 @@ class ReadLeaves:
                 room -= len(postings.runs)
                 if room == 0:
                     yield group
-                    group, room = [], most
+                    group, room, entries = [], most, np.empty((2, most), dtype=np.int32)
         if group:
             yield group
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pyarrow as pa
 
 from headrace.joins.deadlines import Deadlines
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
@@ -29,6 +28,7 @@ from headrace.storage.read import LeafMap, values_at
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.deadlines import Arrivals
@@ -129,7 +129,7 @@ class Chunk:
         stay = np.flatnonzero(self.alive).astype(np.int32)
         first = self.first[stay]
         undecided = None if self.undecided is None else self.undecided[stay]
-        return Chunk(self.rows.take(pa.array(stay)), arrivals_at(self.arrival, stay), first, first, undecided=undecided)
+        return Chunk(take(self.rows, stay), arrivals_at(self.arrival, stay), first, first, undecided=undecided)
 
     @property
     def simple(self) -> bool:
@@ -407,8 +407,7 @@ def _tuples_of(chunk: Chunk, which: NDArray[np.intp]) -> Chunk | None:
         return None
     none = np.empty(0, dtype=np.int32)
     assert chunk.matched is not None
-    rows = chunk.rows.take(pa.array(which))
-    return Chunk(rows, arrivals_at(chunk.arrival, which), none, none, none, chunk.matched[which])
+    return Chunk(take(chunk.rows, which), arrivals_at(chunk.arrival, which), none, none, none, chunk.matched[which])
 
 
 def _merged(chunks: list[Chunk]) -> Chunk:

@@ -1,0 +1,59 @@
+"""Freed memory is asked for when the process has grown beyond its limit, and again with each further MiB."""
+
+import pytest
+
+from headrace.joins.memory import allocators
+from headrace.joins.memory.allocators import ProcessMemory
+
+MIB = 2**20
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """A process whose resident memory is set by hand. `returns` is what its allocators give back when asked."""
+
+    class Process:
+        resident = 100 * MIB
+        returns = 0
+        asked = 0
+
+        def release(self):
+            self.asked += 1
+            self.resident -= self.returns
+
+    process = Process()
+    monkeypatch.setattr(allocators, "resident_nbytes", lambda: process.resident)
+    monkeypatch.setattr(allocators, "release_freed_memory", process.release)
+    return process
+
+
+def test_allocators_may_keep_4_mib_beyond_the_limit(process):
+    memory = ProcessMemory(10 * MIB)
+    process.resident += 14 * MIB
+    memory.settle()
+    assert process.asked == 0
+    process.resident += 1
+    memory.settle()
+    assert process.asked == 1
+
+
+def test_memory_in_use_beyond_the_limit_is_asked_for_again_after_growth_by_1_mib(process):
+    memory = ProcessMemory(10 * MIB)
+    process.resident += 20 * MIB
+    process.returns = 2 * MIB
+    memory.settle()
+    process.resident += MIB
+    memory.settle()
+    assert process.asked == 1
+    process.resident += 1
+    memory.settle()
+    assert process.asked == 2
+
+
+def test_a_process_that_shrinks_is_measured_from_its_least_size(process):
+    memory = ProcessMemory(10 * MIB)
+    process.resident -= 50 * MIB
+    memory.settle()
+    process.resident += 15 * MIB
+    memory.settle()
+    assert process.asked == 1
