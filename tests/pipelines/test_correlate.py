@@ -16,7 +16,7 @@ from deltalake import write_deltalake
 from headrace.cli.blocks import render
 from headrace.cli.run import _blocks
 from headrace.joins.streams.hashing.kept_rows import KeptRows
-from headrace.pipelines.config import load_any, load_pipeline
+from headrace.pipelines.config import load_any, load_pipeline, load_steps
 from headrace.pipelines.correlate import residents, shard_join
 from headrace.pipelines.delta.commits import Commit, commit_files
 from headrace.pipelines.delta.tables import DeltaHandle
@@ -25,9 +25,12 @@ from headrace.pipelines.errors import (
     DeltaTableError,
     LedgerError,
     PipelineFileError,
+    RejectedRowsError,
     SourceFileError,
     StateDamagedError,
 )
+from headrace.pipelines.rejects import RowId, Selection, dismiss_rows, list_rejects, show_rejects
+from headrace.pipelines.retries import retry
 from headrace.pipelines.runner import run as run_pipeline
 from headrace.pipelines.source import list_files, skip_files
 from headrace.pipelines.source.identity import application
@@ -604,6 +607,25 @@ def test_a_file_that_a_worker_cannot_read_is_skipped_by_the_name_of_its_source(w
     with pytest.raises(SourceFileError, match=r"headrace source skip PIPELINE 0001\.csv --source orders"):
         world.run(removed)
     assert world.results() == []
+
+
+def test_rejected_records_of_sources_are_listed_and_dismissed_but_not_retried(world):
+    world.add("orders", [(1, "nut", BEGIN), ("no number", "x", BEGIN)])
+    world.add("payments", [(1, 2.0, BEGIN)])
+    world.run()
+    steps = load_steps(world.pipeline)
+    (group,) = list_rejects(steps)
+    assert (group.status, group.batch, group.file, group.rows) == ("open", 0, "orders/0001.csv", 1)
+    (record,), total = show_rejects(steps)
+    assert (total, record.id, record.record) == (1, "0/orders/0001.csv:2", f"no number,x,{BEGIN}")
+    for selection in (Selection(), Selection(ids=(RowId.parse(record.id),))):
+        with pytest.raises(RejectedRowsError, match=r"1 of the selected rows are records of sources.*orders/0001\.csv"):
+            retry(world.pipeline, selection)
+    assert dismiss_rows(steps, Selection(ids=(RowId.parse(record.id),)), "no order") == 1
+    assert [group.status for group in list_rejects(steps)] == ["dismissed"]
+    world.add("payments", [(1, 3.0, BEGIN)])
+    world.run()
+    assert len(world.results()) == 2
 
 
 def test_the_summary_of_a_run_without_new_files_is_that_of_several_sources(world):
