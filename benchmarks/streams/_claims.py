@@ -60,12 +60,24 @@ def compared(rows):
     }
     told = " and ".join(f"{listed(some, '.2f')} times the results of {other}" for other, some in ratios.items())
     every = [ratio for some in ratios.values() for ratio in some]
+    possible = _possible(rows)
     return {
         "ratios": ratios, "least": min(every), "most": max(every), "most_rpj": max(ratios[RPJ]),
         "most_hmj": max(ratios[HMJ]), "told": f"{told}, at {_places(rows)}",
         "shrinking": [other for other, some in ratios.items() if some[0] <= some[-1]],
         "growing": [other for other, some in ratios.items() if some[-1] > some[0]],
+        "possible": f"; no policy has more than {listed(possible, '.2f')} times theirs" if possible else "",
     }  # fmt: skip
+
+
+def _possible(rows):
+    """Return how many times the results of RPJ and HMJ any policy has at most; nothing if no bound is known."""
+    if BOUND not in rows.lines:
+        return []
+    bound = rows.values(BOUND, "results")
+    return [
+        max(a / max(b, 1) for a, b in zip(bound, rows.values(other, "results"), strict=True)) for other in (RPJ, HMJ)
+    ]
 
 
 def _places(rows):
@@ -85,7 +97,7 @@ def up_to(factor, statement=None):
         statement or f"DINER has up to {factor:g} times the results of RPJ and HMJ.",
         compared,
         lambda f: f["most"] >= NEAR * factor,
-        "at most {most_rpj:.2f} times those of RPJ and {most_hmj:.2f} times those of HMJ",
+        "at most {most_rpj:.2f} times those of RPJ and {most_hmj:.2f} times those of HMJ{possible}",
     )
 
 

@@ -25,7 +25,8 @@ EACH_NBYTES, FIXED_NBYTES = 280, 50_000  # first guess of what tuples take
 class Settings:
     """Times in seconds, and bytes per second.
 
-    A read seeks unless it starts where the last read ended. Appended blocks are written behind, without a seek.
+    A read seeks unless it starts where the last read ended, or where a shorter one began, as the read of a block does
+    whose header was read before. Appended blocks are written behind, without a seek.
 
     The papers do not state the speed of their disk. They draw the delays between arrivals from an exponential
     distribution with a lambda of 0.1, without a unit, and send 100,000 tuples of each stream in 10 periods of 10 s,
@@ -129,10 +130,10 @@ class Counted:
 
 
 class Clock:
-    """A clock that arrivals and disk accesses move, and where the disk's last read ended: file and offset."""
+    """A clock that arrivals and disk accesses move, and the disk's last read: file, start and end."""
 
     def __init__(self):
-        self.now, self.head = 0.0, None
+        self.now, self.last_read = 0.0, (None, 0, 0)
 
     def __call__(self):
         return self.now
@@ -147,9 +148,10 @@ def timed_backend(clock, settings):
             super().pwrite(offset, data)
 
         def pread_into(self, offset, buffers):
-            nbytes = sum(len(buffer) for buffer in buffers)
-            clock.now += nbytes / settings.rate + (settings.seek if clock.head != (self.path, offset) else 0.0)
-            clock.head = self.path, offset + nbytes
+            nbytes, (path, start, end) = sum(len(buffer) for buffer in buffers), clock.last_read
+            near = path == self.path and (offset == end or (offset == start and nbytes > end - start))
+            clock.now += nbytes / settings.rate + (0.0 if near else settings.seek)
+            clock.last_read = self.path, offset, offset + nbytes
             super().pread_into(offset, buffers)
 
     return lambda path: TimedBackend(path, "x")

@@ -74,12 +74,16 @@ def _counted(arriving, total, memory, place):
 
 
 def _of_paper(rows):
-    ours, papers = rows.values(DINER), rows.values(PAPER)
+    ours, papers, bound = rows.values(DINER), rows.values(PAPER), rows.values(BOUND)
     return {
         "reached": [a >= NEAR * b for a, b in zip(ours, papers, strict=True)], "ours": listed(ours, ".0f"),
         "papers": listed(papers, ".0f"), "counted": listed(rows.values(COUNTED), ".0f"),
-        "bound": listed(rows.values(BOUND), ".0f"),
+        "bound": listed(bound, ".0f"), "part": _parts(ours, bound), "papers_part": _parts(papers, bound),
     }  # fmt: skip
+
+
+def _parts(shares, bound):
+    return listed([100 * a / b for a, b in zip(shares, bound, strict=True)], ".0f")
 
 
 def _ratios_counted(rows):
@@ -103,7 +107,8 @@ def _real_claims(data):
             f"DINER has {listed(TABLE_4[data])} % of the results online with 5, 10, 15, 20 % of the input as memory.",
             _of_paper,
             lambda f: all(f["reached"]),
-            "{ours} %; {counted} % if everything that it holds counts as memory; no policy has more than {bound} %",
+            "{ours} %; {counted} % if everything that it holds counts as memory; no policy has more than {bound} %: "
+            "DINER has {part} % of that, and the paper's shares would be {papers_part} % of it",
             partly=lambda f: any(f["reached"]),
         ),
         ahead(),

@@ -92,7 +92,7 @@ FAR_BELOW = put(BOUND, 200)
 
 def delayed(name):
     lines = {DINER: [80] * 5, RPJ: [40] * 5, HMJ: [9] * 5}
-    return table(name, lines, delays.DELAYS, buffer=1000, memory_tuples=2000)
+    return table(name, lines, delays.DELAYS, buffer=1000, memory_tuples=2000, reactive=4500)
 
 
 def buffered(name):
@@ -142,7 +142,8 @@ def star(name):
 
 def timed(name, lines):
     places = [1_000 * at for at in range(1, 11)]
-    return table(name, {line: [rate(place) for place in places] for line, rate in lines.items()}, places)
+    values = {line: [rate(place) for place in places] for line, rate in lines.items()}
+    return table(name, values, places, tests=500, inserts=50)
 
 
 def scheduled(name):

@@ -122,9 +122,10 @@ class StreamsParameters:
         allowed = [choice for choice in hows if choice == "inner" or len(graph.names) == _TWO]
         chosen = next((choice for choice in allowed if choice == how), None)
         if chosen is None:
+            others = "; SymmetricHash, XJoin and DoublePipelinedHash make outer joins, of two inputs"
             raise JoinInputError(
                 f"`how` must be {' or '.join(map(repr, allowed))} for this join of {len(graph.names)} inputs, not "
-                f"{how!r}"
+                f"{how!r}{others if how in HOWS else ''}"
             )
         if clock is not None and not callable(clock):
             raise JoinInputError(f"`clock` must be a function that returns seconds, not {clock!r}")

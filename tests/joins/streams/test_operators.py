@@ -5,7 +5,19 @@ import pyarrow as pa
 import pytest
 
 from headrace.joins.errors import JoinInputError, MemoryBudgetError
-from headrace.joins.streams import DoublePipelinedHash, Near, SymmetricHash, XJoin
+from headrace.joins.streams import (
+    DINER,
+    MINER,
+    RPJ,
+    DoublePipelinedHash,
+    HashMerge,
+    MJoin,
+    Near,
+    ProgressiveMerge,
+    PunctuatedJoin,
+    SymmetricHash,
+    XJoin,
+)
 
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])
 INPUTS = {"a": SCHEMA, "b": SCHEMA}
@@ -106,6 +118,20 @@ def test_hash_joins_refuse_what_they_cannot_do(operator):
         operator(INPUTS, "x", partitions=12)
     with pytest.raises(JoinInputError, match="`how` must be"):
         operator(INPUTS, "x", how="outer")
+
+
+@pytest.mark.parametrize("operator", [DINER, MINER, RPJ, HashMerge, MJoin, ProgressiveMerge, PunctuatedJoin])
+@pytest.mark.parametrize("how", ["left", "right", "full"])
+def test_an_outer_join_is_refused_with_the_operators_that_make_one(operator, how):
+    with pytest.raises(JoinInputError, match=f"not '{how}'; SymmetricHash, XJoin and DoublePipelinedHash"):
+        operator(INPUTS, "x", how)
+    for able in (SymmetricHash, XJoin, DoublePipelinedHash):
+        able(INPUTS, "x", how).close()
+
+
+def test_an_unknown_join_type_is_refused():
+    with pytest.raises(JoinInputError, match=r"not 'outer'$"):
+        DINER(INPUTS, "x", "outer")
 
 
 def test_tuples_without_a_match_come_when_the_other_input_has_ended():
