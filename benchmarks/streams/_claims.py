@@ -1,5 +1,7 @@
 """Runs of the operators that one figure compares, and the claims that several figures share."""
 
+import numpy as np
+
 from benchmarks.experiments._claims import Claim, listed
 from benchmarks.experiments._results import Axes
 from benchmarks.experiments._settings import NEAR
@@ -41,10 +43,11 @@ def compare(arriving, total, tuples, place, *, names=OPERATORS, query=PAIR, sett
     place
         Columns of the rows that say what varies.
     """
-    return [
-        row(name, place, online(name, arriving, memory_for(name, tuples, query), settings, query).results, total)
-        for name in names
-    ]
+    rows = []
+    for name in names:
+        run = online(name, arriving, memory_for(name, tuples, query), settings, query)
+        rows.append(row(name, place, run.results, total) | {"held": run.held})
+    return rows
 
 
 def bound_row(arriving, total, tuples, place, line=BOUND):
@@ -61,23 +64,41 @@ def compared(rows):
     told = " and ".join(f"{listed(some, '.2f')} times the results of {other}" for other, some in ratios.items())
     every = [ratio for some in ratios.values() for ratio in some]
     possible = _possible(rows)
+    shrinking = [other for other, some in ratios.items() if some[0] <= some[-1]]
+    growing = [other for other, some in ratios.items() if some[-1] > some[0]]
     return {
         "ratios": ratios, "least": min(every), "most": max(every), "most_rpj": max(ratios[RPJ]),
         "most_hmj": max(ratios[HMJ]), "told": f"{told}, at {_places(rows)}",
-        "shrinking": [other for other, some in ratios.items() if some[0] <= some[-1]],
-        "growing": [other for other, some in ratios.items() if some[-1] > some[0]],
-        "possible": f"; no policy has more than {listed(possible, '.2f')} times theirs" if possible else "",
+        "shrinking": shrinking, "growing": growing,
+        "room_to_shrink": _room(possible) if shrinking else "",
+        "room_to_grow": _room(possible) if len(growing) < len(ratios) else "",
+        "held": _held(rows) if min(every) < 1 else "",
+        "possible": f"; no policy has more than {listed(map(max, possible), '.2f')} times theirs" if possible else "",
     }  # fmt: skip
 
 
+def _held(rows):
+    """Return how many tuples the operators hold on average, as text: fewer results may be those of fewer tuples."""
+    means = {name: np.mean([found.get("held", np.nan) for found in rows.of(name)]) for name in (DINER, RPJ, HMJ)}
+    if np.isnan(list(means.values())).any():
+        return ""
+    return f"; on average {', '.join(f'{name} holds {mean:.0f}' for name, mean in means.items())} tuples"
+
+
 def _possible(rows):
-    """Return how many times the results of RPJ and HMJ any policy has at most; nothing if no bound is known."""
+    """Return how many times the results of RPJ and HMJ any policy has at most, by place; nothing without a bound."""
     if BOUND not in rows.lines:
         return []
     bound = rows.values(BOUND, "results")
-    return [
-        max(a / max(b, 1) for a, b in zip(bound, rows.values(other, "results"), strict=True)) for other in (RPJ, HMJ)
-    ]
+    return [[a / max(b, 1) for a, b in zip(bound, rows.values(other, "results"), strict=True)] for other in (RPJ, HMJ)]
+
+
+def _room(possible):
+    """Return how far ahead of RPJ and HMJ any policy is at most at each place, as text."""
+    if not possible:
+        return ""
+    rpj, hmj = (listed(some, ".2f") for some in possible)
+    return f"; no policy has more than {rpj} times RPJ's and {hmj} times HMJ's"
 
 
 def _places(rows):
@@ -87,7 +108,7 @@ def _places(rows):
 def ahead(statement="DINER has more results online than RPJ and HMJ."):
     """Return the claim that DINER is never behind."""
     return Claim(
-        statement, compared, lambda f: f["least"] >= 1, "it has {told}", partly=lambda f: f["most"] >= 1,
+        statement, compared, lambda f: f["least"] >= 1, "it has {told}{held}", partly=lambda f: f["most"] >= 1,
     )  # fmt: skip
 
 
@@ -107,6 +128,6 @@ def grows_with(statement):
         statement,
         compared,
         lambda f: len(f["growing"]) == len(f["ratios"]),
-        "it has {told}",
+        "it has {told}{room_to_grow}",
         partly=lambda f: bool(f["growing"]),
     )

@@ -232,11 +232,22 @@ def arrivals(streams, settings, seed, *, fragments=1, delay=0.0):
 
 @dataclass(frozen=True)
 class Online:
-    """Results online, and how many tuples waited in the input buffer at the end of each reactive phase."""
+    """Results online, tuples in memory on average after each arrival, and those that waited after reactive phases.
+
+    Attributes
+    ----------
+    results, reactive
+        Results of the arriving and reactive phases, and of the reactive phases alone.
+    buffers
+        Tuples in the input buffer at the end of each reactive phase.
+    held
+        Tuples in memory on average, from the first flush on.
+    """
 
     results: int
     reactive: int
     buffers: tuple
+    held: int
 
 
 def online(name, arriving, memory, settings, query=PAIR, **options):
@@ -251,13 +262,13 @@ def online(name, arriving, memory, settings, query=PAIR, **options):
         waiting = {} if name == "PMJ" else {"wait": settings.wait}  # PMJ does not notice that inputs are blocked
         with query.make(name, memory, folder, clock=clock, backend=backend, **waiting, **options) as join:
             join.algorithm.results = Counted(join.algorithm.results)
-            buffers = _arrive(join, arriving, clock, settings)
+            buffers, held = _arrive(join, arriving, clock, settings)
             stats = join.stats
-            return Online(stats.rows_out, stats.rows_reactive, tuple(buffers))
+            return Online(stats.rows_out, stats.rows_reactive, tuple(buffers), held)
 
 
 def _arrive(join, arriving, clock, settings):
-    done, buffers, times = 0, [], arriving.times
+    done, buffers, held, times = 0, [], [], arriving.times
 
     def waiting():
         return int(np.searchsorted(times, clock.now, side="right")) - done
@@ -279,8 +290,10 @@ def _arrive(join, arriving, clock, settings):
                 join.push(
                     batch(arriving.ids[chosen], arriving.keys[chosen]), side=name, at=float(times[stop - 1])
                 ).drain()
+                if join.algorithm.counters.rows_spilled:
+                    held.append(join.algorithm.rows_in_memory)
         done = stop
-    return buffers
+    return buffers, round(float(np.mean(held))) if held else 0
 
 
 def _group_end(times, start, settings):

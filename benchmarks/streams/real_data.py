@@ -117,7 +117,7 @@ def _real_claims(data):
             "The less memory, the further DINER is ahead.",
             compared,
             lambda f: not f["shrinking"],
-            "it has {told}",
+            "it has {told}{room_to_shrink}",
             partly=lambda f: len(f["shrinking"]) < len(f["ratios"]),
         ),
         Claim(

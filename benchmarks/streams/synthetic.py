@@ -196,6 +196,6 @@ FIGURES = (
         Claim("The smaller one stream, the larger DINER's share.", _smaller, lambda f: f["grows"],
               "{shares} % at 20, 40, 60, 80, 100 %"),
         Claim("The smaller one stream, the further DINER is ahead.", _smaller, lambda f: not f["shrinking"],
-              "it has {told}", partly=lambda f: len(f["shrinking"]) < len(f["ratios"])),
+              "it has {told}{room_to_shrink}", partly=lambda f: len(f["shrinking"]) < len(f["ratios"])),
     ), f"Zipf skew 1. The larger stream has {EACH:,} tuples, and memory holds a tenth of that, as in the paper."),
 )  # fmt: skip

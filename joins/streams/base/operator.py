@@ -19,7 +19,7 @@ from headrace.joins.handle import JoinHandle, check_batch, check_time, columns_o
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.protocol import Output, Progress
 from headrace.joins.streams.base.stats import PhaseCounters, StreamsStats
-from headrace.joins.streams.tuples._row_kernels import set_flags
+from headrace.joins.streams.tuples._row_kernels import number_records, set_flags
 from headrace.joins.streams.tuples.conditions import Conditions, JoinGraph
 from headrace.joins.streams.tuples.layout import MATCHED, RowLayout
 from headrace.joins.streams.tuples.results import ResultBuilder, result_schema
@@ -324,9 +324,9 @@ class StreamsAlgorithm(ABC):
         The base does so before `_arrive`. After a flush within `_arrive`, the tuples that are not in memory yet must be
         stamped again. Otherwise they would seem to have been in memory together with the tuples that left before them.
         """
-        first, more = self._next_stamp, len(rows) - start
-        rows.arrivals[start:] = np.arange(first, first + more)
-        self._next_stamp += more
+        layout = rows.layout
+        number_records(rows.records, layout.stride, layout.arrival, start, len(rows), self._next_stamp)
+        self._next_stamp += len(rows) - start
 
     def require_two_inputs(self, name: str) -> None:
         """Refuse more inputs than two, for the operator of this name."""

@@ -112,6 +112,7 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
     def __init__(self, parameters: StreamsParameters, partitions: int) -> None:
         super().__init__(parameters, "a double-pipelined hash join", partitions)
         self._on_disk = np.zeros(partitions, dtype=np.bool_)
+        self._divided = np.empty((2, 0), dtype=np.int64)
         self._spool = Spool(self.budget, self.layouts, partitions, self.spill_file)
         self.stores = self.pairing.stores(self.layouts, self.budget)
         self.require(self.least_nbytes, "tuples")
@@ -135,16 +136,29 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
             self._make_way(side, rows, large)
         if not self._on_disk.any():
             return rows
-        partition = self.partition_of(side, rows, 0, len(rows))
-        leaving = self._on_disk[partition]
+        index, numbers = self._divide(side, rows)
+        leaving, staying = index[: len(numbers)], index[len(numbers) :]
         if large is not None:
-            for at in np.flatnonzero(large):
-                self._spool.write_alone(side, rows, int(at), int(partition[at]))
-            self._count(side, partition[large])
-        index = np.flatnonzero(leaving if large is None else leaving & ~large)
-        self._spool.add(side, rows, index, partition[index])
-        self._count(side, partition[index])
-        return rows.take(np.flatnonzero(~leaving)) if leaving.any() else rows
+            alone = large[leaving]
+            for at, number in zip(leaving[alone].tolist(), numbers[alone].tolist(), strict=True):
+                self._spool.write_alone(side, rows, at, number)
+            leaving, numbers = leaving[~alone], numbers[~alone]
+        self._spool.add(side, rows, leaving, numbers)
+        return rows.take(staying[::-1].copy()) if len(staying) < len(rows) else rows
+
+    def _divide(self, side: int, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the positions of tuples for partitions on disk, then those of the others in reverse; the partitions.
+
+        The arrays are valid until the next call. They are a part of the workspace, and the same again and again, since
+        new pages take much time.
+        """
+        if self._divided.shape[1] < len(rows):
+            self._divided = np.empty((2, len(rows)), dtype=np.int64)
+        index, numbers = self._divided
+        keyed = rows.keyed(self.pairing.driver.key_of(side))
+        found = kernels.divide(keyed, len(rows), self._bits, self._on_disk, index, numbers, self.spilled[side])
+        self.counters.rows_spilled += found
+        return index[: len(rows)], numbers[:found]
 
     def _make_way(self, side: int, rows: Rows, large: NDArray[np.bool_]) -> None:
         """Flush the partitions of tuples that are too large for a buffer, and make room to write the largest."""
@@ -191,6 +205,7 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
 
     def _cleanup(self) -> Iterator[pa.RecordBatch]:
         self._spool.finish()
+        self._divided = self._divided[:, :0].copy()
         yield from super()._cleanup()
 
     def _flush_spilled(self, side: int, partitions: NDArray[np.int64]) -> None:

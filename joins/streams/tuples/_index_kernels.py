@@ -24,6 +24,7 @@ __all__ = [
     "chain",
     "chain_all",
     "compact_entries",
+    "divide",
     "filter_pairs",
     "join_chains",
     "merge_entries",
@@ -116,6 +117,40 @@ def partitions_of(rows: KeyedRows, start: int, count: int, bits: int, out: Int64
         hashed = _hashed(rows, start + row)
         mixed = (hashed ^ (hashed >> _HALF)) * _OTHER_HASH
         out[row] = _I64(mixed >> shift)
+
+
+@njit(cache=True, nogil=True)
+def divide(
+    rows: KeyedRows, count: int, bits: int, wanted: Flags, index: Int64s, numbers: Int64s, counts: Int64s
+) -> int:
+    """Divide the first `count` records by whether they are in wanted partitions; return how many are.
+
+    Parameters
+    ----------
+    bits
+        Bits of the number of a partition.
+    wanted : bool[partitions]
+        Which partitions are wanted.
+    index : int64[at least count]
+        Filled with the records: those in wanted partitions come first and in order, the others behind them in reverse.
+    numbers : int64[at least count]
+        Filled with the partitions of those in wanted ones.
+    counts : int64[partitions]
+        Number of records of each wanted partition, to which these are added.
+    """
+    shift = np.uint64(64 - bits)
+    inside, outside = 0, count - 1
+    for row in range(count):
+        hashed = _hashed(rows, row)
+        number = _I64(((hashed ^ (hashed >> _HALF)) * _OTHER_HASH) >> shift)
+        if wanted[number]:
+            index[inside], numbers[inside] = row, number
+            counts[number] += 1
+            inside += 1
+        else:
+            index[outside] = row
+            outside -= 1
+    return inside
 
 
 @njit(cache=True, nogil=True)

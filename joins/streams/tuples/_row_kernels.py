@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_heap_lengths",
     "begin_heap",
+    "begin_records",
     "chosen_nulls",
     "compact_heap",
     "copy_out",
@@ -30,6 +31,7 @@ __all__ = [
     "keep_records",
     "move_records",
     "name_records",
+    "number_records",
     "put_bits",
     "put_fixed",
     "put_text",
@@ -58,6 +60,22 @@ def _put_u32(data: Bytes, at: int, value: int) -> None:
     data[at + 1] = np.uint8((value >> 8) & 0xFF)
     data[at + 2] = np.uint8((value >> 16) & 0xFF)
     data[at + 3] = np.uint8((value >> 24) & 0xFF)
+
+
+@njit(cache=True, nogil=True)
+def begin_records(records: Bytes, stride: int, rows: int, departure_at: int, departure: int) -> None:
+    """Write records of zeros with a departure stamp. The stride is a number of whole words."""
+    for row in range(rows):
+        for at in range(row * stride, (row + 1) * stride, 8):
+            store_u64(records, at, _ZERO)
+        store_u64(records, row * stride + departure_at, np.uint64(departure))
+
+
+@njit(cache=True, nogil=True)
+def number_records(records: Bytes, stride: int, offset: int, start: int, rows: int, first: int) -> None:
+    """Write the numbers from `first` on into the records from `start` on."""
+    for row in range(start, rows):
+        store_u64(records, row * stride + offset, np.uint64(first + row - start))
 
 
 @njit(cache=True, nogil=True)

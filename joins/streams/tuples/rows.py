@@ -183,10 +183,8 @@ class RowsEncoder:
             Memory of `records_nbytes` or more in which their records are to lie; by default new memory.
         """
         layout, rows, nbytes = self._layout, len(batch), self.records_nbytes(len(batch))
-        records = np.zeros(nbytes, dtype=np.uint8) if scratch is None else scratch[:nbytes]
-        if scratch is not None:
-            records[:] = 0
-        self._put_words(records, layout.departure, np.full(rows, NEVER, dtype=np.uint64))
+        records = np.empty(nbytes, dtype=np.uint8) if scratch is None else scratch[:nbytes]
+        kernels.begin_records(records, layout.stride, rows, layout.departure, NEVER)
         wide, valid = [], None
         for spec, fields in zip(self._keys, layout.keys, strict=True):
             keys, found = spec.encode(batch)

@@ -8,9 +8,10 @@ import pytest
 
 from headrace.joins.errors import StreamSchemaError
 from headrace.joins.streams import JoinGraph
-from headrace.joins.streams.tuples.layout import RowLayout
+from headrace.joins.streams.tuples import _index_kernels as index_kernels
+from headrace.joins.streams.tuples.layout import NEVER, RowLayout
 from headrace.joins.streams.tuples.results import ResultBuilder, result_schema
-from headrace.joins.streams.tuples.rows import RowsEncoder
+from headrace.joins.streams.tuples.rows import Rows, RowsEncoder
 
 TYPES = {
     "bool": (pa.bool_(), [True, None, False]),
@@ -118,3 +119,33 @@ def test_names_that_are_taken_are_told_apart():
         "b_k",
         "c_b_k",
     ]
+
+
+@pytest.mark.parametrize("count", [0, 1, 100])
+def test_tuples_are_divided_by_their_partitions(rng, count):
+    layout = RowLayout.of(pa.schema([("x", pa.int64())]), [False], "a")
+    records = rng.integers(0, 256, count * layout.stride + 8).astype(np.uint8)
+    keyed = Rows(layout, count, records, np.zeros(0, np.uint8)).keyed(0)
+    wanted, numbers, counts = rng.random(8) < 0.5, np.empty(count, np.int64), np.full(8, 5)
+    partitions, index = np.empty(count, np.int64), np.empty(count, np.int64)
+    index_kernels.partitions_of(keyed, 0, count, 3, partitions)
+    found = index_kernels.divide(keyed, count, 3, wanted, index, numbers, counts)
+    inside = wanted[partitions]
+    assert index[:found].tolist() == np.flatnonzero(inside).tolist()
+    assert index[found:][::-1].tolist() == np.flatnonzero(~inside).tolist()
+    assert numbers[:found].tolist() == partitions[inside].tolist()
+    assert counts.tolist() == (5 + np.bincount(partitions[inside], minlength=8)).tolist()
+
+
+def test_memory_of_earlier_tuples_does_not_show_in_later_ones(rng):
+    schema = pa.schema([("x", pa.int64()), ("f", pa.bool_()), ("n", pa.int16())])
+    batch = pa.record_batch([[1, None, 3], [True, None, False], [None, 7, -7]], schema=schema)
+    layout = RowLayout.of(schema, [], "a")
+    encoder = RowsEncoder(layout, [])
+    scratch = rng.integers(0, 256, 3 * layout.stride + 500).astype(np.uint8)
+    fresh, used = encoder.encode(batch)[0], encoder.encode(batch, scratch)[0]
+    nbytes = 3 * layout.stride
+    assert used.records[:nbytes].tobytes() == fresh.records[:nbytes].tobytes()
+    assert used.batch().equals(batch)
+    assert np.shares_memory(used.records, scratch)
+    assert fresh.departures.tolist() == [NEVER] * 3
