@@ -23,6 +23,7 @@ __all__ = ["CONTESTANTS", "measure"]
 
 CONTESTANTS = (OURS,) = ("headrace dimension apply",)
 MIB = 1 << 20
+PAUSE = 0.05  # in seconds, between looks at the memory of the process
 
 
 def measure(spark, folder, settings):
@@ -60,13 +61,23 @@ def _write_changes(members, folder, settings):
 def _apply(folder, file):
     """Run the command, and return its seconds, processor seconds, and the peak of its memory in bytes."""
     command = Path(sys.executable).with_name("headrace"), "dimension", "apply", "customer", file
-    began = time.perf_counter()
+    began, peak = time.perf_counter(), 0
     process = subprocess.Popen([*command, "--pipeline", folder / "large.yml"], stdout=subprocess.DEVNULL)
-    _, status, used = os.wait4(process.pid, 0)
+    ended, status, used = os.wait4(process.pid, os.WNOHANG)
+    while not ended:
+        peak = max(peak, _peak(process.pid))
+        time.sleep(PAUSE)
+        ended, status, used = os.wait4(process.pid, os.WNOHANG)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise RuntimeError(f"headrace dimension apply ended with exit code {process.returncode}")
-    return time.perf_counter() - began, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024
+    return time.perf_counter() - began, used.ru_utime + used.ru_stime, peak
+
+
+def _peak(process):
+    """Return the peak of a process's memory so far; that of `wait4` includes the process that started it."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return max((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), default=0)
 
 
 def _bytes(folder):

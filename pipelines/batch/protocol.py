@@ -275,7 +275,7 @@ class BatchProtocol:
     # Join
 
     def _joined(self, frame: DataFrame, stages: Sequence[Stage], groups: Sequence[Group], batch: Batch) -> DataFrame:
-        """Return the persisted frame of a round, which is computed when its notes are read."""
+        """Return the frame of a round, which is computed when its notes are read; persisted if it has other rows."""
         from pyspark import StorageLevel  # noqa: PLC0415 - pyspark is heavy
 
         for number, (stage, group) in enumerate(zip(stages, groups, strict=True)):
@@ -284,8 +284,9 @@ class BatchProtocol:
             elif group.alone:
                 frame = frame.coalesce(1) if number == 0 else frame.repartition(1)
             frame = frame.mapInArrow(stage, spark_schema(stage.output_schema))
-        frame = frame.persist(StorageLevel.MEMORY_AND_DISK_DESER)
-        batch.persisted.append(frame)
+        if set(frame.columns) != {STATE, NOTE}:
+            frame = frame.persist(StorageLevel.MEMORY_AND_DISK_DESER)
+            batch.persisted.append(frame)
         return frame
 
     def _notes(self, frame: DataFrame, batch: Batch) -> list[dict[str, Any]]:

@@ -268,7 +268,7 @@ class Prepared:
     ) -> Stage:
         """Return a stage; `first` is the first stage of its round."""
         last = number == len(groups) - 1
-        members = self._member_fields(groups[first : number + 1])
+        members = self._member_fields(groups[first : number + 1], run)
         following = None if last else groups[number + 1]
         return Stage(
             number=number if self.transform is None else number + 1,
@@ -333,8 +333,10 @@ class Prepared:
         own = [(name, pa.struct(schema)) for name, path, schema in channels if path not in run.files]
         return [*facts, *(pa.field(*pair) for pair in [*own, (STATE, pa.int8()), (NOTE, pa.string())])]
 
-    def _member_fields(self, groups: list[Group]) -> list[pa.Field]:
-        inferring = [self.lookups[role] for group in groups for role in group.roles if self.infers(role)]
+    def _member_fields(self, groups: list[Group], run: StageRun) -> list[pa.Field]:
+        """Return the columns of new members that travel with the rows, because tasks do not write their files."""
+        roles = [role for group in groups for role in group.roles]
+        inferring = [self.lookups[role] for role in roles if self.infers(role) and self.path(role) not in run.files]
         return [pa.field(member_column(look.role), pa.struct(member_schema(look))) for look in inferring]
 
     def step(self, role: str, target: Target, run: StageRun) -> LookupStep | DuplicateStep:

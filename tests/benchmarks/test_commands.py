@@ -73,6 +73,18 @@ def test_a_case_of_histories_ends_with_equal_content_on_both_sides(tmp_path, cas
     assert all(float(row["processor"]) > 0 for row in rows)
 
 
+@pytest.mark.slow
+@pytest.mark.spark
+def test_changes_of_a_large_dimension_give_what_a_query_expects(tmp_path):
+    done = benchmark("history", "large", "--quick", "--kept", tmp_path, "--folder", tmp_path, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "the dimension has the same 61,001 versions" in done.stdout
+    with (tmp_path / "history.csv").open() as table:
+        rows = list(csv.DictReader(table))
+    assert all(int(row["peak_memory"]) > 0 and int(row["written"]) > 0 for row in rows)
+    assert (tmp_path / "customers-50000").is_dir()
+
+
 def test_an_unknown_case_of_histories_is_refused_with_the_valid_names():
     done = benchmark("history", "merge")
     assert done.returncode == 2
