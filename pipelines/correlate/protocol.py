@@ -248,7 +248,12 @@ class CorrelationProtocol:
 
     def _retried(self, records: Any, number: int, attempt: str, began: float, retry: RetryOf) -> BatchRecord:
         """Load rejected results again: a batch that leaves the state as it is."""
-        assert self._stepped is not None, "only steps reject results"
+        if self._stepped is None:
+            raise PipelineFileError(
+                "the rows to retry are results that a step rejected, but the pipeline file has no steps now; give it "
+                "the steps again, or dismiss the rows"
+            )
+        self.clean()  # a retry that was interrupted has left a manifest with the same name
         before = self._manifest
         manifest = before.after(number, attempt, before.runs, before.newest, before.watermarks)
         work = _Batch(number, attempt, began, {})
