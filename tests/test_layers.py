@@ -30,7 +30,7 @@ PIPELINE_ROOMS = (
     "correlate",
 )
 """Rooms of pipelines: a room imports only those to its left, and of the modules on top only those that know no room."""
-PIPELINE_TOP = {"_lazy", "errors", "paths", "catalog", "durable", "lease", "process_identity"}
+PIPELINE_TOP = {"_lazy", "errors", "paths", "catalog", "durable", "hooks", "lease", "process_identity"}
 SPARK_FREE = ("storage", "joins", "etl")
 HEAVY = (
     "numba",

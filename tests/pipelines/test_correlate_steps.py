@@ -149,7 +149,7 @@ def test_a_run_that_ends_at_any_step_is_repeated_exactly(world, rng, part):
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(world, rng):
-    for number in range(4):
+    for number in range(3):
         for _ in range(2):
             world.add_random(rng, 40)
         world.add("orders", [(3, f"item{number}9", BEGIN)])
