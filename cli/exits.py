@@ -105,7 +105,7 @@ def _way_on(error: BaseException, code: ExitCode, step: Step, command: str) -> s
     from headrace.storage.errors import NotATableError
 
     if isinstance(error, SeveralSourcesError):
-        return "use a command that supports several sources: headrace run, headrace runs, headrace source list|skip"
+        return "use a command that supports several sources: headrace run, runs, errors, source list or source skip"
     if isinstance(error, NotATableError):
         return "name a table, or build it from its source: headrace table build ... -o TABLE"
     if code is ExitCode.INTERRUPTED:

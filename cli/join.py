@@ -109,7 +109,7 @@ class JoinReport:
 )
 @click.option(
     "--algorithm",
-    type=click.Choice(["ssij", "meshjoin", "inlj"]),
+    type=click.Choice(["ssij", "meshjoin", "inlj"], case_sensitive=False),
     default="ssij",
     show_default=True,
     help="Join operator.",

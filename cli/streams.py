@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.cli.errors import InputFileError
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["CsvFormat", "FileStream", "kind_of", "open_stream", "text_columns"]
 
 PARQUET_MAGIC = b"PAR1"
+_EXACT = 2**53  # whole numbers below it are floats exactly
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class FileStream:
         Number of rows if known without reading the files, else None.
     typeless
         Whether no record says what the types of the columns are, since there is none.
+    whole
+        Columns of whole numbers that are read as floats, since they are compared with floats.
     """
 
     files: tuple[Path, ...]
@@ -97,6 +101,7 @@ class FileStream:
     rows: int | None
     _open: Callable[[Path], Iterator[pa.RecordBatch]]
     typeless: bool = False
+    whole: tuple[str, ...] = ()
 
     def batches(self) -> Generator[pa.RecordBatch]:
         """Yield all rows, file by file, in batches that fit in memory. A thread reads ahead.
@@ -104,7 +109,8 @@ class FileStream:
         Raises
         ------
         InputFileError
-            If a file cannot be read or does not match the first file. Names the file and, if known, the record.
+            If a file cannot be read or does not match the first file, or a whole number is no float exactly. Names the
+            file and, if known, the record.
         """
         with closing(read_ahead([self._read], lambda batch: int(batch.nbytes))) as batches:
             yield from batches
@@ -112,7 +118,19 @@ class FileStream:
     def _read(self) -> Generator[pa.RecordBatch]:
         for file in self.files:
             with _reading(file):
-                yield from self._open(file)
+                for batch in self._open(file):
+                    self._require_exact(file, batch)
+                    yield batch
+
+    def _require_exact(self, file: Path, batch: pa.RecordBatch) -> None:
+        for name in self.whole:
+            largest = pc.max(pc.abs(batch[name])).as_py()
+            if largest is not None and largest >= _EXACT:
+                raise InputFileError(
+                    f"{file}, column {name}: its whole numbers are compared with floats, which do not hold all of "
+                    f"those from 2^53 ({_EXACT}) on exactly; give whole numbers in both columns, or texts that are "
+                    f"written alike (for CSV: --text {name})"
+                )
 
 
 def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None = None) -> FileStream:
@@ -139,7 +157,18 @@ def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None 
     schema = known.columns
     if kind == "parquet":
         return FileStream(files, kind, schema, _parquet_rows(files), lambda file: _sliced(file, known, batch_rows))
-    return FileStream(files, kind, schema, None, lambda file: _explained(file, known), typeless)
+    whole = _whole_columns(files[0], known, form)
+    return FileStream(files, kind, schema, None, lambda file: _explained(file, known), typeless, whole)
+
+
+def _whole_columns(file: Path, known: RecordFormat, form: CsvFormat) -> tuple[str, ...]:
+    """Return the columns whose type is to be a float, although the file has whole numbers there."""
+    floats = [name for name, dtype in form.types.items() if pa.types.is_floating(dtype)]
+    if not floats:
+        return ()
+    with _reading(file):
+        found = infer_columns(file, known, {})
+    return tuple(name for name in floats if name in found.names and pa.types.is_integer(found.field(name).type))
 
 
 def _first_known(files: Sequence[Path], kind: Kind, form: CsvFormat) -> tuple[RecordFormat, bool]:

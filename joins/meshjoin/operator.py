@@ -288,7 +288,7 @@ class MeshJoin(StreamJoin[_MeshScan]):
         if not isinstance(parameters.predicate, Equality):
             raise JoinInputError(
                 f"MeshJoin finds matches by hashing, which does not support {type(parameters.predicate).__name__}; "
-                "use SSIJ or IndexNestedLoops"
+                "use SSIJ (ssij) or IndexNestedLoops (inlj)"
             )
         super().__init__(_MeshScan(parameters, read_pages))
 

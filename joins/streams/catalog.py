@@ -83,7 +83,7 @@ def choose_algorithm(name: str, inputs: int, on: Sequence[tuple[str, str] | Near
     Parameters
     ----------
     name
-        A name of `ALGORITHMS`, or ``"auto"`` for the first one that fits.
+        A name of `ALGORITHMS`, or of its operator's class, or ``"auto"`` for the first one that fits.
     inputs
         Number of inputs.
     on
@@ -103,6 +103,7 @@ def choose_algorithm(name: str, inputs: int, on: Sequence[tuple[str, str] | Near
     """
     only_bands = all(isinstance(condition, Near) for condition in on)
     fitting = [known for known, entry in ALGORITHMS.items() if entry.fits(inputs, how, only_bands=only_bands)]
+    name = next((known for known, entry in ALGORITHMS.items() if entry.operator.__name__ == name), name)
     if name != AUTO and name not in ALGORITHMS:
         raise JoinInputError(f"there is no algorithm {name!r}; the algorithms are {AUTO}, {', '.join(ALGORITHMS)}")
     if not fitting:

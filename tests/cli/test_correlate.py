@@ -194,11 +194,41 @@ def test_csv_columns_take_types_that_can_match(invoke, tmp_path, left, right, fo
     assert [(row["k"], row["k_right"]) for row in pq.read_table(tmp_path / "o.parquet").to_pylist()] == found
 
 
+def test_operators_can_be_named_as_messages_name_them(invoke, feeds, tmp_path):
+    arguments = [
+        "correlate",
+        feeds / "orders.csv",
+        feeds / "payments.jsonl",
+        "--on",
+        "id=order",
+        "-o",
+        tmp_path / "o.parquet",
+    ]
+    done = invoke(*arguments, "--algorithm", "DoublePipelinedHash", "--how", "full")
+    assert done.code == 0, done
+
+
 def test_whole_numbers_of_json_match_floats(invoke, tmp_path):
     (tmp_path / "a.jsonl").write_text('{"k": 7}\n{"k": 8}\n')
     (tmp_path / "b.csv").write_text("k\n7.0\n8.5\n")
     outcome = invoke("correlate", tmp_path / "a.jsonl", tmp_path / "b.csv", "--on", "k", "--json")
     assert outcome.document == {"k": 7.0, "k_right": 7.0}
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl"])
+@pytest.mark.parametrize("condition", [["--on", "k"], ["--near", "k", "--within", "0.1"]])
+def test_whole_numbers_that_floats_do_not_hold_are_refused(invoke, tmp_path, name, condition):
+    numbers = [1, 2**53 + 1]
+    lines = ["k", *map(str, numbers)] if name == "a.csv" else [f'{{"k": {number}}}' for number in numbers]
+    (tmp_path / name).write_text("\n".join(lines))
+    (tmp_path / "b.csv").write_text(f"k\n{2**53}.0\n1.5\n")
+    refused = invoke("correlate", tmp_path / name, tmp_path / "b.csv", *condition, "-o", tmp_path / "o.parquet")
+    assert refused.code == 1
+    assert "column k: its whole numbers are compared with floats" in refused.err
+    assert not (tmp_path / "o.parquet").exists()
+    (tmp_path / "b.csv").write_text(f"k\n{2**53}\n1\n")  # whole numbers in both columns, as the message says
+    done = invoke("correlate", tmp_path / name, tmp_path / "b.csv", *condition, "--json")
+    assert done.document == {"k": 1, "k_right": 1}
 
 
 @pytest.mark.parametrize(

@@ -129,8 +129,8 @@ def check_comparable(spec: KeySpec, schema: pa.Schema) -> None:
         found = schema.field(at).type
         if pa.types.is_floating(dtype) != pa.types.is_floating(found):
             raise KeyInputError(
-                f"column {name!r} has type {found}, and the column that it is compared with is a {dtype}; cast one of "
-                "them, so that both are floats or neither is"
+                f"column {name!r} has type {found}, and the column that it is compared with is a {dtype}; change "
+                "one of the types, so that both are floats or neither is"
             )
     spec.encode(pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema))
 
