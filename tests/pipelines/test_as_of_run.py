@@ -49,7 +49,7 @@ def test_facts_meet_the_version_of_their_event_time(tmp_path, shards):
     rng = np.random.default_rng(shards)
     world = Orders(tmp_path / "world", shards)
     world.members.apply(*first_changes(15))
-    for number in range(3):
+    for number in range(2):
         world.members.apply(*random_changes(rng, 60, 15))
         world.put(random_orders(rng, 200, 15, number * 1000))
         result = run(world.pipeline)
