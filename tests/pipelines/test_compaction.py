@@ -85,6 +85,7 @@ def test_a_writer_that_never_rests(shadow):
     shadow.check()
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 def test_spark_reads_a_compacted_table_and_vacuums_it(shadow, spark):
     compact_table(shadow.path)

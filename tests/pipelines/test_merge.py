@@ -203,6 +203,7 @@ def test_a_null_that_keeps_a_value_keeps_what_was_looked_up_with_it(tmp_path, pe
     assert found == {t: (name, keys[name], cities[name]) for t, name in expected.items()}
 
 
+@pytest.mark.slow
 def test_kept_columns_hold_what_the_first_record_said(tmp_path):
     desk = Desk(tmp_path / "de sk#c")
     desk.sink = {"keep": ["opened", "account_key", "_loaded_at"], "audit": True}

@@ -181,6 +181,7 @@ def restating(world):
     return [commit["engineInfo"] for commit in commits if commit["operation"] == "MERGE"]
 
 
+@pytest.mark.slow
 def test_facts_are_corrected_by_deletion_vectors_as_spark_reads_them(world, spark):
     facts = world.config.sink.path
     spark.sql(f"ALTER TABLE delta.`{facts}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")

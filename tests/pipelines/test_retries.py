@@ -239,6 +239,7 @@ def test_a_retry_that_fails_leaves_its_rows_open_and_the_next_run_works(shop):
     assert [fact[0] for fact in shop.facts()] == [1, 3, 9]
 
 
+@pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_rows_of_spark_written_tables_are_retried(shop, monkeypatch):
