@@ -1,6 +1,7 @@
 """A small world for tests of correlations: sources, a pipeline file, an engine in this process, DuckDB as oracle."""
 
 import copy
+import itertools
 import json
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -9,6 +10,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import yaml
 from deltalake import DeltaTable
 
@@ -17,11 +19,27 @@ from headrace.pipelines.config import load_any
 from headrace.pipelines.correlate.rows import chunks_of, start_rows
 from headrace.pipelines.correlate.tasks import PIECES_OF_SOURCES
 from headrace.pipelines.correlating import run_with
+from headrace.pipelines.errors import PipelineFileError
 
 ORDERS = {"id": "bigint", "item": "string", "at": "timestamp_ntz"}
 PAYMENTS = {"order": "int", "paid": "double", "at": "timestamp_ntz"}
 SHIPMENTS = {"order": "bigint", "item": "string", "van": "string"}
 BEGIN = datetime(2024, 1, 1)  # noqa: DTZ001 - the columns have no zone
+
+
+class Killed(BaseException):
+    """An end of the process at a step."""
+
+
+def ending_at(number):
+    """Return a hook that raises `Killed` at the step of this number, counted from 0."""
+    steps = itertools.count()
+
+    def hook(step):
+        if next(steps) == number:
+            raise Killed(step)
+
+    return hook
 
 
 class LocalEngine:
@@ -91,6 +109,17 @@ class World:
 
     def write(self):
         self.pipeline.write_text(yaml.safe_dump(self.document, sort_keys=False))
+
+    def assert_refused(self, place, value, message):
+        """Set a value of the pipeline file, and check that it is refused with its line."""
+        part = self.document
+        for key in place[:-1]:
+            part = part[key]
+        part[place[-1]] = value
+        self.write()
+        with pytest.raises(PipelineFileError, match=r"pipeline\.yml, line \d+, column \d+") as raised:
+            load_any(self.pipeline)
+        assert message in str(raised.value)
 
     def shards(self, number):
         self.document["correlate"]["shards"] = number

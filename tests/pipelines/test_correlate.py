@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from correlation_world import BEGIN, ORDERS, World
+from correlation_world import BEGIN, ORDERS, Killed, World
 from deltalake import write_deltalake
 
 from headrace.cli.blocks import render
@@ -43,10 +43,6 @@ STEPS = (
     "before errors", "after errors", "after record", "after done",
 )  # fmt: skip
 QUICK = {"after manifest", "after facts"}
-
-
-class Killed(BaseException):
-    """An end of the process at a step."""
 
 
 def killing(step, times=1):
@@ -745,15 +741,7 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_pipeline_file_is_refused_with_its_line(world, name):
-    place, value, message = WRONG[name]
-    part = world.document
-    for key in place[:-1]:
-        part = part[key]
-    part[place[-1]] = value
-    world.write()
-    with pytest.raises(PipelineFileError, match=r"pipeline\.yml, line \d+, column \d+") as raised:
-        load_any(world.pipeline)
-    assert message in str(raised.value)
+    world.assert_refused(*WRONG[name])
 
 
 @pytest.mark.parametrize(

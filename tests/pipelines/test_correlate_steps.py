@@ -8,7 +8,7 @@ import sys
 
 import duckdb
 import pytest
-from correlation_world import BEGIN, World
+from correlation_world import BEGIN, Killed, World, ending_at
 from deltalake import DeltaTable
 from workers import kill_when, start
 
@@ -31,10 +31,6 @@ FACTS = """
     select o.id, o.item, o."at", p."order", p.paid, p."at" as paid_at, cast(p.paid * 100 as bigint) as cents
     from orders o join payments p on o.id = p."order" where p.paid >= 10
 """
-
-
-class Killed(BaseException):
-    """An end of the process at a step."""
 
 
 @pytest.fixture
@@ -121,18 +117,10 @@ def test_a_run_that_ends_at_any_step_is_repeated_exactly(world, rng, part):
         world.add_random(rng, 30)
         world.add("orders", [("no number", "x", BEGIN)])
         world.rows["orders"].pop()
-    steps = []
     at = part
     while True:
-        steps.clear()
-
-        def hook(step, at=at):
-            steps.append(step)
-            if len(steps) == at + 1:
-                raise Killed(step)
-
         try:
-            world.run(hook)
+            world.run(ending_at(at))
         except Killed:
             world.add_random(rng, 10)
             world.add("orders", [(int(rng.integers(12)), f"item{at}", BEGIN)])
@@ -212,17 +200,10 @@ def test_a_retry_that_ends_at_any_step_is_repeated_exactly(world, rng):
     world.write()
     config, at = load_any(world.pipeline), 0
     while True:
-        steps = []
-
-        def hook(step, at=at, steps=steps):
-            steps.append(step)
-            if len(steps) == at + 1:
-                raise Killed(step)
-
-        at += 2
         try:
-            retry(config, Selection(), hook=hook)
+            retry(config, Selection(), hook=ending_at(at))
         except Killed:
+            at += 2
             continue
         break
     assert at > 8
@@ -333,14 +314,7 @@ def test_a_commit_of_another_writer_to_the_dimension_does_not_repeat_the_join(wo
 )
 def test_wrong_steps_are_refused_with_their_line(world, place, value, message):
     del world.document["transform"]
-    part = world.document
-    for key in place[:-1]:
-        part = part[key]
-    part[place[-1]] = value
-    world.write()
-    with pytest.raises(PipelineFileError, match=r"pipeline\.yml, line \d+, column \d+") as raised:
-        load_any(world.pipeline)
-    assert message in str(raised.value)
+    world.assert_refused(place, value, message)
 
 
 def test_dimensions_that_no_step_uses_are_refused(world):

@@ -250,7 +250,7 @@ class _TupleMemory:
     layout
         Layout of the tuples.
     memory
-        Where they lie.
+        Memory that holds them.
     """
 
     def __init__(self, layout: RowLayout, memory: NDArray[np.uint8]) -> None:
@@ -310,7 +310,7 @@ class _HashTable(_TupleMemory):
     key
         Key of the chains.
     memory
-        Where they and their chains lie.
+        Memory that holds them and their chains.
     source
         Tuples to expect.
     """
