@@ -62,8 +62,8 @@ def _real(device, results):
     return (
         f"{device.machine}. Each rate is the median of three trials. Comparisons allow for the scatter of their\n"
         "figure: the median over its rows of the fastest trial divided by the slowest, at most "
-        f"{device.scatter}. A scan takes\n{_pace(results)} of its time on the simulated disk. The {device.figures} "
-        f"figures took {device.minutes} minutes. {device.counts}\n\n{device.text}"
+        f"{device.scatter}.\n{_pace(results)}Figures measured: {device.figures}, in {device.minutes} minutes. "
+        f"{device.counts}\n\n{device.text}"
     )
 
 
@@ -101,9 +101,10 @@ def section(figure, rows, findings, drawn):
 
 
 def _pace(results):
-    """Return the time of a scan on the real device as a percentage of that on the simulated disk."""
+    """Return a sentence on the time of a scan on the real device, or nothing if figure 16 was not measured there."""
     rows, _ = load_run(results / "real", "fig16") or ([], {})
-    return next((f"{100 * row['pace']:.1f} %" for row in rows if "pace" in row), "an unmeasured part")
+    paces = (100 * row["pace"] for row in rows if "pace" in row)
+    return next((f"A scan takes {pace:.1f} % of its time on the simulated disk. " for pace in paces), "")
 
 
 def _mesh_rate(results):
