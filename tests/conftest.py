@@ -17,6 +17,8 @@ sys.path[:0] = [str(Path(__file__).parent / folder) for folder in SHARED_FOLDERS
 
 SPARK_FOLDERS = ("tests/pipelines/", "tests/samples/")
 
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # quick starts of every JVM
+
 SEED = int(os.environ.setdefault("HEADRACE_TEST_SEED", str(secrets.randbits(32))))  # worker processes inherit it
 
 

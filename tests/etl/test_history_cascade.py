@@ -177,7 +177,7 @@ def check_keys(accounts, customers):
         assert row["customer_key"] == key_of.get((row["customer"], row["customer_from"]))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(loads)
 def test_versions_of_children_are_those_of_the_oracle(given_loads):
     customers, accounts = Kept(CUSTOMER), Kept(ACCOUNT)
@@ -189,7 +189,7 @@ def test_versions_of_children_are_those_of_the_oracle(given_loads):
     check_keys(accounts.versions(), customers.versions())
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(loads)
 def test_a_load_repeated_changes_nothing(given_loads):
     customers, accounts = Kept(CUSTOMER), Kept(ACCOUNT)

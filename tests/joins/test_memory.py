@@ -44,7 +44,7 @@ def table(build):
         yield table
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     spare=st.integers(0, 2 * MIB),
     batches=st.lists(st.integers(0, 4000), max_size=12),

@@ -22,7 +22,7 @@ def run_with_enough(tools, operator, case, table, memory):
             memory = 2 * memory
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_equals_the_join_of_a_database(build, tools, any_case, operator, data):
     case = data.draw(any_case)

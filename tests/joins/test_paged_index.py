@@ -73,7 +73,7 @@ def test_all_nodes_are_in_memory_as_soon_as_they_fit(table, tools):
         assert not isinstance(join.store.snapshot, PagedSnapshot)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
 @given(
     how=st.sampled_from(["inner", "left"]),
     spare=st.integers(0, 200_000),

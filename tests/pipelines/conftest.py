@@ -1,7 +1,6 @@
 """One Spark session for all tests that need one, and what several of them share."""
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -19,7 +18,6 @@ def spark():
         master="local[2,4]",
         shuffle_partitions=2,
         conf={
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
             "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",  # VACUUM starts 10,000 tasks otherwise
         },
     )
@@ -47,7 +45,9 @@ def notes():
 
 
 def pytest_collection_modifyitems(items):
-    """Run the tests that need Spark after the others, so that quick ones fail first."""
-    here = [item for item in items if Path(item.path).parent == Path(__file__).parent]
-    if os.environ.get("PYTEST_XDIST_WORKER") is None and here:
-        items.sort(key=lambda item: item.get_closest_marker("spark") is not None)
+    """Run the tests that need Spark after the others.
+
+    Quick ones fail first, and kernels that another process of the suite compiles at the same time are not compiled
+    twice.
+    """
+    items.sort(key=lambda item: item.get_closest_marker("spark") is not None)

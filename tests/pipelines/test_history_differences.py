@@ -50,7 +50,7 @@ class Rows:
         }
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(batches)
 def test_differences_turn_the_old_rows_into_the_new(given_batches):
     rows = Rows()
@@ -62,7 +62,7 @@ def test_differences_turn_the_old_rows_into_the_new(given_batches):
         assert multiset(followed) == multiset(rows.kept.entries)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=40)
 @given(batches)
 def test_the_feed_says_what_the_changes_report(given_batches):
     rows = Rows()

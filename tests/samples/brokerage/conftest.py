@@ -22,7 +22,6 @@ def small(tmp_path_factory):
 @pytest.fixture(scope="session")
 def spark():
     """Return the session that loads in this process use."""
-    conf = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
-    started = session(SparkSettings(master="local[2]", shuffle_partitions=2, conf=conf))
+    started = session(SparkSettings(master="local[2]", shuffle_partitions=2))
     yield started
     stop(started)
