@@ -2,8 +2,8 @@
 
 Of each process, the peak of its memory and the bytes that it wrote are measured: those of the dimension, whose size
 they do not follow, and those of the replicas on this host, if it has some. What the command takes without work (the
-same file again, which is skipped) is given for comparison. At the end, Spark reads the dimension and compares it with
-the initial versions, to which a query applies the changes.
+same file again, which is skipped) is given for comparison. At the end, the dimension is compared with its initial
+versions, to which a query of DuckDB applies the changes.
 """
 
 import os
@@ -16,8 +16,8 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.history._changes import changes
+from benchmarks.history._contents import require_expected
 from benchmarks.history._members import Members, pipeline
-from benchmarks.history._settings import CONTENT, content
 
 __all__ = ["CONTESTANTS", "measure"]
 
@@ -26,7 +26,7 @@ MIB = 1 << 20
 PAUSE = 0.05  # in seconds, between looks at the memory of the process
 
 
-def measure(spark, folder, settings):
+def measure(_spark, folder, settings):
     """Yield a row for each round."""
     members = Members(settings.large_members)
     config = pipeline(folder, "large", settings.memory)
@@ -43,7 +43,8 @@ def measure(spark, folder, settings):
         print(f"  wrote {written / MIB:,.0f} MiB; replicas take {_bytes(folder / 'replicas') / MIB:,.0f} MiB")
         yield {"contestant": OURS, "round": number, "counted": number > 0, "rows": settings.large_changes,
                "seconds": seconds, "processor": processor, "peak_memory": peak, "written": written}  # fmt: skip
-    _compare(spark, path, folder / "changed")
+    versions = require_expected(path, files)
+    print(f"contents equal: the dimension has the same {versions:,} versions as the query gives")
 
 
 def _write_changes(members, folder, settings):
@@ -83,33 +84,3 @@ def _peak(process):
 def _bytes(folder):
     """Return the bytes of all files in a folder."""
     return sum(file.stat().st_size for file in Path(folder).rglob("*") if file.is_file())
-
-
-# A new city opens a version; a new phone number is of type 1 and changes all versions.
-_EXPECTED = """
-WITH initial AS (SELECT * FROM delta.`{path}` VERSION AS OF 1),
-given AS (SELECT id, city, phone, since FROM parquet.`{changes}`),
-met AS (
-    SELECT initial.*, given.city AS new_city, given.phone AS new_phone, since,
-    since IS NOT NULL AND is_current AND given.city <> initial.city AS closed
-    FROM initial LEFT JOIN given ON initial.id = given.id
-)
-SELECT id, city, coalesce(new_phone, phone) AS phone, valid_from, if(closed, since, valid_to) AS valid_to,
-    is_current AND NOT closed AS is_current, version
-FROM met
-UNION ALL
-SELECT id, new_city, new_phone, since, CAST(NULL AS DATE), true, version + 1 FROM met WHERE closed
-"""
-
-
-def _compare(spark, path, changed):
-    """Raise if the dimension is not what the changes make of its initial versions, or a key names two versions."""
-    expected = spark.sql(_EXPECTED.format(path=path, changes=changed))
-    held = spark.read.format("delta").load(path)
-    found = [content(frame, CONTENT) for frame in (held, expected)]
-    if found[0] != found[1]:
-        raise AssertionError(f"the dimension differs from what was expected: {found}")
-    keys = held.selectExpr("count(1)", "count(DISTINCT customer_key)").first()
-    if set(keys) != {found[0][0]}:
-        raise AssertionError(f"{found[0][0]} versions were expected, each with its own key: {keys}")
-    print(f"the dimension has the same {found[0][0]:,} versions as the query gives")

@@ -10,7 +10,7 @@ A second role of the same dimension waits for the members of the first.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import pyarrow as pa
 
@@ -66,6 +66,7 @@ if TYPE_CHECKING:
 __all__ = ["DUPLICATES_ROLE", "Group", "Prepared", "StageRun", "Target", "member_schema"]
 
 DUPLICATES_ROLE = "(duplicates)"
+_CURRENT_SHARE: Final = 1.5  # of the two shares of an as-of lookup, for the current versions
 
 
 @dataclass(frozen=True)
@@ -351,8 +352,11 @@ class Prepared:
         if isinstance(lookup, AsOfLookup):
             rows = current_rows(lookup.history, self._carried(lookup.dimension.name))
             current = lookup.current
+            older = self._older(lookup, target)
             joiner = self._joiner(role, target, rows, current.operator_on, current.operator_columns)
-            return LookupStep(lookup, joiner, files, target.own, self._older(lookup, target))
+            share = _CURRENT_SHARE if older else 1
+            joiner = replace(joiner, memory=int(joiner.memory * share))
+            return LookupStep(lookup, joiner, files, target.own, older)
         rows = MemberRows(self._narrow(lookup.dimension))
         joiner = self._joiner(role, target, rows, lookup.operator_on, lookup.operator_columns)
         return LookupStep(lookup, joiner, files, target.own)
@@ -368,7 +372,7 @@ class Prepared:
         for direction in directions:
             name = f"{lookup.role} ({direction})"
             joiner = self._joiner(name, target, rows, lookup.current.operator_on, lookup.entry_columns, lookup.role)
-            memory = joiner.memory // len(directions)
+            memory = int(joiner.memory * (2 - _CURRENT_SHARE)) // len(directions)
             joiners.append(replace(joiner, nearest=(lookup.time_column, AT, direction), memory=memory))
         return tuple(joiners)
 
@@ -417,7 +421,7 @@ class Prepared:
     def _memory_shares(self) -> int:
         """Return the number of operators that share the memory of a worker, since any task may need any replica.
 
-        An as-of lookup has two shares for each shard: one for the current versions, one for all versions.
+        An as-of lookup has two shares for each shard, most of them for the current versions, which serve most facts.
         """
         dated = {role for role, look in self.lookups.items() if isinstance(look, AsOfLookup) and look.event_time}
         roles = (*self.lookups, *self._duplicate_roles())

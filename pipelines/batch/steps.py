@@ -142,7 +142,9 @@ class LookupStep:
             members = self._new_members(outputs)
             if members.num_rows:
                 self._keep_members(members, join, task)
-        added = found.select(self.lookup.added_schema().names).take(pa.array(np.argsort(found.column(_ROW))))
+        order = np.empty(found.num_rows, np.int64)
+        order[np.asarray(found.column(_ROW))] = np.arange(found.num_rows)
+        added = found.select(self.lookup.added_schema().names).take(pa.array(order))
         for batch, start in zip(held, starts[:-1], strict=True):
             columns = [column.combine_chunks() for column in added.slice(start, batch.num_rows).columns]
             whole = pa.RecordBatch.from_arrays(

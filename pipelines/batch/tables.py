@@ -20,7 +20,14 @@ import pyarrow as pa
 from headrace.pipelines.batch.metrics import reconcile
 from headrace.pipelines.batch.resolutions import RESOLUTION_SCHEMA
 from headrace.pipelines.batch.stages import DUPLICATES_ROLE, member_schema
-from headrace.pipelines.delta.commits import Commit, append, append_exactly, commit_exactly, commit_files
+from headrace.pipelines.delta.commits import (
+    NEW_MEMBERS,
+    Commit,
+    append,
+    append_exactly,
+    commit_exactly,
+    commit_files,
+)
 from headrace.pipelines.delta.data_files import DataFile, FileSpec, FileWriter
 from headrace.pipelines.delta.merges import merge, set_properties
 from headrace.pipelines.delta.support import takes_files
@@ -149,10 +156,11 @@ class BatchTables:
         if greatest is None:
             return
         path, part = self._prepared.path(role), _members(role)
+        count = sum(join.get("new_members", 0) for join in joins)
         commit = Commit(
             batch.application(part),
             batch.number,
-            {"base": target.base, "greatest_key": greatest},
+            {"base": target.base, "greatest_key": greatest, NEW_MEMBERS: count},
             {GREATEST_KEY: str(greatest)},
         )
         self._begin(part, path)

@@ -17,8 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
 
 from headrace.pipelines.delta.support import takes_files
+from headrace.pipelines.delta.tables import commit_note
 from headrace.pipelines.durable import sync_folder, write_new
 from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.delta.data_files import DataFile
 
 __all__ = [
+    "NEW_MEMBERS",
     "Commit",
     "append",
     "append_exactly",
@@ -39,11 +42,17 @@ __all__ = [
     "conflicts",
     "create_entry",
     "listed_file",
+    "member_files",
     "publish_next",
     "published",
 ]
 
+NEW_MEMBERS: Final = "new_members"
+"""Field in the note of a commit by which a batch adds its new members to a dimension, and does nothing else."""
+
 _LOG = logging.getLogger(__name__)
+_ENGINE: Final = "headrace"
+_ADDING: Final = frozenset({"commitInfo", "metaData", "txn", "add"})
 _ATTEMPTS: Final = 100
 _CHECKPOINT_COMMITS: Final = "100"
 
@@ -352,6 +361,30 @@ def published(
     return create_entry(path, version, "\n".join(map(json.dumps, actions)) + "\n")
 
 
+def member_files(path: str, first: int, last: int) -> list[str] | None:
+    """Return the data files of new members that versions `first` to `last` added; None if a version did anything else.
+
+    A batch adds members at exactly the version at which it found that the dimension does not have them, so each of them
+    is there once.
+    """
+    files: list[str] = []
+    for version in range(first, last + 1):
+        actions = list(_entry(path, version))
+        if all(map(_rearranges, actions)):
+            continue
+        if not _adds_members(actions):
+            return None
+        files += [unquote(action["add"]["path"]) for action in actions if "add" in action]
+    return files
+
+
+def _adds_members(actions: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a log entry is Headrace's own commit of new members, in plain files."""
+    info: Mapping[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    own = info.get("engineInfo") == _ENGINE and NEW_MEMBERS in commit_note(info)
+    return own and all(action.keys() <= _ADDING for action in actions)
+
+
 def create_entry(path: str, version: int, text: str) -> bool:
     """Write a log entry durably to a temporary file, and link it to its version.
 
@@ -392,7 +425,7 @@ def _commit_info(
                 "numOutputBytes": str(sum(file.size for file in files)),
             },
             **({"userMetadata": commit.user_metadata} if commit.application else {}),
-            "engineInfo": "headrace",
+            "engineInfo": _ENGINE,
         }
     }
 

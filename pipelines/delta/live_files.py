@@ -30,7 +30,7 @@ __all__ = ["LiveFile", "LiveFiles", "read_live_file"]
 
 _ADD: Final = "add"
 _FIELDS: Final = ("path", "partitionValues", "size", "modificationTime", "stats", "deletionVector")
-_BATCH_ROWS: Final = 1 << 17
+_BATCH_ROWS: Final = 1 << 15
 
 
 @dataclass(frozen=True)

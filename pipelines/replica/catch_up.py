@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.replica.rows import Changes, ReplicaRows
     from headrace.storage import Table
 
-__all__ = ["Reached", "ReplicaSpec", "catch_up", "discard", "replica_folder"]
+__all__ = ["Reached", "ReplicaSpec", "catch_up", "discard", "replica_file", "replica_folder"]
 
 _LOG = logging.getLogger(__name__)
 _APPLICATION = "delta"
@@ -107,7 +107,8 @@ class Reached:
     exact
         Whether the replica is exactly at V. If not, members above the base must be hidden.
     action
-        Action of the catch-up: `kept`, `advanced`, or `built` with the reason.
+        Action of the catch-up: `kept`, `advanced`, or `built` with the reason; `followed` if the file stayed as it was,
+        and new members are in memory (`headrace.pipelines.replica.recent`).
     rows
         Number of rows that the catch-up changed or built.
     seconds
@@ -125,6 +126,11 @@ def replica_folder(chosen: str | None = None) -> Path:
     """Return the replica folder on this host: the given folder, else HEADRACE_REPLICAS, else the user's cache."""
     named = chosen or os.environ.get("HEADRACE_REPLICAS")
     return home_expanded(named) if named else cache_folder() / "replicas"
+
+
+def replica_file(place: Path) -> Path:
+    """Return the clustered table in a folder that `ReplicaSpec.place` returned."""
+    return place / _TABLE
 
 
 def catch_up(spec: ReplicaSpec, shard: int, version: int, base: int, use: Callable[[Reached], _T]) -> _T:

@@ -13,6 +13,8 @@ from threading import Thread
 
 import pyarrow as pa
 
+from headrace.pipelines.replica.recent import Recent
+
 __all__ = ["compile_kernels", "compile_readers", "compiling"]
 
 _ROWS = 64
@@ -73,7 +75,9 @@ def _exercise(path: Path, key: pa.Array) -> None:
 
     rows = pa.table({"key": key, "number": _INDEX, "text": _INDEX.cast(pa.string())})
     keys = pa.record_batch([key], names=["key"])
-    shard_of([key], pa.schema([("key", key.type)]), 2)
+    kind = pa.schema([("key", key.type)])
+    shard_of([key], kind, 2)
+    Recent.of(rows, kind).find([key])
     with Table.build(path, rows.slice(0, _ROWS // 2), key=["key"], unique=True) as table:
         operator = SSIJ(table, on=[("key", "key")], how="left")
         operator.push(keys).drain()

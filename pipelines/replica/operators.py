@@ -2,15 +2,25 @@
 
 Operators live as long as the worker, and only save time: a new worker opens the replicas again. Each operator has a
 fixed share of the pipeline's memory, because any task may need any replica.
+
+An operator also serves versions after that of its snapshot, as long as batches only added members since, see
+`headrace.pipelines.replica.recent`. As-of operators over all versions need not even know these members: a fact is older
+than the current version of its member only if the member has several.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from headrace.pipelines.replica.catch_up import Reached, ReplicaSpec, catch_up, discard
+import pyarrow as pa
+
+from headrace.pipelines.delta.commits import member_files
+from headrace.pipelines.replica.catch_up import Reached, ReplicaSpec, catch_up, discard, replica_file
+from headrace.pipelines.replica.recent import JoinWithRecent, Recent, members_of
+from headrace.pipelines.replica.rows import MemberRows
 
 if TYPE_CHECKING:
     from headrace.joins import SSIJ
@@ -19,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Joiner", "Serving", "close", "serve"]
 
 _LOG = logging.getLogger(__name__)
+_RECENT_SHARE: Final = 32  # of the memory, for members that were added since the operator's snapshot
 
 
 @dataclass(frozen=True)
@@ -54,15 +65,65 @@ class Joiner:
     deadline: float | None
     nearest: tuple[str, str, Literal["backward", "forward"]] | None = None
 
+    @property
+    def recent_memory(self) -> int:
+        """Bytes of the memory for members that the replica does not have yet; the operator has the rest."""
+        holds = self.nearest is None and isinstance(self.replica.rows, MemberRows)
+        return self.memory // _RECENT_SHARE if holds else 0
+
 
 @dataclass
 class _Kept:
-    """An operator that outlives a batch, with its table and the version that its snapshot matches exactly, if any."""
+    """An operator that outlives a batch, with its table.
+
+    Parameters
+    ----------
+    operator, table, inode
+        The operator, its table, and the file of the table.
+    version
+        Version that the snapshot and the recent members match exactly, if any.
+    recent
+        Members that were added since the snapshot.
+    """
 
     operator: SSIJ
     table: Table
     inode: int
-    version: int | None
+    version: int | None = None
+    recent: Recent | None = None
+
+    def join(self, joiner: Joiner) -> SSIJ | JoinWithRecent:
+        """Return the operator, which knows the recent members."""
+        if self.recent is None or not len(self.recent.keys):
+            return self.operator
+        return JoinWithRecent(self.operator, self.recent, joiner.on, joiner.columns)
+
+    def follow(self, joiner: Joiner, shard: int) -> int | None:
+        """Serve the joiner's version, if batches only added members since and there is room for them.
+
+        Returns
+        -------
+        int or None
+            Number of members that were added to those in memory; None if the replica has to catch up.
+        """
+        if self.version is None or self.version > joiner.version:
+            return None
+        files = member_files(joiner.replica.path, self.version + 1, joiner.version)
+        if files is None:
+            return None
+        added = 0
+        if joiner.nearest is None:
+            rows = members_of(joiner.replica, shard, joiner.version, files)
+            if rows is None:
+                return None
+            recent = Recent.of(
+                rows if self.recent is None else pa.concat_tables([self.recent.rows, rows]), joiner.replica.rows.key
+            )
+            if recent.nbytes > joiner.recent_memory:
+                return None
+            self.recent, added = recent, rows.num_rows
+        self.version = joiner.version
+        return added
 
     def close(self) -> None:
         """Free the operator's memory and close its table."""
@@ -84,7 +145,7 @@ class Serving:
         Result of the catch-up; None if the operator was already open.
     """
 
-    operator: SSIJ
+    operator: SSIJ | JoinWithRecent
     visible_to: int | None
     reached: Reached | None
 
@@ -111,8 +172,15 @@ def serve(joiner: Joiner, shard: int, owner: str, fingerprint: str) -> Serving:
     place = joiner.replica.place(shard)
     key = (joiner.role, place, joiner.on, joiner.nearest, joiner.columns, joiner.memory, fingerprint)
     kept = _KEPT.get(key)
-    if kept is not None and kept.version == joiner.version and _inode(joiner, shard) == kept.inode:
-        return Serving(kept.operator, None, None)
+    if kept is not None and _inode(joiner, shard) == kept.inode:
+        began = time.monotonic()
+        if kept.version == joiner.version:
+            return Serving(kept.join(joiner), None, None)
+        if (added := kept.follow(joiner, shard)) is not None:
+            reached = Reached(
+                replica_file(place), exact=True, action="followed", rows=added, seconds=time.monotonic() - began
+            )
+            return Serving(kept.join(joiner), None, reached)
     return catch_up(
         joiner.replica, shard, joiner.version, joiner.base, lambda reached: _open(joiner, key, kept, reached)
     )
@@ -138,7 +206,7 @@ def _open(joiner: Joiner, key: tuple[Any, ...], kept: _Kept | None, reached: Rea
             _KEPT.pop(key).close()
         kept = _new(joiner, reached, inode)
         _KEPT[key] = kept
-    kept.version = joiner.version if reached.exact else None
+    kept.version, kept.recent = joiner.version if reached.exact else None, None
     return Serving(kept.operator, None if reached.exact else joiner.base, reached)
 
 
@@ -156,14 +224,14 @@ def _new(joiner: Joiner, reached: Reached, inode: int) -> _Kept:
             table,
             on=equal if joiner.nearest is None else AsOf(stream, column, equal, direction),
             how="left",
-            memory=joiner.memory,
+            memory=joiner.memory - joiner.recent_memory,
             deadline=joiner.deadline,
             columns=list(joiner.columns),
         )
     except BaseException:
         table.close()
         raise
-    return _Kept(operator, table, inode, None)
+    return _Kept(operator, table, inode)
 
 
 def _make_room(owner: str) -> None:
@@ -176,6 +244,6 @@ def _make_room(owner: str) -> None:
 
 def _inode(joiner: Joiner, shard: int) -> int | None:
     try:
-        return (joiner.replica.place(shard) / "table.headrace").stat().st_ino
+        return replica_file(joiner.replica.place(shard)).stat().st_ino
     except OSError:
         return None

@@ -5,6 +5,7 @@ of its writes and syncs is argued in `FORMAT.md`. Contains the writer, transacti
 leaves, free space, page placement, locks and compaction.
 """
 
+from headrace.storage.commit.changes import find_keys
 from headrace.storage.commit.writer import CommitResult, Transaction, Writer
 
-__all__ = ["CommitResult", "Transaction", "Writer"]
+__all__ = ["CommitResult", "Transaction", "Writer", "find_keys"]

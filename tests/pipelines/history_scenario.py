@@ -13,7 +13,7 @@ from headrace.etl import KeyAllocator
 from headrace.etl.history import apply_changes, inferred_entries
 from headrace.pipelines.config.history import history_of
 from headrace.pipelines.config.model import load_pipeline
-from headrace.pipelines.delta.commits import Commit, commit_files
+from headrace.pipelines.delta.commits import NEW_MEMBERS, Commit, commit_files
 from headrace.pipelines.delta.data_files import FileSpec, FileWriter
 from headrace.pipelines.delta.live_files import LiveFiles
 from headrace.pipelines.delta.reads import scan_table
@@ -89,7 +89,7 @@ class Members:
     def infer(self, *keys):
         added = inferred_entries(self.history, pa.table({"id": keys}), self.greatest + 1 + np.arange(len(keys)))
         files = self.written(FileSpec(self.path, delta_schema(self.history)), version_rows(self.history, added))
-        commit_files(self.path, self.table(), files, Commit("facts", self.table().version()))
+        commit_files(self.path, self.table(), files, Commit("facts", self.table().version(), {NEW_MEMBERS: len(keys)}))
 
     def as_of(self, key, day, before_first="first"):
         """Return the version row of a member at a day, and the outcome: None if there is no such member."""

@@ -46,9 +46,11 @@ def step_of(prepared, role="seller"):
     return prepared.step(role, Target(latest.version, 10 * COUNT, prepared.shards.get(role, 1), latest.table_id), run)
 
 
-def looked_up(step, days):
+KEYS = [f"c{i:05d}" for i in range(0, COUNT, 7)]
+
+
+def looked_up(step, days, keys=KEYS):
     """Return the key of each member, looked up at a day, and the notes of the joins."""
-    keys = [f"c{i:05d}" for i in range(0, COUNT, 7)]
     days = [days] * len(keys)
     rows = pa.record_batch(
         {"seller": keys, "day": days, STATE: pa.repeat(pa.scalar(int(State.OPEN), pa.int8()), len(keys))}
@@ -78,6 +80,23 @@ def test_a_damaged_replica_alone_is_discarded_and_built_again(world, prepared, d
     again, joins = looked_up(step, OLD)
     assert again == expected
     assert {role for role, action in joins.items() if action == "built: missing"} == {damaged}
+
+
+def test_members_that_batches_added_are_known_while_both_replicas_stay_as_they_are(world, prepared):
+    before, _ = looked_up(step_of(prepared), OLD)
+    for number in (1, 2):
+        added = [f"n{number}{i}" for i in range(50)]
+        world.members.infer(*added)
+        found, joins = looked_up(step_of(prepared), OLD, [*KEYS, *added])
+        assert set(joins.values()) == {"followed"}
+        assert found[: len(KEYS)] == before
+        wanted = {row["id"]: row["customer_key"] for row in world.members.version_rows()}
+        assert found[len(KEYS) :] == [wanted[key] for key in added]
+    world.members.apply(("n10", 20, "Oslo"), ("n11", 20, "Oslo"), ("n11", 25, "Voss"))
+    found, joins = looked_up(step_of(prepared), NEW, ["n10", "n11", "n12", "none"])
+    assert set(joins.values()) == {"advanced"}
+    keys = [world.members.as_of(key, NEW)[0]["customer_key"] for key in ("n10", "n11", "n12")]
+    assert found == [*keys, -1]
 
 
 def test_all_operators_of_a_worker_share_its_memory(prepared):

@@ -33,6 +33,7 @@ RUN = (
     "after listing", "before join", "after join", "before members:buyer", "after members:buyer", "before facts",
     "after facts", "before record", "after record", "after batch",
 )  # fmt: skip
+PARTS = 6  # of the moments; each ends with a comparison of its own
 WRITERS = ("merge", "optimize", "apply", "append", "none")
 OWN = {"_dimension_version", "stream", "run", "loaded_at", "rejected_at", "_file", "_loaded_at"}
 
@@ -130,20 +131,22 @@ def test_a_killed_apply_is_completed_by_the_next_process(tmp_path, step):
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-@pytest.mark.timeout(7200)
-def test_drivers_killed_at_every_step_on_two_executors_beside_other_writers(tmp_path):
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_drivers_killed_at_every_step_on_two_executors_beside_other_writers(tmp_path, part):
     moments = [("apply", step) for step in APPLY] + [("run", step) for step in RUN]
     moments += [("apply", "before apply"), ("run", "before join")]
     ends = [*(["kill", "kill", "go"] * len(moments))[: len(moments) - 2], "executor", "executor"]
+    own = range(part, len(moments), PARTS)
     conf = {f"spark.{who}.extraJavaOptions": JAVA for who in ("driver", "executor")}
     cluster = {"master": "local-cluster[2,1,1024]", "conf": {"spark.sql.shuffle.partitions": 2, **conf}}
-    killed = Shop(tmp_path / "killed", len(moments), np.random.default_rng(5), options={"spark": cluster})
-    for number, ((command, step), end) in enumerate(zip(moments, ends, strict=True)):
-        drive(killed, command, step, WRITERS[number % len(WRITERS)], end)
-    plain = Shop(tmp_path / "plain", len(moments), np.random.default_rng(5))
-    for command, _ in moments:
+    killed = Shop(tmp_path / "killed", len(own), np.random.default_rng(part), options={"spark": cluster})
+    for number in own:
+        drive(killed, *moments[number], WRITERS[number % len(WRITERS)], ends[number])
+    plain = Shop(tmp_path / "plain", len(own), np.random.default_rng(part))
+    for number in own:
         plain.put_next()
-        if command == "apply":
+        if moments[number][0] == "apply":
             apply_files(plain.config, "customer", plain.folder / "changes")
         run(plain.pipeline)
     run(killed.pipeline)
