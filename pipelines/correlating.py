@@ -113,7 +113,7 @@ def opened_with(
         guards: Any = {"holds": leases.check, "hook": hook, "clock": clock}
         follows = None if prepared is None else BatchProtocol(prepared, catalog, number, **guards)
         protocol = CorrelationProtocol(
-            engine, config, plan, catalog, number, stream, last=ledgers.last_loaded, steps=follows, **guards
+            engine, config, plan, catalog, number, stream, ledgers=ledgers, steps=follows, **guards
         )
         changes = ChangeStreams(after, ChangesEngine(_spark()), **guards) if config.has_steps else None
 
