@@ -474,7 +474,7 @@ def test_a_source_whose_ledger_is_lost_is_not_loaded_again(world, rng, lost):
     if lost != "removed":
         ledger.write_bytes(b"" if lost == "empty" else older)
     world.add("orders", [(1, "nut", BEGIN)])
-    with pytest.raises(LedgerError, match="ledger.db of source 'payments' does not have batch 1") as raised:
+    with pytest.raises(LedgerError, match=r"ledger\.db of source 'payments' does not have batch 1") as raised:
         world.run()
     assert f"remove {world.folder / 'w/paid'}, {world.folder / 'w/paid_errors'} and {world.state.parent}" in str(
         raised.value
@@ -507,7 +507,7 @@ def test_a_state_folder_that_cannot_be_claimed_at_first_is_claimed_later(world, 
 
     with monkeypatch.context() as patch:
         patch.setattr("headrace.pipelines.durable.os.fsync", full)
-        with pytest.raises(StorageIOError, match="cannot be written.* nothing is lost"):
+        with pytest.raises(StorageIOError, match=r"cannot be written.* nothing is lost"):
             world.run()
     world.run()
     assert world.results() == world.expected(EQUAL)
