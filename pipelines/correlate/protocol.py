@@ -25,7 +25,7 @@ from headrace.pipelines.batch.read_step import ReadStep, record_format
 from headrace.pipelines.catalog import BatchRecord
 from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.config.join_plan import LEFT, RIGHT
-from headrace.pipelines.correlate.delivery import Delivery, Direct, Joined, Stepped, files_of
+from headrace.pipelines.correlate.delivery import Delivery, Direct, Joined, Stepped, files_of, steps_problem
 from headrace.pipelines.correlate.manifests import Manifest, ManifestRef, StateFolder
 from headrace.pipelines.correlate.runs import RunRef
 from headrace.pipelines.correlate.tasks import SOURCE, JoinTask, ReadTask, SourceRead
@@ -206,11 +206,9 @@ class CorrelationProtocol:
                 f"{self._facts.path} holds batch {number} of stream {self._stream} from another run, which used a copy "
                 "of this checkpoint; restore the newer checkpoint"
             )
-        if ("pending" in note) != (self._stepped is not None):
-            raise PipelineFileError(
-                f"batch {number} was loaded {'through' if 'pending' in note else 'without'} steps, and its run ended "
-                "before the batch was complete; give the pipeline file the steps that it had, and run it once"
-            )
+        problem = steps_problem(number, note, has_steps=self._stepped is not None)
+        if problem:
+            raise PipelineFileError(problem)
         manifest = self._state.read(ManifestRef(number, note["attempt"], note["manifest"]), self._plan.definition())
         record = self._delivery.finish(number, note)
         self._settle(manifest)

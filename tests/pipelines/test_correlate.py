@@ -710,6 +710,20 @@ def test_a_run_beside_another_does_not_commit(world, rng):
     assert world.results() == []
 
 
+def test_steps_that_come_while_a_batch_is_unfinished_are_refused_with_the_remedy(world, rng):
+    world.add_random(rng, 10)
+    with pytest.raises(Killed):
+        world.run(killing("after facts"))
+    world.document["duplicates"] = {"key": ["id"]}
+    world.write()
+    with pytest.raises(PipelineFileError, match=r"batch 0 was loaded without steps.* remove `transform`"):
+        world.run()
+    del world.document["duplicates"]
+    world.write()
+    world.run()
+    assert world.results() == world.expected(EQUAL)
+
+
 def test_a_removed_file_of_an_unfinished_batch_is_named(world, rng):
     world.add_random(rng, 10)
     with pytest.raises(Killed):
