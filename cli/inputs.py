@@ -83,7 +83,7 @@ def open_inputs(
 
     If a column of a CSV is compared with text, it is text too. A CSV without records has the types of the columns that
     its own are compared with. If whole numbers of a CSV or JSON file are compared with
-    floats, they are floats too. Otherwise they would never match.
+    floats, they are floats too. Otherwise they would never match. Dictionaries are decoded.
 
     Parameters
     ----------
@@ -104,7 +104,7 @@ def open_inputs(
     """
     texts = csv.types
     csv = replace(csv, types={})
-    streams = {name: open_stream(path, csv=csv) for name, path in paths}
+    streams = {name: _decoded(open_stream(path, csv=csv), path, csv) for name, path in paths}
     known = _present(texts, streams)
     for name, types in known.items():
         streams[name] = open_stream(dict(paths)[name], csv=replace(csv, types=types))
@@ -116,6 +116,12 @@ def open_inputs(
     conditions: list[tuple[str, str] | Near] = [(_text(left), _text(right)) for left, right in pairs]
     conditions += [_near(pair, within or "0", streams) for pair in nears]
     return Inputs(streams, conditions)
+
+
+def _decoded(stream: FileStream, path: Path, csv: CsvFormat) -> FileStream:
+    """Return the stream with the values of dictionaries in their place, which a join of streams does not hold."""
+    values = {field.name: field.type.value_type for field in stream.schema if pa.types.is_dictionary(field.type)}
+    return open_stream(path, csv=replace(csv, declared=values)) if values else stream
 
 
 def _present(types: Mapping[str, pa.DataType], streams: Mapping[str, FileStream]) -> dict[str, dict[str, pa.DataType]]:

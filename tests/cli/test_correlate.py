@@ -234,6 +234,20 @@ def test_a_column_to_keep_as_text_must_be_one_of_some_input(invoke, tmp_path):
     assert "--text names 'kode', which is a column of no input: a has k; b has k, code" in refused.err
 
 
+def test_dictionaries_are_joined_by_their_values(invoke, tmp_path):
+    shops = pa.array(["x", None, "y", "x"]).dictionary_encode()
+    pq.write_table(pa.table({"shop": shops, "n": [1, 2, 3, 4]}), tmp_path / "a.parquet")
+    towns = pa.array(["x", "y", None], pa.large_string())
+    pq.write_table(pa.table({"town": towns, "kind": pa.array([b"1", None, b"2"]).dictionary_encode()}),
+                   tmp_path / "b.parquet")  # fmt: skip
+    command = ["correlate", tmp_path / "a.parquet", tmp_path / "b.parquet", "--on", "shop=town"]
+    done = invoke(*command, "-o", tmp_path / "out.parquet")
+    assert done.code == 0, done
+    rows = sorted(tuple(row.values()) for row in pq.read_table(tmp_path / "out.parquet").to_pylist())
+    assert rows == [("x", 1, "x", b"1"), ("x", 4, "x", b"1"), ("y", 3, "y", None)]
+    assert pq.read_schema(tmp_path / "out.parquet").types == [pa.string(), pa.int64(), pa.large_string(), pa.binary()]
+
+
 def test_operators_can_be_named_as_messages_name_them(invoke, feeds, tmp_path):
     arguments = [
         "correlate",
