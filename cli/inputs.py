@@ -83,7 +83,7 @@ def open_inputs(
 
     If a column of a CSV is compared with text, it is text too. A CSV without records has the types of the columns that
     its own are compared with. If whole numbers of a CSV or JSON file are compared with
-    floats, they are floats too. Otherwise they would never match.
+    floats, they are floats too. Otherwise they would never match. Dictionaries are decoded.
 
     Parameters
     ----------
@@ -102,15 +102,39 @@ def open_inputs(
     InputError
         If files, names or columns cannot be used.
     """
-    streams = {name: open_stream(path, csv=csv) for name, path in paths}
+    texts = csv.types
+    csv = replace(csv, types={})
+    streams = {name: _decoded(open_stream(path, csv=csv), path, csv) for name, path in paths}
+    known = _present(texts, streams)
+    for name, types in known.items():
+        streams[name] = open_stream(dict(paths)[name], csv=replace(csv, types=types))
     pairs = [pair for each in on for pair in _pairs(each, list(streams))]
     nears = [pair for each in near for pair in _pairs(each, list(streams))]
     _check_columns([*pairs, *nears], streams)
     for name, types in _agreed([*pairs, *nears], streams).items():
-        streams[name] = open_stream(dict(paths)[name], csv=replace(csv, types={**csv.types, **types}))
+        streams[name] = open_stream(dict(paths)[name], csv=replace(csv, types={**known.get(name, {}), **types}))
     conditions: list[tuple[str, str] | Near] = [(_text(left), _text(right)) for left, right in pairs]
     conditions += [_near(pair, within or "0", streams) for pair in nears]
     return Inputs(streams, conditions)
+
+
+def _decoded(stream: FileStream, path: Path, csv: CsvFormat) -> FileStream:
+    """Return the stream with the values of dictionaries in their place, which a join of streams does not hold."""
+    values = {field.name: field.type.value_type for field in stream.schema if pa.types.is_dictionary(field.type)}
+    return open_stream(path, csv=replace(csv, declared=values)) if values else stream
+
+
+def _present(types: Mapping[str, pa.DataType], streams: Mapping[str, FileStream]) -> dict[str, dict[str, pa.DataType]]:
+    """Return the types of columns that are known, for each input that has some of them."""
+    found = {
+        name: {column: kind for column, kind in types.items() if column in stream.schema.names}
+        for name, stream in streams.items()
+    }
+    unknown = [column for column in types if not any(column in each for each in found.values())]
+    if unknown:
+        columns = "; ".join(f"{name} has {', '.join(stream.schema.names)}" for name, stream in streams.items())
+        raise InputError(f"--text names {unknown[0]!r}, which is a column of no input: {columns}")
+    return {name: each for name, each in found.items() if each}
 
 
 def _split(text: str, inputs: Mapping[str, object] | Sequence[str]) -> tuple[str | None, str]:

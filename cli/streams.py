@@ -266,12 +266,18 @@ def _explained(file: Path, form: RecordFormat) -> Iterator[pa.RecordBatch]:
     try:
         yield from sound_batches(file, form)
     except RecordFileError as error:
-        hint = (
-            "; name the column in --text to keep it as text, unless it is compared with a key"
-            if ", column " in str(error)
-            else ""
-        )
-        raise InputFileError(f"{error}{hint}") from error
+        raise InputFileError(f"{error}{_hint(error, form)}") from error
+
+
+def _hint(error: RecordFileError, form: RecordFormat) -> str:
+    """Return how to read a column with a value that does not fit; an empty text if nothing else is wrong with it."""
+    assert form.columns is not None
+    if error.column is None or error.column not in form.columns.names:
+        return ""
+    if form.columns.field(error.column).type != pa.string():
+        strings = "if all its values are JSON strings, " if form.kind == "json" else ""
+        return f"; {strings}name the column in --text to keep it as text, unless it is compared with a key"
+    return "; write all its values as JSON strings" if form.kind == "json" else ""
 
 
 @contextmanager

@@ -7,7 +7,7 @@ This module prepares what surrounds the batches, as `headrace.pipelines.runner` 
 from __future__ import annotations
 
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from headrace.pipelines.batch.preparation import check_pipeline
@@ -15,20 +15,24 @@ from headrace.pipelines.batch.protocol import BatchProtocol
 from headrace.pipelines.catalog import Catalog
 from headrace.pipelines.changes.applying import ChangeStreams, changing_dimensions, check_change_folders, leases_of
 from headrace.pipelines.changes.engines import SparkEngine as ChangesEngine
+from headrace.pipelines.correlate.delivery import steps_problem
 from headrace.pipelines.correlate.engines import SparkEngine
 from headrace.pipelines.correlate.kernels import compiling
 from headrace.pipelines.correlate.ledgers import SourceLedgers
 from headrace.pipelines.correlate.protocol import CorrelationProtocol, state_folder
 from headrace.pipelines.correlate.sinks import check_sinks, create_sinks
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
+from headrace.pipelines.errors import PipelineFileError
 from headrace.pipelines.hooks import no_hook
 from headrace.pipelines.lease import Leases
 from headrace.pipelines.loop import BatchLoop
 from headrace.pipelines.rejects.retries import RetrySource
 from headrace.pipelines.runner import OpenRun, RunResult
-from headrace.pipelines.source.identity import check_identity
+from headrace.pipelines.source.identity import application, check_identity
+from headrace.pipelines.source.ledger import Ledger
 from headrace.pipelines.source.pieces import check_source
 from headrace.pipelines.spark.sessions import SparkSettings, session, spark_settings
+from headrace.storage.errors import HeadraceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -98,8 +102,9 @@ def opened_with(
 ) -> Iterator[OpenRun]:
     """Prepare a correlation with a given engine and an open catalog; otherwise as `opened_correlation`."""
     plan, after = config.plan(), config.steps()
-    check_sinks(config, plan)
-    steps = check_pipeline(after, engine.cores) if config.has_steps else None
+    with _with_steps_of_unfinished(config):
+        check_sinks(config, plan)
+        steps = check_pipeline(after, engine.cores) if config.has_steps else None
     with Leases(catalog, _leases(config, after), clock=clock) as leases, SourceLedgers(config, clock) as ledgers:
         facts = DeltaHandle(config.sink.path) if has_table(config.sink.path) else None
         check_identity(after, ledgers.ledger, facts, ran_before=catalog.has_batches(config.name))
@@ -113,7 +118,7 @@ def opened_with(
         guards: Any = {"holds": leases.check, "hook": hook, "clock": clock}
         follows = None if prepared is None else BatchProtocol(prepared, catalog, number, **guards)
         protocol = CorrelationProtocol(
-            engine, config, plan, catalog, number, stream, last=ledgers.last_loaded, steps=follows, **guards
+            engine, config, plan, catalog, number, stream, ledgers=ledgers, steps=follows, **guards
         )
         changes = ChangeStreams(after, ChangesEngine(_spark()), **guards) if config.has_steps else None
 
@@ -134,6 +139,34 @@ def opened_with(
         )
         notices = () if prepared is None else prepared.notices
         yield OpenRun(after, catalog, number, loop, ledgers, changes, notices, tuple(config.sources))
+
+
+@contextmanager
+def _with_steps_of_unfinished(config: CorrelationConfig) -> Iterator[None]:
+    """Explain a refusal in the block by the steps, if they came or went while a batch is not complete.
+
+    The tables then have columns that fit the steps of that batch, and no change of a table would help.
+    """
+    try:
+        yield
+    except HeadraceError as error:
+        problem = ""
+        with suppress(HeadraceError):
+            problem = _problem_of_unfinished(config)
+        if problem:
+            raise PipelineFileError(problem) from error
+        raise
+
+
+def _problem_of_unfinished(config: CorrelationConfig) -> str:
+    """Return why the file cannot complete the pending batch; an empty text if it can, or there is none."""
+    checkpoint = str(config.checkpoint)
+    if not (Ledger.exists(checkpoint) and has_table(config.sink.path)):
+        return ""
+    with Ledger(checkpoint) as ledger:
+        plan, name = ledger.pending(), application(ledger.stream, "facts")
+    notes = [] if plan is None else DeltaHandle(config.sink.path).commit_notes(name, plan.number)
+    return steps_problem(plan.number, notes[-1], has_steps=config.has_steps) if plan is not None and notes else ""
 
 
 def _leases(config: CorrelationConfig, after: PipelineConfig) -> list[str]:

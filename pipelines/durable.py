@@ -3,12 +3,32 @@
 from __future__ import annotations
 
 import os
+import uuid
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["sync_folder", "write_new"]
+__all__ = ["create_whole", "sync_folder", "write_new"]
+
+
+def create_whole(place: Path, content: bytes) -> None:
+    """Create a file that has all of its content from the moment on at which it has its name.
+
+    A process that is killed meanwhile leaves at most a file `.<uuid>.tmp` beside it.
+
+    Raises
+    ------
+    OSError
+        If it exists, or cannot be written.
+    """
+    written = place.with_name(f".{uuid.uuid4()}.tmp")
+    try:
+        write_new(written, content)
+        place.hardlink_to(written)
+        sync_folder(place.parent)
+    finally:
+        written.unlink(missing_ok=True)
 
 
 def write_new(place: Path, content: bytes) -> None:

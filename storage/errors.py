@@ -44,7 +44,17 @@ class KeyInputError(InputError):
 
 
 class RecordFileError(InputError):
-    """A file of records cannot be read at all: it is cut, or has another heading. The message names the file."""
+    """A file of records cannot be read at all: it is cut, or has another heading. The message names the file.
+
+    Attributes
+    ----------
+    column
+        Column with a value that does not fit, or None.
+    """
+
+    def __init__(self, message: str, column: str | None = None) -> None:
+        super().__init__(message)
+        self.column = column
 
 
 class UniqueViolationError(InputError):

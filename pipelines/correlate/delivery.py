@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.model import PipelineConfig
     from headrace.pipelines.delta.tables import DeltaHandle
 
-__all__ = ["Delivery", "Direct", "Joined", "Stepped"]
+__all__ = ["Delivery", "Direct", "Joined", "Stepped", "steps_problem"]
 
 
 @dataclass(frozen=True)
@@ -239,6 +239,22 @@ class Stepped:
                 "written; the folder must be one that all hosts share. Nothing was loaded; run again"
             )
         return found
+
+
+def steps_problem(number: int, note: Mapping[str, Any], *, has_steps: bool) -> str:
+    """Return why a pipeline file cannot complete a batch with the note of its facts; an empty text if it can."""
+    stepped = "pending" in note
+    if stepped == has_steps:
+        return ""
+    remedy = (
+        "give the pipeline file the steps that it had then"
+        if stepped
+        else "remove `transform`, `lookups` and `duplicates` from the pipeline file"
+    )
+    return (
+        f"batch {number} was loaded {'through' if stepped else 'without'} steps, and its run ended before the batch "
+        f"was complete; {remedy}, and run it once; change the steps afterwards"
+    )
 
 
 def files_of(table: DeltaHandle, schema: pa.Schema) -> FileSpec:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Self
 
+from headrace.pipelines.errors import LedgerError
 from headrace.pipelines.source.discovery import FoundFile
 from headrace.pipelines.source.feed import SourceFeed
 from headrace.pipelines.source.ledger import Ledger
@@ -45,6 +46,7 @@ class SourceLedgers:
     """
 
     def __init__(self, config: CorrelationConfig, clock: Callable[[], float]) -> None:
+        self._config = config
         self._stack = ExitStack()
         try:
             self.ledger = self._stack.enter_context(Ledger(str(config.checkpoint), clock))
@@ -71,6 +73,32 @@ class SourceLedgers:
         number = self.ledger.last_loaded()
         attempt = None if number is None else self.ledger.attempt_of(number)
         return None if number is None or attempt is None else (number, attempt)
+
+    def require(self, loaded: Mapping[str, int]) -> None:
+        """Refuse ledgers that do not have batches which were loaded: their files would be loaded again.
+
+        Parameters
+        ----------
+        loaded
+            For each source, the last batch that had files of it.
+
+        Raises
+        ------
+        LedgerError
+            If the ledger of a source was removed, or replaced by an older copy.
+        """
+        config = self._config
+        for name, number in loaded.items():
+            ledger = self._sources[name].ledger
+            last = ledger.last_loaded()
+            if last is None or last < number:
+                raise LedgerError(
+                    f"the ledger {ledger.path} of source {name!r} does not have batch {number}, which was loaded: it "
+                    "was removed, or is an older copy, so a run would load files again. Restore the folder "
+                    f"{config.checkpoint} from a backup of the last batch; or, to load every file again, remove "
+                    f"{config.sink.path}, {config.errors_path} and {config.checkpoint}, and the state if it is "
+                    "elsewhere"
+                )
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:

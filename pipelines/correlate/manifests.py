@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from headrace.pipelines.config.join_plan import definition_changes
 from headrace.pipelines.correlate.runs import RunRef
-from headrace.pipelines.durable import sync_folder, write_new
+from headrace.pipelines.durable import create_whole, sync_folder, write_new
 from headrace.pipelines.errors import PipelineFileError, StateDamagedError
 from headrace.storage.errors import StorageIOError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 __all__ = ["RESULTS", "Manifest", "ManifestRef", "StateFolder"]
 
@@ -35,6 +35,7 @@ _FRAME: Final = b"\n"
 _OWNER: Final = "owner.json"
 _UUID: Final = r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _WRITTEN: Final = re.compile(rf"\d{{10}}-([0-9a-f]{{8}}-[0-9a-f]{{32}}\.run|{_UUID}\.manifest)|{_UUID}\.host")
+_UNFINISHED: Final = re.compile(rf"\.{_UUID}\.tmp")
 _RESULT: Final = re.compile(rf"part-{_UUID}\.snappy\.parquet")
 _RECENT: Final = 64
 
@@ -59,6 +60,8 @@ class Manifest:
         Digest of the manifest of the batch before; empty for the first.
     recent
         Attempts that loaded the latest batches, this one included, by number of the batch.
+    files
+        For each source, the last batch that had files of it.
     """
 
     batch: int
@@ -69,6 +72,7 @@ class Manifest:
     watermarks: Mapping[str, int] = field(default_factory=dict)
     previous: str = ""
     recent: Mapping[int, str] = field(default_factory=dict)
+    files: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def first(cls, definition: str) -> Manifest:
@@ -81,7 +85,7 @@ class Manifest:
             "version": _VERSION, "batch": self.batch, "attempt": self.attempt, "definition": self.definition,
             "newest": dict(self.newest), "watermarks": dict(self.watermarks), "previous": self.previous,
             "recent": {str(number): attempt for number, attempt in self.recent.items()},
-            "runs": [run.document() for run in self.runs],
+            "files": dict(self.files), "runs": [run.document() for run in self.runs],
         }  # fmt: skip
         return json.dumps(document).encode()
 
@@ -100,14 +104,20 @@ class Manifest:
         return {"runs": len(self.runs), "rows": rows, "bytes": nbytes}
 
     def after(
-        self, batch: int, attempt: str, runs: tuple[RunRef, ...], newest: Mapping[str, int], marks: Mapping[str, int]
+        self,
+        batch: int,
+        attempt: str,
+        runs: tuple[RunRef, ...],
+        newest: Mapping[str, int],
+        marks: Mapping[str, int],
+        sources: Iterable[str] = (),
     ) -> Manifest:
-        """Return the manifest of the batch that follows."""
+        """Return the manifest of the batch that follows, which has files of `sources`."""
         previous = "" if self.batch < 0 else self.digest()
         recent = {**{number: each for number, each in self.recent.items() if number > batch - _RECENT}, batch: attempt}
         return replace(
             self, batch=batch, attempt=attempt, runs=runs, newest=newest, watermarks=marks, previous=previous,
-            recent=recent,
+            recent=recent, files={**self.files, **dict.fromkeys(sources, batch)},
         )  # fmt: skip
 
 
@@ -160,8 +170,7 @@ class StateFolder:
         with self._written():
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             with suppress(FileExistsError):  # another run was faster; perhaps that of another pipeline
-                write_new(self.path / _OWNER, json.dumps(self._owner).encode() + _FRAME)
-            sync_folder(self.path)
+                create_whole(self.path / _OWNER, json.dumps(self._owner).encode() + _FRAME)
         self._require_claimed()
 
     def require_own(self) -> bool:
@@ -214,7 +223,7 @@ class StateFolder:
         text, digest = manifest.text(), manifest.digest()
         with self._written():
             write_new(self.path / manifest.file, text + _FRAME + digest.encode() + _FRAME)
-        sync_folder(self.path)
+            sync_folder(self.path)
 
     def read(self, ref: ManifestRef, definition: str) -> Manifest:
         """Return the manifest of a batch, all of whose runs are there.
@@ -258,7 +267,8 @@ class StateFolder:
         named = {run.file for run in manifest.runs} | {manifest.file}
         results, removed = self.path / RESULTS, []
         with self._written():
-            entries = [entry for entry in self.path.iterdir() if _WRITTEN.fullmatch(entry.name)]
+            patterns = (_WRITTEN, _UNFINISHED)
+            entries = [entry for entry in self.path.iterdir() if any(each.fullmatch(entry.name) for each in patterns)]
             if results.is_dir():
                 entries += [entry for entry in results.iterdir() if _RESULT.fullmatch(entry.name)]
             for entry in sorted(entries):
@@ -276,7 +286,8 @@ class StateFolder:
         try:
             yield place
         finally:
-            place.unlink(missing_ok=True)
+            with suppress(OSError):  # `clean` removes it, too
+                place.unlink(missing_ok=True)
 
     def _parsed(self, document: Mapping[str, Any], place: Path) -> Manifest:
         if document["version"] > _VERSION:
@@ -287,7 +298,8 @@ class StateFolder:
         names = ("batch", "attempt", "definition", "newest", "watermarks", "previous")
         runs = tuple(RunRef.of(run) for run in document["runs"])
         recent = {int(number): attempt for number, attempt in document["recent"].items()}
-        return Manifest(**{name: document[name] for name in names}, runs=runs, recent=recent)
+        files = document.get("files", {})  # earlier releases did not note them
+        return Manifest(**{name: document[name] for name in names}, runs=runs, recent=recent, files=files)
 
     def _require_runs(self, manifest: Manifest) -> None:
         for run in manifest.runs:

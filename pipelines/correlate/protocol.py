@@ -25,7 +25,7 @@ from headrace.pipelines.batch.read_step import ReadStep, record_format
 from headrace.pipelines.catalog import BatchRecord
 from headrace.pipelines.config.column_types import arrow_schema
 from headrace.pipelines.config.join_plan import LEFT, RIGHT
-from headrace.pipelines.correlate.delivery import Delivery, Direct, Joined, Stepped, files_of
+from headrace.pipelines.correlate.delivery import Delivery, Direct, Joined, Stepped, files_of, steps_problem
 from headrace.pipelines.correlate.manifests import Manifest, ManifestRef, StateFolder
 from headrace.pipelines.correlate.runs import RunRef
 from headrace.pipelines.correlate.tasks import SOURCE, JoinTask, ReadTask, SourceRead
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.correlation import CorrelationConfig
     from headrace.pipelines.config.join_plan import JoinPlan
     from headrace.pipelines.correlate.engines import Engine
+    from headrace.pipelines.correlate.ledgers import SourceLedgers
     from headrace.pipelines.source.discovery import FoundFile
 
 __all__ = ["CorrelationProtocol", "state_folder"]
@@ -81,8 +82,8 @@ class CorrelationProtocol:
         Run catalog that receives the batch records, and the id of this run.
     stream
         Identity of the stream.
-    last
-        Function that returns number and attempt of the last loaded batch by the ledger, or None.
+    ledgers
+        Ledgers of the batches, and of the files of each source.
     steps
         Protocol of the steps that results go through; None if results are the facts.
     holds
@@ -102,7 +103,7 @@ class CorrelationProtocol:
         run: str,
         stream: str,
         *,
-        last: Callable[[], tuple[int, str] | None],
+        ledgers: SourceLedgers,
         steps: BatchProtocol | None,
         holds: Callable[[], None],
         hook: Callable[[str], None],
@@ -113,7 +114,7 @@ class CorrelationProtocol:
         self._plan = plan
         self._run = run
         self._stream = stream
-        self._last = last
+        self._ledgers = ledgers
         self._holds = holds
         self._hook = hook
         self._clock = clock
@@ -144,16 +145,23 @@ class CorrelationProtocol:
             If the sources or conditions changed.
         """
         if self._known is None:
-            last, definition = self._last(), self._plan.definition()
+            last, definition = self._ledgers.last_loaded(), self._plan.definition()
             found = Manifest.first(definition) if last is None else self._state.read(ManifestRef(*last), definition)
             self._require_lateness(found)
             self._known = found
         return self._known
 
     def clean(self) -> None:
-        """Remove files that are not part of the state after the last loaded batch, which is marked as loaded."""
+        """Remove files that are not part of the state after the last loaded batch, which is marked as loaded.
+
+        Raises
+        ------
+        LedgerError
+            If the ledger of a source does not have that batch.
+        """
         if not self._is_clean:
             self._holds()
+            self._ledgers.require(self._manifest.files)
             self._state.clean(self._manifest)
             self._is_clean = True
 
@@ -198,11 +206,9 @@ class CorrelationProtocol:
                 f"{self._facts.path} holds batch {number} of stream {self._stream} from another run, which used a copy "
                 "of this checkpoint; restore the newer checkpoint"
             )
-        if ("pending" in note) != (self._stepped is not None):
-            raise PipelineFileError(
-                f"batch {number} was loaded {'through' if 'pending' in note else 'without'} steps, and its run ended "
-                "before the batch was complete; give the pipeline file the steps that it had, and run it once"
-            )
+        problem = steps_problem(number, note, has_steps=self._stepped is not None)
+        if problem:
+            raise PipelineFileError(problem)
         manifest = self._state.read(ManifestRef(number, note["attempt"], note["manifest"]), self._plan.definition())
         record = self._delivery.finish(number, note)
         self._settle(manifest)
@@ -236,7 +242,8 @@ class CorrelationProtocol:
         began = self._clock()
         if retry is not None:
             return self._retried(given, number, attempt, began, retry)
-        work = _Batch(number, attempt, began, {"facts": self._delivery.files(), "errors": self._error_files()})
+        specs = {"facts": self._delivery.files(), "errors": self._error_files()}
+        work = _Batch(number, attempt, began, specs, tuple(given))
         self._hook("before join")
         notes = self._computed(given, work)
         self._hook("after join")
@@ -371,7 +378,7 @@ class CorrelationProtocol:
             late = band.ticks(self._config.correlate.lateness)
             reached = {name: band.clamped(ticks - late) for name, ticks in newest.items()}
             marks = {name: max(ticks, marks.get(name, ticks)) for name, ticks in reached.items()}
-        return before.after(work.number, work.attempt, (*kept, *result.added), newest, marks)
+        return before.after(work.number, work.attempt, (*kept, *result.added), newest, marks, work.sources)
 
     def _error_files(self) -> FileSpec:
         return files_of(self._errors, ERROR_SCHEMA)
@@ -413,12 +420,13 @@ class CorrelationProtocol:
 
 @dataclass(frozen=True)
 class _Batch:
-    """A batch that is loaded: number, attempt, start, and the files of its tables."""
+    """A batch that is loaded: number, attempt, start, files of its tables, and sources of which it has files."""
 
     number: int
     attempt: str
     began: float
     specs: Mapping[str, FileSpec]
+    sources: tuple[str, ...] = ()
 
 
 @dataclass

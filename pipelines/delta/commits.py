@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import logging
 import time
-import uuid
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ from urllib.parse import unquote
 
 from headrace.pipelines.delta.support import takes_files
 from headrace.pipelines.delta.tables import commit_note
-from headrace.pipelines.durable import sync_folder, write_new
+from headrace.pipelines.durable import create_whole
 from headrace.pipelines.errors import BatchError, DeltaTableError, TableMovedError
 
 if TYPE_CHECKING:
@@ -386,7 +385,7 @@ def _adds_members(actions: Sequence[Mapping[str, Any]]) -> bool:
 
 
 def create_entry(path: str, version: int, text: str) -> bool:
-    """Write a log entry durably to a temporary file, and link it to its version.
+    """Write the log entry of a version durably.
 
     Returns
     -------
@@ -394,14 +393,8 @@ def create_entry(path: str, version: int, text: str) -> bool:
         False if the version exists already.
     """
     log = Path(path) / "_delta_log"
-    written = log / f".{uuid.uuid4()}.tmp"
     try:
-        try:
-            write_new(written, text.encode())
-            (log / f"{version:020d}.json").hardlink_to(written)
-            sync_folder(log)
-        finally:
-            written.unlink(missing_ok=True)
+        create_whole(log / f"{version:020d}.json", text.encode())
     except FileExistsError:
         return False
     except OSError as error:

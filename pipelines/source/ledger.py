@@ -676,7 +676,7 @@ _REMEDIES: Final = (
     (("locked", "busy"), "another process is using it; wait for it or stop it"),
     (
         ("not a database", "malformed", "corrupt", "no such table", "no such column"),
-        "it is damaged: restore the checkpoint folder, or begin a new stream with `headrace source adopt PIPELINE`",
+        "it is damaged: restore the checkpoint folder; or, for one source, run `headrace source adopt PIPELINE`",
     ),
 )
 

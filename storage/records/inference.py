@@ -96,7 +96,7 @@ def sound_batches(path: StrPath, form: RecordFormat) -> Iterator[pa.RecordBatch]
         if records.rejects.num_rows:
             cause = records.rejects.slice(0, 1).to_pylist()[0]
             number = records.numbers[cause["row"]].as_py()
-            raise RecordFileError(f"{path}, {_place(number, form)}{_told(cause)}")
+            raise RecordFileError(f"{path}, {_place(number, form)}{_told(cause)}", cause["column"])
         yield records.rows
 
 

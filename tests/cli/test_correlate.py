@@ -194,6 +194,60 @@ def test_csv_columns_take_types_that_can_match(invoke, tmp_path, left, right, fo
     assert [(row["k"], row["k_right"]) for row in pq.read_table(tmp_path / "o.parquet").to_pylist()] == found
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "last", "hint"),
+    [
+        ("b.csv", "7\n", "x\n", "name the column in --text"),
+        (
+            "b.jsonl",
+            '{"k": 1, "v": "2024-01-01"}\n',
+            '{"k": 1, "v": "x"}\n',
+            "JSON strings, name",
+        ),
+        ("b.jsonl", '{"k": 1, "v": "x"}\n', '{"k": 1, "v": {}}\n', "write all its values as JSON strings"),
+        ("b.jsonl", '{"k": 1, "v": "x"}\n', '{"k": 1, "v": "x", "w": 1}\n', "'w'"),
+    ],
+)
+def test_a_late_value_of_another_type_is_refused_with_a_remedy_that_works(invoke, tmp_path, name, values, last, hint):
+    (tmp_path / "a.csv").write_text("k\n1\n")
+    csv = name.endswith(".csv")
+    line = f"1,{values}" if csv else values
+    more = f"1,{last}" if csv else last
+    (tmp_path / name).write_text(("k,v\n" if csv else "") + line * (2_000_000 // len(line)) + more)
+    command = ["correlate", tmp_path / "a.csv", tmp_path / name, "--on", "k", "-o", tmp_path / "out.parquet"]
+    refused = invoke(*command)
+    assert refused.code == 1
+    assert hint in refused.err
+    assert ("--text" in refused.err) == ("name" in hint)
+    if "name" in hint:
+        found = invoke(*command, "--text", "v")
+        assert found.code == 0, found
+        assert pq.read_schema(tmp_path / "out.parquet").field("v").type == pa.string()
+
+
+def test_a_column_to_keep_as_text_must_be_one_of_some_input(invoke, tmp_path):
+    (tmp_path / "a.csv").write_text("k\n1\n")
+    (tmp_path / "b.csv").write_text("k,code\n1,007\n1,7\n")
+    command = ["correlate", tmp_path / "a.csv", tmp_path / "b.csv", "--on", "k"]
+    assert invoke(*command, "--text", "code").out.splitlines()[1:] == ['1,1,"007"', '1,1,"7"']
+    refused = invoke(*command, "--text", "kode")
+    assert "--text names 'kode', which is a column of no input: a has k; b has k, code" in refused.err
+
+
+def test_dictionaries_are_joined_by_their_values(invoke, tmp_path):
+    shops = pa.array(["x", None, "y", "x"]).dictionary_encode()
+    pq.write_table(pa.table({"shop": shops, "n": [1, 2, 3, 4]}), tmp_path / "a.parquet")
+    towns = pa.array(["x", "y", None], pa.large_string())
+    pq.write_table(pa.table({"town": towns, "kind": pa.array([b"1", None, b"2"]).dictionary_encode()}),
+                   tmp_path / "b.parquet")  # fmt: skip
+    command = ["correlate", tmp_path / "a.parquet", tmp_path / "b.parquet", "--on", "shop=town"]
+    done = invoke(*command, "-o", tmp_path / "out.parquet")
+    assert done.code == 0, done
+    rows = sorted(tuple(row.values()) for row in pq.read_table(tmp_path / "out.parquet").to_pylist())
+    assert rows == [("x", 1, "x", b"1"), ("x", 4, "x", b"1"), ("y", 3, "y", None)]
+    assert pq.read_schema(tmp_path / "out.parquet").types == [pa.string(), pa.int64(), pa.large_string(), pa.binary()]
+
+
 def test_operators_can_be_named_as_messages_name_them(invoke, feeds, tmp_path):
     arguments = [
         "correlate",

@@ -1,5 +1,8 @@
 """Correlations in this process: results, replays, shards, merges, damage. `test_correlate_run` runs them in Spark."""
 
+import errno
+import itertools
+import os
 import re
 import shutil
 import tempfile
@@ -35,6 +38,7 @@ from headrace.pipelines.runner import run as run_pipeline
 from headrace.pipelines.source import list_files, skip_files
 from headrace.pipelines.source.identity import application
 from headrace.pipelines.source.ledger import Ledger
+from headrace.storage.errors import StorageIOError
 
 EQUAL = 'orders.id = payments."order"'
 NEAR = "abs(epoch_us(orders.at) - epoch_us(payments.at)) <= 3600000000"
@@ -456,6 +460,60 @@ class TestDamage:
         self.refused(world, "not what was written")
 
 
+@pytest.mark.parametrize("lost", ["removed", "empty", "older"])
+def test_a_source_whose_ledger_is_lost_is_not_loaded_again(world, rng, lost):
+    world.add_random(rng, 20)
+    world.run()
+    ledger = world.state.parent / "sources/payments/ledger.db"
+    older = ledger.read_bytes()
+    world.add_random(rng, 20)
+    world.run()
+    before = world.results()
+    newest = ledger.read_bytes()
+    ledger.unlink()
+    if lost != "removed":
+        ledger.write_bytes(b"" if lost == "empty" else older)
+    world.add("orders", [(1, "nut", BEGIN)])
+    with pytest.raises(LedgerError, match=r"ledger\.db of source 'payments' does not have batch 1") as raised:
+        world.run()
+    assert f"remove {world.folder / 'w/paid'}, {world.folder / 'w/paid_errors'} and {world.state.parent}" in str(
+        raised.value
+    )
+    assert world.results() == before
+    ledger.write_bytes(newest)
+    world.run()
+    assert world.results() == world.expected(EQUAL)
+
+
+def test_a_source_without_files_so_far_has_no_batch_that_its_ledger_must_know(world, rng):
+    world.add("orders", [(1, "nut", BEGIN)])
+    world.run()
+    (world.state.parent / "sources/payments/ledger.db").unlink()
+    world.add_random(rng, 20)
+    world.run()
+    assert world.results() == world.expected(EQUAL)
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_a_state_folder_that_cannot_be_claimed_at_first_is_claimed_later(world, rng, monkeypatch, call):
+    world.add_random(rng, 10)
+    calls = itertools.count()
+    sync = os.fsync
+
+    def full(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").readlink().is_relative_to(world.state) and next(calls) == call:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        sync(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("headrace.pipelines.durable.os.fsync", full)
+        with pytest.raises(StorageIOError, match=r"cannot be written.* nothing is lost"):
+            world.run()
+    world.run()
+    assert world.results() == world.expected(EQUAL)
+    assert {file.suffix for file in world.state.iterdir()} == {".json", ".manifest", ".run"}
+
+
 def test_files_that_no_manifest_names_are_removed(world, rng):
     world.add_random(rng, 10)
     world.run()
@@ -650,6 +708,20 @@ def test_a_run_beside_another_does_not_commit(world, rng):
     with pytest.raises(BatchError, match="another run has just loaded batch 0"):
         world.run(other)
     assert world.results() == []
+
+
+def test_steps_that_come_while_a_batch_is_unfinished_are_refused_with_the_remedy(world, rng):
+    world.add_random(rng, 10)
+    with pytest.raises(Killed):
+        world.run(killing("after facts"))
+    world.document["duplicates"] = {"key": ["id"]}
+    world.write()
+    with pytest.raises(PipelineFileError, match=r"batch 0 was loaded without steps.* remove `transform`"):
+        world.run()
+    del world.document["duplicates"]
+    world.write()
+    world.run()
+    assert world.results() == world.expected(EQUAL)
 
 
 def test_a_removed_file_of_an_unfinished_batch_is_named(world, rng):
