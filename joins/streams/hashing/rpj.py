@@ -31,6 +31,7 @@ Memory: as XJoin, and 48 bytes for each bucket.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.streams.base.block_join import BlockSource, Given
-    from headrace.joins.streams.base.blocks import SpilledBlock
     from headrace.joins.streams.tuples.conditions import Conditions
     from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
@@ -281,15 +281,9 @@ class RPJAlgorithm(XJoinAlgorithm):
                 yield from self.join_sources(outer, inner, memory, given)
 
     def _part(self, side: int, bucket: int, start: int, stop: int) -> BlockSource:
-        """Return some blocks of a bucket, by their numbers."""
+        """Return some blocks of a bucket, by their numbers; its count of tuples remains that of the bucket."""
         whole = self.source(side, bucket)
-
-        def blocks() -> Iterator[SpilledBlock]:
-            return (block for block in whole.blocks() if start <= block.ref.number < stop)
-
-        sizes = [(block.count, block.ref.nbytes) for block in blocks()]
-        counts, nbytes = zip(*sizes, strict=True)
-        return replace(whole, blocks=blocks, count=sum(counts), nbytes=sum(nbytes))
+        return replace(whole, blocks=lambda: islice(whole.blocks(), start, stop))
 
     # Cleanup phase
 

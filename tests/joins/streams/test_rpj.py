@@ -6,6 +6,7 @@ import pytest
 
 from headrace.joins.errors import JoinInputError
 from headrace.joins.streams import RPJ, Near
+from headrace.storage.spill import SpillFile
 
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])
 
@@ -59,6 +60,18 @@ def test_tuples_of_a_flush_are_sorted_and_the_oldest_go_first(tmp_path):
         arrivals, words = (np.ascontiguousarray(stored[:, at : at + 8]).view(np.int64).ravel() for at in (0, 16))
         assert sorted(arrivals.tolist()) == oldest.tolist()
         assert (np.diff(words.view(np.uint64).astype(object)) > 0).all()
+
+
+def test_blocks_of_a_task_that_are_listed_are_found_without_a_read(tmp_path, monkeypatch):
+    with rpj(tmp_path, partitions=2) as join:
+        join.push(rows(range(1000)), side="a").drain()
+        algorithm = join.algorithm
+        for _ in range(5):
+            algorithm._flush_oldest(0, 1, 10 * algorithm.layouts[0].stride)
+        monkeypatch.setattr(SpillFile, "scan", None)
+        for start, stop in ((0, 2), (1, 3), (3, 5)):
+            part = algorithm._part(0, 1, start, stop)
+            assert [block.ref.number for block in part.blocks()] == list(range(start, stop))
 
 
 def test_both_tasks_are_done_while_inputs_are_blocked_and_no_result_is_repeated(tmp_path):
