@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -112,15 +112,8 @@ class SpilledBlock:
         return block_nbytes(self.ref.nbytes)
 
 
-_LISTED = np.dtype(
-    [("departure", "i8"), ("mark", "i8"), *((name, "u4") for name in ("number", "page", "nbytes", "count")),
-     ("partition", "u1")]
-)  # fmt: skip
-_MOST = 2**32 - 1
-
-
 class BlockList:
-    """The first spilled blocks of one input, each with a partition number below 256, in few bytes.
+    """The first spilled blocks of one input, each with a partition number, in few bytes.
 
     Parameters
     ----------
@@ -130,58 +123,52 @@ class BlockList:
         Most bytes of the list. Blocks that it does not have are found by `SpillFile.scan`.
     """
 
+    _FIELDS = 7
+
     def __init__(self, budget: MemoryBudget, limit: int) -> None:
         self._budget = budget
-        self._most = limit // _LISTED.itemsize
+        self._most = limit // (8 * self._FIELDS)
         self._complete = True
-        self._table = np.zeros(0, dtype=_LISTED)
+        self._table = np.zeros((self._FIELDS, 0), dtype=np.int64)
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def __getitem__(self, at: int) -> SpilledBlock:
-        departure, _, number, page, nbytes, count, _ = self._table[: self._count][at].tolist()
+        number, page, nbytes, count, departure = self._table[:5, : self._count][:, at].tolist()
         return SpilledBlock(BlockRef(number, page, nbytes, count), count, departure)
 
     def append(self, block: SpilledBlock, partition: int = 0) -> None:
         """Add a block, unless there is no memory for it or one before it is missing."""
+        if not self._complete:
+            return
+        if self._count == self._table.shape[1]:
+            more = min(max(16, self._count // 2), self._most - self._count)
+            nbytes = more * 8 * self._FIELDS
+            if more <= 0 or 2 * nbytes > self._budget.available:
+                self._complete = False
+                return
+            self._budget.charge("spill", nbytes)
+            self._table = np.concatenate([self._table, np.zeros((self._FIELDS, more), dtype=np.int64)], axis=1)
         ref = block.ref
-        self._complete &= max(ref.number, ref.page, ref.nbytes, block.count) <= _MOST and self._has_room()
-        if self._complete:
-            self._table[self._count] = block.departure, 0, ref.number, ref.page, ref.nbytes, block.count, partition
-            self._count += 1
-
-    def _has_room(self) -> bool:
-        """Make room for another block; return whether there is."""
-        if self._count < len(self._table):
-            return True
-        more = min(max(16, self._count // 2), self._most - self._count)
-        nbytes = more * _LISTED.itemsize
-        if more <= 0 or 2 * nbytes > self._budget.available:
-            return False
-        self._budget.charge("spill", nbytes)
-        self._table = np.concatenate([self._table, np.zeros(more, dtype=_LISTED)])
-        return True
+        self._table[:, self._count] = ref.number, ref.page, ref.nbytes, block.count, block.departure, partition, 0
+        self._count += 1
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Number of tuples of each block."""
-        return self._column("count").astype(np.int64)
+        """Number of tuples of each block. A view."""
+        return self._table[3, : self._count]
 
     @property
-    def partitions(self) -> NDArray[np.uint8]:
+    def partitions(self) -> NDArray[np.int64]:
         """Partition of each block. A view."""
-        return self._column("partition")
+        return self._table[5, : self._count]
 
     @property
     def marks(self) -> NDArray[np.int64]:
         """A number of each block for whoever keeps the list, at first 0. A view that can be written to."""
-        return self._column("mark")
-
-    def _column(self, name: str) -> NDArray[Any]:
-        column: NDArray[Any] = self._table[name][: self._count]
-        return column
+        return self._table[6, : self._count]
 
     def of(self, partition: int, file: SpillFile) -> Iterator[SpilledBlock]:
         """Yield the blocks of a partition in the order in which they were written to its file, in the list or not."""

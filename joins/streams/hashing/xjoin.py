@@ -14,7 +14,7 @@ Duplicates: tuples whose stays in memory overlap have joined in the arriving pha
 also joined if the block of the first probed memory while the second was there. So each block has a list of the stamps
 at which it probed. The original compares timestamps of whole partitions; a list for each block allows smaller steps.
 
-Memory: the tuples in memory with their hash chains, two blocks, a list of the first blocks on disk (up to an 8th), and
+Memory: the tuples in memory with their hash chains, two blocks, a list of the first blocks on disk (up to a 16th), and
 64 bytes for each probe of a block (up to a 32nd; after that there is no reactive work).
 """
 
@@ -52,8 +52,7 @@ __all__ = ["PROBE_NBYTES", "XJoin", "XJoinAlgorithm"]
 PROBE_NBYTES = 64
 """Bytes of a stamp in a list of probes."""
 _TWO = 2
-_LIST_SHARE = 16  # of the memory, for each list of blocks
-_NOTES_SHARE = 32  # for notes about blocks
+_LIST_SHARE = 32  # of the memory, for each list of blocks, and for notes about blocks
 _LEAST_BLOCK, _MOST_BLOCK = 4 << 10, 1 << 20
 _BLOCKS_IN_MEMORY = 64
 
@@ -137,7 +136,7 @@ class XJoinAlgorithm(PartitionedHash):
     @property
     def least_nbytes(self) -> int:
         """Bytes that tuples and lists of blocks need at least. A subclass that charges more calls `require` again."""
-        lists = _TWO * (self.budget.limit // _LIST_SHARE) + self.budget.limit // _NOTES_SHARE
+        lists = (_TWO + 1) * (self.budget.limit // _LIST_SHARE)  # the third is for notes about blocks
         return super().least_nbytes + lists
 
     def _make_room(self) -> None:
@@ -163,7 +162,7 @@ class XJoinAlgorithm(PartitionedHash):
     @property
     def may_probe(self) -> bool:
         """Whether there is memory to note another probe of a block."""
-        return self._noted + PROBE_NBYTES <= self.budget.limit // _NOTES_SHARE and self.budget.available >= PROBE_NBYTES
+        return self._noted + PROBE_NBYTES <= self.budget.limit // _LIST_SHARE and self.budget.available >= PROBE_NBYTES
 
     def unmet(self, side: int) -> NDArray[np.int64]:
         """Return for each block of an input how many pairs of tuples with the other in memory have not met."""

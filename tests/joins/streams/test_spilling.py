@@ -8,14 +8,13 @@ import pytest
 
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.streams import DoublePipelinedHash, JoinGraph, XJoin
-from headrace.joins.streams.base.blocks import BlockList, SpilledBlock
 from headrace.joins.streams.base.lanes import AHEAD, in_lanes
 from headrace.joins.streams.base.spool import Spool
 from headrace.joins.streams.hashing import partitions
 from headrace.joins.streams.tuples.layout import MET, RowLayout
 from headrace.joins.streams.tuples.rows import Rows, RowsEncoder
 from headrace.storage.errors import StorageIOError
-from headrace.storage.spill import BlockRef, SpillFolder
+from headrace.storage.spill import SpillFolder
 
 OPERATORS = [XJoin, DoublePipelinedHash]
 HOWS = ["full", *(pytest.param(how, marks=pytest.mark.slow) for how in ("inner", "left", "right"))]
@@ -143,21 +142,6 @@ def test_a_spool_writes_each_tuple_once_into_the_file_of_its_partition(tmp_path,
                 found += block.batch().to_pylist()
                 assert (block.flags == (MET if side else 0)).all()
             assert found == wanted
-
-
-def test_a_list_of_blocks_ends_at_a_block_that_it_cannot_describe():
-    listed = BlockList(MemoryBudget(1 << 20), 1 << 16)
-    blocks = [
-        SpilledBlock(BlockRef(number, page, 50 + number, 7), 7, 2**60) for number, page in enumerate((0, 3, 2**32))
-    ]
-    for number, block in enumerate(blocks):
-        listed.append(block, 200 + number)
-    listed.append(blocks[0], 5)
-    assert [listed[at] for at in range(len(listed))] == blocks[:2]
-    assert listed.partitions.tolist() == [200, 201]
-    listed.marks[1] = 2**40
-    assert listed.marks.tolist() == [0, 2**40]
-    assert listed.counts.tolist() == [7, 7]
 
 
 def test_a_failed_addition_is_told_once_and_not_by_the_count():
