@@ -10,7 +10,7 @@ from benchmarks.streams._world import OPERATORS, PAIR, Settings, memory_for, onl
 
 __all__ = [
     "BOUND", "COUNTED", "DINER", "HMJ", "PAPER", "RPJ", "SETTINGS", "TOGETHER", "ahead", "bound_row", "compare",
-    "compared", "grows_with", "share_axes", "up_to",
+    "compared", "grows_with", "room", "share_axes", "up_to",
 ]  # fmt: skip
 
 SETTINGS = Settings()
@@ -63,15 +63,15 @@ def compared(rows):
     }
     told = " and ".join(f"{listed(some, '.2f')} times the results of {other}" for other, some in ratios.items())
     every = [ratio for some in ratios.values() for ratio in some]
-    possible = _possible(rows)
+    possible, most_ahead = _possible(rows), room(rows)
     shrinking = [other for other, some in ratios.items() if some[0] <= some[-1]]
     growing = [other for other, some in ratios.items() if some[-1] > some[0]]
     return {
         "ratios": ratios, "least": min(every), "most": max(every), "most_rpj": max(ratios[RPJ]),
         "most_hmj": max(ratios[HMJ]), "told": f"{told}, at {_places(rows)}",
         "shrinking": shrinking, "growing": growing,
-        "room_to_shrink": _room(possible) if shrinking else "",
-        "room_to_grow": _room(possible) if len(growing) < len(ratios) else "",
+        "room_to_shrink": most_ahead if shrinking else "",
+        "room_to_grow": most_ahead if len(growing) < len(ratios) else "",
         "held": _held(rows) if min(every) < 1 else "",
         "possible": f"; no policy has more than {listed(map(max, possible), '.2f')} times theirs" if possible else "",
     }  # fmt: skip
@@ -93,8 +93,9 @@ def _possible(rows):
     return [[a / max(b, 1) for a, b in zip(bound, rows.values(other, "results"), strict=True)] for other in (RPJ, HMJ)]
 
 
-def _room(possible):
-    """Return how far ahead of RPJ and HMJ any policy is at most at each place, as text."""
+def room(rows):
+    """Return how far ahead of RPJ and HMJ any policy is at most at each place, as text; nothing without a bound."""
+    possible = _possible(rows)
     if not possible:
         return ""
     rpj, hmj = (listed(some, ".2f") for some in possible)

@@ -25,8 +25,8 @@ EACH_NBYTES, FIXED_NBYTES = 280, 50_000  # first guess of what tuples take
 class Settings:
     """Times in seconds, and bytes per second.
 
-    A read seeks unless it starts where the last read ended, or where a shorter one began, as the read of a block does
-    whose header was read before. Appended blocks are written behind, without a seek.
+    A read seeks unless it starts where the last read ended, or where one began that was not longer, as the read of a
+    block does whose header was read before. Appended blocks are written behind, without a seek.
 
     The papers do not state the speed of their disk. They draw the delays between arrivals from an exponential
     distribution with a lambda of 0.1, without a unit, and send 100,000 tuples of each stream in 10 periods of 10 s,
@@ -149,12 +149,12 @@ def timed_backend(clock, settings):
 
         def pread_into(self, offset, buffers):
             nbytes, (path, start, end) = sum(len(buffer) for buffer in buffers), clock.last_read
-            near = path == self.path and (offset == end or (offset == start and nbytes > end - start))
+            near = path == self.path and (offset == end or (offset == start and nbytes >= end - start))
             clock.now += nbytes / settings.rate + (0.0 if near else settings.seek)
             clock.last_read = self.path, offset, offset + nbytes
             super().pread_into(offset, buffers)
 
-    return lambda path: TimedBackend(path, "x")
+    return lambda path: TimedBackend(path, "x", direct=False)  # its time is simulated
 
 
 def memory_for(name, tuples, query=PAIR):

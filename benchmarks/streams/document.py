@@ -8,6 +8,7 @@ from benchmarks.experiments._results import load_run, plot
 from benchmarks.experiments._settings import NEAR
 from benchmarks.experiments.document import OURS, counts, section
 from benchmarks.streams._data import TUPLE
+from benchmarks.streams._headlines import headlines
 from benchmarks.streams._world import FAN_IN, GROUP, Settings
 from benchmarks.streams.punctuated import WATCHED, Units
 from benchmarks.streams.punctuated import Settings as News
@@ -33,13 +34,14 @@ def write_document(figures, results=RESULTS, path=DOCUMENT):
 
 def document(figures, results=RESULTS):
     """Return the text of the document for these results."""
-    figures, verdicts, parts, seconds, missing = list(figures), Counter(), [], 0, []
+    figures, verdicts, parts, seconds, missing, measured = list(figures), Counter(), [], 0, [], {}
     for figure in figures:
         found = load_run(results, figure.name)
         if found is None:
             missing.append(f"`{figure.name}`")
             continue
         rows, known = found
+        measured[figure.name] = rows
         findings = figure.judge(rows)
         verdicts.update(finding.verdict for finding in findings if not finding.statement.startswith(OURS))
         parts.append(section(figure, rows, findings, f"{PLOTS}/{figure.name}.svg"))
@@ -47,6 +49,7 @@ def document(figures, results=RESULTS):
     settings, units = Settings(), Units()
     text = string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         names=", ".join(f"`{figure.name}`" for figure in figures), minutes=f"{seconds / 60:.0f}",
+        headlines=headlines({figure.name: figure for figure in figures}, measured),
         counts=counts(verdicts), missing=", ".join(missing) or "none",
         results="\n\n".join(parts), near=f"{100 * NEAR:g}", tuple=TUPLE, fan_in=FAN_IN,
         group=GROUP, news=f"{News.news:,}", reads=News.reads_per_news, watched=WATCHED,

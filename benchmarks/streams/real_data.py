@@ -30,7 +30,7 @@ from benchmarks.streams._world import OPERATORS, PAIR, Query, arrivals, online
 from headrace.joins.streams import Near
 from headrace.storage.errors import MemoryBudgetError
 
-__all__ = ["FIGURES"]
+__all__ = ["FIGURES", "TABLE_4"]
 
 MEMORIES = (5, 10, 15, 20)
 CSCO, IPIX, WEATHER = "CSCO", "IPIX", "weather"

@@ -158,8 +158,8 @@ class SpillFile:
     ----------
     stats
         Counts of what was written and read.
-    largest
-        Most bytes of content of a block.
+    content_nbytes, largest
+        Bytes of content of all blocks, and most of a block.
 
     Examples
     --------
@@ -173,7 +173,7 @@ class SpillFile:
     def __init__(self, backend: StorageBackend) -> None:
         self._backend = backend
         self._blocks = self._end = 0
-        self.largest = 0
+        self.content_nbytes = self.largest = 0
         self.stats = SpillStats()
 
     def __len__(self) -> int:
@@ -308,6 +308,7 @@ class SpillFile:
     def _take(self, ref: BlockRef) -> None:
         """Go on behind a block."""
         self._blocks, self._end = self._blocks + 1, ref.end
+        self.content_nbytes += ref.nbytes
         self.largest = max(self.largest, ref.nbytes)
 
     @staticmethod

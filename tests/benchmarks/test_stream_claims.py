@@ -6,8 +6,9 @@ import pytest
 
 from benchmarks.experiments._claims import Verdict
 from benchmarks.experiments._results import Rows
-from benchmarks.streams import delays, many_inputs, punctuated, real_data, synthetic
+from benchmarks.streams import _headlines, delays, many_inputs, punctuated, real_data, synthetic
 from benchmarks.streams._claims import BOUND, COUNTED, DINER, HMJ, PAPER, RPJ
+from benchmarks.streams._headlines import HEADLINES, headlines
 from benchmarks.streams._world import LIFETIME
 from benchmarks.streams.run import FIGURES
 
@@ -242,3 +243,40 @@ def test_a_refused_run_is_told_and_counts_for_no_ratio():
     finding = FIGURES["csco"].claims[-1].judge(Rows(FIGURES["csco"].axes, rows))
     assert finding.verdict == Verdict.HOLDS
     assert "(not enough memory)" in finding.measured
+
+
+def main_case(name):
+    """Return rows that support the main result of a figure, and two changes: one that keeps a part of it, or not."""
+    make, changes = CASES[name]
+    rows = make(name)
+    if name == "input_buffer":
+        put(RPJ, *_headlines.PAPER_BUFFERS[RPJ], column="buffer")(name, rows)
+        put(HMJ, *_headlines.PAPER_BUFFERS[HMJ], column="buffer")(name, rows)
+    return rows, {
+        "delays": (put(HMJ, 79), BEHIND),
+        "shifting": (EVEN, BEHIND),
+        "input_buffer": (put(HMJ, 40, column="buffer"), changes[0]),
+        "csco": (put(DINER, 1, 2, 3, 4), put(DINER, 58, 49, 43, 28)),
+        "ipix": (put(DINER, 1, 2, 3, 4), put(DINER, 82, 72, 59, 38)),
+        "weather": (put(DINER, 51, 52, 53, 54), put(DINER, 29, 24, 17, 10)),
+        "star": (put(many_inputs.MJOIN, 20), put(many_inputs.MJOIN, 90)),
+    }[name]
+
+
+@pytest.mark.parametrize("headline", HEADLINES, ids=[headline.figure for headline in HEADLINES])
+def test_a_main_result_is_judged_by_the_rows_of_its_figure(headline):
+    name, axes = headline.figure, FIGURES[headline.figure].axes
+    rows, changes = main_case(name)
+    verdicts = [headline.claim.judge(Rows(axes, rows)).verdict]
+    for change in changes:
+        changed = copy.deepcopy(rows)
+        change(name, changed)
+        verdicts.append(headline.claim.judge(Rows(axes, changed)).verdict)
+    assert verdicts == [Verdict.HOLDS, Verdict.PARTLY, Verdict.FAILS]
+
+
+def test_the_table_of_main_results_has_those_that_were_measured():
+    table = headlines(FIGURES, {"star": CASES["star"][0]("star")}).splitlines()
+    assert len(table) == 3
+    assert table[-1].startswith("| MINER against MJoin")
+    assert "**holds**" in table[-1]

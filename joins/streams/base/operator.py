@@ -183,6 +183,7 @@ class StreamsAlgorithm(ABC):
         self._phase: Phase = "arriving"
         self._workspace = max(min(parameters.memory // _SHARE, _MOST_WORKSPACE), _LEAST_WORKSPACE)
         self.budget.charge("workspace", self._workspace)
+        self._slices = 1  # arriving slices of more than one tuple that share the workspace
         self._scratch = np.empty(0, dtype=np.uint8)  # a part of the workspace
         self.schema = result_schema(self.graph.names, self.graph.schemas, [self.optional(s) for s in self.sides])
         self.results = ResultBuilder(self.schema, self.layouts, self._workspace // 2)
@@ -467,7 +468,7 @@ class StreamsAlgorithm(ABC):
     def _slice(self, batch: pa.RecordBatch, start: int, side: int) -> pa.RecordBatch:
         """Return the rows from `start` on that fit into the workspace together."""
         room, rows = self._workspace // 2, len(batch) - start
-        while rows > 1 and self.encoders[side].nbytes(batch.slice(start, rows)) > room:
+        while rows > 1 and self.encoders[side].nbytes(batch.slice(start, rows)) > room // self._slices:
             rows = (rows + 1) // 2
         part = batch.slice(start, rows)
         needed = self.encoders[side].nbytes(part)

@@ -1,15 +1,13 @@
-"""`Spool`: tuples on their way to disk, collected by input and partition, and written as large blocks by a thread.
+"""`Spool`: tuples on their way to disk, collected by input and partition, and written as large blocks.
 
 A tuple is copied once, into the buffer of its partition, without its stamps. A full buffer becomes a block of the
-partition's file. A thread writes it, while the caller goes on with another buffer.
+partition's file. A thread can do both for the tuples of a slice, while the caller goes on with the next slice.
 """
 
 from __future__ import annotations
 
-import threading
-from functools import partial
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, TypeAlias
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,7 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["Spool", "spool_partitions"]
 
 _SHARE = 8  # of the memory, for all buffers
-_AHEAD = 4  # buffers that may wait to be written
 _GOOD_PAGES, _MOST_PAGES = 2, 256
 _MOST_PARTITIONS = 64  # each of them has a file for each input
 _LEAST_SHARE = 0.25  # of a buffer, for records and for variable parts
@@ -56,7 +53,7 @@ def spool_partitions(memory: int) -> int:
 
 def _pages(memory: int, files: int) -> int:
     """Return the pages of a buffer, if each file has one and another block is being written."""
-    return min(memory // _SHARE // SPILL_PAGE // (files + _AHEAD + 1), _MOST_PAGES)
+    return min(memory // _SHARE // SPILL_PAGE // (files + 1), _MOST_PAGES)
 
 
 class Spool:
@@ -77,8 +74,6 @@ class Spool:
     ----------
     layouts
         Layouts of the blocks.
-    counts : int64[inputs, partitions]
-        Tuples in the buffers.
 
     Raises
     ------
@@ -98,16 +93,22 @@ class Spool:
         self._budget = budget
         self._file = file
         self._content = content_nbytes(max(1, _pages(budget.limit, files)))
-        self.nbytes = (files + _AHEAD) * self._content + block_nbytes(self._content) + SLACK
+        self.nbytes = files * self._content + block_nbytes(self._content) + SLACK
         budget.charge("spill", self.nbytes)
-        self._buffers = np.empty((files + _AHEAD) * self._content + SLACK, dtype=np.uint8)
+        self._buffers = np.empty(files * self._content + SLACK, dtype=np.uint8)
         self._block = block_buffer(self._content)
-        self._places = np.arange(files, dtype=np.int64).reshape(len(layouts), partitions)
-        self._free = list(range(files, files + _AHEAD))
-        self.counts = np.zeros((len(layouts), partitions), dtype=np.int64)
-        self._heap_ends = np.zeros_like(self.counts)
+        self._counts = np.zeros((len(layouts), partitions), dtype=np.int64)
+        self._heap_ends = np.zeros_like(self._counts)
         self._heap_starts = [-1] * len(layouts)
-        self._writer = _Writer() if most_lanes() > 1 else None
+        self._pool = ThreadPoolExecutor(1, "headrace-spill") if most_lanes() > 1 else None
+        self._adding: Future[None] | None = None
+
+    @property
+    def count(self) -> int:
+        """Number of tuples in the buffers, those included that are being added."""
+        if self._adding is not None:
+            wait([self._adding])
+        return int(self._counts.sum())
 
     def too_large(self, side: int, rows: Rows) -> NDArray[np.bool_] | None:
         """Return which tuples no buffer takes; None if there is none."""
@@ -155,14 +156,42 @@ class Spool:
                 flag,
                 self._buffers,
                 self._content,
-                self._places[side],
+                side * self._counts.shape[1],
                 start,
-                self.counts[side],
+                self._counts[side],
                 self._heap_ends[side],
             )
             if at == len(index):
                 return
             self._write(side, int(numbers[at]))
+
+    def start(self, side: int, rows: Rows, index: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
+        """Add tuples as `add` does, but on a thread if there are processors for it.
+
+        Until `settle` the arguments must not change, and only `start` may be called. It waits for the tuples before.
+
+        Raises
+        ------
+        StorageIOError
+            If a block of the tuples before, or without a thread of these, cannot be written.
+        """
+        self.settle()
+        if self._pool is None:
+            self.add(side, rows, index, numbers)
+        else:
+            self._adding = self._pool.submit(self.add, side, rows, index, numbers)
+
+    def settle(self) -> None:
+        """Wait until the tuples that were given to `start` are added.
+
+        Raises
+        ------
+        StorageIOError
+            If a block cannot be written.
+        """
+        adding, self._adding = self._adding, None
+        if adding is not None:
+            adding.result()
 
     @staticmethod
     def nbytes_alone(nbytes: int) -> int:
@@ -171,8 +200,9 @@ class Spool:
 
     def write_alone(self, side: int, rows: Rows, at: int, number: int) -> None:
         """Write a tuple that is too large for a buffer as a block of its own."""
+        self.settle()
         layout, one = self.layouts[side], np.array([at], dtype=np.int64)
-        start, places = layout.stride, np.zeros(1, dtype=np.int64)
+        start = layout.stride
         size = start + heap_nbytes(rows, one)
         file = self._file(side, number)
         with held(self._budget, self.nbytes_alone(size)):
@@ -190,12 +220,11 @@ class Spool:
                 0,
                 buffer,
                 size,
-                places,
+                0,
                 start,
                 none.copy(),
                 none.copy(),
             )
-            self._wait(most=0)
             file.write(file.reserve(size, 1), [buffer[:size]])
 
     def finish(self) -> None:
@@ -206,18 +235,18 @@ class Spool:
         StorageIOError
             If a block cannot be written.
         """
-        for side, number in np.argwhere(self.counts).tolist():
+        self.settle()
+        for side, number in np.argwhere(self._counts).tolist():
             self._write(side, number)
-        self._wait(most=0)
         self.close()
         self._buffers = self._block = np.zeros(0, dtype=np.uint8)
         self._budget.release("spill", self.nbytes)
 
     def close(self) -> None:
-        """Stop the thread; what it has not begun to write is lost."""
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        """Stop the thread, after the tuples that it is adding."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = self._adding = None
 
     def _heap_start(self, side: int, rows: Rows) -> int:
         """Return where variable parts begin in a buffer.
@@ -234,83 +263,11 @@ class Spool:
         return self._heap_starts[side]
 
     def _write(self, side: int, number: int) -> None:
-        """Write the buffer of a partition, and give the partition another one."""
-        count, heap = int(self.counts[side, number]), int(self._heap_ends[side, number])
-        place, start = int(self._places[side, number]), self._heap_starts[side]
+        """Write the buffer of a partition, and empty it."""
+        count, heap = int(self._counts[side, number]), int(self._heap_ends[side, number])
+        place, start = side * self._counts.shape[1] + number, self._heap_starts[side]
         buffer = self._buffers[place * self._content : (place + 1) * self._content]
         parts = [buffer[: count * self.layouts[side].stride], buffer[start : start + heap]]
         file = self._file(side, number)
-        ref = file.reserve(sum(map(len, parts)), count)
-        self.counts[side, number] = self._heap_ends[side, number] = 0
-        if self._writer is None:
-            file.write(ref, parts, self._block)
-            return
-        self._writer.start(place, partial(file.write, ref, parts, self._block))
-        self._wait(most=_AHEAD - 1)
-        self._places[side, number] = self._free.pop()
-
-    def _wait(self, most: int) -> None:
-        """Wait until so many writes are left."""
-        while self._writer is not None and self._writer.left > most:
-            self._free.append(self._writer.wait())
-
-
-_Job: TypeAlias = "tuple[int, Callable[[], None]] | None"
-
-
-class _Writer:
-    """A thread that writes one block after another.
-
-    Attributes
-    ----------
-    left
-        Number of blocks whose end `wait` has not returned.
-    """
-
-    def __init__(self) -> None:
-        self._jobs: SimpleQueue[_Job] = SimpleQueue()
-        self._ends: SimpleQueue[int | Exception] = SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self.left = 0
-
-    def start(self, buffer: int, write: Callable[[], None]) -> None:
-        """Begin to write a buffer, once those before it are written."""
-        if self._thread is None:
-            self._thread = threading.Thread(
-                target=_write_all, args=(self._jobs, self._ends), name="headrace-spill", daemon=True
-            )
-            self._thread.start()
-        self._jobs.put((buffer, write))
-        self.left += 1
-
-    def wait(self) -> int:
-        """Return the next buffer that is written, or raise why it is not."""
-        self.left -= 1
-        end = self._ends.get()
-        if isinstance(end, Exception):
-            raise end
-        return end
-
-    def close(self) -> None:
-        """Write what was begun, and end the thread."""
-        if self._thread is not None:
-            self._jobs.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def __del__(self) -> None:
-        """End the thread of an operator that is dropped without being closed."""
-        self._jobs.put(None)
-
-
-def _write_all(jobs: SimpleQueue[_Job], ends: SimpleQueue[int | Exception]) -> None:
-    """Write until there is a job that is None. It knows the queues only, so that their owner can be dropped."""
-    while (job := jobs.get()) is not None:
-        buffer, write = job
-        try:
-            write()
-        except Exception as error:  # noqa: BLE001 - the caller's thread raises it
-            ends.put(error)
-        else:
-            ends.put(buffer)
-        del job, write  # they refer to buffers and files
+        file.write(file.reserve(sum(map(len, parts)), count), parts, self._block)
+        self._counts[side, number] = self._heap_ends[side, number] = 0

@@ -112,7 +112,9 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
     def __init__(self, parameters: StreamsParameters, partitions: int) -> None:
         super().__init__(parameters, "a double-pipelined hash join", partitions)
         self._on_disk = np.zeros(partitions, dtype=np.bool_)
+        self._slices = 2  # one arrives while another is added to the spool
         self._divided = np.empty((2, 0), dtype=np.int64)
+        self._in_spool = self._scratch, self._divided
         self._spool = Spool(self.budget, self.layouts, partitions, self.spill_file)
         self.stores = self.pairing.stores(self.layouts, self.budget)
         self.require(self.least_nbytes, "tuples")
@@ -120,7 +122,7 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
     @property
     def rows_in_memory(self) -> int:
         """Number of tuples in memory."""
-        return super().rows_in_memory + int(self._spool.counts.sum())
+        return super().rows_in_memory + self._spool.count
 
     def close(self) -> None:
         """Stop the thread that writes, and remove the spill files."""
@@ -143,8 +145,27 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
             for at, number in zip(leaving[alone].tolist(), numbers[alone].tolist(), strict=True):
                 self._spool.write_alone(side, rows, at, number)
             leaving, numbers = leaving[~alone], numbers[~alone]
-        self._spool.add(side, rows, leaving, numbers)
-        return rows.take(staying[::-1].copy()) if len(staying) < len(rows) else rows
+        rest = rows.take(staying[::-1].copy()) if len(staying) < len(rows) else rows
+        if len(leaving):
+            self._send(side, rows, leaving, numbers)
+        return rest
+
+    def _send(self, side: int, rows: Rows, index: NDArray[np.int64], numbers: NDArray[np.int64]) -> None:
+        """Add tuples to the spool, which has the arrays that they lie in until the next ones are sent.
+
+        A single tuple may take all of the room for slices, so it does not stay there.
+        """
+        if len(rows) == 1:
+            self._spool.settle()
+            self._spool.add(side, rows, index, numbers)
+        else:
+            self._spool.start(side, rows, index, numbers)
+            (self._scratch, self._divided), self._in_spool = self._in_spool, (self._scratch, self._divided)
+
+    def _scratch_for(self, side: int, rows: int) -> NDArray[np.uint8]:
+        if rows == 1:
+            self._spool.settle()
+        return super()._scratch_for(side, rows)
 
     def _divide(self, side: int, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the positions of tuples for partitions on disk, then those of the others in reverse; the partitions.
@@ -181,6 +202,7 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
 
     def _flush(self, wanted: NDArray[np.bool_]) -> None:
         """Write the tuples in memory of some partitions, and from now on those that arrive for them."""
+        self._spool.settle()
         self._on_disk |= wanted
         for side, store in enumerate(self.stores):
             if self.counts[side, wanted].any():
@@ -206,6 +228,7 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
     def _cleanup(self) -> Iterator[pa.RecordBatch]:
         self._spool.finish()
         self._divided = self._divided[:, :0].copy()
+        self._in_spool = self._scratch, self._divided
         yield from super()._cleanup()
 
     def _flush_spilled(self, side: int, partitions: NDArray[np.int64]) -> None:
@@ -223,7 +246,12 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
             return BlockSource(side, layout, None, tuple, 0, 0)
         file = self.spill_file(side, partition)
         return BlockSource(
-            side, layout, file, lambda: (SpilledBlock(ref, ref.tag, -1) for ref in file.scan()), count, file.nbytes
+            side,
+            layout,
+            file,
+            lambda: (SpilledBlock(ref, ref.tag, -1) for ref in file.scan()),
+            count,
+            file.content_nbytes,
         )
 
     def meetings(self, inner: int) -> Meetings:

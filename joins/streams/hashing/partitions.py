@@ -19,7 +19,7 @@ import numpy as np
 from headrace.joins.errors import JoinInputError
 from headrace.joins.streams.base.block_join import BlockJoin, BlockSource, Given, join_memory
 from headrace.joins.streams.base.blocks import held
-from headrace.joins.streams.base.lanes import in_lanes, most_lanes
+from headrace.joins.streams.base.lanes import AHEAD, in_lanes, most_lanes
 from headrace.joins.streams.base.operator import StreamsAlgorithm
 from headrace.joins.streams.base.pairs import Pairing
 from headrace.joins.streams.tuples import _index_kernels as kernels
@@ -202,7 +202,8 @@ class PartitionedHash(StreamsAlgorithm):
 
     def _results_nbytes(self, lanes: int) -> int:
         """Return the memory for result batches of these lanes beyond the workspace, which has room for two."""
-        return (lanes - 1) * self.results.nbytes
+        batches = 1 if lanes == 1 else AHEAD * lanes + 1
+        return max(batches - _TWO, 0) * self.results.nbytes
 
     def _in_turn(
         self, partition: int, memories: list[NDArray[np.uint8]], given: Given | None

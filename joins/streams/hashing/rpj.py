@@ -25,19 +25,20 @@ Chosen beyond the source:
   saves RPJ the writing, but not the reading
 - the tuples in memory make way for the chunks of a task on disk: up to F blocks, and up to a quarter of the memory
 
-Memory: as XJoin, and 48 bytes for each bucket.
+Memory: as XJoin, and 80 bytes for each bucket.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.joins.handle import check_number
 from headrace.joins.streams.base.block_join import join_memory
-from headrace.joins.streams.base.blocks import held
+from headrace.joins.streams.base.blocks import SpilledBlock, held
 from headrace.joins.streams.base.operator import WAIT_THRESHOLD, StreamsJoin, StreamsParameters
 from headrace.joins.streams.hashing.xjoin import XJoinAlgorithm
 
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.streams.base.block_join import BlockSource, Given
-    from headrace.joins.streams.base.blocks import SpilledBlock
     from headrace.joins.streams.tuples.conditions import Conditions
     from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
@@ -61,7 +61,7 @@ _TWO = 2
 _FLUSH = 10 << 10
 _FLUSHES_IN_MEMORY = 1024
 _SHARE = 4
-_BUCKET_NBYTES = 48
+_BUCKET_NBYTES = 80
 
 
 class RPJ(StreamsJoin["RPJAlgorithm"]):
@@ -152,6 +152,7 @@ class RPJAlgorithm(XJoinAlgorithm):
         self._flush_nbytes = max(_FLUSH, parameters.memory // _FLUSHES_IN_MEMORY)
         self._written = np.zeros((_TWO, partitions), dtype=np.int64)  # blocks
         self._joined = np.zeros((_TWO, partitions), dtype=np.int64)  # of these, joined with each other
+        self._pages = np.zeros((_TWO, partitions), dtype=np.int64)  # where the first that was not joined begins
         self._pairs = np.zeros(partitions, dtype=np.int64)  # compared in memory
         self._hits = np.zeros(partitions, dtype=np.int64)  # of these, results
 
@@ -250,10 +251,9 @@ class RPJAlgorithm(XJoinAlgorithm):
     def _join_disk(self, bucket: int) -> Iterator[pa.RecordBatch]:
         """Join some new blocks of a bucket with each other and with those that were joined before."""
         self._free_chunk()
-        start = self._joined[:, bucket].copy()
-        stop = np.minimum(start + self._fan_in, self._written[:, bucket])
+        stop = np.minimum(self._joined[:, bucket] + self._fan_in, self._written[:, bucket])
         with held(self.budget, nbytes := self.budget.available):
-            yield from self._join_new(bucket, start, stop, join_memory(nbytes), self._given())
+            yield from self._join_new(bucket, stop, join_memory(nbytes), self._given())
         self._joined[:, bucket] = stop
 
     def _free_chunk(self) -> None:
@@ -263,37 +263,34 @@ class RPJAlgorithm(XJoinAlgorithm):
             self._make_room()
 
     def _join_new(
-        self,
-        bucket: int,
-        start: NDArray[np.int64],
-        stop: NDArray[np.int64],
-        memory: NDArray[np.uint8],
-        given: Given | None,
+        self, bucket: int, stop: NDArray[np.int64], memory: NDArray[np.uint8], given: Given | None
     ) -> Generator[pa.RecordBatch, None, None]:
-        """Join the first `stop` blocks of each input, apart from pairs among the first `start` blocks."""
-        parts = [
-            ((int(start[0]), int(stop[0])), (0, int(stop[1]))),
-            ((int(start[1]), int(stop[1])), (0, int(start[0]))),
-        ]
-        for side, (new, all_others) in enumerate(parts):
-            if new[0] < new[1] and all_others[0] < all_others[1]:
-                outer, inner = self._part(side, bucket, *new), self._part(1 - side, bucket, *all_others)
-                yield from self.join_sources(outer, inner, memory, given)
+        """Join the first `stop` blocks of each input, apart from pairs of blocks that were joined before."""
+        start, pages = self._joined[:, bucket].tolist(), self._pages[:, bucket].tolist()
+        for side, others in ((0, int(stop[1])), (1, start[0])):
+            if start[side] < stop[side] and others:
+                new = self._part(side, bucket, start[side], pages[side], int(stop[side]))
+                yield from self.join_sources(new, self._part(1 - side, bucket, 0, 0, others), memory, given)
 
-    def _part(self, side: int, bucket: int, start: int, stop: int) -> BlockSource:
-        """Return some blocks of a bucket, by their numbers."""
+    def _part(self, side: int, bucket: int, number: int, page: int, stop: int) -> BlockSource:
+        """Return the blocks of a bucket from a number on, which is at this page, up to `stop`.
+
+        Their headers lead from one to the next, so the disk need not seek. The count of tuples is that of the bucket.
+        """
         whole = self.source(side, bucket)
 
         def blocks() -> Iterator[SpilledBlock]:
-            return (block for block in whole.blocks() if start <= block.ref.number < stop)
+            assert whole.file is not None
+            for ref in islice(whole.file.scan(number, page), stop - number):
+                if ref.number >= self._joined[side, bucket]:
+                    self._pages[side, bucket] = ref.end
+                yield SpilledBlock(ref, ref.tag, -1)
 
-        sizes = [(block.count, block.ref.nbytes) for block in blocks()]
-        counts, nbytes = zip(*sizes, strict=True)
-        return replace(whole, blocks=blocks, count=sum(counts), nbytes=sum(nbytes))
+        return replace(whole, blocks=blocks)
 
     # Cleanup phase
 
     def _join_partition(
         self, partition: int, memory: NDArray[np.uint8], given: Given | None
     ) -> Generator[pa.RecordBatch, None, None]:
-        return self._join_new(partition, self._joined[:, partition], self._written[:, partition], memory, given)
+        return self._join_new(partition, self._written[:, partition], memory, given)

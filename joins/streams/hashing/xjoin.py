@@ -240,7 +240,9 @@ class XJoinAlgorithm(PartitionedHash):
         if count == 0:
             return BlockSource(side, layout, None, tuple, 0, 0)
         file = self.spill_file(side, partition)
-        return BlockSource(side, layout, file, lambda: self.blocks[side].of(partition, file), count, file.nbytes)
+        return BlockSource(
+            side, layout, file, lambda: self.blocks[side].of(partition, file), count, file.content_nbytes
+        )
 
     def meetings(self, inner: int) -> Meetings:
         """Return what tells which spilled tuples were in memory together."""

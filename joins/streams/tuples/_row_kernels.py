@@ -343,7 +343,7 @@ def scatter(
     mark: int,
     buffers: Bytes,
     size: int,
-    places: Int64s,
+    first: int,
     heap_start: int,
     counts: Int64s,
     heap_ends: Int64s,
@@ -362,8 +362,8 @@ def scatter(
         Offset of the flags, and those that are set in the copies.
     buffers, size
         Buffers side by side, and bytes of each. In a buffer, records begin at 0, and variable parts at `heap_start`.
-    places : int64[partitions]
-        Buffer of each partition.
+    first
+        Buffer of partition 0. Those of the others follow.
     counts, heap_ends : int64[partitions]
         Records in each buffer, and bytes of their variable parts.
     """
@@ -375,7 +375,7 @@ def scatter(
         count = counts[number]
         if count == most:
             return i
-        base = places[number] * size
+        base = (first + number) * size
         to = base + count * width
         if heap_at >= 0:
             at, end = _I64(load_u64(records, source - skip + heap_at)), heap_ends[number]

@@ -6,6 +6,7 @@ import pytest
 
 from headrace.joins.errors import JoinInputError
 from headrace.joins.streams import RPJ, Near
+from headrace.storage.file import FileBackend
 
 SCHEMA = pa.schema([("id", pa.int64()), ("x", pa.int64())])
 
@@ -59,6 +60,31 @@ def test_tuples_of_a_flush_are_sorted_and_the_oldest_go_first(tmp_path):
         arrivals, words = (np.ascontiguousarray(stored[:, at : at + 8]).view(np.int64).ravel() for at in (0, 16))
         assert sorted(arrivals.tolist()) == oldest.tolist()
         assert (np.diff(words.view(np.uint64).astype(object)) > 0).all()
+
+
+def test_a_task_reads_new_blocks_without_a_search_for_the_first(tmp_path):
+    offsets, found = [], []
+
+    class Counting(FileBackend):
+        def pread_into(self, offset, buffers):
+            offsets.append(offset)
+            super().pread_into(offset, buffers)
+
+    def backend(path):
+        return Counting(path, "x", direct=False)
+
+    with rpj(tmp_path, partitions=2, fan_in=3, backend=backend) as join:
+        for side in "ab":
+            join.push(rows(range(600)), side=side).drain()
+        algorithm = join.algorithm
+        for side in (0, 1) * 7:
+            algorithm._flush_oldest(side, 1, 10 * algorithm.layouts[side].stride)
+        for _ in range(3):
+            before = len(offsets)
+            assert sum(map(len, algorithm._join_disk(1))) == 0, "all pairs met in memory"
+            found.append((algorithm._joined[:, 1].tolist(), len(offsets) - before))
+    blocks = [3 + 3, 3 + 6 + 3 + 3, 1 + 7 + 1 + 6]  # new ones of an input, and those of the other that they meet
+    assert found == [([stop, stop], 2 * count) for stop, count in zip((3, 6, 7), blocks, strict=True)]
 
 
 def test_both_tasks_are_done_while_inputs_are_blocked_and_no_result_is_repeated(tmp_path):

@@ -1,16 +1,19 @@
 """What hash joins share that spill by partition: buffers on their way to disk, and joins of blocks in threads."""
 
+import contextlib
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.streams import DoublePipelinedHash, JoinGraph, XJoin
-from headrace.joins.streams.base.lanes import in_lanes
+from headrace.joins.streams.base.lanes import AHEAD, in_lanes
 from headrace.joins.streams.base.spool import Spool
 from headrace.joins.streams.hashing import partitions
 from headrace.joins.streams.tuples.layout import MET, RowLayout
 from headrace.joins.streams.tuples.rows import Rows, RowsEncoder
+from headrace.storage.errors import StorageIOError
 from headrace.storage.spill import SpillFolder
 
 OPERATORS = [XJoin, DoublePipelinedHash]
@@ -122,7 +125,11 @@ def test_a_spool_writes_each_tuple_once_into_the_file_of_its_partition(tmp_path,
             encoded, _ = RowsEncoder(layouts[side], graph.keys[side]).encode(data)
             assert spool.too_large(side, encoded) is None
             index, numbers = rng.permutation(rows)[:150], rng.integers(0, 4, 150)
-            spool.add(side, encoded, index, numbers, MET if side else 0)
+            if side:
+                spool.add(side, encoded, index, numbers, MET)
+            else:
+                spool.start(side, encoded, index, numbers)
+                spool.settle()
             for at, number in zip(index.tolist(), numbers.tolist(), strict=True):
                 written[side, number].append(data.slice(at, 1).to_pylist()[0])
         spool.finish()
@@ -135,6 +142,23 @@ def test_a_spool_writes_each_tuple_once_into_the_file_of_its_partition(tmp_path,
                 found += block.batch().to_pylist()
                 assert (block.flags == (MET if side else 0)).all()
             assert found == wanted
+
+
+def test_a_failed_addition_is_told_once_and_not_by_the_count():
+    def no_file(side, number):
+        raise StorageIOError(f"no file {side}-{number}")
+
+    graph = JoinGraph({"a": SCHEMA, "b": SCHEMA}, [("a.t", "b.t")])
+    layouts = [RowLayout.of(SCHEMA, [key.wide for key in keys], "a") for keys in graph.keys]
+    spool = Spool(MemoryBudget(256 << 10), layouts, 2, no_file)
+    data = pa.record_batch({"x": range(999), "t": ["some text"] * 999, "u": pa.nulls(999, pa.int8())}, SCHEMA)
+    rows, _ = RowsEncoder(layouts[0], graph.keys[0]).encode(data)
+    with contextlib.closing(spool):
+        spool.start(0, rows, np.arange(999), np.zeros(999, dtype=np.int64))
+        assert spool.count > 0
+        with pytest.raises(StorageIOError, match="no file 0-0"):
+            spool.settle()
+        spool.settle()
 
 
 def counting(number, items, log):
@@ -160,6 +184,21 @@ def test_tasks_that_are_left_early_are_closed():
     assert next(items) == (0, 0)
     items.close()
     assert sorted(log) == [0, 1]
+
+
+def test_a_lane_computes_a_few_items_ahead_and_no_more():
+    log = []
+
+    def logged(number):
+        for item in range(9 * AHEAD):
+            log.append(number)
+            yield item
+
+    items = in_lanes([lambda: logged(0), lambda: logged(1)], 2, lambda _: None)
+    assert [next(items) for _ in range(3)] == [0, 0, 1]
+    items.close()
+    assert 2 <= log.count(0) <= 2 + AHEAD
+    assert 1 <= log.count(1) <= 1 + AHEAD
 
 
 def test_an_error_of_a_task_closes_the_others():
