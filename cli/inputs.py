@@ -83,7 +83,7 @@ def open_inputs(
 
     If a column of a CSV is compared with text, it is text too. A CSV without records has the types of the columns that
     its own are compared with. If whole numbers of a CSV or JSON file are compared with
-    floats, they are floats too. Otherwise they would never match. Dictionaries are decoded.
+    floats, they are floats too. Otherwise they would never match. Dictionaries and views are read as plain values.
 
     Parameters
     ----------
@@ -119,9 +119,16 @@ def open_inputs(
 
 
 def _decoded(stream: FileStream, path: Path, csv: CsvFormat) -> FileStream:
-    """Return the stream with the values of dictionaries in their place, which a join of streams does not hold."""
-    values = {field.name: field.type.value_type for field in stream.schema if pa.types.is_dictionary(field.type)}
-    return open_stream(path, csv=replace(csv, declared=values)) if values else stream
+    """Return the stream with plain values in place of dictionaries and views, which a join of streams does not hold."""
+    plain = {field.name: kind for field in stream.schema if (kind := _plain(field.type)) != field.type}
+    return open_stream(path, csv=replace(csv, declared=plain)) if plain else stream
+
+
+def _plain(dtype: pa.DataType) -> pa.DataType:
+    if pa.types.is_dictionary(dtype):
+        return _plain(dtype.value_type)
+    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+    return views.get(dtype, dtype)
 
 
 def _present(types: Mapping[str, pa.DataType], streams: Mapping[str, FileStream]) -> dict[str, dict[str, pa.DataType]]:

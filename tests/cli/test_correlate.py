@@ -234,8 +234,9 @@ def test_a_column_to_keep_as_text_must_be_one_of_some_input(invoke, tmp_path):
     assert "--text names 'kode', which is a column of no input: a has k; b has k, code" in refused.err
 
 
-def test_dictionaries_are_joined_by_their_values(invoke, tmp_path):
-    shops = pa.array(["x", None, "y", "x"]).dictionary_encode()
+@pytest.mark.parametrize("encoded", [pa.Array.dictionary_encode, lambda column: column.cast(pa.string_view())])
+def test_dictionaries_and_views_are_joined_by_their_values(invoke, tmp_path, encoded):
+    shops = encoded(pa.array(["x", None, "y", "x"]))
     pq.write_table(pa.table({"shop": shops, "n": [1, 2, 3, 4]}), tmp_path / "a.parquet")
     towns = pa.array(["x", "y", None], pa.large_string())
     pq.write_table(pa.table({"town": towns, "kind": pa.array([b"1", None, b"2"]).dictionary_encode()}),
