@@ -276,6 +276,25 @@ class TestLateness:
         assert "late" in rejected["reason"]
         assert (result.total("rejected"), result.total("rows_in")) == (1, 5)
 
+    @pytest.mark.parametrize("step", ["after manifest", "after facts"])
+    def test_the_same_rows_are_late_when_a_batch_is_repeated(self, world, step):
+        """A row at the watermark is in time, one without a time is keyless, and later files of the batch count."""
+        microsecond = timedelta(microseconds=1)
+        world.add("orders", [(1, "a", self.at(100))])
+        world.run()
+        world.add("orders", [(1, "in time", self.at(90)), (1, "late", self.at(90) - microsecond), (1, "none", None)])
+        world.add("payments", [(1, 2.0, self.at(30)), (1, 3.0, self.at(30) - microsecond)])
+        with pytest.raises(Killed):
+            world.run(killing(step))
+        world.add("orders", [(1, "late later", self.at(89)), (1, "new", self.at(200))])
+        world.run()
+        late = ["late", "late later"]
+        assert sorted(row["record"].split(",")[1] for row in world.rejected()) == late
+        kept = [row for row in world.rows["orders"] if row[1] not in late]
+        world.rows["orders"] = kept
+        assert world.results() == world.expected(f"{EQUAL} and {NEAR}")
+        assert len(world.results()) == 1
+
     @pytest.mark.parametrize("resident", [pytest.param(True, marks=pytest.mark.slow), False])
     @pytest.mark.usefixtures("merging")
     def test_purged_state_loses_no_result(self, world, rng, monkeypatch, resident):
