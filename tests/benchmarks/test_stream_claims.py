@@ -128,7 +128,7 @@ GAP_LINES = [f"CSCO, {DINER}", f"weather, {DINER}", f"{FOUR}, MINER"]
 
 
 def by_gap(name):
-    return table(name, dict(zip(GAP_LINES, ([20, 40, 60], [10, 15, 20], [20, 40, 60]), strict=True)), many_inputs.GAPS)
+    return table(name, dict(zip(GAP_LINES, ([20, 60], [10, 20], [20, 60]), strict=True)), many_inputs.GAPS)
 
 
 def waiting(name):
@@ -198,7 +198,7 @@ CASES = {  # rows that support all claims of a figure, and for each claim a chan
                      [put(DINER, 50, 55, 60, 65, 70, 75)]),
     "inputs": (chained, CHAINED),
     "inputs_skew": (by_skew, [put(FOUR, 40)]),
-    "gaps": (by_gap, [several(*(put(line, 60, 40, 20) for line in GAP_LINES)), put(GAP_LINES[1], 50, 60, 70)]),
+    "gaps": (by_gap, [several(*(put(line, 60, 20) for line in GAP_LINES)), put(GAP_LINES[1], 50, 70)]),
     "inputs_buffer": (waiting, [put(THREE, 1_200, column="buffer"),
                                 several(*(put(line, 0, column="reactive") for line in (TWO, THREE, FOUR)))]),
     "star": (star, [put(many_inputs.MJOIN, 90), put(many_inputs.MJOIN, 30, 40, 50, 60),
