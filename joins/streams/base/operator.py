@@ -471,7 +471,13 @@ class StreamsAlgorithm(ABC):
         while rows > 1 and self.encoders[side].nbytes(batch.slice(start, rows)) > room // self._slices:
             rows = (rows + 1) // 2
         part = batch.slice(start, rows)
-        needed = self.encoders[side].nbytes(part)
+        needed, most = self.encoders[side].nbytes(part), _MOST_WORKSPACE // 2
+        if needed > most:
+            raise MemoryBudgetError(
+                f"a tuple of {self.graph.names[side]!r} needs {format_size(needed)} while it is taken in, more than "
+                f"the {format_size(most)} that a join of streams takes, however much memory it has; leave its largest "
+                "column out, and add it to the results by their key"
+            )
         if needed > room:
             raise MemoryBudgetError.of(
                 f"a tuple of {self.graph.names[side]!r} needs {format_size(needed)} while it is taken in, more than "

@@ -163,3 +163,33 @@ def test_one_key_with_many_matches_comes_in_bounded_batches():
         assert sum(sizes) == 900_000
         assert max(sizes) <= 16_384
         assert join.stats.memory.peak <= join.stats.memory.limit
+
+
+def texts(size):
+    return pa.record_batch({"x": [1], "text": ["y" * size]})
+
+
+@pytest.mark.parametrize("operator", [SymmetricHash, XJoin, DINER, DoublePipelinedHash, MINER, RPJ])
+def test_the_memory_that_a_large_tuple_needs_is_enough(operator, tmp_path):
+    batch = texts(1_000_000)
+    schemas, spill = {"a": batch.schema, "b": batch.schema}, {} if operator is SymmetricHash else {"spill": tmp_path}
+    with pytest.raises(MemoryBudgetError) as refusal, operator(schemas, "x", memory="8MiB", **spill) as join:
+        join.push(batch, side="a").drain()
+    with operator(schemas, "x", memory=refusal.value.least, **spill) as join:
+        outputs = [*join.push(batch, side="a"), *join.push(batch, side="b"), *join.finish()]
+    assert pa.Table.from_batches(outputs).to_pydict() == {
+        "x": [1], "text": ["y" * 1_000_000], "x_right": [1], "text_right": ["y" * 1_000_000]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("memory", ["64MiB", "1GiB"])
+def test_a_tuple_that_no_memory_is_enough_for_is_refused_without_advice_to_give_more(memory, tmp_path):
+    batch = texts(10_000_000)
+    with (
+        pytest.raises(MemoryBudgetError, match=r"however much memory it has; leave its largest column out"),
+        XJoin({"a": batch.schema, "b": batch.schema}, "x", memory=memory, spill=tmp_path) as join,
+    ):
+        join.push(batch, side="a").drain()
+    assert list(tmp_path.iterdir()) == []
+    with XJoin({"a": batch.schema, "b": SCHEMA}, "x", memory=memory, spill=tmp_path) as join:
+        assert join.push(texts(10), side="a").drain() == 0
