@@ -102,24 +102,23 @@ def open_inputs(
     InputError
         If files, names or columns cannot be used.
     """
-    texts = csv.types
-    csv = replace(csv, types={})
-    streams = {name: _decoded(open_stream(path, csv=csv), path, csv) for name, path in paths}
-    known = _present(texts, streams)
+    streams = {name: _opened(path, replace(csv, types={})) for name, path in paths}
+    known = _present(csv.types, streams)
     for name, types in known.items():
-        streams[name] = open_stream(dict(paths)[name], csv=replace(csv, types=types))
+        streams[name] = _opened(dict(paths)[name], replace(csv, types=types))
     pairs = [pair for each in on for pair in _pairs(each, list(streams))]
     nears = [pair for each in near for pair in _pairs(each, list(streams))]
     _check_columns([*pairs, *nears], streams)
     for name, types in _agreed([*pairs, *nears], streams).items():
-        streams[name] = open_stream(dict(paths)[name], csv=replace(csv, types={**known.get(name, {}), **types}))
+        streams[name] = _opened(dict(paths)[name], replace(csv, types={**known.get(name, {}), **types}))
     conditions: list[tuple[str, str] | Near] = [(_text(left), _text(right)) for left, right in pairs]
     conditions += [_near(pair, within or "0", streams) for pair in nears]
     return Inputs(streams, conditions)
 
 
-def _decoded(stream: FileStream, path: Path, csv: CsvFormat) -> FileStream:
-    """Return the stream with plain values in place of dictionaries and views, which a join of streams does not hold."""
+def _opened(path: Path, csv: CsvFormat) -> FileStream:
+    """Open an input, with plain values in place of dictionaries and views, which a join of streams does not hold."""
+    stream = open_stream(path, csv=csv)
     plain = {field.name: kind for field in stream.schema if (kind := _plain(field.type)) != field.type}
     return open_stream(path, csv=replace(csv, declared=plain)) if plain else stream
 

@@ -249,6 +249,14 @@ def test_dictionaries_and_views_are_joined_by_their_values(invoke, tmp_path, enc
     assert pq.read_schema(tmp_path / "out.parquet").types == [pa.string(), pa.int64(), pa.large_string(), pa.binary()]
 
 
+def test_dictionaries_are_joined_if_text_names_a_column_beside_them(invoke, tmp_path):
+    encoded = pa.array(["a", "b"]).dictionary_encode()
+    pq.write_table(pa.table({"k": encoded, "code": ["1", "2"]}), tmp_path / "a.parquet")
+    (tmp_path / "b.csv").write_text("k,code\na,007\n")
+    found = invoke("correlate", tmp_path / "a.parquet", tmp_path / "b.csv", "--on", "k", "--text", "code")
+    assert found.out.splitlines()[1:] == ['"a","1","a","007"']
+
+
 def test_operators_can_be_named_as_messages_name_them(invoke, feeds, tmp_path):
     arguments = [
         "correlate",
