@@ -95,6 +95,11 @@ class ReplicaSpec:
         name = f"{self.rows.label}-{hashlib.sha256(shape.encode()).hexdigest()[:16]}"
         return replica_folder(self.folder) / name / f"{shard}-of-{self.shards}"
 
+    def rows_of(self, shard: int, table: pa.Table, version: int) -> pa.Table:
+        """Return the rows of a shard's replica that rows of the Delta table at a version make."""
+        rows = self.rows.rows(table, version).cast(self.rows.schema)
+        return of_shard(rows, self.rows.shard_key, self.shards, shard)
+
 
 @dataclass(frozen=True)
 class Reached:
@@ -162,16 +167,16 @@ def catch_up(spec: ReplicaSpec, shard: int, version: int, base: int, use: Callab
     began = time.monotonic()
     place = spec.place(shard)
     with _locked(place):
-        exact, action, rows = _CatchUp(spec, shard, version, base, place / _TABLE).run()
+        exact, action, rows = _CatchUp(spec, shard, version, base, file := replica_file(place)).run()
         os.utime(place)
-        return use(Reached(place / _TABLE, exact, action, rows, time.monotonic() - began))
+        return use(Reached(file, exact, action, rows, time.monotonic() - began))
 
 
 def discard(spec: ReplicaSpec, shard: int, inode: int) -> None:
     """Remove a damaged replica, unless another process has already replaced it."""
     place = spec.place(shard)
     with _locked(place):
-        file = place / _TABLE
+        file = replica_file(place)
         if file.exists() and file.stat().st_ino == inode:
             _LOG.warning("the replica %s is damaged; it has been removed and will be built again from Delta", file)
             file.unlink()
@@ -317,7 +322,7 @@ class _CatchUp:
         reader = read_rows(self._spec.path, self._version, self._spec.rows.columns)
         sizes = RowSizes(self._spec.rows.schema, self._spec.rows.key)
         for piece in reader:
-            rows = self._shard_of(piece)
+            rows = self._spec.rows_of(self._shard, pa.Table.from_batches([piece]), self._version)
             self._longest = max(self._longest, sizes.needs(rows, max(self._longest, DEFAULT_PAGE_SIZE)))
             if self._longest > LONGEST_ROW:
                 raise self._too_long(rows, sizes)
@@ -327,10 +332,6 @@ class _CatchUp:
         needs = sizes.of_each(rows)
         longest = rows.slice(int(needs.argmax()), 1)
         return long_row(self._spec.rows.label, self._spec.path, longest, self._spec.rows.key.names, int(needs.max()))
-
-    def _shard_of(self, piece: pa.RecordBatch) -> pa.Table:
-        rows = self._spec.rows.rows(pa.Table.from_batches([piece]), self._version)
-        return of_shard(rows.cast(self._spec.rows.schema), self._spec.rows.shard_key, self._spec.shards, self._shard)
 
     def _clear(self) -> None:
         """Remove the leftovers of a killed build, and sibling replicas that were not used for a long time."""

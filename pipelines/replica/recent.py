@@ -19,8 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from headrace.pipelines.replica.rows import of_shard
-
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -42,8 +40,7 @@ def members_of(spec: ReplicaSpec, shard: int, version: int, files: Sequence[str]
             table = pq.ParquetFile(f"{spec.path}/{file}").read(spec.rows.columns, use_threads=False)
         except (OSError, pa.ArrowException):
             return None
-        rows = spec.rows.rows(table, version).cast(spec.rows.schema)
-        parts.append(of_shard(rows, spec.rows.shard_key, spec.shards, shard))
+        parts.append(spec.rows_of(shard, table, version))
     return pa.concat_tables(parts)
 
 

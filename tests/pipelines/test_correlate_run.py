@@ -16,12 +16,11 @@ from headrace.pipelines.runner import run
 pytestmark = pytest.mark.spark
 
 EQUAL = 'orders.id = payments."order"'
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture
 def world(tmp_path):
-    conf = {"spark.sql.shuffle.partitions": 2, "spark.driver.extraJavaOptions": JAVA}
+    conf = {"spark.sql.shuffle.partitions": 2}
     return World(tmp_path, options={"spark": {"master": "local[2,4]", "conf": conf}})
 
 

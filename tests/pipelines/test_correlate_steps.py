@@ -17,7 +17,6 @@ from headrace.pipelines.errors import PipelineFileError, RejectedRowsError
 from headrace.pipelines.rejects import RowId, Selection, dismiss_rows, list_rejects, show_rejects
 from headrace.pipelines.retries import retry
 
-JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 STEPS = {
     "transform": [
         {"where": "paid >= 10"},
@@ -35,7 +34,7 @@ FACTS = """
 
 @pytest.fixture
 def world(tmp_path):
-    conf = {"spark.sql.shuffle.partitions": 2, "spark.driver.extraJavaOptions": JAVA}
+    conf = {"spark.sql.shuffle.partitions": 2}
     return World(tmp_path, options={**copy.deepcopy(STEPS), "spark": {"master": "local[2,4]", "conf": conf}})
 
 

@@ -138,8 +138,8 @@ def test_drivers_killed_at_every_step_on_two_executors_beside_other_writers(tmp_
     moments += [("apply", "before apply"), ("run", "before join")]
     ends = [*(["kill", "kill", "go"] * len(moments))[: len(moments) - 2], "executor", "executor"]
     own = range(part, len(moments), PARTS)
-    conf = {f"spark.{who}.extraJavaOptions": JAVA for who in ("driver", "executor")}
-    cluster = {"master": "local-cluster[2,1,1024]", "conf": {"spark.sql.shuffle.partitions": 2, **conf}}
+    conf = {"spark.sql.shuffle.partitions": 2, "spark.executor.extraJavaOptions": JAVA}
+    cluster = {"master": "local-cluster[2,1,1024]", "conf": conf}
     killed = Shop(tmp_path / "killed", len(own), np.random.default_rng(part), options={"spark": cluster})
     for number in own:
         drive(killed, *moments[number], WRITERS[number % len(WRITERS)], ends[number])

@@ -252,8 +252,7 @@ def test_a_crash_at_any_step_changes_nothing(desk, rng):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_driver_that_is_killed_loses_and_doubles_nothing(tmp_path, rng):
-    java = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-    conf = {"spark.sql.shuffle.partitions": 2, "spark.driver.extraJavaOptions": java}
+    conf = {"spark.sql.shuffle.partitions": 2}
     desk = Desk(tmp_path / "desk", options={"spark": {"master": "local[2,4]", "conf": conf}})
     for _ in range(3):
         desk.add(trades(rng, 40))

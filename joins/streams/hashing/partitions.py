@@ -202,8 +202,7 @@ class PartitionedHash(StreamsAlgorithm):
 
     def _results_nbytes(self, lanes: int) -> int:
         """Return the memory for result batches of these lanes beyond the workspace, which has room for two."""
-        batches = 1 if lanes == 1 else AHEAD * lanes + 1
-        return max(batches - _TWO, 0) * self.results.nbytes
+        return 0 if lanes == 1 else (AHEAD * lanes + 1 - _TWO) * self.results.nbytes
 
     def _in_turn(
         self, partition: int, memories: list[NDArray[np.uint8]], given: Given | None
