@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.base.block_join import BlockSource
 from headrace.joins.streams.base.blocks import SpilledBlock
 from headrace.joins.streams.base.operator import HOWS, StreamsJoin, StreamsParameters
 from headrace.joins.streams.base.spool import Spool, spool_partitions
@@ -35,7 +34,7 @@ from headrace.joins.streams.tuples.layout import MET
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
 
     from headrace.joins.streams.tuples._index_kernels import Meetings
     from headrace.joins.streams.tuples.conditions import Conditions
+    from headrace.joins.streams.tuples.layout import RowLayout
     from headrace.joins.streams.tuples.rows import Rows
     from headrace.storage.file import StorageBackend
 
@@ -239,20 +239,14 @@ class DoublePipelinedHashAlgorithm(PartitionedHash):
         del side
         return self._on_disk
 
-    def source(self, side: int, partition: int) -> BlockSource:
-        """Return the blocks of a partition."""
-        layout, count = self._spool.layouts[side], int(self.spilled[side, partition])
-        if count == 0:
-            return BlockSource(side, layout, None, tuple, 0, 0)
-        file = self.spill_file(side, partition)
-        return BlockSource(
-            side,
-            layout,
-            file,
-            lambda: (SpilledBlock(ref, ref.tag, -1) for ref in file.scan()),
-            count,
-            file.content_nbytes,
-        )
+    @property
+    def spilled_layouts(self) -> Sequence[RowLayout]:
+        """Layouts of the inputs' tuples in spill files."""
+        return self._spool.layouts
+
+    def spilled_blocks(self, side: int, partition: int) -> Iterator[SpilledBlock]:
+        """Return the blocks of a partition in its file."""
+        return (SpilledBlock(ref, ref.tag, -1) for ref in self.spill_file(side, partition).scan())
 
     def meetings(self, inner: int) -> Meetings:
         """Return what tells which spilled tuples were in memory together."""

@@ -26,13 +26,15 @@ from headrace.joins.streams.tuples import _index_kernels as kernels
 from headrace.joins.streams.tuples.layout import MATCHED
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.joins.streams.base.blocks import SpilledBlock
     from headrace.joins.streams.base.operator import StreamsParameters
     from headrace.joins.streams.tuples._index_kernels import Meetings
+    from headrace.joins.streams.tuples.layout import RowLayout
     from headrace.joins.streams.tuples.rows import Rows
 
 __all__ = ["PartitionedHash"]
@@ -94,12 +96,27 @@ class PartitionedHash(StreamsAlgorithm):
         """Write the tuples in memory of these partitions, which are on disk in part."""
 
     @abstractmethod
-    def source(self, side: int, partition: int) -> BlockSource:
-        """Return the blocks of a partition."""
+    def spilled_blocks(self, side: int, partition: int) -> Iterable[SpilledBlock]:
+        """Return the blocks of a partition in its file, which exists."""
 
     @abstractmethod
     def meetings(self, inner: int) -> Meetings:
         """Return what tells which spilled tuples met before, those of this input being the left ones."""
+
+    @property
+    def spilled_layouts(self) -> Sequence[RowLayout]:
+        """Layouts of the inputs' tuples in spill files."""
+        return self.layouts
+
+    def source(self, side: int, partition: int) -> BlockSource:
+        """Return the source of a partition's tuples on disk."""
+        layout, count = self.spilled_layouts[side], int(self.spilled[side, partition])
+        if count == 0:
+            return BlockSource(side, layout, None, tuple, 0, 0)
+        file = self.spill_file(side, partition)
+        return BlockSource(
+            side, layout, file, partial(self.spilled_blocks, side, partition), count, file.content_nbytes
+        )
 
     def _admit(self, side: int, rows: Rows) -> Rows:
         """Return those of some arriving tuples that are joined in memory now; keep the others elsewhere."""

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.streams.base.block_join import BlockSource
 from headrace.joins.streams.base.blocks import BlockList, SpillReserve, cuts, held, read_block, write_block
 from headrace.joins.streams.base.operator import HOWS, WAIT_THRESHOLD, StreamsJoin, StreamsParameters
 from headrace.joins.streams.base.pairs import coexisted
@@ -34,7 +33,7 @@ from headrace.storage.spill import block_nbytes
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -234,15 +233,9 @@ class XJoinAlgorithm(PartitionedHash):
 
     # Cleanup phase
 
-    def source(self, side: int, partition: int) -> BlockSource:
-        """Return the blocks of a partition."""
-        layout, count = self.layouts[side], int(self.spilled[side, partition])
-        if count == 0:
-            return BlockSource(side, layout, None, tuple, 0, 0)
-        file = self.spill_file(side, partition)
-        return BlockSource(
-            side, layout, file, lambda: self.blocks[side].of(partition, file), count, file.content_nbytes
-        )
+    def spilled_blocks(self, side: int, partition: int) -> Iterable[SpilledBlock]:
+        """Return the blocks of a partition in its file."""
+        return self.blocks[side].of(partition, self.spill_file(side, partition))
 
     def meetings(self, inner: int) -> Meetings:
         """Return what tells which spilled tuples were in memory together."""
