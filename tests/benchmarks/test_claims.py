@@ -111,7 +111,9 @@ def tpch_rows(figure):
 def split_rows(figure):
     lines = {"no cache": 100, "20 % cache": 110, "50 % cache": 120, "70 % cache": 130}
     values = {line: [K * rate] * 3 for line, rate in lines.items()} | {"adaptive": [160 * K, 200 * K, 500 * K]}
-    return table(figure, values | {adaptive._closed(line): rates for line, rates in values.items()}, (5.0, 10.0, 15.0))
+    slower = {line: 0.5 + 0.1 * place for place, line in enumerate(values)}
+    pushed = {adaptive._closed(line): [slower[line] * rate for rate in rates] for line, rates in values.items()}
+    return table(figure, values | pushed, (5.0, 10.0, 15.0))
 
 
 def split_changes(name):
@@ -221,7 +223,8 @@ CASES = {  # rows that support all claims of a figure, and for each claim a chan
     "fig9": (lambda figure: table(figure, {PAPER: [3, 10, 24], peers.POOL: [1, 1, 1]}, peers.SIZES),
              [put(PAPER, rates=2)]),
     "fig10": (split_rows, [*split_changes(lambda line: line), *split_changes(adaptive._closed),
-                           put(adaptive.ADAPTIVE, rates=[160 * K, 170 * K, 180 * K])]),
+                           put(adaptive.ADAPTIVE, rates=[160 * K, 170 * K, 180 * K]),
+                           put(*map(adaptive._closed, adaptive.VARIANTS), rates=K)]),
     "table3": (burst_rows, [put("here", milliseconds=1), control_to_the_end, put("here", steady_rate=400 * K)]),
     "fig11": (lambda figure: table(figure, {PAPER: [1, 2, 3], sensitivity.LRU: [1, 1, 1]}, (1.0, 5.0, 10.0)),
               [put(PAPER, rates=1)]),
