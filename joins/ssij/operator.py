@@ -374,7 +374,8 @@ class SSIJAlgorithm(JoinAlgorithm):
 
     def _install(self, change: Callable[[], Any]) -> Iterator[pa.RecordBatch]:
         yield from self._drain()
-        change()
+        with self.progress.harmless():
+            change()
         self._fit_relation(self.relation.newest())
         self._queue.close()
         if self.store.can_install(self.snapshot):
@@ -382,10 +383,11 @@ class SSIJAlgorithm(JoinAlgorithm):
             self.store.install(self.snapshot)
             self.estimate.scan = self._scan_seconds()
         else:
-            self._context = None
+            queued, self._context = self.store.queued, None
             del self.store, self.thresholds, self._schedule, self._queue
             self.budget.clear()
             self._make_memory()
+            self.store.queue(queued)
         self._rebind()
 
     # Bindings
@@ -516,7 +518,8 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         """Change the table (the paper's section IV-E).
 
         Batches pushed before are completed first, on the relation as it was. Consume the output: the changes are
-        committed after its last batch. Batches pushed afterwards see the changes.
+        committed after its last batch. Batches pushed afterwards see the changes. If the table refuses the changes, the
+        output raises its error, and the join goes on with the table as it was.
 
         Parameters
         ----------

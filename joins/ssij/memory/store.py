@@ -295,6 +295,11 @@ class Store:
         if frames > 0:
             self._shrink(frames)
 
+    @property
+    def queued(self) -> int:
+        """Bytes of such tuples."""
+        return self._queued
+
     def unqueue(self, nbytes: int) -> None:
         """Note that such tuples are no longer queued."""
         self._queued -= nbytes
