@@ -279,6 +279,9 @@ def test_parameters_below_one_are_refused(table, name):
     [
         ("cache_policy", "mru", "'utility' or 'ageing' or 'lru' or 'none', not 'mru'"),
         ("read_plan", "best", "'optimal' or 'greedy', not 'best'"),
+        ("cache_policy", ["lru"], r"not \['lru'\]"),
+        ("record_tier", "no", "must be True or False, not 'no'"),
+        ("deadline", 0, "a duration must be positive"),
         ("memory_split", 1.0, "at least 0 and below 1, not 1.0"),
         ("memory_split", "half", "at least 0 and below 1, not 'half'"),
     ],

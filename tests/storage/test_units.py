@@ -42,7 +42,9 @@ def test_a_duration_is_exact_to_the_last_digit():
     assert parse_exact_duration("123456789.123456789s") * 10**9 == 123_456_789_123_456_789
 
 
-@pytest.mark.parametrize("value", ["9" * 400 + "d", "", "1", "1w", "-1s", "0s", 0, -1, True, None, float("nan"), float("inf"), "1e999s"])
+@pytest.mark.parametrize(
+    "value", ["9" * 400 + "d", "", "1", "1w", "-1s", "0s", 0, -1, True, None, float("nan"), float("inf"), "1e999s"]
+)
 def test_what_is_no_duration_is_refused(value):
     with pytest.raises(InputError, match="duration"):
         parse_duration(value)
