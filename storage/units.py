@@ -24,7 +24,15 @@ _SIZES = {
     "TIB": 2**40,
 }
 _STEP = 1024
-_SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6)}
+_SECONDS: dict[str, int | Fraction] = {
+    "us": Fraction(1, 10**6),
+    "ms": Fraction(1, 10**3),
+    "s": 1,
+    "m": 60,
+    "min": 60,
+    "h": 3600,
+    "d": 86_400,
+}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -78,8 +86,11 @@ def parse_duration(value: float | str) -> float:
     >>> parse_duration("500ms")
     0.5
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    seconds = value if is_number else parse_exact_duration(str(value))
+    seconds: float | Fraction
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        seconds = value
+    else:
+        seconds = parse_exact_duration(str(value))
     if not 0 < seconds <= sys.float_info.max:
         raise InputError(f"a duration must be positive and finite, not {value!r}")
     return float(seconds)
