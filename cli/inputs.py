@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.cli.matching import distance
-from headrace.cli.streams import CsvFormat, FileStream, open_stream
+from headrace.cli.streams import PLAIN, CsvFormat, FileStream, open_stream
 from headrace.joins.streams import Near
 from headrace.storage.errors import InputError
 
@@ -117,7 +117,7 @@ def open_inputs(
 
 
 def _opened(path: Path, csv: CsvFormat) -> FileStream:
-    """Open an input, with plain values in place of dictionaries and views, which a join of streams does not hold."""
+    """Open an input, with plain values in place of dictionaries, which a join of streams does not hold."""
     stream = open_stream(path, csv=csv)
     plain = {field.name: kind for field in stream.schema if (kind := _plain(field.type)) != field.type}
     return open_stream(path, csv=replace(csv, declared=plain)) if plain else stream
@@ -126,8 +126,7 @@ def _opened(path: Path, csv: CsvFormat) -> FileStream:
 def _plain(dtype: pa.DataType) -> pa.DataType:
     if pa.types.is_dictionary(dtype):
         return _plain(dtype.value_type)
-    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    return views.get(dtype, dtype)
+    return PLAIN.get(dtype, dtype)
 
 
 def _present(types: Mapping[str, pa.DataType], streams: Mapping[str, FileStream]) -> dict[str, dict[str, pa.DataType]]:

@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 
     from headrace.storage.records import Kind
 
-__all__ = ["CsvFormat", "FileStream", "kind_of", "open_stream", "text_columns"]
+__all__ = ["PLAIN", "CsvFormat", "FileStream", "kind_of", "open_stream", "text_columns"]
 
 PARQUET_MAGIC = b"PAR1"
+PLAIN = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+"""Types of columns that are read as others, since Arrow cannot take rows of them."""
 _EXACT = 2**53  # whole numbers below it are floats exactly
 
 
@@ -199,9 +201,8 @@ def _known(file: Path, kind: Kind, form: CsvFormat) -> RecordFormat:
     if kind == "csv" and form.delimiter is None:
         known = with_delimiter(file, known)
     columns = infer_columns(file, known, {} if kind == "parquet" else form.types)
-    return replace(
-        known, columns=pa.schema([each.with_type(form.declared.get(each.name, each.type)) for each in columns])
-    )
+    types = {**{each.name: PLAIN.get(each.type, each.type) for each in columns}, **form.declared}
+    return replace(known, columns=pa.schema([each.with_type(types[each.name]) for each in columns]))
 
 
 def _files_at(path: Path) -> tuple[Path, ...]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from headrace.joins.deadlines import Deadlines
 from headrace.joins.emitter import Emitter, How, check_how, output_schema
 from headrace.joins.errors import JoinInputError, StreamSchemaError
-from headrace.joins.handle import JoinHandle, check_batch, check_takeable, check_time, columns_of
+from headrace.joins.handle import JoinHandle, check_batch, check_takeable, check_time, columns_of, parsed
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.predicates import Bound, On, Predicate, as_predicate
 from headrace.joins.protocol import Output, Progress
@@ -82,8 +82,9 @@ class JoinParameters:
             raise JoinInputError(f"`clock` must be a function that returns seconds, not {clock!r}")
         if deadline_column is not None and not isinstance(deadline_column, str):
             raise JoinInputError(f"`deadline_column` must be the name of a stream column, not {deadline_column!r}")
-        deadlines = Deadlines(None if deadline is None else parse_duration(deadline), deadline_column)
-        return cls(relation, predicate, how, layout.select(columns), parse_memory(memory), deadlines, clock)
+        default = None if deadline is None else parsed("deadline", parse_duration, deadline)
+        deadlines, limit = Deadlines(default, deadline_column), parsed("memory", parse_memory, memory)
+        return cls(relation, predicate, how, layout.select(columns), limit, deadlines, clock)
 
 
 class JoinAlgorithm(ABC):

@@ -138,7 +138,7 @@ class Deadlines:
         if len(wrong):
             row = int(wrong[0])
             raise JoinInputError(
-                f"deadline column {self.column!r}, row {row} of the batch: {values[row].as_py()!r} is not a time that "
-                "a tuple can wait; give durations of at least 0, or null for the operator's deadline"
+                f"deadline column {self.column!r}, row {row} of the batch: {float(seconds[row])} seconds is not a time "
+                "that a tuple can wait; give durations of at least 0, or null for the operator's deadline"
             )
         return seconds

@@ -19,11 +19,21 @@ from headrace.joins.errors import ClosedError, FinishedError, JoinInputError, St
 from headrace.joins.memory.allocators import release_freed_memory
 from headrace.joins.protocol import Output, Progress, WorkQueue
 from headrace.joins.stats import JoinStats, MemoryUse
+from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-__all__ = ["Algorithm", "AlgorithmT", "JoinHandle", "check_batch", "check_takeable", "check_time", "columns_of"]
+__all__ = [
+    "Algorithm",
+    "AlgorithmT",
+    "JoinHandle",
+    "check_batch",
+    "check_takeable",
+    "check_time",
+    "columns_of",
+    "parsed",
+]
 
 
 class Algorithm(Protocol):
@@ -50,6 +60,8 @@ class Algorithm(Protocol):
 
 
 AlgorithmT = TypeVar("AlgorithmT", bound=Algorithm)
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class JoinHandle(ABC, Generic[AlgorithmT]):
@@ -168,6 +180,14 @@ def check_time(at: object) -> None:
     """Refuse what is not a time on the operator's clock."""
     if at is not None and (not isinstance(at, Real) or not math.isfinite(at)):
         raise JoinInputError(f"a time must be a finite number of seconds on the operator's clock, not {at!r}")
+
+
+def parsed(name: str, parse: Callable[[T], R], value: T) -> R:
+    """Return a parameter that is a size or a duration; an error names the parameter."""
+    try:
+        return parse(value)
+    except InputError as error:
+        raise JoinInputError(f"`{name}`: {error}") from error
 
 
 def check_number(name: str, value: object, least: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Protocol, Self, runtime_checkable
 
 import pyarrow as pa
@@ -80,7 +81,20 @@ class Progress:
         self._clock = clock
         self._busy = 0.0
         self._since: float | None = None
+        self._harmless = False
         self.tasks = 0
+
+    @contextmanager
+    def harmless(self) -> Iterator[None]:
+        """State that an error raised in this ``with`` block ends the current task only: it loses no result."""
+        self._harmless = True
+        yield
+        self._harmless = False
+
+    def failed(self) -> bool:
+        """Return whether the error that the current task raised may have lost results."""
+        harmless, self._harmless = self._harmless, False
+        return not harmless
 
     @property
     def idle(self) -> bool:
@@ -192,7 +206,8 @@ class WorkQueue:
                 self._tasks.popleft()
                 self.progress.tasks -= 1
         except BaseException as failure:
-            self._failure = str(failure) or type(failure).__name__
+            if self.progress.failed():
+                self._failure = str(failure) or type(failure).__name__
             raise
         finally:
             self.progress.stop()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import sys
 from decimal import Decimal
+from fractions import Fraction
 
 from headrace.storage.errors import InputError
 
-__all__ = ["format_size", "parse_duration", "parse_memory"]
+__all__ = ["format_size", "parse_duration", "parse_exact_duration", "parse_memory"]
 
 _SIZES = {
     "": 1,
@@ -22,7 +24,15 @@ _SIZES = {
     "TIB": 2**40,
 }
 _STEP = 1024
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SECONDS: dict[str, int | Fraction] = {
+    "us": Fraction(1, 10**6),
+    "ms": Fraction(1, 10**3),
+    "s": 1,
+    "m": 60,
+    "min": 60,
+    "h": 3600,
+    "d": 86_400,
+}
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -76,18 +86,30 @@ def parse_duration(value: float | str) -> float:
     >>> parse_duration("500ms")
     0.5
     """
+    seconds: float | Fraction
     if isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = value
     else:
-        match = _QUANTITY.fullmatch(str(value))
-        if match is None or match[2].lower() not in _SECONDS:
-            raise InputError(
-                f"not a duration: {value!r}; write a number and a unit, as in '500ms' (units: us, ms, s, m, h, d)"
-            )
-        seconds = float(match[1]) * _SECONDS[match[2].lower()]
-    if not 0 < seconds < float("inf"):
+        seconds = parse_exact_duration(str(value))
+    if not 0 < seconds <= sys.float_info.max:
         raise InputError(f"a duration must be positive and finite, not {value!r}")
-    return seconds
+    return float(seconds)
+
+
+def parse_exact_duration(text: str) -> Fraction:
+    """Return a duration in seconds that is given as text, without rounding; it may be 0.
+
+    Raises
+    ------
+    InputError
+        If the text is not a number followed by a known unit.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2].lower() not in _SECONDS:
+        raise InputError(
+            f"not a duration: {text!r}; write a number and a unit, as in '500ms' (units: us, ms, s, m, h, d)"
+        )
+    return Fraction(match[1]) * _SECONDS[match[2].lower()]
 
 
 def format_size(size: int) -> str:

@@ -145,6 +145,7 @@ class _MeshScan(JoinAlgorithm):
             reader.device,
             self._read_pages,
             ahead=reader.threads > 1,
+            reserved=self.budget.limit - self.budget.available,
         )
         self.budget.charge("cache", self._split.buffers * self._split.pages * snapshot.page_size)
         self._chunks = ChunkReader(snapshot, reader, self._split, self._longest_read, self.counters)

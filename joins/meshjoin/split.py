@@ -17,6 +17,7 @@ __all__ = ["MeshSplit", "split_memory"]
 
 _ROW_SECONDS = 5e-9  # to probe the multimap with one relation tuple
 _STEP_SECONDS = 5e-4  # fixed cost of a step
+_SURE = 2  # of more memory, more than half is for pages and tuples
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ def split_memory(
     read_pages: int | None = None,
     *,
     ahead: bool = False,
+    reserved: int = 0,
 ) -> MeshSplit:
     """Return the split with the highest rate, as the authors of MeshJoin compute it.
 
@@ -74,6 +76,8 @@ def split_memory(
         Pages in a chunk; None to choose the best number.
     ahead
         Whether the next chunk may be read while one is joined.
+    reserved
+        Bytes that the operator has for other things, of which a part grows with its memory.
 
     Raises
     ------
@@ -95,9 +99,10 @@ def split_memory(
             most = int(min(tuples[at], 2**30 // chunks[at]))
             best, best_rate = MeshSplit(int(pages[at]), most, int(chunks[at]), buffers), tuples[at] / step[at]
     if best.tuples < 1:
-        needed = pages * device.page_size + (chunks + 1) * tuple_nbytes
-        raise MemoryBudgetError(
-            f"MeshJoin holds every stream tuple until it has met the whole relation; it needs at least "
-            f"{format_size(int(needed.min()))} for pages and tuples, and has {format_size(max(memory, 0))}"
+        needed = int(np.min(pages * device.page_size + (chunks + 1) * tuple_nbytes)) + 1
+        raise MemoryBudgetError.of(
+            "MeshJoin holds every stream tuple until it has met the whole relation; it needs "
+            f"{format_size(needed)} for pages and tuples, and has {format_size(max(memory, 0))}",
+            reserved + memory + _SURE * (needed - memory),
         )
     return best

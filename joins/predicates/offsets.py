@@ -11,7 +11,7 @@ import numpy as np
 
 from headrace.joins.errors import JoinInputError
 from headrace.storage.format import scale_of
-from headrace.storage.units import parse_duration
+from headrace.storage.units import parse_exact_duration
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -21,7 +21,6 @@ __all__ = ["Offset", "is_moderate", "ticks"]
 Offset = int | Decimal | timedelta | np.timedelta64 | str
 """A number, or for times a duration."""
 
-_NANOSECONDS = 10**9
 _MOST_DIGITS = 40  # more than any key has: larger numbers are mistakes, and slow ones
 
 
@@ -74,7 +73,8 @@ def _seconds(offset: timedelta | np.timedelta64 | str, dtype: pa.DataType, name:
             unit, step = np.datetime_data(offset)
             return Fraction(int(offset.astype(np.int64)) * step) * _unit_seconds(unit)
     elif isinstance(offset, str):
-        return Fraction(round(parse_duration(offset) * _NANOSECONDS), _NANOSECONDS)
+        text = offset.strip()
+        return -parse_exact_duration(text[1:]) if text.startswith("-") else parse_exact_duration(text)
     raise _refusal(offset, dtype, name)
 
 

@@ -43,7 +43,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
-from headrace.joins.errors import MemoryBudgetError
 from headrace.joins.input_buffer import BatchSlice, compact
 from headrace.joins.predicates import AsOf, Equality
 from headrace.joins.relation import scan_seconds
@@ -242,10 +241,10 @@ class SSIJAlgorithm(JoinAlgorithm):
         """
         online = self._online_phase()
         waiting = online.probe(batch)
-        while not self.store.fits(sum(tuples for tuples, _ in waiting), sum(lists for _, lists in waiting)):
+        while (lacking := self._lacking(waiting)) > 0:
             del online  # and what it has found: steps need the workspace
             if not self.store.stream.rows:
-                yield from self._join_in_parts(batch)
+                yield from self._join_in_parts(batch, lacking)
                 return
             yield from self._step(self._end_of_step() if self.deadlines.any else None)
             online = self._online_phase()
@@ -256,18 +255,19 @@ class SSIJAlgorithm(JoinAlgorithm):
             if not self.deadlines.any:
                 yield from self._go_on()
 
-    def _join_in_parts(self, batch: BatchSlice) -> Iterator[pa.RecordBatch]:
-        """Run online phases over a batch that does not fit although nothing else waits."""
+    def _lacking(self, waiting: list[tuple[int, int]]) -> int:
+        return self.store.lacking(sum(tuples for tuples, _ in waiting), sum(lists for _, lists in waiting))
+
+    def _join_in_parts(self, batch: BatchSlice, lacking: int) -> Iterator[pa.RecordBatch]:
+        """Run online phases over a batch that does not fit although nothing else waits, by so many bytes."""
         if len(batch.rows) > 1:
             for half in batch.parts(2):
                 yield from self._join_online(half)
         elif self.store.tiers.release() or self.store.drop_pages():
             yield from self._join_online(batch)  # a tuple needs least room if no page between its leaves is cached
         else:
-            raise MemoryBudgetError(
-                f"one stream tuple of {batch.rows.nbytes} bytes does not fit beside the index and a page; give the "
-                f"join more than {self.budget.limit} bytes"
-            )
+            cause = f"one stream tuple of {batch.rows.nbytes} bytes does not fit beside the index and a page"
+            raise self.store.refusal(cause, lacking)
 
     def _phase_pays(self, waiting_nbytes: int) -> bool:
         """Return whether a join phase is worth its reads now that a batch waits in this many bytes."""
@@ -374,7 +374,8 @@ class SSIJAlgorithm(JoinAlgorithm):
 
     def _install(self, change: Callable[[], Any]) -> Iterator[pa.RecordBatch]:
         yield from self._drain()
-        change()
+        with self.progress.harmless():
+            change()
         self._fit_relation(self.relation.newest())
         self._queue.close()
         if self.store.can_install(self.snapshot):
@@ -382,10 +383,11 @@ class SSIJAlgorithm(JoinAlgorithm):
             self.store.install(self.snapshot)
             self.estimate.scan = self._scan_seconds()
         else:
-            self._context = None
+            queued, self._context = self.store.queued, None
             del self.store, self.thresholds, self._schedule, self._queue
             self.budget.clear()
             self._make_memory()
+            self.store.queue(queued)
         self._rebind()
 
     # Bindings
@@ -516,7 +518,8 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         """Change the table (the paper's section IV-E).
 
         Batches pushed before are completed first, on the relation as it was. Consume the output: the changes are
-        committed after its last batch. Batches pushed afterwards see the changes.
+        committed after its last batch. Batches pushed afterwards see the changes. If the table refuses the changes, the
+        output raises its error, and the join goes on with the table as it was.
 
         Parameters
         ----------

@@ -74,12 +74,14 @@ class SSIJOptions:
     def __post_init__(self) -> None:
         for name in ("max_scan", "input_threshold", "stream_threshold", "threads"):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 1):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise JoinInputError(f"`{name}` must be a whole number, at least 1, not {value!r}")
         for name, known in (("cache_policy", _POLICIES), ("read_plan", _PLANNERS), ("index", _INDEXES)):
             value = getattr(self, name)
-            if value not in known:
+            if value not in tuple(known):
                 raise JoinInputError(f"`{name}` must be {' or '.join(map(repr, known))}, not {value!r}")
+        if not isinstance(self.record_tier, bool):
+            raise JoinInputError(f"`record_tier` must be True or False, not {self.record_tier!r}")
         self._check_split()
 
     @classmethod

@@ -128,18 +128,17 @@ class Transaction:
             raise InputError("the transaction has ended; begin a new one")
         if self.skipped:
             return
+        snapshot = self._writer.snapshot
         try:
+            changes = prepare(
+                snapshot.layout, upserts=upserts, deletes=deletes, inserts=inserts, unique=snapshot.unique
+            )  # outside of the guard: no error can mean that a write failed
             with self._writer.guard():
-                self._apply(upserts, deletes, inserts)
+                if changes:
+                    self._counts = self._counts.plus(self._drafted().apply(changes))
         except BaseException:
             self._ended = True
             raise
-
-    def _apply(self, upserts: Batch | None, deletes: Batch | None, inserts: Batch | None) -> None:
-        snapshot = self._writer.snapshot
-        changes = prepare(snapshot.layout, upserts=upserts, deletes=deletes, inserts=inserts, unique=snapshot.unique)
-        if changes:
-            self._counts = self._counts.plus(self._drafted().apply(changes))
 
     def _drafted(self) -> Draft:
         if self._draft is None:

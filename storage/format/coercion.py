@@ -79,13 +79,17 @@ def coerce(column: pa.Array | pa.ChunkedArray, target: pa.DataType, name: str) -
 
 
 def _comparable(dtype: pa.DataType, target: pa.DataType) -> bool:
-    exact = (pa.types.is_integer, pa.types.is_decimal128)
+    exact = (pa.types.is_integer, _is_convertible_decimal)
     if any(test(dtype) for test in exact) and any(test(target) for test in exact):
         return True
     if pa.types.is_timestamp(dtype) and pa.types.is_timestamp(target):
         return (dtype.tz is None) == (target.tz is None)
     families = (pa.types.is_boolean, pa.types.is_date, pa.types.is_time, pa.types.is_string, pa.types.is_binary)
     return any(test(dtype) and test(target) for test in families) or dtype == target
+
+
+def _is_convertible_decimal(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_decimal128(dtype) and dtype.scale >= 0)
 
 
 def _convert(array: pa.Array, target: pa.DataType) -> Coerced:
@@ -142,7 +146,7 @@ def _convert_unit(array: pa.Array, target: pa.DataType) -> Coerced:
     values = np.asarray(array.view(width).cast(pa.int64()))
     if want >= have:
         factor = want // have
-        fits = (values <= _INT64.max // factor) & (values >= -(_INT64.max // factor))
+        fits = (values <= _INT64.max // factor) & (values >= -(-_INT64.min // factor))
         values = np.where(fits, values, 0) * factor
     else:
         factor = have // want

@@ -223,10 +223,9 @@ class KeyCodec:
             array, valid = coerce(column, dtype, name)
             if valid is not None:
                 row = int(np.argmin(valid))
-                value = column[row]
-                cause = (
-                    "is null, but a key never is" if not value.is_valid else f"is {value}, which {dtype} cannot hold"
-                )
+                given = column.slice(row, 1)
+                null = not given[0].is_valid
+                cause = "is null, but a key never is" if null else f"is {_shown(given)}, which {dtype} cannot hold"
                 raise KeyInputError(f"key column {name!r} {cause} (row {row})")
             arrays.append(array)
         return self.pack(arrays)
@@ -393,7 +392,7 @@ def _unordered_words(words: Sequence[NDArray[np.uint64]], fixed: FixedType) -> l
     return [first, *(word.view(np.int64) for word in words[1:])]
 
 
-def _shown(array: pa.Array) -> str:
+def _shown(array: pa.Array | pa.ChunkedArray) -> str:
     """Return the first value as text."""
     try:
         return str(array[0])

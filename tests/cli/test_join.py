@@ -165,6 +165,25 @@ def test_the_nearest_key_or_those_near_by(invoke, prices, tmp_path, options, mat
 
 
 @pytest.mark.parametrize(
+    ("options", "matches"),
+    [
+        (["--band", "at=since", "--below", "0s", "--above", "1d"], 1),
+        (["--band", "at=since", "--below", "90s", "--above", "0s"], 1),
+        (["--band", "at=since", "--below", "-1s", "--above", "1d"], 1),
+        (["--band", "at=since", "--below", "89.999999s", "--above", "-89s"], 0),
+        (["--as-of", "at=since", "--tolerance", "0s"], 0),
+    ],
+)
+def test_distances_between_times_may_be_zero_or_negative(invoke, tmp_path, options, matches):
+    (tmp_path / "p.csv").write_text("since\n2024-01-01T10:00:00\n2024-01-01T11:00:00\n")
+    assert invoke("table", "build", tmp_path / "p.csv", "--key", "since", "-o", tmp_path / "p").code == 0
+    (tmp_path / "t.csv").write_text("at\n2024-01-01T10:01:30\n")
+    outcome = invoke("join", tmp_path / "p", tmp_path / "t.csv", *options, "-o", tmp_path / "o.parquet")
+    assert outcome.code == 0, outcome
+    assert pq.read_metadata(tmp_path / "o.parquet").num_rows == matches
+
+
+@pytest.mark.parametrize(
     ("options", "unit"),
     [
         (["--as-of", "at=since", "--tolerance", "90"], "--tolerance 90 has no unit, but key column since is a time"),
@@ -207,3 +226,13 @@ def test_options_that_say_no_match_are_refused(invoke, prices, tmp_path, options
     assert outcome.code in {1, 2}
     assert told in outcome.err
     assert not (tmp_path / "o.parquet").exists()
+
+
+def test_views_are_read_as_plain_text(invoke, prices, tmp_path):
+    views = {"symbol": pa.array(["A", "B"], pa.string_view()), "raw": pa.array([b"1", None]).cast(pa.binary_view())}
+    pq.write_table(pa.table({**views, "second": [10, 15]}), tmp_path / "s.parquet")
+    on = ["--on", "symbol,second", "-o", tmp_path / "o.parquet"]
+    outcome = invoke("join", prices[0], tmp_path / "s.parquet", *on)
+    assert outcome.code == 0, outcome
+    rows = pq.read_table(tmp_path / "o.parquet").to_pylist()
+    assert sorted(tuple(row.values()) for row in rows) == [("A", b"1", 10, 1.0), ("B", None, 15, 7.0)]

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.joins import SSIJ
 from headrace.joins.errors import JoinStateError
+from headrace.storage.errors import KeyInputError, LockedError
 from headrace.storage.table import Table
 
 KEYS = 400
@@ -158,3 +159,29 @@ def test_a_table_replaced_by_another_one_is_refused(build):
         Table.build(table.path, pa.table({"k": [1], "other": [2]}), ["k"], overwrite=True).close()
         with pytest.raises(JoinStateError, match="replaced"):
             join.refresh().drain()
+
+
+@pytest.mark.parametrize("memory", ["120KiB", "200KiB", "2MiB"])
+def test_batches_that_wait_behind_a_change_keep_their_room(build, memory):
+    with build(rows_of(range(KEYS), 0), ["k"], unique=True, page_size=4096) as table:
+        join = SSIJ(table, "k", memory=memory, index="paged", input_threshold=1)
+        batch = pa.record_batch({"k": np.arange(0, KEYS, 3), "pad": ["z" * 90] * len(range(0, KEYS, 3))})
+        join.push(batch)
+        join.apply(rows_of(range(KEYS, 5 * KEYS), 1))  # makes another store, since inner nodes are paged
+        join.push(batch)
+        assert join.finish().drain() == 2 * len(batch)
+        assert join.store.queued == 0
+
+
+def test_a_change_that_the_table_refuses_leaves_the_join_as_it_was(build):
+    with build(rows_of(range(KEYS), 0), ["k"], unique=True, page_size=4096) as table:
+        join = SSIJ(table, "k", memory="8MiB")
+        join.push(pa.record_batch({"k": [3]}))
+        with pytest.raises(KeyInputError):
+            join.apply(rows_of([None], 1)).drain()
+        with Table.open(table.path, mode="w"), pytest.raises(LockedError, match="wait for it"):
+            join.apply(rows_of([3], 1)).drain()
+        before = join.push(pa.record_batch({"k": [3]})).to_table(join.output_schema(pa.schema([("k", pa.int64())])))
+        results = [*before.to_batches(), *join.apply(rows_of([3], 1), wait=1), *join.push(pa.record_batch({"k": [3]}))]
+        results += join.finish()
+        assert [value[:2] for batch in results for value in batch["v"].to_pylist()] == ["0-", "1-"]

@@ -158,9 +158,14 @@ def test_the_split_fits_in_the_memory_and_no_other_one_is_faster(memory, leaves,
     assert rate(split.pages) == pytest.approx(max(rate(p) for p in range(1, min(leaves, memory // 4096) + 1)))
 
 
-def test_meshjoin_says_what_it_needs(table):
-    with pytest.raises(MemoryBudgetError, match="at least"):
-        MeshJoin(table, on="k", memory="80KiB").push(pa.record_batch({"k": [1], "t": ["y" * 5000]})).drain()
+@pytest.mark.parametrize("text", [500, 50_000])
+def test_meshjoin_says_how_much_memory_is_enough(table, tools, text):
+    batch = pa.record_batch({"k": [1], "t": ["y" * text]})
+    least = tools.least_memory(MeshJoin, table, "k")
+    with pytest.raises(MemoryBudgetError, match="at least") as error:
+        MeshJoin(table, on="k", memory=least).push(batch).drain()
+    with MeshJoin(table, on="k", memory=error.value.least) as join:
+        assert join.push(batch).drain() + join.finish().drain() == 1
 
 
 def test_without_a_queue_index_nested_loops_read_one_page_at_a_time(table, monkeypatch):

@@ -146,7 +146,7 @@ def test_the_stream_keeps_its_schema(table, operator):
         ({"on": "k", "columns": 5}, SchemaError, "a list of their names, not by 5"),
         ({"on": "k", "how": "outer"}, JoinInputError, "'inner' or 'left'"),
         ({"on": "k", "columns": ["x"]}, SchemaError, "'x'"),
-        ({"on": "k", "memory": "lots"}, ValueError, "not a size"),
+        ({"on": "k", "memory": "lots"}, ValueError, "`memory`: not a size"),
         ({"on": "k", "clock": 5}, JoinInputError, "`clock` must be a function that returns seconds, not 5"),
     ],
 )

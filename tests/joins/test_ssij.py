@@ -261,11 +261,14 @@ def test_no_block_is_read_over_before_it_has_been_joined(build, tools, rng, how,
     tools.assert_same_rows(pa.Table.from_batches(found, join.output_schema(stream.schema)), tools.expected(case))
 
 
-def test_a_tuple_larger_than_the_memory_is_an_error_that_says_so(build):
-    with build(pa.table({"k": np.arange(10)}), ["k"], unique=True) as table:
-        join = SSIJ(table, on="k", memory="128KiB", input_threshold=1)
-        with pytest.raises(MemoryBudgetError, match="bytes"):
-            join.push(pa.record_batch({"k": [3], "text": ["x" * 300_000]})).drain()
+@pytest.mark.parametrize("options", [{}, {"memory_split": 0.9}, {"cache_policy": "none"}, {"index": "paged"}])
+def test_a_tuple_larger_than_the_memory_is_an_error_that_says_how_much_is_enough(table, options):
+    batch = pa.record_batch({"s_k": [3], "text": ["x" * 300_000]})
+    join = make(table, memory="128KiB", input_threshold=1, **options)
+    with pytest.raises(MemoryBudgetError, match=r"one stream tuple of 30\d+ bytes") as error:
+        join.push(batch).drain()
+    with make(table, memory=error.value.least, input_threshold=1, **options) as join:
+        assert join.push(batch).drain() + join.finish().drain() == 1
 
 
 @pytest.mark.parametrize("name", ["max_scan", "input_threshold", "stream_threshold", "threads"])
@@ -279,6 +282,9 @@ def test_parameters_below_one_are_refused(table, name):
     [
         ("cache_policy", "mru", "'utility' or 'ageing' or 'lru' or 'none', not 'mru'"),
         ("read_plan", "best", "'optimal' or 'greedy', not 'best'"),
+        ("cache_policy", ["lru"], r"not \['lru'\]"),
+        ("record_tier", "no", "must be True or False, not 'no'"),
+        ("deadline", 0, "a duration must be positive"),
         ("memory_split", 1.0, "at least 0 and below 1, not 1.0"),
         ("memory_split", "half", "at least 0 and below 1, not 'half'"),
     ],

@@ -1,6 +1,7 @@
 import collections
 import os
 from datetime import date, datetime
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 import headrace.storage
 from headrace.storage import Table
+from headrace.storage.commit import writer
 from headrace.storage.commit.locks import FileLocks
 from headrace.storage.errors import (
     ClosedTableError,
@@ -386,3 +388,22 @@ def test_a_table_open_for_writing_claims_those_snapshots_that_are_used(tmp_path)
         table.apply(pa.table({"id": [1], "v": [7]}))
         assert locks.oldest_claim(table.snapshot().txid) is None
     seen.close()
+
+
+def test_a_key_that_does_not_fit_is_named_and_leaves_the_table_open_for_changes(tmp_path):
+    instants = pa.table({"k": pa.array([0], pa.timestamp("ns"))})
+    with Table.build(tmp_path / "t", instants, key="k", unique=True) as table:
+        far = pa.table({"k": pa.array([10**15], pa.timestamp("s"))})  # Python has no type for this time
+        with pytest.raises(KeyInputError, match=r"key column 'k' is .*1000000000000000.* cannot hold \(row 0\)"):
+            table.apply(far)
+        assert table.lookup(far).num_rows == 0
+        assert table.apply(pa.table({"k": pa.array([5], pa.timestamp("s"))})).inserted == 1
+
+
+def test_an_error_before_the_first_write_does_not_poison_the_handle(tmp_path, monkeypatch):
+    with Table.build(tmp_path / "t", pa.table({"k": [0]}), key="k") as table:
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "prepare", Mock(side_effect=MemoryError))
+            with pytest.raises(MemoryError):
+                table.apply(pa.table({"k": [1]}))
+        assert table.apply(pa.table({"k": [1]})).inserted == 1

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.storage.errors import InputError
-from headrace.storage.units import format_size, parse_duration, parse_memory
+from headrace.storage.units import format_size, parse_duration, parse_exact_duration, parse_memory
 
 
 @given(st.integers(1, 2**50))
@@ -38,7 +38,13 @@ def test_durations_are_read_in_every_unit(text, seconds):
     assert parse_duration(text) == pytest.approx(seconds, rel=1e-12)
 
 
-@pytest.mark.parametrize("value", ["", "1", "1w", "-1s", "0s", 0, -1, True, None, float("nan"), float("inf"), "1e999s"])
+def test_a_duration_is_exact_to_the_last_digit():
+    assert parse_exact_duration("123456789.123456789s") * 10**9 == 123_456_789_123_456_789
+
+
+@pytest.mark.parametrize(
+    "value", ["9" * 400 + "d", "", "1", "1w", "-1s", "0s", 0, -1, True, None, float("nan"), float("inf"), "1e999s"]
+)
 def test_what_is_no_duration_is_refused(value):
     with pytest.raises(InputError, match="duration"):
         parse_duration(value)

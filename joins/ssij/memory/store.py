@@ -6,6 +6,7 @@ smallest utility, and a join phase gives back to pages what is free. Only the re
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -27,7 +28,6 @@ from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES, StreamBuff
 from headrace.joins.ssij.memory.tiers import Tiers
 from headrace.storage.errors import MemoryBudgetError
 from headrace.storage.read import LeafMap, PageCache, PagedSnapshot, page_buffer, values_at
-from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +53,9 @@ _NO_LEAVES = np.empty(0, dtype=np.int32)
 _SCRATCH_NBYTES = 96  # per tuple: positions, keys twice, leaves, frames, rows and counts
 _DIRECT_SCRATCH_NBYTES = 40  # where only waiting tuples are sorted: leaf and frame, and then places or rows
 _ROW_TIER_NBYTES = 24  # where nothing waits
+_ROOM_SHARE = (
+    3 / 8
+)  # of more memory, the least that tuples get: a quarter goes to the workspace, 3/8 to the read buffer
 _NEARLY_ALL = 4 / 3  # pages to read for each that tuples wait for, where one scan fills the cache
 
 
@@ -144,8 +147,8 @@ class Store:
         )
         self.read_buffer = ReadBuffer(page_buffer(pages, self._page), pages, parts_to_read_into(pages, reader.device))
         self.cache = PageCache(self._frames_max(), self._page, leaves, options.policy())
-        self._fixed = options.cache_share is not None
-        self.cache.resize(self._reserved_frames(options.cache_share or 0.0))
+        self._fixed, self._cache_share = options.cache_share is not None, options.cache_share or 0.0
+        self.cache.resize(self._reserved_frames(self._cache_share))
         self.direct = DirectLookup(snapshot, columns, self.cache.frames_max) if direct else None
         self.tiers = Tiers(
             snapshot,
@@ -237,7 +240,16 @@ class Store:
 
     def fits(self, tuples: int, index: int) -> bool:
         """Return whether the stream buffer could grow by these bytes, if all cached pages were evicted."""
-        return self._growth(tuples, index) <= self._reclaimable
+        return self.lacking(tuples, index) <= 0
+
+    def lacking(self, tuples: int, index: int) -> int:
+        """Return by how many bytes they do not fit; 0 or less if they do."""
+        return self._growth(tuples, index) - self._reclaimable
+
+    def refusal(self, cause: str, lacking: int) -> MemoryBudgetError:
+        """Return the error that advises to give as much memory as has room for `lacking` more bytes of tuples."""
+        more = lacking / (_ROOM_SHARE * (1 - self._cache_share))
+        return MemoryBudgetError.of(cause, self.budget.limit + math.ceil(more) + self._page)
 
     def tuples_at_most(self, row_nbytes: float) -> int:
         """Return about how many tuples of this size the stream buffer can hold if all cached pages give way."""
@@ -280,11 +292,7 @@ class Store:
             missing = self._missing(nbytes)
         frames = -(-missing // self._page)
         if frames > self._evictable:
-            more = (frames - self._evictable) * self._page
-            raise MemoryBudgetError(
-                f"the join needs {format_size(self.budget.limit + more)} for tuples as large as these, and "
-                f"has {format_size(self.budget.limit)}"
-            )
+            raise self.refusal("tuples as large as these have no room", (frames - self._evictable) * self._page)
         self._shrink(frames)
 
     def queue(self, nbytes: int) -> None:
@@ -294,6 +302,11 @@ class Store:
         frames = min(-(-missing // self._page), self._evictable)
         if frames > 0:
             self._shrink(frames)
+
+    @property
+    def queued(self) -> int:
+        """Bytes of such tuples."""
+        return self._queued
 
     def unqueue(self, nbytes: int) -> None:
         """Note that such tuples are no longer queued."""

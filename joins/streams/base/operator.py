@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 import numpy as np
 
 from headrace.joins.errors import FinishedError, JoinInputError, StreamSchemaError
-from headrace.joins.handle import JoinHandle, check_batch, check_time, columns_of
+from headrace.joins.handle import JoinHandle, check_batch, check_time, columns_of, parsed
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.protocol import Output, Progress
 from headrace.joins.streams.base.stats import PhaseCounters, StreamsStats
@@ -129,7 +129,8 @@ class StreamsParameters:
             )
         if clock is not None and not callable(clock):
             raise JoinInputError(f"`clock` must be a function that returns seconds, not {clock!r}")
-        return cls(graph, chosen, parse_memory(memory), parse_duration(wait), spill, backend, clock)
+        limit, longest = parsed("memory", parse_memory, memory), parsed("wait", parse_duration, wait)
+        return cls(graph, chosen, limit, longest, spill, backend, clock)
 
 
 class StreamsAlgorithm(ABC):
