@@ -47,7 +47,7 @@ def release_freed_memory(nbytes: int = _LARGE) -> None:
 
 
 class ProcessMemory:
-    """The resident memory of this process, and a limit on how much it grows by what allocators keep.
+    """The anonymous memory of this process, and a limit on how much it grows by what allocators keep.
 
     An account counts what is allocated. Memory that was freed and is kept by an allocator is not allocated, but still
     belongs to the process. It does no harm as long as both fit the limit. Beyond that the allocators return it.
@@ -77,10 +77,14 @@ class ProcessMemory:
 
 
 def resident_nbytes() -> int:
-    """Return how much memory of this process is resident; 0 where the system does not say."""
+    """Return how much anonymous memory of this process is resident; 0 where the system does not say.
+
+    Pages of files that the process has mapped, such as a stream that it reads, do not count: no allocator keeps them.
+    """
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - a Path costs as much as the read
-            return int(file.read().split()[1]) * _PAGE
+            _, resident, of_files, *_ = file.read().split()
+        return (int(resident) - int(of_files)) * _PAGE
     except OSError:
         return 0
 

@@ -1,5 +1,7 @@
 """Freed memory is asked for when the process has grown beyond its limit, and again with each further MiB."""
 
+import mmap
+
 import pytest
 
 from headrace.joins.memory import allocators
@@ -57,3 +59,14 @@ def test_a_process_that_shrinks_is_measured_from_its_least_size(process):
     process.resident += 15 * MIB
     memory.settle()
     assert process.asked == 1
+
+
+def test_pages_of_mapped_files_are_not_memory_that_allocators_keep(tmp_path):
+    path = tmp_path / "stream"
+    path.write_bytes(bytes(32 * MIB))
+    before = allocators.resident_nbytes()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+        assert sum(mapped[:: mmap.PAGESIZE]) == 0
+        assert allocators.resident_nbytes() - before < 4 * MIB
+    block = bytearray(b"x" * (32 * MIB))
+    assert allocators.resident_nbytes() - before >= len(block)
