@@ -262,7 +262,7 @@ def test_no_block_is_read_over_before_it_has_been_joined(build, tools, rng, how,
 
 
 def test_a_tuple_larger_than_the_memory_is_an_error_that_says_so(build):
-    with build(pa.table({"k": np.arange(10)}), ["k"], unique=True) as table:
+    with build(pa.table({"k": np.arange(10_000)}), ["k"], unique=True) as table:
         join = SSIJ(table, on="k", memory="128KiB", input_threshold=1)
         with pytest.raises(MemoryBudgetError, match="bytes"):
             join.push(pa.record_batch({"k": [3], "text": ["x" * 300_000]})).drain()
