@@ -1,4 +1,4 @@
-"""`PageDescriptors`: where keys and columns of pages in memory are, so that rows are found without their directories."""
+"""`PageDescriptors`: where keys and columns of pages in memory are, so that no directory is needed to find a row."""
 
 from __future__ import annotations
 

@@ -119,12 +119,16 @@ class SlotForm:
         )
 
     def holds(self, facts: NDArray[np.uint64], greatest: np.uint64) -> bool:
-        """Return whether slots have room for the rows of other pages, whose greatest key this is."""
+        """Return whether slots have room for the rows of other pages, whose greatest key this is.
+
+        A word of eight bytes holds any value.
+        """
         packed, most = facts[:, FACTS + 1 :: FACTS_OF_A_COLUMN], _masks(self.widths)
         above, masks = facts[:, FACTS::FACTS_OF_A_COLUMN] - self.bases, _masks((packed >> np.uint64(48)) & _U8)
         nulls = self.nulls_nbytes == 0 and bool(((packed >> np.uint64(32)) & np.uint64(0xFFFF)).any())
         keys = facts[:, 0].min() >= self.low and int(greatest) - int(self.low) < self.span
-        return keys and not nulls and bool(((masks <= most) & (above <= most - np.minimum(masks, most))).all())
+        words = (self.widths == WORD) | (masks <= most) & (above <= most - np.minimum(masks, most))
+        return keys and not nulls and bool(words.all())
 
     @property
     def stride(self) -> int:

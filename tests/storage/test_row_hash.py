@@ -54,6 +54,12 @@ def test_slots_hold_other_pages_whose_rows_are_as_narrow(other, greatest, holds)
     assert form.holds(page, np.uint64(greatest)) == holds
 
 
+def test_a_word_of_eight_bytes_holds_any_value():
+    form = SlotForm.of(facts(keys=[0], columns=[([7], 8)]), np.uint64(9))
+    for base in (-(2**63), 0, 2**63 - 1):
+        assert form.holds(facts(keys=[1], columns=[([base], 8)]), np.uint64(9))
+
+
 def test_slots_with_nulls_hold_pages_with_and_without_them():
     form = SlotForm.of(facts(keys=[0], columns=[([0], 1)], bitmap=40), np.uint64(9))
     for bitmap in (0, 40):

@@ -102,10 +102,10 @@ class DirectLookup:
 
     def probe(self, frames: NDArray[np.uint8], keys: KeyWords, frame: NDArray[np.int32], outer: bool) -> LookupResult:
         """Find keys in cached pages. See `headrace.storage.probe._probe_kernels.probe_pages`."""
-        fixed = FixedRows(self._fixed, len(keys))
+        fixed, pages = FixedRows(self._fixed, len(keys)), self.descriptors
         row, source = np.empty((2, len(keys)), dtype=np.int32)
         results = kernels.probe_pages(
-            frames, self._layout.page_size, self.descriptors.words, self.descriptors.guesses, keys.words, keys.above, frame, outer,
+            frames, self._layout.page_size, pages.words, pages.guesses, keys.words, keys.above, frame, outer,
             fixed.sizes, fixed.starts, fixed.out, fixed.valid, fixed.missing, row, source,
         )  # fmt: skip
         source = source[:results]
@@ -133,10 +133,10 @@ class DirectLookup:
         outer: bool,
     ) -> LookupResult:
         """Find the nearest rows in cached pages. See `headrace.storage.probe._nearest_kernels.probe_nearest`."""
-        fixed = FixedRows(self._fixed, len(words))
+        fixed, pages = FixedRows(self._fixed, len(words)), self.descriptors
         row, source = np.empty((2, len(words)), dtype=np.int32)
         results = nearest_kernels.probe_nearest(
-            frames, self._layout.page_size, self.descriptors.words, self.descriptors.guesses, words.near, words.far, words.span,
+            frames, self._layout.page_size, pages.words, pages.guesses, words.near, words.far, words.span,
             words.last, self._ranges.separators, frame_of, leaf, frame, outer, fixed.sizes, fixed.starts, fixed.out,
             fixed.valid, fixed.missing, row, source,
         )  # fmt: skip
