@@ -25,7 +25,7 @@ Memory bound::
     limit >= index (inner nodes, maps from leaf to frame and demand; or paged: the lowest nodes' entries, some frames)
            + negative filter        if the table has one: at most three quarters of the rest; nothing while inactive
            + record tier            a third of the rest, if the table has one; nothing while inactive
-           + row tier               all rows beside their pages, if both leave an eighth of the memory
+           + row tier               all rows, if they and the cached pages leave an eighth of the memory
            + cached pages           all that the others leave; a tuple that needs room takes a page's frame
            + input buffer           \
            + stream buffer           } at least a page each

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.predicates import NearestWords
-    from headrace.storage.format import KeyWords
-    from headrace.storage.format.layout import PhysicalColumn
+    from headrace.storage.format import KeyWords, PhysicalColumn
     from headrace.storage.tree import Snapshot
 
 __all__ = ["DirectLookup", "LookupResult"]

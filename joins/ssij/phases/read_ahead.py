@@ -18,7 +18,7 @@ from headrace.storage.errors import HeadraceError
 from headrace.storage.read import ReadReport, Reads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from numpy.typing import NDArray
 
@@ -115,7 +115,7 @@ class ReadAhead:
         self._buffer = context.store.read_buffer
         self._block = context.store.longest_read if fine else self._buffer.block
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Generator[Block, None, None]:
         """Yield the blocks. Each can be used until the next one is requested."""
         clock, coming = self._context.reader.clock, self._blocks()
         helps = self._buffer.parts > 1 and self._context.workers.several and self._buffer.block >= _WORTH_A_THREAD

@@ -108,7 +108,8 @@ class RowScan:
     def run(self) -> bool:
         """Return whether the tier holds all rows now. Otherwise it is as empty as before."""
         counters, begin = self._context.counters, self._context.progress.busy_seconds
-        self._tier.begin_scan(self._form(), self._context.store.try_make_room) and self._move()
+        if self._tier.begin_scan(self._form(), self._context.store.try_make_room):
+            self._move()
         counters.join_phases += 1
         counters.join_seconds += self._context.progress.busy_seconds - begin
         return self._tier.ready
