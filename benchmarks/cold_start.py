@@ -3,12 +3,17 @@
 Each batch of a fresh worker starts like this. A run opens the table, joins the first tuples of a stream, and closes the
 table. Contestants take turns, and ratios are taken within a round. SSIJ reads its table with `O_DIRECT`; DuckDB's file
 is removed from the system's page cache before a run, or left there.
+
+Two parts of SSIJ's work are measured by themselves as well, since no order of steps takes less than both: reading the
+table, and looking the tuples up in a warm operator.
 """
 
 import gc
 import os
+import statistics
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +26,7 @@ from benchmarks._data import dimension, stream
 from benchmarks._measure import Sample, machine, median_rate, median_ratio, print_table, write_csv
 from headrace.joins import SSIJ
 from headrace.storage import Table
+from headrace.storage.read import page_buffer
 from headrace.storage.units import format_size
 
 __all__ = ["Settings", "run"]
@@ -38,6 +44,9 @@ class Settings:
     rounds: int = 5
 
 
+READ, LOOK_UPS = "reading the table alone", "look-ups alone"
+READ_BYTES, READERS = 1 << 20, 4
+
 QUICK = Settings(rows=50_000, tuples=60_000, batch_rows=(10_000,), memory=64 << 20, rounds=2)
 
 
@@ -47,7 +56,7 @@ class ColdSSIJ:
     name = "SSIJ"
 
     def __init__(self, path, memory):
-        self._path = path
+        self.path = path
         self._memory = memory
 
     def prepare(self):
@@ -55,7 +64,7 @@ class ColdSSIJ:
 
     def join(self, batches):
         """Yield the results of all batches."""
-        with Table.open(self._path) as table, SSIJ(table, on=ON, memory=self._memory) as operator:
+        with Table.open(self.path) as table, SSIJ(table, on=ON, memory=self._memory) as operator:
             for batch in batches:
                 yield from operator.push(batch)
             yield from operator.finish()
@@ -128,13 +137,45 @@ def _measure(contestants, members, batch_rows, skew, settings):
             began = time.perf_counter()
             tuples = sum(map(len, contestant.join(batches)))
             samples.append(Sample(contestant.name, number, tuples, time.perf_counter() - began))
+    return samples + _parts(contestants[0], batches, settings)
+
+
+def _parts(ssij, batches, settings):
+    """Return samples of the two parts of SSIJ's work, each by itself."""
+    samples = []
+    with Table.open(ssij.path) as table, SSIJ(table, on=ON, memory=settings.memory) as operator:
+        for batch in [*batches, *batches]:
+            operator.push(batch).drain()
+        for number in range(settings.rounds):
+            began = time.perf_counter()
+            tuples = sum(operator.push(batch).drain() for batch in batches)
+            samples.append(Sample(LOOK_UPS, number, tuples, time.perf_counter() - began))
+            samples.append(Sample(READ, number, tuples, _read(ssij.path)))
     return samples
+
+
+def _read(path):
+    """Return the seconds that reading a file takes, past the system's page cache, into memory that is in use."""
+    file, size = os.open(path, os.O_RDONLY | os.O_DIRECT), path.stat().st_size
+    buffer = memoryview(page_buffer(-(-size // READ_BYTES), READ_BYTES))
+    buffer[:] = bytes(len(buffer))
+    try:
+        with ThreadPoolExecutor(READERS) as pool:
+            began = time.perf_counter()
+            places = range(0, size, READ_BYTES)
+            done = sum(pool.map(lambda at: os.preadv(file, [buffer[at : at + READ_BYTES]], at), places))
+            seconds = time.perf_counter() - began
+    finally:
+        os.close(file)
+    if done != size:
+        raise AssertionError(f"{done} of {size} bytes of {path} were read")
+    return seconds
 
 
 def _print_results(cells):
     print("medians, and in brackets the best; ratios are medians of those within a round")
     for (batch_rows, skew), samples in cells.items():
-        names = list(dict.fromkeys(sample.name for sample in samples))
+        names = [name for name in dict.fromkeys(sample.name for sample in samples) if name not in {READ, LOOK_UPS}]
         rows = [
             [
                 name,
@@ -145,6 +186,18 @@ def _print_results(cells):
         ]
         print(f"\nbatches of {batch_rows:,}, zipf {skew:g}")
         print_table(["contestant", "M/s", "SSIJ is faster by"], rows)
+        _print_parts(*(_median_seconds(samples, name) for name in (READ, LOOK_UPS, "SSIJ", "DuckDB")))
+
+
+def _print_parts(read, look_ups, ssij, duckdb_seconds):
+    print(
+        f"SSIJ {ssij:.3f} s; {READ} {read:.3f} s, {LOOK_UPS} {look_ups:.3f} s: with no more work it would be faster "
+        f"than DuckDB by {duckdb_seconds / (read + look_ups):.1f}"
+    )
+
+
+def _median_seconds(samples, name):
+    return statistics.median(sample.seconds for sample in samples if sample.name == name)
 
 
 def _check(contestant, batches, members):

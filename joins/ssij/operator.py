@@ -25,7 +25,7 @@ Memory bound::
     limit >= index (inner nodes, maps from leaf to frame and demand; or paged: the lowest nodes' entries, some frames)
            + negative filter        if the table has one: at most three quarters of the rest; nothing while inactive
            + record tier            a third of the rest, if the table has one; nothing while inactive
-           + row tier               all rows beside their pages, if both leave an eighth of the memory
+           + row tier               all rows, if they and the cached pages leave an eighth of the memory
            + cached pages           all that the others leave; a tuple that needs room takes a page's frame
            + input buffer           \
            + stream buffer           } at least a page each
@@ -50,6 +50,7 @@ from headrace.joins.ssij.context import SSIJContext
 from headrace.joins.ssij.cost import PhaseEstimate
 from headrace.joins.ssij.memory.reservation import fitting_snapshot
 from headrace.joins.ssij.memory.store import Store
+from headrace.joins.ssij.memory.stream_buffer import Chunk
 from headrace.joins.ssij.options import SSIJOptions, Tuning
 from headrace.joins.ssij.phases.direct import DirectPhase
 from headrace.joins.ssij.phases.direct_nearest import DirectNearestPhase
@@ -57,14 +58,14 @@ from headrace.joins.ssij.phases.join import JoinPhase
 from headrace.joins.ssij.phases.nearest import NearestPhase
 from headrace.joins.ssij.phases.online import OnlinePhase
 from headrace.joins.ssij.phases.record_tier import RecordTierPhase
-from headrace.joins.ssij.phases.row_tier import RowTierPhase
+from headrace.joins.ssij.phases.row_tier import RowScan, RowTierPhase
 from headrace.joins.ssij.schedule import Schedule, Thresholds
 from headrace.joins.stats import SSIJStats
 from headrace.joins.workers import Workers
 from headrace.storage.read import ReadQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -239,7 +240,8 @@ class SSIJAlgorithm(JoinAlgorithm):
 
         Steps of a join phase come first if there is no room for what has to wait. Afterwards one starts if it pays.
         """
-        online = self._online_phase()
+        scanned = yield from self._scan_rows(len(batch.rows))
+        online = self._online_phase(scanned=scanned)
         waiting = online.probe(batch)
         while (lacking := self._lacking(waiting)) > 0:
             del online  # and what it has found: steps need the workspace
@@ -276,14 +278,37 @@ class SSIJAlgorithm(JoinAlgorithm):
             return not thresholds.waiting_pays(waiting_nbytes)
         return thresholds.caching_pays()
 
-    def _online_phase(self) -> OnlinePhase | DirectPhase | RowTierPhase | NearestPhase | DirectNearestPhase:
+    def _scan_rows(self, arrived: int) -> Generator[pa.RecordBatch, None, bool]:
+        """Fill the row tier by a scan, and join the tuples that wait, if it takes one and so many tuples pay for it.
+
+        Return whether there was one. Tuples wait until then, and with deadlines no scan may take so long at once.
+        """
+        tier = self.store.tiers.rows
+        possible = tier is not None and tier.takes_a_scan and self._phase is None and not self.deadlines.any
+        if not possible or not self.thresholds.scan_pays(arrived, self._row_nbytes):
+            return False
+        assert tier is not None
+        if not RowScan(self.context, tier).run():
+            return False
+        for chunk in map(Chunk.compacted, self.store.stream.chunks):
+            waited = BatchSlice(chunk.rows, chunk.arrival)
+            for batch in waited.parts(-(-len(chunk.rows) // self._rows_at_most())):
+                phase = RowTierPhase(self.context, tier, scanned=True)
+                phase.probe(batch)
+                yield from phase.run()
+        self.store.release_stream(self.bound.step)
+        return True
+
+    def _online_phase(
+        self, *, scanned: bool = False
+    ) -> OnlinePhase | DirectPhase | RowTierPhase | NearestPhase | DirectNearestPhase:
         direct, rows_tier = self.store.direct, self.store.tiers.rows
         if self.bound.step:
             return NearestPhase(self.context) if direct is None else DirectNearestPhase(self.context, direct)
         if rows_tier is not None and not self.deadlines.any:
             rows_tier.fill(self._workers, self.store.try_make_room)
         if rows_tier is not None and rows_tier.ready:
-            return RowTierPhase(self.context, rows_tier)
+            return RowTierPhase(self.context, rows_tier, scanned=scanned)
         return OnlinePhase(self.context) if direct is None else DirectPhase(self.context, direct)
 
     def _start_phase(self) -> None:

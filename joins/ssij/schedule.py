@@ -93,6 +93,22 @@ class Thresholds:
         waiting = _WAITING_SECONDS * stream.rows - _PHASE_SECONDS
         return waiting >= self._device.cost(1, stream.pages) and waiting >= self.reading_seconds()
 
+    def scan_pays(self, tuples: int, row_nbytes: float) -> bool:
+        """Return whether a join phase would start, and read about all pages, if so many more tuples waited.
+
+        Parameters
+        ----------
+        tuples
+            Tuples beside those that wait.
+        row_nbytes
+            Their size.
+        """
+        rows, snapshot = self._store.stream.rows + tuples, self._store.snapshot
+        if self._stream is not None or rows < snapshot.leaves:
+            return False
+        waiting = _WAITING_SECONDS * rows - _PHASE_SECONDS
+        return rows >= self.join(row_nbytes) or waiting >= self._device.cost(1, snapshot.extent)
+
     def waiting_pays(self, nbytes: int) -> bool:
         """Return whether more tuples should wait for the join phase, at the expense of `nbytes` bytes of cached pages.
 

@@ -21,7 +21,7 @@ from headrace.storage.format.constants import (
 )
 from headrace.storage.format.copies import concat_arrays, concat_batches, null_array, take
 from headrace.storage.format.keys import KeyCodec, Keys, KeyWords, key_words
-from headrace.storage.format.layout import LeafLayout
+from headrace.storage.format.layout import LeafLayout, PhysicalColumn
 from headrace.storage.format.page import key_limit
 from headrace.storage.format.slots import damaged_copies, read_superblock
 from headrace.storage.format.superblock import Superblock, check_page_size
@@ -44,6 +44,7 @@ __all__ = [
     "KeyWords",
     "Keys",
     "LeafLayout",
+    "PhysicalColumn",
     "Superblock",
     "Words",
     "as_array",

@@ -5,6 +5,7 @@ hash table of rows that were read before.
 """
 
 from headrace.storage.probe.leaf_ranges import LeafRanges
+from headrace.storage.probe.page_descriptors import PageDescriptors
 from headrace.storage.probe.row_hash import RowHash, SlotForm
 
-__all__ = ["LeafRanges", "RowHash", "SlotForm"]
+__all__ = ["LeafRanges", "PageDescriptors", "RowHash", "SlotForm"]

@@ -21,7 +21,7 @@ import numpy as np
 from headrace.storage.format.constants import WORD
 from headrace.storage.leaf.decode import FixedRows
 from headrace.storage.probe import _hash_kernels as kernels
-from headrace.storage.probe._probe_kernels import FACTS, FACTS_OF_A_COLUMN
+from headrace.storage.probe._probe_kernels import FACTS, FACTS_OF_A_COLUMN, rows_of
 from headrace.storage.read.frame_memory import SLACK_BYTES, FrameMemory
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ _MOST_PASSED = 8  # occupied slots passed for each row; more mean that too many 
 _U8 = np.uint64(0xFF)
 _HASH = 0x9E3779B97F4A7C15
 _MOST_SPAN = 1 << 32  # of keys, in whose order slots can be
-_PART = 256  # pages that are worth a thread
+_PART = 64  # pages that are worth a thread
 _EVEN = 1.1  # slots for each row that every page must have in key order
 _SIGN, _ALL = np.uint64(1 << 63), np.uint64(2**64 - 1)
 
@@ -76,8 +76,15 @@ class SlotForm:
     even_slots: float
 
     @classmethod
-    def of(cls, facts: NDArray[np.uint64], greatest: np.uint64) -> Self | None:
+    def of(
+        cls,
+        facts: NDArray[np.uint64],
+        greatest: np.uint64,
+        leaves: tuple[NDArray[np.uint64], NDArray[np.int64]] | None = None,
+    ) -> Self | None:
         """Return the form for the rows of pages, None if there is none.
+
+        What the width of a word can hold beyond the values of these pages is divided between smaller and greater ones.
 
         Parameters
         ----------
@@ -85,6 +92,9 @@ class SlotForm:
             Descriptor of each page with rows, see `headrace.storage.probe._probe_kernels.describe_pages`.
         greatest
             Greatest key.
+        leaves
+            Separator before each leaf with rows, and its number of rows, if these pages, the first and the last among
+            them, are only some of the leaves. The form is for the others too that it `holds`.
         """
         words = (facts.shape[1] - FACTS) // FACTS_OF_A_COLUMN
         low = facts[:, 0].min()
@@ -105,8 +115,20 @@ class SlotForm:
             np.array([base for base, _ in ranges], dtype=np.uint64),
             np.array([width for _, width in ranges], dtype=np.int64),
             span,
-            _even_slots(facts, span) if span <= _MOST_SPAN else math.inf,
+            _even_slots(*(leaves or _leaves(facts)), low, span) if span <= _MOST_SPAN else math.inf,
         )
+
+    def holds(self, facts: NDArray[np.uint64], greatest: np.uint64) -> bool:
+        """Return whether slots have room for the rows of other pages, whose greatest key this is.
+
+        A word of eight bytes holds any value.
+        """
+        packed, most = facts[:, FACTS + 1 :: FACTS_OF_A_COLUMN], _masks(self.widths)
+        above, masks = facts[:, FACTS::FACTS_OF_A_COLUMN] - self.bases, _masks((packed >> np.uint64(48)) & _U8)
+        nulls = self.nulls_nbytes == 0 and bool(((packed >> np.uint64(32)) & np.uint64(0xFFFF)).any())
+        keys = facts[:, 0].min() >= self.low and int(greatest) - int(self.low) < self.span
+        words = (self.widths == WORD) | (masks <= most) & (above <= most - np.minimum(masks, most))
+        return keys and not nulls and bool(words.all())
 
     @property
     def stride(self) -> int:
@@ -154,13 +176,18 @@ class RowHash:
         Number of slots.
     ascending
         Whether home slots ascend with the keys, see `SlotForm.ascends`. Otherwise they are scattered.
+
+    Attributes
+    ----------
+    rows
+        Number of rows that were added.
     """
 
     def __init__(self, columns: Sequence[PhysicalColumn], form: SlotForm, slots: int, *, ascending: bool) -> None:
         self._columns = columns
         self.ascending = ascending
         self._factor = np.uint64(((1 << 64) - 1) // form.span if ascending else _HASH)
-        self._form = form
+        self.form = form
         self._key_mask = _masks(np.array([form.key_nbytes]))[0]
         self._words = form.words
         self._slots = np.uint64(slots)
@@ -169,7 +196,7 @@ class RowHash:
         memory = FrameMemory(self.nbytes - SLACK_BYTES)
         memory.allow(self.nbytes - SLACK_BYTES, 0)
         self._memory = memory.buffer
-        self._rows = self._passed = 0
+        self.rows = self._passed = 0
 
     def add(
         self,
@@ -196,8 +223,8 @@ class RowHash:
             Number of parts that slots in key order may be filled in at once, and a function that returns the results of
             a function for all parts. Then the pages must be in key order.
         """
-        self._rows += rows
-        most = _MOST_PASSED * self._rows - self._passed
+        self.rows += rows
+        most = _MOST_PASSED * self.rows - self._passed
 
         def fill(part: tuple[NDArray[np.int64], int]) -> int:
             pages, end = part
@@ -207,7 +234,7 @@ class RowHash:
         passed = [fill(part) for part in divided] if run is None else run(fill, divided)
         passed.append(fill((borders, self._end)))
         self._passed += sum(passed)
-        return min(passed) >= 0 and self._passed <= _MOST_PASSED * self._rows
+        return min(passed) >= 0 and self._passed <= _MOST_PASSED * self.rows
 
     def _divide(
         self, facts: NDArray[np.uint64], frame: NDArray[np.int64], parts: int
@@ -227,8 +254,8 @@ class RowHash:
 
     def _home(self, key: np.uint64) -> int:
         """Return where the slot of a key begins if slots are in key order, as kernels compute it."""
-        mixed = int(key - self._form.low) * int(self._factor)
-        return ((mixed >> 32) * int(self._slots) >> 32) * self._form.stride
+        mixed = int(key - self.form.low) * int(self._factor)
+        return ((mixed >> 32) * int(self._slots) >> 32) * self.form.stride
 
     def find(self, keys: KeyWords, outer: bool) -> tuple[NDArray[np.int32], list[pa.Array]]:
         """Find keys. Several threads may do this at the same time.
@@ -250,7 +277,7 @@ class RowHash:
         fixed, source = FixedRows(self._columns, len(keys)), np.empty(len(keys), dtype=np.int32)
         results = kernels.find_slots(
             self._memory, *self._place, keys.words, keys.above, keys.flags, outer,
-            not outer and self._form.nulls_nbytes == 0,
+            not outer and self.form.nulls_nbytes == 0,
             fixed.sizes, fixed.starts, fixed.out, fixed.valid, fixed.missing, source,
         )  # fmt: skip
         return source[:results], fixed.arrays(results)
@@ -258,31 +285,38 @@ class RowHash:
     @property
     def _place(self) -> tuple[np.uint64, np.uint64, np.uint64, int, np.uint64, int, NDArray[np.uint64]]:
         """Arguments of kernels that describe the slots."""
-        form = self._form
+        form = self.form
         nulls = form.key_nbytes if form.nulls_nbytes else -1
         return form.low, self._factor, self._slots, form.stride, self._key_mask, nulls, self._words
 
 
-def _even_slots(facts: NDArray[np.uint64], span: int) -> float:
-    """Return at how many slots each page has `_EVEN` of them for each row, if they are shared out by keys."""
+def _leaves(facts: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return the least key and the number of rows of pages, in the order of their keys."""
     order = np.argsort(facts[:, 0])
-    first, rows = (facts[order, 0] - facts[order[0], 0]).astype(np.float64), facts[order, 2] >> np.uint64(32)
-    return float(_EVEN * (rows / np.diff(np.append(first, span))).max() * span)
+    return facts[order, 0], rows_of(facts[order])
+
+
+def _even_slots(first: NDArray[np.uint64], rows: NDArray[np.int64], low: np.uint64, span: int) -> float:
+    """Return at how many slots each page has `_EVEN` of them for each row, if they are shared out by keys."""
+    starts = (np.maximum(first, low) - low).astype(np.float64)
+    return float(_EVEN * (rows / np.diff(np.append(starts, span))).max() * span)
 
 
 def _range(base: NDArray[np.uint64], width: NDArray[np.uint64]) -> tuple[np.uint64, int]:
-    """Return the least of all bases, and the bytes that numbers of these widths above their bases may need above it."""
+    """Return the least of all bases, and how far numbers of these widths above their bases may be above it."""
     low, mask = base.min(), _masks(width)
     top = (base - low) + mask
-    if (top < mask).any():
-        return low, WORD
-    return low, int(top.max()).bit_length() + 7 >> 3
+    return low, int(_ALL if (top < mask).any() else top.max())
 
 
 def _narrower_range(base: NDArray[np.uint64], width: NDArray[np.uint64]) -> tuple[np.uint64, int]:
-    """Return the range of a word whose values are signed or not, whichever is the narrower way to see them."""
-    (low, nbytes), (signed_low, signed_nbytes) = _range(base, width), _range(base ^ _SIGN, width)
-    return (low, nbytes) if nbytes <= signed_nbytes else (signed_low ^ _SIGN, signed_nbytes)
+    """Return base and bytes of a word whose values are signed or not, whichever is the narrower way to see them."""
+    (low, span), (signed_low, signed_span) = _range(base, width), _range(base ^ _SIGN, width)
+    if signed_span < span:
+        low, span = signed_low ^ _SIGN, signed_span
+    nbytes = span.bit_length() + 7 >> 3
+    spare = ((1 << 8 * nbytes) - 1 - span) // 2
+    return np.uint64((int(low) - spare) % (1 << 64)), nbytes
 
 
 def _masks(widths: NDArray[np.integer]) -> NDArray[np.uint64]:

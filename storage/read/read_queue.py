@@ -5,6 +5,7 @@ Each read brings adjacent disk pages to adjacent frames, the pages of its gaps t
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["ReadQueue", "Reading", "Reads"]
 
 _DEPTH = 64
+_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Reads:
 
 
 class ReadQueue:
-    """Submits reads of one file into one buffer; one `Reading` and one thread at a time.
+    """Submits reads of one file into one buffer; at most two `Reading` at a time, so that the disk never waits.
 
     Parameters
     ----------
@@ -60,34 +62,38 @@ class ReadQueue:
         Flat page-aligned buffer with slack after its end.
     """
 
-    nbytes = _DEPTH * READ_NBYTES
+    nbytes = _AT_ONCE * _DEPTH * READ_NBYTES
     """Bytes that a queue holds beside the frames."""
 
     def __init__(self, reader: PageReader, frames: NDArray[np.uint8]) -> None:
         self.reader = reader
         self.frames = frames
         self.address = int(frames.ctypes.data)
-        self._kernel: KernelQueue | None = None
+        self._kernels: deque[KernelQueue] = deque(maxlen=_AT_ONCE)
         self._refused = False
 
     def begin(self, reads: Reads) -> Reading:
-        """Begin to read."""
+        """Begin to read. All readings but the last one must have ended."""
         return Reading(self, self._queue(), reads)
 
     def close(self) -> None:
-        """Free the queue in the kernel."""
-        if self._kernel is not None:
-            self._kernel.close()
-            self._kernel = None
+        """Free the queues in the kernel."""
+        while self._kernels:
+            self._kernels.pop().close()
 
     def _queue(self) -> KernelQueue | None:
-        if self._kernel is not None and not self._kernel.usable:
-            self._kernel = None
-        if self._kernel is None and not self._refused:
+        """Return the queue in the kernel whose turn it is; None if there is none."""
+        if self._kernels and not self._kernels[0].usable:
+            self._kernels.clear()
+        if len(self._kernels) < _AT_ONCE and not self._refused:
             descriptor = getattr(self.reader.backend, "direct_descriptor", None)
-            self._kernel = None if descriptor is None else open_kernel_queue(descriptor, _DEPTH)
-            self._refused = self._kernel is None
-        return self._kernel
+            kernel = None if descriptor is None else open_kernel_queue(descriptor, _DEPTH)
+            self._refused = kernel is None
+            if kernel is not None:
+                self._kernels.append(kernel)
+                return kernel
+        self._kernels.rotate()
+        return self._kernels[-1] if self._kernels else None
 
 
 class Reading:

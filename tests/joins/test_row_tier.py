@@ -48,6 +48,12 @@ def fill(join, keys):
         join.flush().drain()
 
 
+def cache_a_page(join, ask):
+    """Have one page cached. Then the next scan caches the others, and does not move their rows."""
+    join.push(ask.slice(0, 1)).drain()
+    join.flush().drain()
+
+
 def joined(join, stream):
     batches = [*join.push(stream), *join.flush()]
     return pa.Table.from_batches(batches, join.output_schema(stream.schema)).sort_by("at")
@@ -149,6 +155,7 @@ def test_the_tier_gives_way_before_a_page_does(build):
     with build(pa.table({"k": keys, "v": keys}), ["k"], unique=True) as table:
         join = SSIJ(table, [("s", "k")], memory="8MiB", input_threshold=10)
         ask = pa.record_batch({"text": ["x"] * len(keys), "s": keys})
+        cache_a_page(join, ask)
         for _ in range(4):
             join.push(ask).drain()
             join.flush().drain()
@@ -269,6 +276,7 @@ def test_a_scan_of_nearly_all_pages_reads_the_others_too(build, every, ready):
         leaves = len(table.snapshot().leaf_pages)
         wanted = keys[(leaf % 5 != 2) & (leaf % every == 0)]
         join = SSIJ(table, [("s", "k")], "left", "64MiB")
+        cache_a_page(join, pa.record_batch({"s": wanted}))
         assert sorted(joined_values(join, wanted)) == (wanted * 7).tolist()
         assert (join.stats.pages_cached == leaves) == ready
         assert sorted(joined_values(join, keys[::-1])) == (keys * 7).tolist()

@@ -20,21 +20,50 @@ def facts(*, keys, columns, bitmap=0):
 
 
 @pytest.mark.parametrize(
-    ("bases", "nbytes", "base", "width"),
-    [
-        ([5, 5], 0, 5, 0),
-        ([0, 255], 1, 0, 2),
-        ([-3, 250], 1, -3, 2),
-        ([-(2**62), 2**62], 1, 2**62, 8),
-        ([7, 9], 8, 7, 8),
-    ],
+    ("bases", "nbytes", "width"),
+    [([5, 5], 0, 0), ([0, 255], 1, 2), ([-3, 250], 1, 2), ([-(2**62), 2**62], 1, 8), ([7, 9], 8, 8)],
 )
-def test_words_take_what_is_between_the_least_and_the_greatest(bases, nbytes, base, width):
+def test_words_take_what_is_between_the_least_and_the_greatest(bases, nbytes, width):
     form = SlotForm.of(facts(keys=[10, 900], columns=[(bases, nbytes)]), np.uint64(1000))
-    assert form.bases.view(np.int64).tolist() == [base]
     assert form.widths.tolist() == [width]
     assert (form.low, form.key_nbytes, form.nulls_nbytes) == (10, 2, 0)
     assert form.stride == 2 + width
+    below = (bases[0] - int(form.bases[0])) % 2**64
+    above = 256**width - 1 - (below + bases[1] - bases[0] + 256**nbytes - 1)
+    if width < 8:  # else all words fit
+        assert above - 1 <= below <= above, "what is left is divided between smaller and greater words"
+
+
+@pytest.mark.parametrize(
+    ("other", "greatest", "holds"),
+    [
+        ({}, 1000, True),
+        ({"columns": [([-200], 1)]}, 1000, True),  # within two bytes around 100 to 1254
+        ({"columns": [([-40_000], 1)]}, 1000, False),
+        ({"columns": [([33_000], 2)]}, 1000, False),
+        ({"columns": [([100], 3)]}, 1000, False),
+        ({"columns": [([100], 8)]}, 1000, False),
+        ({"bitmap": 40}, 1000, False),
+        ({"keys": [9]}, 1000, False),
+        ({}, 1001, False),
+    ],
+)
+def test_slots_hold_other_pages_whose_rows_are_as_narrow(other, greatest, holds):
+    form = SlotForm.of(facts(keys=[10, 900], columns=[([100, 999], 1)]), np.uint64(1000))
+    page = facts(**{"keys": [50], "columns": [([100], 1)], **other})
+    assert form.holds(page, np.uint64(greatest)) == holds
+
+
+def test_a_word_of_eight_bytes_holds_any_value():
+    form = SlotForm.of(facts(keys=[0], columns=[([7], 8)]), np.uint64(9))
+    for base in (-(2**63), 0, 2**63 - 1):
+        assert form.holds(facts(keys=[1], columns=[([base], 8)]), np.uint64(9))
+
+
+def test_slots_with_nulls_hold_pages_with_and_without_them():
+    form = SlotForm.of(facts(keys=[0], columns=[([0], 1)], bitmap=40), np.uint64(9))
+    for bitmap in (0, 40):
+        assert form.holds(facts(keys=[1], columns=[([0], 1)], bitmap=bitmap), np.uint64(9))
 
 
 def test_nulls_are_marked_where_a_page_has_any():

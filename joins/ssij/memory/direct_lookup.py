@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.storage.leaf import FixedRows, gather
-from headrace.storage.probe import LeafRanges, RowHash, SlotForm
+from headrace.storage.probe import LeafRanges, PageDescriptors, RowHash
 from headrace.storage.probe import _nearest_kernels as nearest_kernels
 from headrace.storage.probe import _probe_kernels as kernels
 
@@ -22,13 +22,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.joins.predicates import NearestWords
-    from headrace.joins.workers import Workers
-    from headrace.storage.format import KeyWords
+    from headrace.storage.format import KeyWords, PhysicalColumn
     from headrace.storage.tree import Snapshot
 
 __all__ = ["DirectLookup", "LookupResult"]
 
-_WORD = 8
 _ROOM = 50  # memory it needs, in multiples of its own bytes: with less, the pages it displaces are worth more
 
 
@@ -59,14 +57,18 @@ class DirectLookup:
         Relation columns of the results.
     frames
         Frames of the page cache.
+
+    Attributes
+    ----------
+    descriptors
+        Descriptors of the pages in these frames.
     """
 
     def __init__(self, snapshot: Snapshot, columns: Sequence[str], frames: int) -> None:
         self._layout = snapshot.layout
         self._names = list(columns)
-        self._fixed = [snapshot.layout.by_name[name] for name in _fixed_names(snapshot, columns)]
-        self._entries = FixedRows(self._fixed, 0).entries
-        self._descriptors = np.zeros((frames, _descriptor_words(snapshot, columns)), dtype=np.uint64)
+        self._fixed = _fixed_columns(snapshot, columns)
+        self.descriptors = PageDescriptors(snapshot.layout, self._fixed, frames)
         self._ranges = LeafRanges(snapshot)
 
     @staticmethod
@@ -78,7 +80,7 @@ class DirectLookup:
     @staticmethod
     def frame_nbytes(snapshot: Snapshot, columns: Sequence[str]) -> int:
         """Return the bytes for each frame of the page cache."""
-        return _WORD * _descriptor_words(snapshot, columns)
+        return PageDescriptors.nbytes(_fixed_columns(snapshot, columns))
 
     @staticmethod
     def leaves_nbytes(snapshot: Snapshot) -> int:
@@ -91,7 +93,7 @@ class DirectLookup:
 
     def describe(self, frames: NDArray[np.uint8], frame: NDArray[np.int64]) -> None:
         """Write the descriptors of the pages that have just come into these frames."""
-        kernels.describe_pages(frames, self._layout.page_size, frame, self._entries, self._descriptors, self._guesses)
+        self.descriptors.describe(frames, frame)
 
     def locate(self, keys: KeyWords, frame_of: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
         """Find leaves and frames. See `headrace.storage.probe.leaf_ranges.LeafRanges.locate`."""
@@ -99,10 +101,10 @@ class DirectLookup:
 
     def probe(self, frames: NDArray[np.uint8], keys: KeyWords, frame: NDArray[np.int32], outer: bool) -> LookupResult:
         """Find keys in cached pages. See `headrace.storage.probe._probe_kernels.probe_pages`."""
-        fixed = FixedRows(self._fixed, len(keys))
+        fixed, pages = FixedRows(self._fixed, len(keys)), self.descriptors
         row, source = np.empty((2, len(keys)), dtype=np.int32)
         results = kernels.probe_pages(
-            frames, self._layout.page_size, self._descriptors, self._guesses, keys.words, keys.above, frame, outer,
+            frames, self._layout.page_size, pages.words, pages.guesses, keys.words, keys.above, frame, outer,
             fixed.sizes, fixed.starts, fixed.out, fixed.valid, fixed.missing, row, source,
         )  # fmt: skip
         source = source[:results]
@@ -130,61 +132,24 @@ class DirectLookup:
         outer: bool,
     ) -> LookupResult:
         """Find the nearest rows in cached pages. See `headrace.storage.probe._nearest_kernels.probe_nearest`."""
-        fixed = FixedRows(self._fixed, len(words))
+        fixed, pages = FixedRows(self._fixed, len(words)), self.descriptors
         row, source = np.empty((2, len(words)), dtype=np.int32)
         results = nearest_kernels.probe_nearest(
-            frames, self._layout.page_size, self._descriptors, self._guesses, words.near, words.far, words.span,
+            frames, self._layout.page_size, pages.words, pages.guesses, words.near, words.far, words.span,
             words.last, self._ranges.separators, frame_of, leaf, frame, outer, fixed.sizes, fixed.starts, fixed.out,
             fixed.valid, fixed.missing, row, source,
         )  # fmt: skip
         source = source[:results]
         return LookupResult(source, self._in_order(fixed.arrays(results), frames, frame, row, source))
 
-    # Rows beside their pages
-
     @property
     def fixed(self) -> bool:
         """Whether all columns have a fixed width, so that rows can be kept beside their pages."""
         return len(self._fixed) == len(self._names)
 
-    def form(self, frames: NDArray[np.uint8], frame: NDArray[np.int64]) -> SlotForm | None:
-        """Return the form of slots for the rows of cached pages, none of them empty; None if there is none."""
-        greatest = kernels.greatest_key(frames, self._layout.page_size, self._descriptors, frame)
-        return SlotForm.of(self._descriptors[frame], greatest)
-
-    def in_key_order(self, frame: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the frames of cached pages in the order of their keys."""
-        return frame[np.argsort(self._descriptors[frame, 0])]
-
-    def rows(self, frame: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return how many rows the pages in some frames have."""
-        return kernels.rows_of(self._descriptors[frame])
-
-    def row_hash(self, form: SlotForm, slots: int, *, ascending: bool) -> RowHash:
-        """Return an empty hash table of rows. See `headrace.storage.probe.row_hash.RowHash`."""
-        return RowHash(self._fixed, form, slots, ascending=ascending)
-
-    def add_rows(
-        self,
-        table: RowHash,
-        frames: NDArray[np.uint8],
-        frame: NDArray[np.int64],
-        rows: int,
-        workers: Workers | None = None,
-    ) -> bool:
-        """Add rows of cached pages, which are in key order. See `headrace.storage.probe.row_hash.RowHash.add`."""
-        facts, page_size = self._descriptors, self._layout.page_size
-        if workers is None:
-            return table.add(frames, page_size, facts, frame, rows)
-        return table.add(frames, page_size, facts, frame, rows, workers.share(rows), workers.map)
-
     def find_rows(self, table: RowHash, keys: KeyWords, outer: bool) -> LookupResult:
         """Find keys in it. See `headrace.storage.probe.row_hash.RowHash.find`."""
         return LookupResult(*table.find(keys, outer))
-
-    @property
-    def _guesses(self) -> NDArray[np.float32]:
-        return self._descriptors.view(np.float32)
 
     def _in_order(
         self,
@@ -205,12 +170,6 @@ class DirectLookup:
         return [known[name] for name in self._names]
 
 
-def _fixed_names(snapshot: Snapshot, columns: Sequence[str]) -> list[str]:
+def _fixed_columns(snapshot: Snapshot, columns: Sequence[str]) -> list[PhysicalColumn]:
     by_name = snapshot.layout.by_name
-    return [name for name in columns if name in by_name and by_name[name].words]
-
-
-def _descriptor_words(snapshot: Snapshot, columns: Sequence[str]) -> int:
-    """Return the number of words in a page's descriptor."""
-    words = sum(snapshot.layout.by_name[name].words for name in _fixed_names(snapshot, columns))
-    return kernels.FACTS + kernels.FACTS_OF_A_COLUMN * words
+    return [by_name[name] for name in columns if name in by_name and by_name[name].words]

@@ -1,11 +1,14 @@
-"""Pages of a join phase, in blocks: the next block is read while one is joined, if there is room for two."""
+"""Pages of a join phase, in blocks: the next block is read while one is joined, if there is room for two.
+
+While a block is awaited, the next one has been requested, so that the disk always has a read to make.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, pairwise
-from threading import Event
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +18,7 @@ from headrace.storage.errors import HeadraceError
 from headrace.storage.read import ReadReport, Reads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from numpy.typing import NDArray
 
@@ -52,15 +55,8 @@ class _Fetch:
 
     def __init__(self, reading: Reading, workers: Workers | None) -> None:
         self._reading = reading
-        self._here = None if workers is None else Event()
-        self._end: Callable[[], None] | None = reading.check if workers is None else workers.start(self._run)
-
-    def arrived(self) -> None:
-        """Wait until the pages are in memory, so that the next ones can be requested."""
-        if self._here is None:
-            self._reading.wait()
-        else:
-            self._here.wait()
+        self._in_a_thread = workers is not None
+        self._end: Callable[[], None] | None = self._run if workers is None else workers.start(self._run)
 
     def verified(self) -> None:
         """Wait until the pages are verified.
@@ -79,17 +75,13 @@ class _Fetch:
 
     def abandon(self) -> None:
         """Wait until nothing is written to the frames any more."""
-        if self._here is not None:
+        if self._end is not None and self._in_a_thread:
             with suppress(HeadraceError):  # the pages are no longer wanted
                 self.verified()
         self._reading.abandon()
 
     def _run(self) -> None:
-        assert self._here is not None
-        try:
-            self._reading.wait()
-        finally:
-            self._here.set()
+        self._reading.wait()
         self._reading.check()
 
 
@@ -123,36 +115,27 @@ class ReadAhead:
         self._buffer = context.store.read_buffer
         self._block = context.store.longest_read if fine else self._buffer.block
 
-    def blocks(self) -> Iterator[Block]:
+    def blocks(self) -> Generator[Block, None, None]:
         """Yield the blocks. Each can be used until the next one is requested."""
-        clock = self._context.reader.clock
-        ahead = self._buffer.parts > 1
-        helps = ahead and self._context.workers.several and self._buffer.block >= _WORTH_A_THREAD
+        clock, coming = self._context.reader.clock, self._blocks()
+        helps = self._buffer.parts > 1 and self._context.workers.several and self._buffer.block >= _WORTH_A_THREAD
         workers = self._context.workers if helps else None
-        before: tuple[Block, _Fetch] | None = None
+        fetches: deque[tuple[Block, _Fetch]] = deque()
         seconds = 0.0
         try:
-            for coming in chain(self._blocks(), (None,)):
+            while True:
                 begin = clock()
-                arrived, before = before, None
-                if arrived is not None:
-                    arrived[1].arrived()
-                if ahead:
-                    before = self._begin(coming, workers)
-                if arrived is not None:
-                    arrived[1].verified()
+                while len(fetches) < self._buffer.parts and (block := next(coming, None)) is not None:
+                    fetches.append((block[0], _Fetch(self._context.queue.begin(block[1]), workers)))
+                if not fetches:
+                    return
+                fetches[0][1].verified()
                 seconds += clock() - begin
-                if arrived is not None:
-                    yield arrived[0]
-                if not ahead:
-                    before = self._begin(coming, workers)
+                yield fetches.popleft()[0]
         finally:
             self._context.counters.read_seconds += seconds
-            if before is not None:
-                before[1].abandon()  # nothing else may write to the buffer before it has ended
-
-    def _begin(self, coming: tuple[Block, Reads] | None, workers: Workers | None) -> tuple[Block, _Fetch] | None:
-        return None if coming is None else (coming[0], _Fetch(self._context.queue.begin(coming[1]), workers))
+            for _, fetch in fetches:
+                fetch.abandon()  # nothing else may write to the buffer before it has ended
 
     def _blocks(self) -> Iterator[tuple[Block, Reads]]:
         """Yield the blocks with their reads, before they are read."""
