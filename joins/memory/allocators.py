@@ -6,7 +6,7 @@ import ctypes
 import os
 from typing import Final
 
-__all__ = ["ProcessMemory", "keep_little_freed_memory", "release_freed_memory"]
+__all__ = ["ProcessMemory", "keep_little_freed_memory", "release_freed_memory", "reuse_freed_memory"]
 
 _MMAP_THRESHOLD = -3  # a parameter of glibc's `mallopt`
 _LARGE = 4 << 20
@@ -46,6 +46,17 @@ def release_freed_memory(nbytes: int = _LARGE) -> None:
             trim(0)
 
 
+def reuse_freed_memory(nbytes: int) -> None:
+    """Have the C library reuse blocks of up to `nbytes` bytes, instead of returning each and taking new pages.
+
+    glibc does so for blocks up to the largest that was mapped and freed before; this one is never written. A program
+    that called `keep_little_freed_memory` has a fixed limit, which stays.
+    """
+    import numpy as np  # noqa: PLC0415 - `keep_little_freed_memory` runs before anything heavy is loaded
+
+    np.empty(nbytes, dtype=np.uint8)
+
+
 class ProcessMemory:
     """The anonymous memory of this process, and a limit on how much it grows by what allocators keep.
 
@@ -60,7 +71,7 @@ class ProcessMemory:
 
     def __init__(self, limit: int) -> None:
         self._limit: Final = limit
-        self._before = resident_nbytes()
+        self._before = anonymous_nbytes()
         self._known = _NOTHING
 
     def settle(self) -> None:
@@ -69,14 +80,14 @@ class ProcessMemory:
         What is left is in use, here or elsewhere in the process, for example by compiled kernels. So they are asked
         again as soon as the process has grown by another 1 MiB.
         """
-        now = resident_nbytes()
+        now = anonymous_nbytes()
         self._before = min(self._before, now)
         if now > max(self._before + self._limit + _SLACK, self._known + _AGAIN):
             release_freed_memory()
-            self._known = resident_nbytes()
+            self._known = anonymous_nbytes()
 
 
-def resident_nbytes() -> int:
+def anonymous_nbytes() -> int:
     """Return how much anonymous memory of this process is resident; 0 where the system does not say.
 
     Pages of files that the process has mapped, such as a stream that it reads, do not count: no allocator keeps them.

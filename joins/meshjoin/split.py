@@ -100,9 +100,13 @@ def split_memory(
             best, best_rate = MeshSplit(int(pages[at]), most, int(chunks[at]), buffers), tuples[at] / step[at]
     if best.tuples < 1:
         needed = int(np.min(pages * device.page_size + (chunks + 1) * tuple_nbytes)) + 1
-        raise MemoryBudgetError.of(
-            "MeshJoin holds every stream tuple until it has met the whole relation; it needs "
-            f"{format_size(needed)} for pages and tuples, and has {format_size(max(memory, 0))}",
-            reserved + memory + _SURE * (needed - memory),
-        )
+        raise _refusal(needed, memory, reserved)
     return best
+
+
+def _refusal(needed: int, memory: int, reserved: int) -> MemoryBudgetError:
+    return MemoryBudgetError.of(
+        "MeshJoin holds every stream tuple until it has met the whole relation; it needs "
+        f"{format_size(needed)} for pages and tuples, and has {format_size(max(memory, 0))}",
+        reserved + memory + _SURE * (needed - memory),
+    )

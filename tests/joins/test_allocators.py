@@ -24,7 +24,7 @@ def process(monkeypatch):
             self.resident -= self.returns
 
     process = Process()
-    monkeypatch.setattr(allocators, "resident_nbytes", lambda: process.resident)
+    monkeypatch.setattr(allocators, "anonymous_nbytes", lambda: process.resident)
     monkeypatch.setattr(allocators, "release_freed_memory", process.release)
     return process
 
@@ -64,9 +64,9 @@ def test_a_process_that_shrinks_is_measured_from_its_least_size(process):
 def test_pages_of_mapped_files_are_not_memory_that_allocators_keep(tmp_path):
     path = tmp_path / "stream"
     path.write_bytes(bytes(32 * MIB))
-    before = allocators.resident_nbytes()
+    before = allocators.anonymous_nbytes()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
         assert sum(mapped[:: mmap.PAGESIZE]) == 0
-        assert allocators.resident_nbytes() - before < 4 * MIB
+        assert allocators.anonymous_nbytes() - before < 4 * MIB
     block = bytearray(b"x" * (32 * MIB))
-    assert allocators.resident_nbytes() - before >= len(block)
+    assert allocators.anonymous_nbytes() - before >= len(block)

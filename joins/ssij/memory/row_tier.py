@@ -146,8 +146,7 @@ class RowTier:
         assert self._table is not None
         pages.describe(frames, frame)
         frame = pages.in_key_order(frame)
-        fit = self._table.form.holds(pages.words[frame], pages.greatest_key(frames, frame))
-        if not fit:
+        if not self._table.form.holds(pages.words[frame], pages.greatest_key(frames, frame)):
             self.drop()
             return False
         return self._put(pages, frames, frame, workers)

@@ -53,9 +53,7 @@ _NO_LEAVES = np.empty(0, dtype=np.int32)
 _SCRATCH_NBYTES = 96  # per tuple: positions, keys twice, leaves, frames, rows and counts
 _DIRECT_SCRATCH_NBYTES = 40  # where only waiting tuples are sorted: leaf and frame, and then places or rows
 _ROW_TIER_NBYTES = 24  # where nothing waits
-_ROOM_SHARE = (
-    3 / 8
-)  # of more memory, the least that tuples get: a quarter goes to the workspace, 3/8 to the read buffer
+_ROOM_SHARE = 3 / 8  # of more memory, at least for tuples: the workspace takes a quarter, the read buffer 3/8
 _NEARLY_ALL = 4 / 3  # pages to read for each that tuples wait for, where one scan fills the cache
 
 

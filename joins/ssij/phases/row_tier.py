@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.joins.memory.allocators import reuse_freed_memory
 from headrace.joins.predicates import BoundEquality
 from headrace.joins.ssij.phases.read_ahead import ReadAhead
 from headrace.storage.probe import SlotForm
@@ -110,7 +111,7 @@ class RowScan:
         counters, begin = self._context.counters, self._context.progress.busy_seconds
         if self._tier.begin_scan(self._form(), self._context.store.try_make_room):
             self._move()
-        _keep_freed_results(self._context.store.workspace // 2)
+        reuse_freed_memory(self._context.store.workspace // 2)  # of results
         counters.join_phases += 1
         counters.join_seconds += self._context.progress.busy_seconds - begin
         return self._tier.ready
@@ -143,12 +144,3 @@ class RowScan:
                 frame = block.slots.astype(np.int64)
                 if not self._tier.take(self._pages, self._buffer.frames, frame, self._context.workers):
                     return
-
-
-def _keep_freed_results(nbytes: int) -> None:
-    """Have the C library reuse the memory of results, instead of returning it after each batch and taking it again.
-
-    glibc does so for blocks up to the largest that was mapped and freed before; this one is never written. A program
-    that called `headrace.joins.memory.allocators.keep_little_freed_memory` has a fixed limit, which stays.
-    """
-    np.empty(nbytes, dtype=np.uint8)
