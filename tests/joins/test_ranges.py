@@ -482,3 +482,15 @@ def test_ranges_have_a_larger_workspace_where_memory_is_small(build, memory, lar
     ):
         assert (ranges.store.workspace > keys.store.workspace) == larger
         assert ranges.stats.memory.peak <= ranges.stats.memory.limit
+
+
+def test_tuples_that_go_on_to_the_next_leaf_fit_the_memory(build):
+    """The cache has taken all memory that the waiting tuples left, up to less than a page."""
+    one = pa.table({"t": [0], "text": ["x"]})
+    stream = pa.record_batch({"at": np.arange(3000)})
+    with build(one, ["t"], page_size=4096) as table:
+        for memory in range(1_000_000, 1_004_096, 128):
+            join = SSIJ(table, on=AsOf("at", "t", direction="forward"), memory=memory, columns=["t"])
+            found = pa.Table.from_batches([*join.push(stream), *join.finish()], join.output_schema(stream.schema))
+            assert found.to_pylist() == [{"at": 0, "t": 0}]
+            assert join.stats.memory.peak <= memory

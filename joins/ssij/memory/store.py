@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from headrace.joins.deadlines import Arrivals, Deadlines
     from headrace.joins.emitter import Emitter
     from headrace.joins.input_buffer import DeferredSlice
-    from headrace.joins.memory import MemoryBudget
+    from headrace.joins.memory import Component, MemoryBudget
     from headrace.joins.ssij.memory.stream_buffer import Chunk
     from headrace.joins.ssij.options import SSIJOptions
     from headrace.joins.stats import Counters
@@ -444,9 +444,14 @@ class Store:
 
     def account(self) -> None:
         """Bring the account of the buffers up to date. Each has at least a page, even when it holds less."""
-        self.budget.resize("stream_buffer", max(self._page, self.stream.tuple_nbytes))
-        self.budget.resize("inverted_index", max(self._page, self.stream.index_nbytes))
-        self.budget.resize("input_buffer", max(self._page, self.input.nbytes))
+        held: dict[Component, int] = {
+            "stream_buffer": self.stream.tuple_nbytes,
+            "inverted_index": self.stream.index_nbytes,
+            "input_buffer": self.input.nbytes,
+        }
+        growth = {name: max(self._page, nbytes) - self.budget.held(name) for name, nbytes in held.items()}
+        for name in sorted(growth, key=lambda name: growth[name]):  # what one gives up, another may need
+            self.budget.resize(name, self.budget.held(name) + growth[name])
         self.budget.settle()
 
     def _frames_max(self) -> int:

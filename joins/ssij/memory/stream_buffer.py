@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from headrace.storage.read import LeafNumbers
 
 __all__ = [
+    "DEFERRAL_NBYTES",
     "LEAF_RUN_NBYTES",
     "LISTED_NBYTES",
     "WANTED_NBYTES",
@@ -53,6 +54,9 @@ WANTED_NBYTES = 9
 """Bytes of a wanted page in a join phase: the leaf in the plan and in a step of it, and whether it will stay cached."""
 LISTED_NBYTES = WANTED_NBYTES + 2 * (4 + 4)
 """Bytes of a wanted page where the demand is a list: also the leaf and its demand, again while lists are merged."""
+
+DEFERRAL_NBYTES = 5
+"""Bytes of a tuple that may be deferred: the mark that says so, and room for the leaf to which it goes on."""
 
 _NO_LEAVES = np.empty(0, dtype=np.int32)
 _NO_DEMAND = LeafMap(_NO_LEAVES, _NO_LEAVES, 0)
@@ -97,10 +101,10 @@ class Chunk:
 
     @property
     def tuple_nbytes(self) -> int:
-        """Bytes of the tuples, and of a mark of each: the stream buffer's share."""
+        """Bytes of the tuples, of a mark of each, and of what their deferral may take: the stream buffer's share."""
         arrival = 0 if isinstance(self.arrival, float) else self.arrival.nbytes
-        undecided = 0 if self.undecided is None else self.undecided.nbytes
-        return self.rows.nbytes + arrival + undecided + len(self.rows)
+        deferral = 0 if self.undecided is None else DEFERRAL_NBYTES * len(self.rows) + _bitmaps_nbytes(self.rows)
+        return self.rows.nbytes + arrival + deferral + len(self.rows)
 
     @property
     def index_nbytes(self) -> int:
@@ -234,9 +238,7 @@ class StreamBuffer:
     @staticmethod
     def merged_growth(chunks: list[Chunk]) -> int:
         """Return by how many bytes chunks may grow if merged: arrivals, and a bitmap for each column."""
-        return sum(
-            len(chunk.rows) * _ARRIVAL_NBYTES + chunk.rows.num_columns * (len(chunk.rows) // 8 + 1) for chunk in chunks
-        )
+        return sum(len(chunk.rows) * _ARRIVAL_NBYTES + _bitmaps_nbytes(chunk.rows) for chunk in chunks)
 
     def merge(self, last: list[Chunk]) -> None:
         """Replace the latest chunks, which `mergeable` returned, by one."""
@@ -339,6 +341,11 @@ class StreamBuffer:
         self._like(chunk).append(chunk)
         self.tuple_nbytes += chunk.tuple_nbytes
         self._runs_nbytes += chunk.index_nbytes
+
+
+def _bitmaps_nbytes(rows: pa.RecordBatch) -> int:
+    """Return the bytes of the bitmaps that a copy of these tuples may get: one for each column."""
+    return rows.num_columns * (len(rows) // 8 + 1)
 
 
 def _added(demand: LeafMap, chunk: Chunk) -> LeafMap:

@@ -6,7 +6,7 @@ A batch is looked up first, in parts, and joined once there is room for the tupl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -50,7 +50,14 @@ class ProbingPhase(ABC, Generic[ProbeT]):
     ----------
     context
         Context of the phases.
+
+    Attributes
+    ----------
+    mark_nbytes
+        Bytes that the stream buffer adds to each tuple.
     """
+
+    mark_nbytes: ClassVar = 1
 
     def __init__(self, context: SSIJContext) -> None:
         self._context = context
@@ -102,7 +109,7 @@ class ProbingPhase(ABC, Generic[ProbeT]):
             return 0, 0
         rows = batch.rows
         arrivals = 0 if isinstance(batch.arrival, float) else batch.arrival.nbytes
-        tuples = rows.nbytes + arrivals + (_BITMAP_NBYTES * rows.num_columns + 1) * len(rows)
+        tuples = rows.nbytes + arrivals + (_BITMAP_NBYTES * rows.num_columns + self.mark_nbytes) * len(rows)
         return tuples, LEAF_RUN_NBYTES * runs + self._store.stream.wanted_nbytes * wanted
 
     def _note_looked_up(self, frame: NDArray[np.int32], waiting: int, asked: int, absent: int) -> None:

@@ -6,7 +6,7 @@ Twin of `headrace.joins.ssij.phases.nearest`, which serves all other keys.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from headrace.joins.emitter import rows_at
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.predicates import BoundRanges
 from headrace.joins.ssij.memory.direct_lookup import LookupResult
-from headrace.joins.ssij.memory.stream_buffer import Chunk, ascending
+from headrace.joins.ssij.memory.stream_buffer import DEFERRAL_NBYTES, Chunk, ascending
 from headrace.joins.ssij.phases.base import ProbingPhase
 from headrace.storage.format import KeyWords
 
@@ -89,6 +89,8 @@ class DirectNearestPhase(ProbingPhase[_Probe]):
     lookup
         Direct look-up of the relation's keys.
     """
+
+    mark_nbytes: ClassVar = 1 + DEFERRAL_NBYTES
 
     def __init__(self, context: SSIJContext, lookup: DirectLookup) -> None:
         super().__init__(context)

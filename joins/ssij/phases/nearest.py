@@ -9,14 +9,14 @@ is not cached, the tuple waits for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from headrace.joins import _result_kernels
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.predicates.search_keys import find, locate
-from headrace.joins.ssij.memory.stream_buffer import Chunk, ascending
+from headrace.joins.ssij.memory.stream_buffer import DEFERRAL_NBYTES, Chunk, ascending
 from headrace.joins.ssij.phases.base import ProbingPhase, sorted_positions
 from headrace.storage.format import take
 
@@ -73,6 +73,8 @@ class _Probe:
 
 class NearestPhase(ProbingPhase[_Probe]):
     """Joins a batch with the cached pages, moving on to neighboring leaves where a leaf cannot decide."""
+
+    mark_nbytes: ClassVar = 1 + DEFERRAL_NBYTES
 
     def run(self) -> Iterator[pa.RecordBatch]:
         """Yield the matches and put the tuples that need other pages into the stream buffer.
