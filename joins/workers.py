@@ -84,13 +84,40 @@ class Workers:
         for at in sorted(done):
             yield done[at]
 
+    def begin(self, work: Callable[[Item], None], items: Sequence[Item]) -> Callable[[], None]:
+        """Start work on items on other threads, from the last on. Return a function that does the rest and waits.
+
+        So the caller's thread does something else first, and all of this itself if no other thread was free.
+        """
+        left = deque(items)
+        helpers = range(min(self._threads, len(items)) - 1)
+        futures = [self._threads_at_hand().submit(_do_all, work, left.pop) for _ in helpers]
+
+        def finish() -> None:
+            try:
+                _do_all(work, left.popleft)
+            finally:
+                left.clear()
+                late = [future for future in futures if not future.cancel()]
+                futures.clear()
+                wait(late)
+            for future in late:
+                future.result()
+
+        return finish
+
+    @property
+    def threads(self) -> int:
+        """Number of threads, with the caller's."""
+        return self._threads
+
     @property
     def several(self) -> bool:
         """Whether there is a thread beside the caller's to give work to."""
         return self._threads > 1
 
-    def start(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Start work on a thread. Return a function that waits for its end and raises its error.
+    def start(self, work: Callable[[], Result]) -> Callable[[], Result]:
+        """Start work on a thread. Return a function that waits for its result, or raises its error.
 
         Without a spare thread the work is done when that function is called.
         """
@@ -98,8 +125,14 @@ class Workers:
 
     def _threads_at_hand(self) -> ThreadPoolExecutor:
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="headrace-join")
+            self._pool = ThreadPoolExecutor(self._threads + 1, thread_name_prefix="headrace-join")  # one awaits reads
         return self._pool
+
+
+def _do_all(work: Callable[[Item], None], take: Callable[[], Item]) -> None:
+    """Work on items until none is left."""
+    while (item := _taken(take)) is not None:
+        work(item)
 
 
 def _taken(take: Callable[[], Item]) -> Item | None:

@@ -137,8 +137,12 @@ def admit_rows(
     key: NDArray[np.uint64],
     entries: NDArray[np.int64],
     table: RecordTable,
+    low: int,
+    high: int,
 ) -> None:
     """Admit rows that are looked up more often than those that they replace.
+
+    Threads may admit rows to disjoint ranges of buckets at once: all that they share is the sketch, which they read.
 
     Parameters
     ----------
@@ -148,49 +152,58 @@ def admit_rows(
         Entries of the columns in the pages' directories.
     table
         Hash table.
+    low, high
+        Range of buckets. Rows that belong to others are left out.
     """
     buckets, sketch, records = table
     lines = buckets.reshape(buckets.size).view(np.uint8)
-    worthy = np.empty(_AHEAD, dtype=np.int64)
-    often = np.empty(_AHEAD, dtype=np.uint8)
-    for begin in range(0, len(frame), _AHEAD):
-        end = min(begin + _AHEAD, len(frame))
-        for i in range(begin, end):
-            if frame[i] >= 0 and count[i] > 0:
-                prefetch(sketch, _counters(key[i], sketch)[0])
+    slots = records.reshape(records.size).view(np.uint8)
+    slot_nbytes = records.shape[1] * _WORD
+    some, bucket, slot = np.empty((3, _AHEAD), dtype=np.int64)
+    done = 0
+    while done < len(frame):
         size = 0
-        for i in range(begin, end):
-            if frame[i] >= 0 and count[i] > 0:
-                one, two = _counters(key[i], sketch)
-                often[size] = min(sketch[one], sketch[two], np.uint8(_MOST_USES))
-                if often[size] >= _OFTEN:
-                    prefetch(lines, _place(key[i], _HASH, len(buckets)) * LINE)
-                    worthy[size] = i
-                    size += 1
+        while done < len(frame) and size < _AHEAD:
+            place = _place(key[done], _HASH, len(buckets))
+            if low <= place < high and frame[done] >= 0 and count[done] > 0:
+                some[size], bucket[size] = done, place
+                size += 1
+                prefetch(lines, place * LINE)
+                prefetch(sketch, _counters(key[done], sketch)[0])
+            done += 1
+        admitted = 0
         for at in range(size):
-            i = worthy[at]
-            slot = _slot_for(key[i], often[at], buckets)
-            if slot >= 0:
-                _write_record(frames, np.int64(frame[i]) * page_size, np.int64(row[i]), entries, records[slot])
+            i = some[at]
+            one, two = _counters(key[i], sketch)
+            often = min(sketch[one], sketch[two], np.uint8(_MOST_USES))
+            taken = _take_slot(key[i], often, buckets[bucket[at]]) if often >= _OFTEN else -1
+            if taken >= 0:
+                some[admitted], slot[admitted] = i, bucket[at] * SLOTS + taken
+                prefetch(slots, slot[admitted] * slot_nbytes)
+                admitted += 1
+        for at in range(admitted):
+            i = some[at]
+            _write_record(frames, np.int64(frame[i]) * page_size, np.int64(row[i]), entries, records[slot[at]])
 
 
 @njit(inline="always")
-def _slot_for(key: np.uint64, often: np.uint8, buckets: NDArray[np.uint64]) -> np.int64:
+def _take_slot(key: np.uint64, often: np.uint8, bucket: NDArray[np.uint64]) -> np.int64:
     """Give a key the least used slot of its bucket, if that is used less. Return the slot; -1 if there is none."""
-    bucket = buckets[_place(key, _HASH, len(buckets))]
+    uses = bucket[0]
+    for j in range(SLOTS):
+        if bucket[1 + j] == key and (uses >> np.uint64(8 * j)) & np.uint64(_MOST) > 0:
+            return np.int64(-1)
     worst = 0
     least = np.uint64(_MOST + 1)
     for j in range(SLOTS):
-        use = (bucket[0] >> np.uint64(8 * j)) & np.uint64(_MOST)
-        if use > 0 and bucket[1 + j] == key:
-            return np.int64(-1)
+        use = (uses >> np.uint64(8 * j)) & np.uint64(_MOST)
         if use < least:
             worst, least = j, use
     if least >= np.uint64(often):
         return np.int64(-1)
     bucket[0] += (np.uint64(often) - least) << np.uint64(8 * worst)
     bucket[1 + worst] = key
-    return _place(key, _HASH, len(buckets)) * SLOTS + worst
+    return np.int64(worst)
 
 
 @njit(inline="always")

@@ -13,6 +13,7 @@ Only tables whose key is one word and unique can have a record tier, and only fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from numpy.typing import NDArray
 
+    from headrace.joins.workers import Workers
     from headrace.storage.format import Keys
     from headrace.storage.tree import Snapshot
 
@@ -43,6 +45,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1 << 20, 1 << 26
 _PAUSE_SHARE = 8  # a pause lasts for so many times the tuples of the trial before it
 _PAGES_SUFFICE = 0.6  # share of the tuples not found here whose page is cached
 _PAGES_COMPETE = 0.05  # the same, where pages without the tier may serve as much as the tier
+_WORTH_A_THREAD = 4096  # fewer rows are admitted before a thread has woken up
 _ALL_VALID = np.zeros(0, dtype=np.bool_)
 
 
@@ -202,17 +205,30 @@ class RecordTier:
         kernels.copy_records(self._table.records, slot, rows.sizes, rows.starts, rows.out, rows.valid, rows.missing)
         return rows.arrays(len(slot))
 
-    def admit(
+    def begin_admission(
         self,
+        workers: Workers,
         frames: NDArray[np.uint8],
         frame: NDArray[np.int32],
         row: NDArray[np.int32],
         count: NDArray[np.int32],
         keys: Keys,
-    ) -> None:
-        """Admit rows that `headrace.storage.leaf.decode.search` has found and that are used often enough."""
+    ) -> Callable[[], None]:
+        """Begin to admit rows that `headrace.storage.leaf.decode.search` has found and that are used often enough.
+
+        Threads divide the buckets. The function returned does what they have not yet done and waits for them. Until
+        then no one may look up rows or write to the frames.
+        """
         self._offered += len(frame)
-        kernels.admit_rows(frames, self._page_size, frame, row, count, keys.prefix, self._entries, self._table)
+
+        def admit(part: tuple[int, int]) -> None:
+            kernels.admit_rows(
+                frames, self._page_size, frame, row, count, keys.prefix, self._entries, self._table, *part
+            )
+
+        parts = workers.threads + 1 if len(frame) >= _WORTH_A_THREAD else 1
+        bounds = [self._buckets_most * part // parts for part in range(parts + 1)]
+        return workers.begin(admit, list(pairwise(bounds)))
 
     def keep_only(self, unchanged: Callable[[NDArray[np.uint64]], NDArray[np.bool_]]) -> None:
         """Remove the rows whose keys `unchanged` does not confirm."""

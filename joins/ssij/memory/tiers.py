@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from headrace.joins.predicates.search_keys import SearchKeys
     from headrace.joins.ssij.memory.direct_lookup import DirectLookup
     from headrace.joins.ssij.memory.record_tier import RecordMatches
+    from headrace.joins.workers import Workers
     from headrace.storage.read import PageCache
     from headrace.storage.tree import Snapshot
 
@@ -103,17 +104,19 @@ class Tiers:
         if self.records is not None and self.records.active and not self.records.note(matches):
             self._budget.resize("records", 0)
 
-    def admit(
+    def begin_admission(
         self,
+        workers: Workers,
         frames: NDArray[np.uint8],
         frame: NDArray[np.int32],
         row: NDArray[np.int32],
         count: NDArray[np.int32],
         keys: SearchKeys,
-    ) -> None:
-        """Offer rows that were just found in pages to the record tier."""
-        if self.records is not None and self.records.active and isinstance(keys, Keys):
-            self.records.admit(frames, frame, row, count, keys)
+    ) -> Callable[[], None] | None:
+        """Offer rows that were just found in pages to the record tier, if it is active; see `RecordTier`."""
+        if self.records is None or not self.records.active or not isinstance(keys, Keys):
+            return None
+        return self.records.begin_admission(workers, frames, frame, row, count, keys)
 
     def release_rows(self) -> bool:
         """Release the row tier's memory. Return whether it had any."""

@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from headrace.joins.ssij.memory.stream_buffer import Chunk
     from headrace.joins.ssij.phases.pair_batches import PairBatch
     from headrace.joins.ssij.phases.read_ahead import Block
+    from headrace.joins.workers import Workers
 
 __all__ = ["JoinPhase"]
 
@@ -233,15 +234,18 @@ class _Step:
         if cached is not None:
             self._store.pin(on=True)
         join = cached or _BlockJoin(self._context, self._leaves, self._chunks, fine=self._fine)
-        for block in ReadAhead(self._context, self._leaves, self._cut, fine=self._fine).blocks():
-            try:
-                yield from join.add(block)
-                self._keep_some(block)
-                self._complete_filter(block)
-            finally:
-                join.wait()
-            self.reach = block.stop
-        yield from join.rest()
+        try:
+            for block in ReadAhead(self._context, self._leaves, self._cut, fine=self._fine).blocks():
+                try:
+                    yield from join.add(block)
+                    self._keep_some(block)
+                    self._complete_filter(block)
+                finally:
+                    join.wait()
+                self.reach = block.stop
+            yield from join.rest()
+        finally:
+            join.stop()
         if cached is not None:
             self._store.pin(on=False)
 
@@ -321,11 +325,15 @@ class _BlockJoin:
     """
 
     def __init__(self, context: SSIJContext, leaves: NDArray[np.int32], chunks: list[Chunk], *, fine: bool) -> None:
-        self._context = context
+        self._leaves = len(leaves)
+        self._gatherer: Workers | None = None
         most = context.store.tuples_in_a_part(context.emitter, context.bound.keys_per_tuple)
         if fine:  # what was gathered for leaves that are not read is dropped
             most = min(most, max(_WORTH_A_THREAD, context.store.stream.rows // _STEP_SHARE))
+        elif context.workers.share(most) > 1:  # one batch is gathered while another is joined
+            self._gatherer, most = context.workers, most // 2
         self._pair_batches = PairBatches(leaves, context.store.stream.demand, chunks, context.bound, most)
+        self._coming: Callable[[], tuple[int, Iterator[PairBatch]]] | None = None
         self._any = bool(chunks)
         self._reach = 0
         self._pairs: PairBatch | None = None
@@ -352,15 +360,25 @@ class _BlockJoin:
             yield from self._results.complete(self._pairs)
             self._pairs = None
 
+    def stop(self) -> None:
+        """Wait until no thread gathers pairs, and drop them."""
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            coming()
+
     def _next_pairs(self, block: Block, at: int) -> Iterator[pa.RecordBatch]:
         """Gather the next pairs. If too many wait for a single leaf, join all batches but the last with it now."""
         yield from self.rest()
-        self._reach = self._pair_batches.reach(at)
-        for pairs in self._pair_batches.gather(at, self._reach):
+        coming, self._coming = self._coming, None
+        self._reach, batches = self._pair_batches.gather(at) if coming is None else coming()
+        del coming  # and with it the batch
+        for pairs in batches:
             if self._pairs is not None:
                 yield from self._results.add(self._pairs, block, self._reach)
                 yield from self.rest()
             self._pairs = pairs
+        if self._gatherer is not None and self._reach < self._leaves:
+            self._coming = self._gatherer.start(partial(self._pair_batches.gather, self._reach))
 
 
 class _PairResults:
@@ -386,10 +404,10 @@ class _PairResults:
         if context.store.tiers.filter is not None:
             context.store.tiers.filter.note_waited(self._leaves[pairs.place[low : self._met]], count)
         pairs.note(low, count)
-        if context.store.tiers.records_active:
-            admit = partial(context.store.tiers.admit, context.store.read_buffer.frames, frame, row, count, keys)
-            self.wait()
-            self._admitted = context.workers.start(admit) if len(frame) >= _WORTH_A_THREAD else admit
+        self.wait()
+        self._admitted = context.store.tiers.begin_admission(
+            context.workers, context.store.read_buffer.frames, frame, row, count, keys
+        )
         cursor = np.zeros(2, dtype=np.int64)
         while cursor[0] < len(frame):
             staged = self._stage(len(pairs.rows))
@@ -404,7 +422,7 @@ class _PairResults:
                 yield self._batch(pairs)
 
     def wait(self) -> None:
-        """Wait until the record tier has taken in the rows found last, which a thread does meanwhile."""
+        """Let the record tier take in the rest of the rows found last, which other threads have begun with."""
         admitted, self._admitted = self._admitted, None
         if admitted is not None:
             admitted()
@@ -464,6 +482,9 @@ class _CachedJoin:
 
     def wait(self) -> None:
         """Do nothing: no thread reads from a block."""
+
+    def stop(self) -> None:
+        """Do nothing: no thread gathers pairs."""
 
     def rest(self) -> Iterator[pa.RecordBatch]:
         """Join all tuples."""

@@ -6,6 +6,7 @@ The pairs come in batches, as many at a time as the workspace has room for.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -141,12 +142,18 @@ class PairBatches:
         self._bound = bound
         self._most = most
 
-    def reach(self, start: int) -> int:
-        """Return the place up to which a batch can reach from `start` on: at least one leaf further."""
-        ends = np.cumsum(values_at(self._demand, self._leaves[start : start + self._most]))
-        return start + max(1, int(np.searchsorted(ends, self._most, side="right")))
+    def gather(self, start: int) -> tuple[int, Iterator[PairBatch]]:
+        """Gather the pairs of as many leaves from a place on as a batch has room for, but at least one leaf's.
 
-    def gather(self, start: int, stop: int) -> Iterator[PairBatch]:
+        Return the place that was reached, and the batches: one, which exists then, and more if too many tuples wait for
+        a single leaf.
+        """
+        ends = np.cumsum(values_at(self._demand, self._leaves[start : start + self._most]))
+        stop = start + max(1, int(np.searchsorted(ends, self._most, side="right")))
+        batches = self._between(start, stop)
+        return stop, chain(list(islice(batches, 1)), batches)
+
+    def _between(self, start: int, stop: int) -> Iterator[PairBatch]:
         """Yield the pairs of the leaves between two places: in one batch, unless too many wait for one leaf."""
         places = ascending(self._leaves[start:stop])
         read = ReadLeaves(self._leaves[start:stop][places], places)
