@@ -85,6 +85,7 @@ def summary(result):
 def costs(result):
     """Return a line for each contestant: its processor time a tuple, cores in use, bytes it read where it says so.
 
+    Also the rate that it would have if it did nothing but read these bytes, as fast as the disk was measured.
     Where tuples arrive by the clock: the longest wait.
     """
     lines = []
@@ -101,6 +102,9 @@ def costs(result):
         if "pages_read" in details:
             pages = sum(sample["details"]["pages_read"] for sample in samples)
             line += f", {pages * PAGE_NBYTES / seconds / 1e6:,.0f} MB/s read, hits {details['hit_ratio']:.1%}"
+            if pages:
+                most = result["device"]["sequential_bytes"] * tuples / (pages * PAGE_NBYTES)
+                line += f"; at most {most / 1e6:,.3g} M/s if it only read"
         lines.append(line)
     return lines
 
