@@ -252,7 +252,9 @@ class SSIJAlgorithm(JoinAlgorithm):
             online = self._online_phase()
             waiting = online.probe(batch)
         yield from online.run()
-        if self._phase is None and self._phase_pays(online.waiting_nbytes):
+        pays = self._phase is None and self._phase_pays(online.waiting_nbytes)
+        del online  # a phase needs its memory
+        if pays:
             self._start_phase()
             if not self.deadlines.any:
                 yield from self._go_on()

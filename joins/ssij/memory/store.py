@@ -346,6 +346,7 @@ class Store:
             self.stream.merged_growth(few)
         ):
             self.stream.merge(few)
+            del few  # the tuples that were copied
             self.account()
 
     def least_utility(self, nbytes: int) -> int:

@@ -57,7 +57,7 @@ from headrace.storage.leaf import StagedRows, copy_pages
 from headrace.storage.read import LeafMap, values_at
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -104,6 +104,7 @@ class JoinPhase:
         self._tuple_nbytes = context.store.stream.tuple_nbytes
         self.seconds = self.settled = 0.0
         self.done = False
+        release_freed_memory(self._tuple_nbytes)  # by online phases: other threads will allocate, and rows come in
 
     def step(self, cut: Callable[[], bool] | None, *, fine: bool = False) -> Iterator[pa.RecordBatch]:
         """Read the pages that come next, join each with the tuples that wait for it, and let these leave.
@@ -121,16 +122,15 @@ class JoinPhase:
         leaves = self._next_leaves()
         self._plan = None
         if len(leaves):
-            part = _Step(self._context, leaves, cut, fine=fine)
-            yield from part.run()
+            reach = yield from _Step(self._context, leaves, cut, fine=fine).run()
             if cut is not None:
-                self._head = int(self._context.snapshot.pointers(leaves[part.reach - 1 : part.reach])[0][0]) + 1
+                self._head = int(self._context.snapshot.pointers(leaves[reach - 1 : reach])[0][0]) + 1
             joined = self._context.progress.busy_seconds
-            yield from self._settle(leaves[: part.reach])
+            yield from self._settle(leaves[:reach])
             self.settled = self._context.progress.busy_seconds - joined
-            rest = leaves[part.reach :]
+            rest = leaves[reach:]
             self._plan = rest[values_at(self._store.stream.demand, rest) > 0]
-            self._leaves += part.reach
+            self._leaves += reach
         seconds = self._context.progress.busy_seconds - begin
         self.seconds += seconds
         counters.join_seconds += seconds
@@ -204,11 +204,6 @@ class _Step:
         Whether to stop; None to read all of them.
     fine
         Whether that will be soon.
-
-    Attributes
-    ----------
-    reach
-        Number of leaves that were read.
     """
 
     def __init__(
@@ -224,10 +219,13 @@ class _Step:
         self._remove: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._chosen_for = -1
         self._chunks = context.store.stream.chunks
-        self.reach = 0
 
-    def run(self) -> Iterator[pa.RecordBatch]:
-        """Read the pages and join each with the tuples that wait for it."""
+    def run(self) -> Generator[pa.RecordBatch, None, int]:
+        """Read the pages and join each with the tuples that wait for it. Return the number of leaves that were read.
+
+        The tuples are not freed before their step is.
+        """
+        reach = 0
         self._store.grow()
         self._choose_resident(0)
         cached = self._cached_join()
@@ -242,12 +240,13 @@ class _Step:
                     self._complete_filter(block)
                 finally:
                     join.wait()
-                self.reach = block.stop
+                reach = block.stop
             yield from join.rest()
         finally:
             join.stop()
         if cached is not None:
             self._store.pin(on=False)
+        return reach
 
     def _cached_join(self) -> _CachedJoin | None:
         """Return what joins the tuples once all pages are cached; None if some will not be.
