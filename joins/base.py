@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.joins.deadlines import Deadlines
+from headrace.joins.dictionaries import combinable
 from headrace.joins.emitter import Emitter, How, check_how, output_schema
 from headrace.joins.errors import JoinInputError, StreamSchemaError
 from headrace.joins.handle import JoinHandle, check_batch, check_takeable, check_time, columns_of, parsed
@@ -26,7 +27,7 @@ from headrace.joins.timing import CompletionLog, OperatorTime, WaitRecord
 from headrace.storage.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -122,7 +123,7 @@ class JoinAlgorithm(ABC):
         arrivals = self.deadlines.stamp(batch, self._latest)
         self.counters.batches_in += 1
         self.counters.rows_in += len(batch)
-        return self.counted(self._consume(batch, arrivals))
+        return self.counted(self._apart(batch, self._consume(batch, arrivals)))
 
     def tick(self, now: float | None) -> Iterator[pa.RecordBatch]:
         """Return the task of doing what is due at `now`."""
@@ -132,6 +133,12 @@ class JoinAlgorithm(ABC):
     def drain(self) -> Iterator[pa.RecordBatch]:
         """Return the task of completing all tuples that are held."""
         return self.counted(self._drain())
+
+    def _apart(self, batch: pa.RecordBatch, task: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Do the task of joining a batch; if Arrow cannot put its rows beside those that wait, complete these first."""
+        if not combinable([*self._waiting(), batch]):
+            yield from self._drain()
+        yield from task
 
     def counted(self, results: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the results of a task and count them."""
@@ -179,6 +186,10 @@ class JoinAlgorithm(ABC):
     def _due_work(self) -> Iterator[pa.RecordBatch]:
         """Do what is due."""
         return iter(())
+
+    def _waiting(self) -> Iterable[pa.RecordBatch]:
+        """Return the batches whose rows may be put together with those of the next batch."""
+        return ()
 
     # State
 

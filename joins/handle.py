@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
+from headrace.joins.dictionaries import types_within
 from headrace.joins.errors import ClosedError, FinishedError, JoinInputError, StreamSchemaError
 from headrace.joins.memory.allocators import release_freed_memory
 from headrace.joins.protocol import Output, Progress, WorkQueue
@@ -198,8 +199,14 @@ def check_number(name: str, value: object, least: int) -> int:
 
 
 def check_takeable(stream: pa.Schema) -> None:
-    """Refuse columns whose rows Arrow cannot take."""
+    """Refuse columns whose rows Arrow cannot take, or cannot put together as they are."""
     for field in stream:
+        for within in types_within(field.type):
+            if pa.types.is_dictionary(within) and pa.types.is_floating(within.value_type):
+                raise StreamSchemaError(
+                    f"column {field.name!r} has type {field.type}, and Arrow changes floats when it combines the "
+                    f"dictionaries of two batches; decode it to {within.value_type} first"
+                )
         try:
             pa.array([], field.type).take(pa.array([], pa.int32()))
         except pa.ArrowNotImplementedError as error:

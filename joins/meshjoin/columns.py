@@ -59,6 +59,11 @@ class WindowColumns:
         self._batches[place] = rest = rows.select(self._rest)
         return int(rest.nbytes) + masks
 
+    @property
+    def unflattened(self) -> list[pa.RecordBatch]:
+        """Columns of each batch that are no arrays."""
+        return [batch for batch in self._batches if batch is not None]
+
     def clear(self, place: int) -> None:
         """Forget the tuples of a batch."""
         self._batches[place] = None

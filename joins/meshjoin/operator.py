@@ -35,7 +35,7 @@ from headrace.storage.leaf import gather_keys
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -121,6 +121,9 @@ class _MeshScan(JoinAlgorithm):
             self._input.add(part, arrival)
             if self._input.rows >= self._split.tuples:
                 yield from self._step(self._input.take(self._input.rows))
+
+    def _waiting(self) -> Iterable[pa.RecordBatch]:
+        return self._input.batches if self._split is None else [*self._input.batches, *self._window.unflattened]
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
         if self._split is None:

@@ -117,6 +117,11 @@ class MeshWindow:
         """Bytes of the tuples: the arrays of their values, which are allocated at once, and what varies."""
         return self._columns.nbytes + self._batch_nbytes
 
+    @property
+    def unflattened(self) -> list[pa.RecordBatch]:
+        """Columns of each batch that are kept as they came."""
+        return self._columns.unflattened
+
     def enter(self, place: int, arrived: BatchSlice, keys: Keys, valid: NDArray[np.bool_] | None) -> None:
         """Put tuples in the place of the oldest batch. Only `valid` ones can match."""
         assert self._batches[place] is None
