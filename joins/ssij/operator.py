@@ -43,6 +43,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
+from headrace.joins.errors import MemoryBudgetError
 from headrace.joins.input_buffer import BatchSlice, compact
 from headrace.joins.predicates import AsOf, Equality
 from headrace.joins.relation import scan_seconds
@@ -404,7 +405,22 @@ class SSIJAlgorithm(JoinAlgorithm):
         yield from self._drain()
         with self.progress.harmless():
             change()
-        self._fit_relation(self.relation.newest())
+        with self.progress.complete():
+            self._fit_changed(self.relation.newest())
+            self._switch()
+
+    def _fit_changed(self, relation: Relation) -> None:
+        """Join with a relation after a change, which may have made its index too large."""
+        try:
+            self._fit_relation(relation)
+        except MemoryBudgetError as error:
+            raise MemoryBudgetError(
+                "the change of the table is committed and all tuples pushed before it are joined, but those behind it "
+                f"cannot be: {error}; push them to a new operator with that memory"
+            ) from error
+
+    def _switch(self) -> None:
+        """Switch to the new snapshot. Nothing waits."""
         self._queue.close()
         if self.store.can_install(self.snapshot):
             self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)

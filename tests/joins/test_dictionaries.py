@@ -165,7 +165,7 @@ def test_batches_that_cannot_be_combined_may_arrive_while_results_are_taken(tabl
         for batch, rows in batches_of(rng, COLUMNS["narrow"]):
             wanted += rows
             output = join.push(batch)
-            got += [result for result, _ in zip(output, range(1), strict=False)]
+            got += [result for _, result in zip(range(1), output, strict=False)]
         got += list(join.finish())
     found = [(row["s"], row["x"], row["v"]) for batch in got for row in batch.to_pylist()]
     assert sorted(found, key=str) == sorted(wanted, key=str)
