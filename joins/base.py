@@ -17,7 +17,7 @@ from headrace.joins.deadlines import Deadlines
 from headrace.joins.dictionaries import combinable
 from headrace.joins.emitter import Emitter, How, check_how, output_schema
 from headrace.joins.errors import JoinInputError, StreamSchemaError
-from headrace.joins.handle import JoinHandle, check_batch, check_takeable, check_time, columns_of, parsed
+from headrace.joins.handle import JoinHandle, check_batch, check_clock, check_takeable, check_time, columns_of, parsed
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.predicates import Bound, On, Predicate, as_predicate
 from headrace.joins.protocol import Output, Progress
@@ -79,8 +79,7 @@ class JoinParameters:
         layout = relation.snapshot.layout
         if columns is None:
             columns = [name for name in layout.schema.names if name not in predicate.equated]
-        if clock is not None and not callable(clock):
-            raise JoinInputError(f"`clock` must be a function that returns seconds, not {clock!r}")
+        check_clock(clock)
         if deadline_column is not None and not isinstance(deadline_column, str):
             raise JoinInputError(f"`deadline_column` must be the name of a stream column, not {deadline_column!r}")
         default = None if deadline is None else parsed("deadline", parse_duration, deadline)

@@ -21,6 +21,7 @@ import numpy as np
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins.emitter import Matches
 from headrace.joins.errors import JoinInputError, MemoryBudgetError
+from headrace.joins.handle import check_number
 from headrace.joins.input_buffer import BatchSlice, InputBuffer, compact
 from headrace.joins.meshjoin._window_kernels import RowBuffer
 from headrace.joins.meshjoin.chunks import ChunkReader
@@ -282,8 +283,8 @@ class MeshJoin(StreamJoin[_MeshScan]):
         clock: Callable[[], float] | None = None,
         read_pages: int | None = None,
     ) -> None:
-        if read_pages is not None and read_pages < 1:
-            raise JoinInputError(f"`read_pages` is the number of pages in a read, so at least 1, not {read_pages}")
+        if read_pages is not None:
+            check_number("read_pages", read_pages, 1)
         if deadline is not None:
             raise JoinInputError("MeshJoin cannot meet deadlines: each tuple waits for a whole scan; use SSIJ")
         parameters = JoinParameters.check(
