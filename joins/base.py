@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 __all__ = ["JoinAlgorithm", "JoinParameters", "StreamJoin"]
 
 
+_TOO_LARGE = 2**63
+
+
 @dataclass(frozen=True, slots=True)
 class JoinParameters:
     """Parameters that all operators share, checked. See `headrace.joins.SSIJ` for their meaning."""
@@ -84,6 +87,8 @@ class JoinParameters:
             raise JoinInputError(f"`deadline_column` must be the name of a stream column, not {deadline_column!r}")
         default = None if deadline is None else parsed("deadline", parse_duration, deadline)
         deadlines, limit = Deadlines(default, deadline_column), parsed("memory", parse_memory, memory)
+        if limit >= _TOO_LARGE:
+            raise JoinInputError(f"`memory` must be below 8 EiB, not {memory!r}")
         return cls(relation, predicate, how, layout.select(columns), limit, deadlines, clock)
 
 

@@ -33,7 +33,6 @@ _SECONDS: dict[str, int | Fraction] = {
     "h": 3600,
     "d": 86_400,
 }
-_TOO_LARGE = 2**63
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -64,8 +63,8 @@ def parse_memory(value: int | str) -> int:
                 f"not a size: {value!r}; write a number and a unit, as in '32MiB' (units: B, KB, MB, GB, KiB, MiB, GiB)"
             )
         size = int(Decimal(match[1]) * _SIZES[match[2].upper()])
-    if not 0 < size < _TOO_LARGE:
-        raise InputError(f"a size must be positive and below 8 EiB, not {value!r}")
+    if size <= 0:
+        raise InputError(f"a size must be positive, not {value!r}")
     return size
 
 

@@ -148,7 +148,7 @@ def test_the_stream_keeps_its_schema(table, operator):
         ({"on": "k", "columns": ["x"]}, SchemaError, "'x'"),
         ({"on": "k", "memory": "lots"}, ValueError, "`memory`: not a size"),
         ({"on": "k", "how": np.array(["a", "b"])}, JoinInputError, "'inner' or 'left'"),
-        ({"on": "k", "memory": 2**63}, JoinInputError, "`memory`: a size must be positive and below 8 EiB"),
+        ({"on": "k", "memory": 2**63}, JoinInputError, "`memory` must be below 8 EiB"),
         ({"on": "k", "clock": 5}, JoinInputError, "`clock` must be a function that returns seconds, not 5"),
         ({"on": "k", "clock": len}, JoinInputError, "`clock` must be a function without parameters"),
         ({"on": "k", "clock": lambda: "now"}, JoinInputError, "`clock` must return a finite number.*not 'now'"),

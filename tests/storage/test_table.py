@@ -223,6 +223,32 @@ def test_the_schema_keeps_its_order_and_plain_types(tmp_path):
         assert table.key == ("k",)
 
 
+def in_chunks(*parts, index=None):
+    """Return a column with a dictionary of its own for each part."""
+    indices = [pa.array(range(len(part)), index or pa.int8()) for part in parts]
+    known = [pa.array(part) for part in parts]
+    return pa.chunked_array([pa.DictionaryArray.from_arrays(*chunk) for chunk in zip(indices, known, strict=True)])
+
+
+@pytest.mark.parametrize(
+    "values", [in_chunks(range(100), range(100, 200)), in_chunks(["a", None], ["b"]), in_chunks([0.0], [-0.0])]
+)
+def test_chunks_whose_dictionaries_cannot_be_combined_are_stored(tmp_path, values):
+    rows = pa.table({"k": np.arange(len(values)), "v": values})
+    with Table.build(tmp_path / "t", rows.slice(0, 0), key=["k"]) as table:
+        table.apply(upserts=rows)
+        assert list(map(str, scanned(table)["v"].to_pylist())) == list(map(str, values.to_pylist()))
+
+
+def test_keys_whose_dictionaries_cannot_be_combined_are_found_and_deleted(tmp_path):
+    names = [f"{number:03}" for number in range(200)]
+    keys = pa.table({"k": in_chunks(names[:100], names[100:])})
+    with Table.build(tmp_path / "t", keys, key=["k"], unique=True) as table:
+        assert table.lookup(keys)["k"].to_pylist() == names
+        table.apply(deletes=keys)
+        assert table.stats.rows == 0
+
+
 def test_options_are_kept_in_the_file(tmp_path):
     options = {"unique": True, "page_size": 16384, "fill": 0.6}
     Table.build(tmp_path / "t", pa.table({"k": range(9000)}), ["k"], app=("loader", 7), **options).close()
