@@ -1,6 +1,8 @@
 import collections
+import errno
 import os
 from datetime import date, datetime
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -330,6 +332,24 @@ def test_a_failed_build_says_why_and_leaves_what_was_there(tmp_path, source, opt
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     with Table.open(tmp_path / "t") as table:
         assert scanned(table).to_pylist() == [{"k": 42}]
+
+
+@pytest.mark.parametrize(
+    ("step", "left"), [("touch", "nothing was left behind"), ("replace", "is left, which the next build removes")]
+)
+def test_a_build_in_a_folder_that_is_read_only_says_so(tmp_path, monkeypatch, step, left):
+    """The file system refuses to remove too, even where there is no file."""
+
+    def refused(path, *_, **__):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    with monkeypatch.context() as patch:
+        for name in (step, "unlink"):
+            patch.setattr(Path, name, refused)
+        with pytest.raises(StorageIOError, match=f"cannot build .*t: Read-only file system.*{left}"):
+            Table.build(tmp_path / "t", pa.table({"k": [1]}), key=["k"])
+    Table.build(tmp_path / "t", pa.table({"k": [1]}), key=["k"]).close()
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
 
 
 @pytest.mark.parametrize("path", [5, None, "", "a\0b", b"t"])
