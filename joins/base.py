@@ -284,7 +284,8 @@ class StreamJoin(JoinHandle[StreamAlgorithmT]):
         Raises
         ------
         StreamSchemaError
-            If `batch` is not a record batch, lacks the join column, or differs in schema from earlier batches.
+            If `batch` is not a record batch, lacks the join column, differs in schema from earlier batches, or has a
+            column that Arrow cannot take rows from or put together exactly.
         KeyInputError
             If the join column has a type that can never equal the key's.
         JoinInputError

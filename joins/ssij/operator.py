@@ -555,7 +555,11 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         super().__init__(SSIJAlgorithm(parameters, SSIJOptions.of({**options})))
 
     def refresh(self) -> Output:
-        """Complete everything pushed so far on the current snapshot, then switch to the newest one."""
+        """Complete everything pushed so far on the current snapshot, then switch to the newest one.
+
+        If its index does not fit the memory, the output raises `MemoryBudgetError` after the last result, and the
+        operator takes no more batches.
+        """
         return self._work.start(self._open().refresh(lambda: None))
 
     def apply(self, upserts: Any = None, deletes: Any = None, **options: Any) -> Output:
@@ -563,7 +567,9 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
 
         Batches pushed before are completed first, on the relation as it was. Consume the output: the changes are
         committed after its last batch. Batches pushed afterwards see the changes. If the table refuses the changes, the
-        output raises its error, and the join goes on with the table as it was.
+        output raises its error, and the join goes on with the table as it was. If the index of the changed table does
+        not fit the memory, the output raises `MemoryBudgetError`: the change is committed, all results of batches
+        pushed before have come, and the operator takes no more batches.
 
         Parameters
         ----------
