@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.joins.deadlines import Deadlines
-from headrace.joins.dictionaries import combinable
+from headrace.joins.dictionaries import WaitingDictionaries
 from headrace.joins.emitter import Emitter, How, check_how, output_schema
 from headrace.joins.errors import JoinInputError, StreamSchemaError
 from headrace.joins.handle import JoinHandle, check_batch, check_clock, check_takeable, check_time, columns_of, parsed
@@ -27,7 +27,7 @@ from headrace.joins.timing import CompletionLog, OperatorTime, WaitRecord
 from headrace.storage.units import parse_duration, parse_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -117,6 +117,7 @@ class JoinAlgorithm(ABC):
         self._emitter: Emitter | None = None
         self._stream: pa.Schema | None = None
         self._latest = -math.inf
+        self._dictionaries = WaitingDictionaries()
 
     # Calls of the operator
 
@@ -140,7 +141,7 @@ class JoinAlgorithm(ABC):
 
     def _apart(self, batch: pa.RecordBatch, task: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Do the task of joining a batch; if Arrow cannot put its rows beside those that wait, complete these first."""
-        if not combinable([*self._waiting(), batch]):
+        if not self._dictionaries.admit(batch, self._waiting):
             yield from self._drain()
         yield from task
 
@@ -191,7 +192,7 @@ class JoinAlgorithm(ABC):
         """Do what is due."""
         return iter(())
 
-    def _waiting(self) -> Iterable[pa.RecordBatch]:
+    def _waiting(self) -> Sequence[pa.RecordBatch]:
         """Return the batches whose rows may be put together with those of the next batch."""
         return ()
 

@@ -18,12 +18,50 @@ from typing import TYPE_CHECKING, TypeAlias
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-__all__ = ["HeldDictionaries", "combinable", "combined_nbytes", "own_nbytes", "types_within"]
+__all__ = ["HeldDictionaries", "WaitingDictionaries", "combinable", "combined_nbytes", "own_nbytes", "types_within"]
 
 _WIDE = 32  # bits of an index that no dictionary exceeds
+_FEW_NBYTES = 1 << 16
 _Place: TypeAlias = tuple[int, ...]
+
+
+class WaitingDictionaries:
+    """Tells whether the next batch can be put together with those that wait.
+
+    To look at all of them for every batch would take time that is quadratic in their number. So the values of narrow
+    dictionaries are known from the last time, if they are few, and all are looked at again when as many batches have
+    come since. Wide dictionaries matter only if they hold nulls.
+    """
+
+    def __init__(self) -> None:
+        self._known: pa.RecordBatch | None = None
+        self._most = 0
+        self._nulls = False
+
+    def admit(self, batch: pa.RecordBatch, waiting: Callable[[], Sequence[pa.RecordBatch]]) -> bool:
+        """Return whether a batch can be put together with those that wait. If not, they must leave before it comes."""
+        if not _columns(batch.schema):
+            return True
+        self._nulls = self._nulls or _has_nulls(batch)
+        if self._known is not None and self._most > 0 and not self._nulls:
+            both = [self._known, _narrow(batch)]
+            if combinable(both):
+                self._know(both, self._most - 1)
+                return True
+        others = waiting()
+        admitted = combinable([*others, batch])
+        those = [*others, batch] if admitted else [batch]
+        self._nulls = any(map(_has_nulls, those))
+        self._know([_narrow(rows) for rows in those], len(those))
+        return admitted
+
+    def _know(self, batches: Sequence[pa.RecordBatch], most: int) -> None:
+        """Note the values of batches without rows, until `most` other batches have come."""
+        known = pa.concat_batches(batches)
+        self._known = known if known.nbytes <= _FEW_NBYTES else None
+        self._most = most
 
 
 class HeldDictionaries:
@@ -104,6 +142,16 @@ def types_within(dtype: pa.DataType) -> Iterator[pa.DataType]:
             yield from types_within(dtype.field(at).type)
 
 
+def _narrow(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the columns of a batch with narrow dictionaries, without rows."""
+    return rows.select(_narrow_columns(rows.schema)).slice(0, 0)
+
+
+def _has_nulls(rows: pa.RecordBatch) -> bool:
+    """Return whether any dictionary of a batch holds nulls."""
+    return any(encoded.dictionary.null_count for encoded in _encoded(rows))
+
+
 def _wide_without_nulls(dictionaries: list[pa.DictionaryArray]) -> bool:
     wide = dictionaries[0].type.index_type.bit_width >= _WIDE
     return wide and not any(encoded.dictionary.null_count for encoded in dictionaries)
@@ -126,6 +174,16 @@ def _place(encoded: pa.DictionaryArray) -> _Place:
 def _columns(schema: pa.Schema) -> tuple[int, ...]:
     """Return which columns hold dictionaries."""
     return tuple(at for at, field in enumerate(schema) if any(map(pa.types.is_dictionary, types_within(field.type))))
+
+
+@lru_cache(maxsize=64)
+def _narrow_columns(schema: pa.Schema) -> list[int]:
+    """Return which columns hold narrow dictionaries."""
+    return [at for at in _columns(schema) if any(map(_is_narrow, types_within(schema.field(at).type)))]
+
+
+def _is_narrow(dtype: pa.DataType) -> bool:
+    return pa.types.is_dictionary(dtype) and dtype.index_type.bit_width < _WIDE
 
 
 def _encoded(rows: pa.RecordBatch) -> Iterator[pa.DictionaryArray]:

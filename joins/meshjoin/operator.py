@@ -37,7 +37,7 @@ from headrace.storage.leaf import gather_keys
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -141,7 +141,7 @@ class _MeshScan(JoinAlgorithm):
         elif self._window.batches:
             yield from self._step()
 
-    def _waiting(self) -> Iterable[pa.RecordBatch]:
+    def _waiting(self) -> Sequence[pa.RecordBatch]:
         return self._input.batches if self._split is None else [*self._input.batches, *self._window.unflattened]
 
     def _drain(self) -> Iterator[pa.RecordBatch]:

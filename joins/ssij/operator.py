@@ -66,7 +66,7 @@ from headrace.joins.workers import Workers
 from headrace.storage.read import ReadQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -177,7 +177,7 @@ class SSIJAlgorithm(JoinAlgorithm):
             self._queued_rows += len(batch)
         return self._begin(BatchSlice(batch, arrival), self._latest, queued=queued)
 
-    def _waiting(self) -> Iterable[pa.RecordBatch]:
+    def _waiting(self) -> Sequence[pa.RecordBatch]:
         return [*self.store.input.batches, *self.store.stream.batches]
 
     def _begin(self, batch: BatchSlice, at: float, *, queued: bool) -> Iterator[pa.RecordBatch]:

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.joins import SSIJ, AsOf, Band, workers
-from headrace.joins.dictionaries import HeldDictionaries, combinable, combined_nbytes, own_nbytes
+from headrace.joins.dictionaries import HeldDictionaries, WaitingDictionaries, combinable, combined_nbytes, own_nbytes
 from headrace.joins.errors import MemoryBudgetError, StreamSchemaError
 
 ROWS = 3000
@@ -102,6 +102,41 @@ def test_a_dictionary_that_batches_share_is_counted_once():
     assert held.nbytes == nbytes
     held.remove(one.slice(1))
     assert (held.nbytes, held.growth(one)) == (0, nbytes)
+
+
+@pytest.mark.parametrize("nest", NESTED.values(), ids=NESTED)
+@pytest.mark.parametrize("index", ["int8", "int32"])
+def test_what_is_known_of_waiting_dictionaries_agrees_with_looking_at_all(rng, nest, index):
+    waiting, known, looks = [], WaitingDictionaries(), 0
+    dtype, refused = pa.type_for_alias(index), 0
+
+    def look():
+        nonlocal looks
+        looks += 1
+        return waiting
+
+    for _ in range(300):
+        names = pa.array([str(number) for number in rng.integers(0, 140, 3)])
+        if rng.random() < 0.02:
+            names = pa.array(["a", None])
+        batch = batch_of(nest(pa.DictionaryArray.from_arrays(pa.array(range(len(names)), dtype), names)))
+        wanted = combinable([*waiting, batch])
+        assert known.admit(batch, look) == wanted
+        refused += not wanted
+        waiting = [*waiting, batch] if wanted else [batch]
+        if rng.random() < 0.03:  # some leave
+            waiting = waiting[len(waiting) // 2 :]
+    assert refused >= 3
+    assert looks < 150
+
+
+def test_many_small_batches_are_not_looked_at_again_for_each():
+    known, batches, looks = WaitingDictionaries(), [], []
+    for number in range(2000):
+        batch = batch_of(encoded([str(number % 90)], pa.int8()))
+        assert known.admit(batch, lambda: looks.append(len(batches)) or batches)
+        batches.append(batch)
+    assert sum(looks) <= 2 * len(batches)
 
 
 # Joins
