@@ -202,7 +202,7 @@ class StreamBuffer:
     @property
     def batches(self) -> list[pa.RecordBatch]:
         """Tuples of all chunks, and those deferred."""
-        return [held.rows for held in (*self.chunks, *self.deferred)]
+        return [*(chunk.rows for chunk in self.chunks), *(part.rows for part in self.deferred)]
 
     @property
     def tuple_nbytes(self) -> int:
