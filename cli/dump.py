@@ -131,7 +131,7 @@ def _show_page(path: Path, superblock: Superblock, page: int, console: Console) 
     with path.open("rb") as file:
         file.seek(page * page_size)
         content = file.read(page_size)
-    frames = np.frombuffer(content + bytes(SLACK), dtype=np.uint8)
+    frames = np.frombuffer(bytearray(content + bytes(SLACK)), dtype=np.uint8)  # writable, as other frames are
     head = next(_heads(np.array([page], dtype=np.int64), frames))
     entries = _directory(content, head)
     columns = ("entry", "encoding", "width", "base", "data", "aux", "nulls")

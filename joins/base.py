@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from headrace.joins.deadlines import Deadlines
+from headrace.joins.dictionaries import WaitingDictionaries
 from headrace.joins.emitter import Emitter, How, check_how, output_schema
 from headrace.joins.errors import JoinInputError, StreamSchemaError
-from headrace.joins.handle import JoinHandle, check_batch, check_takeable, check_time, columns_of, parsed
+from headrace.joins.handle import JoinHandle, check_batch, check_clock, check_takeable, check_time, columns_of, parsed
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.predicates import Bound, On, Predicate, as_predicate
 from headrace.joins.protocol import Output, Progress
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from headrace.storage.tree import Snapshot
 
 __all__ = ["JoinAlgorithm", "JoinParameters", "StreamJoin"]
+
+
+_TOO_LARGE = 2**63
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +82,13 @@ class JoinParameters:
         layout = relation.snapshot.layout
         if columns is None:
             columns = [name for name in layout.schema.names if name not in predicate.equated]
-        if clock is not None and not callable(clock):
-            raise JoinInputError(f"`clock` must be a function that returns seconds, not {clock!r}")
+        check_clock(clock)
         if deadline_column is not None and not isinstance(deadline_column, str):
             raise JoinInputError(f"`deadline_column` must be the name of a stream column, not {deadline_column!r}")
         default = None if deadline is None else parsed("deadline", parse_duration, deadline)
         deadlines, limit = Deadlines(default, deadline_column), parsed("memory", parse_memory, memory)
+        if limit >= _TOO_LARGE:
+            raise JoinInputError(f"`memory` must be below 8 EiB, not {memory!r}")
         return cls(relation, predicate, how, layout.select(columns), limit, deadlines, clock)
 
 
@@ -112,6 +117,7 @@ class JoinAlgorithm(ABC):
         self._emitter: Emitter | None = None
         self._stream: pa.Schema | None = None
         self._latest = -math.inf
+        self._dictionaries = WaitingDictionaries()
 
     # Calls of the operator
 
@@ -122,7 +128,7 @@ class JoinAlgorithm(ABC):
         arrivals = self.deadlines.stamp(batch, self._latest)
         self.counters.batches_in += 1
         self.counters.rows_in += len(batch)
-        return self.counted(self._consume(batch, arrivals))
+        return self.counted(self._apart(batch, self._consume(batch, arrivals)))
 
     def tick(self, now: float | None) -> Iterator[pa.RecordBatch]:
         """Return the task of doing what is due at `now`."""
@@ -132,6 +138,12 @@ class JoinAlgorithm(ABC):
     def drain(self) -> Iterator[pa.RecordBatch]:
         """Return the task of completing all tuples that are held."""
         return self.counted(self._drain())
+
+    def _apart(self, batch: pa.RecordBatch, task: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Do the task of joining a batch; if Arrow cannot put its rows beside those that wait, complete these first."""
+        if not self._dictionaries.admit(batch, self._waiting):
+            yield from self._drain()
+        yield from task
 
     def counted(self, results: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the results of a task and count them."""
@@ -179,6 +191,10 @@ class JoinAlgorithm(ABC):
     def _due_work(self) -> Iterator[pa.RecordBatch]:
         """Do what is due."""
         return iter(())
+
+    def _waiting(self) -> Sequence[pa.RecordBatch]:
+        """Return the batches whose rows may be put together with those of the next batch."""
+        return ()
 
     # State
 
@@ -269,7 +285,8 @@ class StreamJoin(JoinHandle[StreamAlgorithmT]):
         Raises
         ------
         StreamSchemaError
-            If `batch` is not a record batch, lacks the join column, or differs in schema from earlier batches.
+            If `batch` is not a record batch, lacks the join column, differs in schema from earlier batches, or has a
+            column that Arrow cannot take rows from or put together exactly.
         KeyInputError
             If the join column has a type that can never equal the key's.
         JoinInputError

@@ -29,9 +29,9 @@ _DECAY = 0.9  # per batch, of the largest row seen: one long text must not make 
 
 def check_how(how: str) -> How:
     """Return the join type, or refuse an unknown one."""
-    if how == "inner":
+    if isinstance(how, str) and how == "inner":
         return "inner"
-    if how == "left":
+    if isinstance(how, str) and how == "left":
         return "left"
     raise JoinInputError(f"`how` must be 'inner' or 'left', not {how!r}")
 

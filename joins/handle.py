@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, Self, TypeVar
 
 import pyarrow as pa
 
+from headrace.joins.dictionaries import types_within
 from headrace.joins.errors import ClosedError, FinishedError, JoinInputError, StreamSchemaError
 from headrace.joins.memory.allocators import release_freed_memory
 from headrace.joins.protocol import Output, Progress, WorkQueue
@@ -29,6 +30,7 @@ __all__ = [
     "AlgorithmT",
     "JoinHandle",
     "check_batch",
+    "check_clock",
     "check_takeable",
     "check_time",
     "columns_of",
@@ -178,8 +180,26 @@ def check_batch(batch: object) -> None:
 
 def check_time(at: object) -> None:
     """Refuse what is not a time on the operator's clock."""
-    if at is not None and (not isinstance(at, Real) or not math.isfinite(at)):
+    if at is not None and not _is_time(at):
         raise JoinInputError(f"a time must be a finite number of seconds on the operator's clock, not {at!r}")
+
+
+def check_clock(clock: object) -> None:
+    """Refuse what does not return a time when it is called without arguments."""
+    if clock is None:
+        return
+    if not callable(clock):
+        raise JoinInputError(f"`clock` must be a function that returns seconds, not {clock!r}")
+    try:
+        now = clock()
+    except TypeError as error:
+        raise JoinInputError(f"`clock` must be a function without parameters: {error}") from error
+    if not _is_time(now):
+        raise JoinInputError(f"`clock` must return a finite number of seconds, not {now!r}")
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def parsed(name: str, parse: Callable[[T], R], value: T) -> R:
@@ -198,8 +218,14 @@ def check_number(name: str, value: object, least: int) -> int:
 
 
 def check_takeable(stream: pa.Schema) -> None:
-    """Refuse columns whose rows Arrow cannot take."""
+    """Refuse columns whose rows Arrow cannot take, or cannot put together as they are."""
     for field in stream:
+        for within in types_within(field.type):
+            if pa.types.is_dictionary(within) and pa.types.is_floating(within.value_type):
+                raise StreamSchemaError(
+                    f"column {field.name!r} has type {field.type}, and Arrow changes floats when it combines the "
+                    f"dictionaries of two batches; decode it to {within.value_type} first"
+                )
         try:
             pa.array([], field.type).take(pa.array([], pa.int32()))
         except pa.ArrowNotImplementedError as error:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 import numpy as np
 
 from headrace.joins.deadlines import Arrivals, Deadlines
+from headrace.joins.dictionaries import own_nbytes
 from headrace.storage.format import concat_batches, take
 
 if TYPE_CHECKING:
@@ -76,8 +77,10 @@ class DeferredSlice(LocatedSlice):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tuples."""
-        return self.rows.nbytes + self.leaf.nbytes + (0 if isinstance(self.arrival, float) else self.arrival.nbytes)
+        """Bytes of the tuples without dictionaries."""
+        return (
+            own_nbytes(self.rows) + self.leaf.nbytes + (0 if isinstance(self.arrival, float) else self.arrival.nbytes)
+        )
 
 
 class InputBuffer:
@@ -104,6 +107,11 @@ class InputBuffer:
         self.rows = 0
         self.nbytes = 0
         self.due = self.tightest = math.inf
+
+    @property
+    def batches(self) -> list[pa.RecordBatch]:
+        """Batches of tuples in the queue."""
+        return [rows for rows, _ in self._batches]
 
     def soon(self, share: float) -> float:
         """Return the earliest time at which a tuple has waited for this share of its allowance."""

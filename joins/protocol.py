@@ -81,7 +81,7 @@ class Progress:
         self._clock = clock
         self._busy = 0.0
         self._since: float | None = None
-        self._harmless = False
+        self._harmless = self._complete = False
         self.tasks = 0
 
     @contextmanager
@@ -90,6 +90,20 @@ class Progress:
         self._harmless = True
         yield
         self._harmless = False
+
+    @contextmanager
+    def complete(self) -> Iterator[None]:
+        """State that an error raised in this ``with`` block loses no result of what was pushed before this task."""
+        self._complete = True
+        yield
+        self._complete = False
+
+    @property
+    def after_failure(self) -> str:
+        """What to do after an error that `failed`."""
+        if self._complete:
+            return "all that was pushed before has its results, so push the rest to a new operator"
+        return "its results are incomplete, so start over with a new operator"
 
     def failed(self) -> bool:
         """Return whether the error that the current task raised may have lost results."""
@@ -178,10 +192,7 @@ class WorkQueue:
             lost = " before all of its results were taken" if self._lost else ""
             raise ClosedError(f"the join was closed{lost}; make a new operator")
         if self._failure is not None:
-            raise JoinStateError(
-                f"the join failed before ({self._failure}); its results are incomplete, so start over with a new "
-                "operator"
-            )
+            raise JoinStateError(f"the join failed before ({self._failure}); {self.progress.after_failure}")
 
     def close(self) -> None:
         """Stop all tasks and drop the results that were not taken."""

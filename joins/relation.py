@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 
 from headrace.joins.errors import JoinInputError, JoinStateError
+from headrace.storage.read import PageReader
 from headrace.storage.tree import Snapshot
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from headrace.storage.read import DeviceModel, PageReader
+    from headrace.storage.read import DeviceModel
 
 __all__ = [
     "Relation",
@@ -110,14 +111,31 @@ def open_relation(source: TableLike | Snapshot, reader: PageReader | None) -> Re
     Raises
     ------
     JoinInputError
-        If a snapshot comes without a reader, or `source` is neither a table nor a snapshot.
+        If a snapshot comes without a reader, or `source` is neither a table nor a snapshot, or `reader` is no reader of
+        such pages.
     """
     if isinstance(source, Snapshot):
         if reader is None:
             raise JoinInputError("a join over a snapshot needs `reader`, a reader of its pages; pass one, or the table")
-        return Relation(source, reader, given=reader)
+        return Relation(source, _checked(reader, source), given=reader)
     _refuse_other(source)
-    return Relation(source.snapshot(), reader or source.reader(), source, reader)
+    snapshot = source.snapshot()
+    given = source.reader() if reader is None else _checked(reader, snapshot)
+    return Relation(snapshot, given, source, reader)
+
+
+def _checked(reader: object, snapshot: Snapshot) -> PageReader:
+    """Return the reader that an operator was given."""
+    if not isinstance(reader, PageReader):
+        raise JoinInputError(
+            f"`reader` must be a reader of the table's pages, as `Table.reader()` returns one, not {reader!r}"
+        )
+    if reader.page_size != snapshot.page_size:
+        raise JoinInputError(
+            f"`reader` reads pages of {reader.page_size} bytes, and those of {snapshot.path} have "
+            f"{snapshot.page_size}; pass a reader of that table"
+        )
+    return reader
 
 
 def _refuse_other(source: object) -> None:

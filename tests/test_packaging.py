@@ -1,7 +1,9 @@
 """The folders at the top install as one package, `headrace`, whatever folders the user's own project has."""
 
+import filecmp
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -25,6 +27,21 @@ def run(*command, cwd, **options):
     return done.stdout
 
 
+def reuse_kernels(package):
+    """Copy the kernels that are compiled beside our sources to the same sources in an installed package.
+
+    Numba takes them for those of a source with the same time and size.
+    """
+    for layer in LAYERS:
+        for kernels in (ROOT / layer).rglob("*.nb[ic]"):
+            source = kernels.parent.parent / f"{kernels.name.partition('.')[0]}.py"
+            copy = package / source.relative_to(ROOT)
+            if copy.exists() and filecmp.cmp(source, copy, shallow=False):
+                shutil.copystat(source, copy)
+                (copy.parent / "__pycache__").mkdir(exist_ok=True)
+                shutil.copy(kernels, copy.parent / "__pycache__")
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
     """Return the Python of an environment with the wheel, and the dependencies but not the sources of this one."""
@@ -34,7 +51,8 @@ def installed(tmp_path_factory):
     site = next((folder / "env" / "lib").glob("python*")) / "site-packages"
     (site / "dependencies.pth").write_text(sysconfig.get_paths()["purelib"])
     (wheel,) = folder.glob("*.whl")
-    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", site, wheel, cwd=folder)
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--no-compile", "--target", site, wheel, cwd=folder)
+    reuse_kernels(site / "headrace")
     return folder / "env" / "bin" / "python"
 
 

@@ -17,7 +17,8 @@ import numpy as np
 from headrace.joins import _result_kernels as kernels
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins.emitter import Matches
-from headrace.joins.errors import JoinInputError, MemoryBudgetError
+from headrace.joins.errors import MemoryBudgetError
+from headrace.joins.handle import check_number
 from headrace.joins.inlj.pool import BufferPool
 from headrace.joins.predicates.search_keys import find, locate
 from headrace.joins.stats import JoinStats
@@ -201,8 +202,7 @@ class IndexNestedLoops(StreamJoin[_NestedLoops]):
         clock: Callable[[], float] | None = None,
         queue_depth: int = 64,
     ) -> None:
-        if queue_depth < 1:
-            raise JoinInputError(f"`queue_depth` is the number of reads in flight, so at least 1, not {queue_depth}")
+        check_number("queue_depth", queue_depth, 1)
         parameters = JoinParameters.check(
             table, on, how, memory, columns=columns, deadline=deadline, reader=reader, clock=clock
         )

@@ -210,7 +210,7 @@ def find_words(
         Output.
     """
     head, tags = multimap.head, multimap.tags
-    found = 0
+    found = _I64(0)  # typed: numba compiles a callee again for a literal
     frame, row = cursor[0], cursor[1]
     while frame < stop and found < len(out.hashes):
         size, left = found, min(len(out.hashes) - found, _BLOCK)
@@ -242,14 +242,14 @@ def find_words(
 def find_hashes(multimap: Multimap, out: RowBuffer) -> int:
     """Keep of the rows in `out`, whose hashes are given, those with a hash in the multimap; return how many."""
     head, tags = multimap.head, multimap.tags
-    size = 0
+    size = _I64(0)  # typed: numba compiles a callee again for a literal
     for i in range(len(out.hashes)):
         value = out.hashes[i]
         out.hashes[size] = value
         out.frame[size] = out.frame[i]
         out.row[size] = out.row[i]
         size += (tags[_bucket(value, len(head))] & _tag(value)) != 0
-    return _walk_chains(0, size, multimap, out)
+    return _walk_chains(_I64(0), size, multimap, out)
 
 
 @njit(cache=True, nogil=True)

@@ -44,20 +44,27 @@ class WindowColumns:
         self._missing: dict[int, dict[int, NDArray[np.bool_]]] = {at: {} for at in self._flat}
         self.nbytes = sum(values.nbytes for values in self._flat.values())
 
-    def write(self, place: int, rows: pa.RecordBatch) -> int:
-        """Put tuples into the slots of a batch; return the bytes that they take in addition to the arrays."""
-        start, masks = place * self._tuples, 0
+    def growth(self, rows: pa.RecordBatch) -> int:
+        """Return the bytes that tuples take in addition to the arrays."""
+        masks = sum(len(rows) for at in self._flat if rows.column(at).null_count)
+        return masks + (int(rows.select(self._rest).nbytes) if self._rest else 0)
+
+    def write(self, place: int, rows: pa.RecordBatch) -> None:
+        """Put tuples into the slots of a batch."""
+        start = place * self._tuples
         for at, values in self._flat.items():
             column = rows.column(at)
             given = view_of(column.buffers()[1], values.dtype)[column.offset : column.offset + len(column)]
             values[start : start + len(given)] = given
             if (nulls := null_mask(column)) is not None:
                 self._missing[at][place] = nulls
-                masks += nulls.nbytes
-        if not self._rest:
-            return masks
-        self._batches[place] = rest = rows.select(self._rest)
-        return int(rest.nbytes) + masks
+        if self._rest:
+            self._batches[place] = rows.select(self._rest)
+
+    @property
+    def unflattened(self) -> list[pa.RecordBatch]:
+        """Columns of each batch that are no arrays."""
+        return [batch for batch in self._batches if batch is not None]
 
     def clear(self, place: int) -> None:
         """Forget the tuples of a batch."""

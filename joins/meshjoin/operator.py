@@ -13,6 +13,7 @@ and w are chosen for the highest rate (`headrace.joins.meshjoin.split`).
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ import numpy as np
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
 from headrace.joins.emitter import Matches
 from headrace.joins.errors import JoinInputError, MemoryBudgetError
+from headrace.joins.handle import check_number
 from headrace.joins.input_buffer import BatchSlice, InputBuffer, compact
 from headrace.joins.meshjoin._window_kernels import RowBuffer
 from headrace.joins.meshjoin.chunks import ChunkReader
@@ -53,6 +55,7 @@ _WORKSPACE_MOST = 16 * 2**20
 _ROW_NBYTES = 8 + 3 * 4 + 12  # hash, slot, frame, row; and a key
 _PAIR_NBYTES = 48
 _TUPLE_NBYTES = 8  # arrival
+_SURE = 4  # of more memory, at least a fourth is for tuples
 
 
 class _MeshScan(JoinAlgorithm):
@@ -85,7 +88,8 @@ class _MeshScan(JoinAlgorithm):
         self.budget.charge("workspace", self._workspace)
         self._input = InputBuffer()
         self._workers = Workers()
-        self._step_number = 0
+        self._step_number = self._entering = 0
+        self._varying = 1.0
         self._split: MeshSplit | None = None
 
     @property
@@ -110,25 +114,41 @@ class _MeshScan(JoinAlgorithm):
         if self._split is None:
             self._allocate(batch)
         assert self._split is not None
-        start = 0
+        start, most = 0, len(batch)
         while start < len(batch):
-            part = batch.slice(start, self._split.tuples - self._input.rows)
-            start += len(part)
-            part = compact(part) if start == len(batch) else part
-            if not self._room_for(part.nbytes):
-                yield from self._step(self._input.take(self._input.rows))
-            self._account(part.nbytes)
-            self._input.add(part, arrival)
-            if self._input.rows >= self._split.tuples:
-                yield from self._step(self._input.take(self._input.rows))
+            part = batch.slice(start, min(most, self._split.tuples - self._input.rows))
+            part = compact(part) if start + len(part) == len(batch) else part
+            lacking = part.nbytes - self.budget.available
+            if lacking <= 0:
+                start += len(part)
+                self._input.add(part, arrival)
+                self._account()
+            elif len(part) > 1 and not self._holds_any:
+                most = len(part) // 2
+            elif not self._holds_any:
+                raise self._refusal(part, lacking)
+            if self._input.rows >= self._split.tuples or lacking > 0:
+                yield from self._go_on()
+
+    @property
+    def _holds_any(self) -> bool:
+        return bool(self._input.rows or self._window.batches)
+
+    def _go_on(self) -> Iterator[pa.RecordBatch]:
+        """Take a step, with the tuples that have arrived, if there are any."""
+        if self._input.rows:
+            yield from self._admit(self._input.take(self._input.rows))
+        elif self._window.batches:
+            yield from self._step()
+
+    def _waiting(self) -> Sequence[pa.RecordBatch]:
+        return self._input.batches if self._split is None else [*self._input.batches, *self._window.unflattened]
 
     def _drain(self) -> Iterator[pa.RecordBatch]:
         if self._split is None:
             return
-        if self._input.rows:
-            yield from self._step(self._input.take(self._input.rows))
-        while self._window.batches:
-            yield from self._step(None)
+        while self._holds_any:
+            yield from self._go_on()
 
     def _allocate(self, batch: pa.RecordBatch) -> None:
         """Divide the memory, now that the size of a tuple is known."""
@@ -152,6 +172,8 @@ class _MeshScan(JoinAlgorithm):
         self._window = MeshWindow(batch.schema, self._split.chunks, self._split.tuples)
         self.budget.charge("inverted_index", self._window.map_nbytes)
         self._account()
+        fixed = (self._window.map_nbytes + self._window.nbytes) / (self._split.chunks * self._split.tuples)
+        self._varying = max(size - fixed, 1.0) / size
         rows = max(2, self._workspace // 4 // _ROW_NBYTES)
         self._scratch = [_row_buffer(rows // 2) for _ in range(2)]
 
@@ -160,20 +182,49 @@ class _MeshScan(JoinAlgorithm):
         assert isinstance(keys, Keys)
         return keys, valid
 
-    def _room_for(self, nbytes: int) -> bool:
-        return nbytes <= self.budget.available or self._input.rows == 0
-
-    def _account(self, arriving: int = 0) -> None:
-        self.budget.resize("input_buffer", self._input.nbytes + arriving)
+    def _account(self) -> None:
+        self.budget.resize("input_buffer", self._input.nbytes + self._entering)
         self.budget.resize("stream_buffer", self._window.nbytes)
 
-    def _step(self, arrived: BatchSlice | None) -> Iterator[pa.RecordBatch]:
-        """Admit tuples, join the window with the next chunk, and complete the tuples that have met every chunk."""
+    def _admit(self, arrived: BatchSlice) -> Iterator[pa.RecordBatch]:
+        """Take a step with tuples that enter the window.
+
+        Tuples may be larger than those whose size decided how the memory is divided. If there is no room, others leave
+        first, and then these enter in parts.
+        """
+        parts, each = [arrived], self.budget.held("input_buffer") / len(arrived.rows)
+        while parts:
+            part = parts.pop()
+            rows, (keys, valid) = len(part.rows), self._keys(part.rows)
+            self._entering = math.ceil(each * (rows + sum(len(later.rows) for later in parts)))
+            self._account()
+            lacking = self._window.growth(part, keys) - self.budget.available - int(each * rows)
+            if lacking <= 0:
+                self._entering = max(0, self._entering - math.ceil(each * rows))
+                self._account()
+                self._window.enter(self._step_number % self._window.places, part, keys, valid)
+                yield from self._step()
+            elif self._window.batches:
+                parts.append(part)
+                yield from self._step()
+            elif rows > 1:
+                parts += reversed(part.parts(2))
+            else:
+                raise self._refusal(part.rows, lacking)
+
+    def _refusal(self, tuples: pa.RecordBatch, lacking: int) -> MemoryBudgetError:
+        """Return the error of a tuple that does not fit alone."""
+        more = math.ceil(_SURE * lacking / self._varying)
+        return MemoryBudgetError.of(
+            f"one stream tuple of {tuples.nbytes} bytes does not fit beside MeshJoin's pages and window",
+            self.budget.limit + more,
+        )
+
+    def _step(self) -> Iterator[pa.RecordBatch]:
+        """Join the window with the next chunk, and complete the tuples that have met every chunk."""
         assert self._split is not None
         chunk, coming = (number % self._split.chunks for number in (self._step_number, self._step_number + 1))
-        if arrived is not None and len(arrived.rows):
-            self._window.enter(chunk, arrived, *self._keys(arrived.rows))
-            self._account()
+        self._account()
         if self._window.batches and self._chunks.pages(chunk):
             frames = self._chunks.read(chunk)
             if self._window.batches > 1:  # not all tuples leave after this step
@@ -279,8 +330,8 @@ class MeshJoin(StreamJoin[_MeshScan]):
         clock: Callable[[], float] | None = None,
         read_pages: int | None = None,
     ) -> None:
-        if read_pages is not None and read_pages < 1:
-            raise JoinInputError(f"`read_pages` is the number of pages in a read, so at least 1, not {read_pages}")
+        if read_pages is not None:
+            check_number("read_pages", read_pages, 1)
         if deadline is not None:
             raise JoinInputError("MeshJoin cannot meet deadlines: each tuple waits for a whole scan; use SSIJ")
         parameters = JoinParameters.check(

@@ -117,16 +117,30 @@ class MeshWindow:
         """Bytes of the tuples: the arrays of their values, which are allocated at once, and what varies."""
         return self._columns.nbytes + self._batch_nbytes
 
+    @property
+    def places(self) -> int:
+        """Most batches in the window: one for each chunk."""
+        return len(self._batches)
+
+    @property
+    def unflattened(self) -> list[pa.RecordBatch]:
+        """Columns of each batch that are kept as they came."""
+        return self._columns.unflattened
+
+    def growth(self, arrived: BatchSlice, keys: Keys) -> int:
+        """Return by how many bytes tuples with these keys would make the window grow."""
+        held = (keys if keys.wide else None, arrived.arrival)
+        return self._columns.growth(arrived.rows) + sum(
+            part.nbytes for part in held if part is not None and not isinstance(part, float)
+        )
+
     def enter(self, place: int, arrived: BatchSlice, keys: Keys, valid: NDArray[np.bool_] | None) -> None:
         """Put tuples in the place of the oldest batch. Only `valid` ones can match."""
         assert self._batches[place] is None
         first, rows = place * self._tuples, len(arrived.rows)
-        nbytes = self._columns.write(place, arrived.rows)
-        kept = keys if keys.wide else None
-        nbytes += sum(
-            held.nbytes for held in (kept, arrived.arrival) if held is not None and not isinstance(held, float)
-        )
-        self._batches[place] = _WindowBatch(rows, arrived.arrival, kept, nbytes)
+        nbytes = self.growth(arrived, keys)
+        self._columns.write(place, arrived.rows)
+        self._batches[place] = _WindowBatch(rows, arrived.arrival, keys if keys.wide else None, nbytes)
         self._batch_nbytes += nbytes
         self.batches += 1
         self._matched[first : first + rows] = False

@@ -43,6 +43,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from headrace.joins.base import JoinAlgorithm, JoinParameters, StreamJoin
+from headrace.joins.errors import MemoryBudgetError
 from headrace.joins.input_buffer import BatchSlice, compact
 from headrace.joins.predicates import AsOf, Equality
 from headrace.joins.relation import scan_seconds
@@ -175,6 +176,9 @@ class SSIJAlgorithm(JoinAlgorithm):
             self.store.queue(batch.nbytes)
             self._queued_rows += len(batch)
         return self._begin(BatchSlice(batch, arrival), self._latest, queued=queued)
+
+    def _waiting(self) -> Sequence[pa.RecordBatch]:
+        return [*self.store.input.batches, *self.store.stream.batches]
 
     def _begin(self, batch: BatchSlice, at: float, *, queued: bool) -> Iterator[pa.RecordBatch]:
         rows = len(batch.rows)
@@ -403,7 +407,22 @@ class SSIJAlgorithm(JoinAlgorithm):
         yield from self._drain()
         with self.progress.harmless():
             change()
-        self._fit_relation(self.relation.newest())
+        with self.progress.complete():
+            self._fit_changed(self.relation.newest())
+            self._switch()
+
+    def _fit_changed(self, relation: Relation) -> None:
+        """Join with a relation after a change, which may have made its index too large."""
+        try:
+            self._fit_relation(relation)
+        except MemoryBudgetError as error:
+            raise MemoryBudgetError(
+                "the change of the table is committed and all tuples pushed before it are joined, but those behind it "
+                f"cannot be: {error}; push them to a new operator with that memory"
+            ) from error
+
+    def _switch(self) -> None:
+        """Switch to the new snapshot. Nothing waits."""
         self._queue.close()
         if self.store.can_install(self.snapshot):
             self._queue = ReadQueue(self.relation.reader, self.store.read_buffer.frames)
@@ -538,7 +557,11 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         super().__init__(SSIJAlgorithm(parameters, SSIJOptions.of({**options})))
 
     def refresh(self) -> Output:
-        """Complete everything pushed so far on the current snapshot, then switch to the newest one."""
+        """Complete everything pushed so far on the current snapshot, then switch to the newest one.
+
+        If its index does not fit the memory, the output raises `MemoryBudgetError` after the last result, and the
+        operator takes no more batches.
+        """
         return self._work.start(self._open().refresh(lambda: None))
 
     def apply(self, upserts: Any = None, deletes: Any = None, **options: Any) -> Output:
@@ -546,7 +569,9 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
 
         Batches pushed before are completed first, on the relation as it was. Consume the output: the changes are
         committed after its last batch. Batches pushed afterwards see the changes. If the table refuses the changes, the
-        output raises its error, and the join goes on with the table as it was.
+        output raises its error, and the join goes on with the table as it was. If the index of the changed table does
+        not fit the memory, the output raises `MemoryBudgetError`: the change is committed, all results of batches
+        pushed before have come, and the operator takes no more batches.
 
         Parameters
         ----------

@@ -78,7 +78,7 @@ class SSIJOptions:
                 raise JoinInputError(f"`{name}` must be a whole number, at least 1, not {value!r}")
         for name, known in (("cache_policy", _POLICIES), ("read_plan", _PLANNERS), ("index", _INDEXES)):
             value = getattr(self, name)
-            if value not in tuple(known):
+            if not isinstance(value, str) or value not in known:
                 raise JoinInputError(f"`{name}` must be {' or '.join(map(repr, known))}, not {value!r}")
         if not isinstance(self.record_tier, bool):
             raise JoinInputError(f"`record_tier` must be True or False, not {self.record_tier!r}")

@@ -136,6 +136,7 @@ class Thresholds:
 
 
 _PHASE_SHARE = 1 / 3  # of the smallest allowance: a longer join phase admits all arrivals ahead of it
+_RESERVE_SHARE = 1 / 32  # of the smallest allowance: a join phase may take so much longer than was estimated
 _IDLE_PHASE_SHARE = 1 / 2  # where nothing arrived during the phases before
 _STEP_SHARE, _STEP_SHARE_MOST = 1 / 64, 1 / 16  # of the smallest allowance: a step of a join phase
 _PUSHES = 4  # in sequence during join phases, with no call in between that only has a step taken: a stream is pulled
@@ -177,7 +178,7 @@ class Schedule:
     """When phases start, and how far they go before arrivals are taken in.
 
     A join phase has to start early enough to end before the earliest due time. Three things count beside the duration
-    that the paper's cost model gives.
+    that the paper's cost model gives and a reserve, a part of the smallest allowance, since the duration is estimated.
 
     Tuples that arrive while a phase runs and miss their leaf wait for that phase and for the next one. So phases may
     take a third of the smallest allowance. If one would take longer, it starts at once and is *eager*: phases follow
@@ -305,7 +306,9 @@ class Schedule:
         seconds = self._seconds_of_all(row_nbytes)
         if self._backpressured:
             return max(earliest - seconds - self._look_up.value, earliest - self._tightest)
-        return min(self._latest, earliest) if self._in_a_hurry(seconds) else earliest - seconds
+        if self._in_a_hurry(seconds):
+            return min(self._latest, earliest)
+        return earliest - seconds - _RESERVE_SHARE * self._tightest
 
     def eager(self, row_nbytes: float) -> bool:
         """Return whether the join phase that starts now is to admit all arrivals ahead of the head."""

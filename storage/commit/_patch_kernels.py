@@ -135,7 +135,7 @@ def _plan_edits(
     data = origin + _field(page, entry, 8)
     found = 0
     clash = -1
-    position = 0
+    position = _I64(0)  # typed: numba compiles a callee again for a literal
     while t < t_end or q < q_end:
         key = touched[t] if t < t_end and (q == q_end or touched[t] <= keys[q]) else keys[q]
         low = position
@@ -531,7 +531,7 @@ def patch_leaves(
     codes = np.zeros((columns, len(keys)), dtype=np.int32)
     frame = np.empty((columns, 3), dtype=np.uint64)
     made = np.zeros(3, dtype=np.int64)
-    out_origin = t = q = 0
+    out_origin = t = q = _I64(0)  # typed: numba compiles a callee again for a literal
     for leaf in range(len(status)):
         origin = leaf * page_size
         t_end = t

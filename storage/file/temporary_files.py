@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["claimed", "remove_remains", "scratch_folder"]
+__all__ = ["claimed", "remove_remains", "removed", "scratch_folder"]
 
 _SCRATCH = ".headrace-sort-"
 
@@ -63,6 +63,15 @@ def remove_remains(folder: Path, names: re.Pattern[str]) -> None:
                 OSError
             ):  # claimed, removed meanwhile, or another user's: none of these matters here
                 _remove_unclaimed(path)
+
+
+def removed(path: Path) -> bool:
+    """Remove a file, if possible; return whether there is none now."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:  # a read-only file system refuses this even where there is no file
+        return not path.exists()
+    return True
 
 
 def _claim(path: Path) -> int | None:

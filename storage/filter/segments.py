@@ -22,7 +22,7 @@ import numpy as np
 
 from headrace.storage.errors import CorruptionError, InputError, StorageIOError, TableNotFoundError
 from headrace.storage.file.backend import FileBackend
-from headrace.storage.file.temporary_files import claimed, remove_remains
+from headrace.storage.file.temporary_files import claimed, remove_remains, removed
 from headrace.storage.filter import _filter_kernels as kernels
 from headrace.storage.format.constants import LEAF_PAGE, SLACK
 from headrace.storage.format.page import runs_of
@@ -369,7 +369,7 @@ def build_filter(snapshot: Snapshot, reader: PageReader, bits: float = DEFAULT_F
     except OSError as error:
         raise StorageIOError(f"cannot build {target}: {error.strerror}; the table is as it was") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        removed(temporary)
 
 
 def _created(path: Path, shape: FilterShape) -> Path:

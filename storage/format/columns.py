@@ -142,11 +142,16 @@ def stored_schema(schema: pa.Schema, key: Sequence[str]) -> pa.Schema:
 
 
 def as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return a column as one contiguous array."""
+    """Return a column as one contiguous array.
+
+    Chunks with dictionaries are decoded: Arrow refuses to combine some dictionaries, and changes floats in others.
+    """
     if not isinstance(column, pa.ChunkedArray):
         return column
     if column.num_chunks == 1:
         return column.chunk(0)
+    if pa.types.is_dictionary(column.type):
+        column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
     joined = column.combine_chunks()
     return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
 

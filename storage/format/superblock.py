@@ -84,7 +84,8 @@ _INT64_MIN, _INT64_MAX = -(2**63), 2**63 - 1
 
 def hash_bytes(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
     """Return the XXH64 of `data`."""
-    return int(xxh64(np.frombuffer(data, dtype=np.uint8), 0, len(data), np.uint64(seed)))
+    writable = np.frombuffer(bytearray(data), dtype=np.uint8)  # numba compiles again for arrays that are not
+    return int(xxh64(writable, 0, len(data), np.uint64(seed)))
 
 
 class Proof(NamedTuple):

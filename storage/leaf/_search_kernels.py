@@ -38,7 +38,7 @@ _U16 = np.uint64(0xFFFF)
 _WINDOW = 7  # rows around a guess, searched without a branch
 _BEFORE = 3  # of them before it
 _STRIDE = 8  # growth of the steps from a guess: most guesses are next to the row, the others may be anywhere
-_NO, _YES = False, True
+_NO, _YES, _ANYWHERE = np.False_, np.True_, np.int64(-1)  # typed: numba compiles a callee again for a literal
 _ALL = ~np.uint64(0)
 _I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
@@ -238,7 +238,7 @@ def _page_of(frames: Bytes, page: int) -> _Page:
     base, packed = load_u64(frames, page + HEADER), load_u64(frames, page + HEADER + 8)
     if rows == 0:
         return _Page(page, rows, base, packed, page, 0, np.uint64(0), 0.0, 0, _ALL)
-    first, first_end = text_span(frames, page, base, packed, 0)
+    first, first_end = text_span(frames, page, base, packed, _I64(0))
     last, last_end = text_span(frames, page, base, packed, rows - 1)
     shared, most = 0, min(first_end - first, last_end - last)
     while shared < most and frames[first + shared] == frames[last + shared]:
@@ -381,11 +381,11 @@ def search_bytes(
         start, stop = low.offsets[i], low.offsets[i + 1]
         end_start, end_stop = high.offsets[i], high.offsets[i + 1]
         if pick == LAST:
-            at = _rank_bytes(frames, page, high.data, end_start, end_stop, closed, -1) - 1
+            at = _rank_bytes(frames, page, high.data, end_start, end_stop, closed, _ANYWHERE) - 1
             row[i] = max(at, 0)
             count[i] = -1 if at < 0 else _order_of_row(frames, page, at, low.data, start, stop) >= 0
             continue
-        at = _rank_bytes(frames, page, low.data, start, stop, _NO, -1)
+        at = _rank_bytes(frames, page, low.data, start, stop, _NO, _ANYWHERE)
         end = at
         if pick == EQUAL:
             if at < page.rows and _order_of_row(frames, page, at, low.data, start, stop) == 0:
@@ -394,6 +394,6 @@ def search_bytes(
             order = _order_of_row(frames, page, at, high.data, end_start, end_stop)
             end = at + (order < 0 or (closed and order == 0))
         elif at < page.rows:
-            end = max(_rank_bytes(frames, page, high.data, end_start, end_stop, closed, -1), at)
+            end = max(_rank_bytes(frames, page, high.data, end_start, end_stop, closed, _ANYWHERE), at)
         row[i] = at if end > at else 0
         count[i] = -1 if pick == FIRST and at == page.rows else end - at

@@ -29,7 +29,7 @@ from headrace.storage.errors import (
     UniqueViolationError,
 )
 from headrace.storage.file.backend import FileBackend, StorageBackend, path_text, sync_folder
-from headrace.storage.file.temporary_files import claimed, remove_remains
+from headrace.storage.file.temporary_files import claimed, remove_remains, removed
 from headrace.storage.filter.segments import drop_filter
 from headrace.storage.format.constants import FIRST_PAGE
 from headrace.storage.format.keys import Keys
@@ -326,9 +326,10 @@ def build_table(
             temporary.replace(target)
         sync_folder(target.parent)
     except OSError as error:
-        raise StorageIOError(f"cannot build {target}: {error.strerror or error}; nothing was left behind") from error
+        left = "nothing was left behind" if removed(temporary) else f"{temporary} is left, which the next build removes"
+        raise StorageIOError(f"cannot build {target}: {error.strerror or error}; {left}") from error
     finally:
-        temporary.unlink(missing_ok=True)
+        removed(temporary)
     return superblock
 
 

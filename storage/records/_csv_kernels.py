@@ -322,12 +322,14 @@ def count_records(
 
 
 @njit(cache=True, nogil=True)
-def check_utf8(data: NDArray[np.uint8], bounds: NDArray[np.int32], records: int, places: NDArray[np.int32]) -> int:
+def check_utf8(
+    data: NDArray[np.uint8], starts: NDArray[np.int32], stops: NDArray[np.int32], places: NDArray[np.int32]
+) -> int:
     """Find the first byte of each record that is not UTF-8, or -1; return how many records have one."""
     found = 0
-    for record in range(records):
+    for record in range(len(places)):
         places[record] = -1
-        position, stop = bounds[0, record], bounds[1, record]
+        position, stop = starts[record], stops[record]
         while position < stop:
             byte = data[position]
             if byte < 0x80:

@@ -6,7 +6,7 @@ of the rule that a field breaks, or 0.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import njit
@@ -39,6 +39,7 @@ _SECOND = 1_000_000_000
 _DIGITS_OF_WORD = 18
 _MOST_EXPONENT = 100_000
 _SPACE = 32
+_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 @njit(cache=True, nogil=True)
@@ -474,7 +475,7 @@ def parse_times(
     for row in range(wanted.size):
         if not wanted[row]:
             continue
-        position, stop = starts[row], stops[row]
+        position, stop = _I64(starts[row]), _I64(stops[row])
         zones[row] = NAIVE
         if has_day:
             year = _number(data, position, stop, 4)
@@ -559,7 +560,7 @@ def parse_patterns(
     for row in range(wanted.size):
         if not wanted[row]:
             continue
-        position, stop = starts[row], stops[row]
+        position, stop = _I64(starts[row]), _I64(stops[row])
         year, month, day = 1970, 1, 1
         hour, minute, second, fraction, afternoon, half = 0, 0, 0, 0, -1, -1
         zones[row] = NAIVE

@@ -326,7 +326,7 @@ def undecoded(data: NDArray[np.uint8], bounds: NDArray[np.int32], records: int) 
     if last <= first or data[first:last].max() < _NOT_ASCII:
         return []
     places = np.empty(records, dtype=np.int32)
-    if not kernels.check_utf8(data, bounds, records, places):
+    if not kernels.check_utf8(data, bounds[0], bounds[1], places):
         return []
     return [(int(record), int(places[record])) for record in np.flatnonzero(places >= 0)]
 

@@ -230,7 +230,7 @@ def _single(records: pa.Array, form: RecordFormat) -> NDArray[np.bool_]:
 
 def _is_one(record: bytes, form: RecordFormat) -> bool:
     """Return whether bytes are one record of CSV and nothing else."""
-    data = np.frombuffer(record + b"\n", dtype=np.uint8)
+    data = np.frombuffer(bytearray(record + b"\n"), dtype=np.uint8)  # writable, as the blocks of files are
     marks = np.empty(len(data) + 3, dtype=np.int32)
     count, end, state = _csv_kernels.count_records(data, 0, len(data), True, *dialect(form), _ALL, marks)  # noqa: FBT003 - a kernel
     return bool(count == 1 and state != _csv_kernels.UNCLOSED and end >= len(record))

@@ -1,5 +1,7 @@
 """A join over a table that changes: each stream tuple sees the relation wholly before or wholly after a change."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 
 from headrace.joins import SSIJ
 from headrace.joins.errors import JoinStateError
-from headrace.storage.errors import KeyInputError, LockedError
+from headrace.storage.errors import KeyInputError, LockedError, MemoryBudgetError
 from headrace.storage.table import Table
 
 KEYS = 400
@@ -185,3 +187,23 @@ def test_a_change_that_the_table_refuses_leaves_the_join_as_it_was(build):
         results = [*before.to_batches(), *join.apply(rows_of([3], 1), wait=1), *join.push(pa.record_batch({"k": [3]}))]
         results += join.finish()
         assert [value[:2] for batch in results for value in batch["v"].to_pylist()] == ["0-", "1-"]
+
+
+@pytest.mark.parametrize("index", ["whole", "paged"])
+def test_a_change_that_outgrows_the_memory_says_that_it_is_committed_and_where_to_go_on(build, tools, index):
+    with build(rows_of(range(KEYS), 0), ["k"], unique=True, page_size=4096) as table:
+        memory = tools.least_memory(SSIJ, table, "k", index=index)
+        join = SSIJ(table, "k", memory=memory, index=index)
+        first = pa.record_batch({"k": np.arange(0, KEYS, 3)})
+        got = list(join.push(first))
+        output = join.apply(rows_of(range(KEYS, 50 * KEYS), 1))
+        with pytest.raises(MemoryBudgetError, match=r"committed.*at least .*push them to a new operator") as error:
+            got.extend(output)
+        assert sum(map(len, got)) == len(first)
+        with pytest.raises(JoinStateError, match="pushed before has its results, so push the rest to a new operator"):
+            join.push(first)
+        join.close()
+        enough = int(re.search(r"\((\d+) bytes\)", str(error.value))[1])
+        with SSIJ(table, "k", memory=enough, index=index) as join:
+            rest = pa.record_batch({"k": np.arange(0, 50 * KEYS, 7)})
+            assert join.push(rest).drain() + join.finish().drain() == len(rest)

@@ -233,6 +233,23 @@ def test_phases_start_early_enough_after_phases_whose_pages_lay_closer_together(
     assert join.stats.deadline_misses == learned
 
 
+def test_a_phase_that_takes_a_little_longer_than_estimated_is_in_time(table):
+    clock, deadline = Clock(), 5.0
+    reader = SlowReader(table, clock)
+    join = SSIJ(table, on="k", memory="256KiB", deadline=deadline, reader=reader, clock=clock)
+    drive(join, clock, [(10.0 * at, np.arange(at, KEYS, 40)) for at in range(5)])
+    keys, now = np.arange(7, KEYS, 40), clock.now + 10
+    clock.now = now
+    found = join.push(pa.record_batch({"k": keys, "at": np.full(len(keys), now)}), at=now).drain()
+    reader.slowness = 1 + deadline / 50 / (now + deadline - join.due)
+    clock.now = join.due
+    while join.due is not None:
+        found += join.tick(clock.now).drain()
+    assert found == len(keys)
+    assert now < clock.now <= now + deadline
+    assert join.stats.deadline_misses == 0
+
+
 def test_a_phase_is_not_estimated_by_the_reads_of_the_one_before(table):
     clock, deadline = Clock(), 3.0
     join = make(table, clock, deadline, memory="192KiB", input_threshold=1, stream_threshold=10**6)

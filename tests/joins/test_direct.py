@@ -75,7 +75,7 @@ def test_leaves_are_those_of_the_index(tools, tmp_path_factory, seed, shape):
         leaf, frame, waiting = ranges.locate(KeyWords(codes), frames)
         assert waiting == 0
         assert np.array_equal(leaf, frame)
-        assert np.array_equal(leaf, snapshot.locate(Keys("u64", codes))[0])
+        assert np.array_equal(leaf, snapshot.locate(Keys("u64", codes.copy()))[0])
         assert ranges.held <= LeafRanges.nbytes(len(frames))
 
 

@@ -317,7 +317,7 @@ def test_the_multimap_is_a_dictionary_of_lists(seed, most, distinct):
 @given(st.lists(st.binary(max_size=12), max_size=20))
 def test_equal_bytes_have_equal_hashes(values):
     offsets = np.cumsum([0, *map(len, values)])
-    data = np.frombuffer(b"".join(values) + b"\0", dtype=np.uint8)
+    data = np.frombuffer(bytearray(b"".join(values) + b"\0"), dtype=np.uint8)
     hashes = _window_kernels.hash_bytes(offsets, data)
     assert len(set(hashes.tolist())) == len(set(values))
     reverse = np.arange(len(values), dtype=np.int32)[::-1].copy()

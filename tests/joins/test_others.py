@@ -168,6 +168,45 @@ def test_meshjoin_says_how_much_memory_is_enough(table, tools, text):
         assert join.push(batch).drain() + join.finish().drain() == 1
 
 
+LATER = {
+    "text": pa.array,
+    "text with nulls": lambda words: pa.array([word or None for word in words], pa.string()),
+    "dictionary": lambda words: pa.array(words).dictionary_encode(),
+}
+
+
+@pytest.mark.parametrize("column", LATER.values(), ids=LATER)
+@pytest.mark.parametrize("seed", range(10))
+def test_tuples_larger_than_the_first_ones_end_no_meshjoin(table, column, seed):
+    """Only a tuple that does not fit alone is refused, and the memory that the error advises joins it in the end."""
+    rng, batches, wanted = np.random.default_rng(seed), [], []
+    for longest in (3, *rng.choice([0, 5, 50, 500, 20_000], 8).tolist()):
+        keys = rng.integers(0, KEYS + 100, 3 if longest > 500 else int(rng.choice([1, 10, 300])))
+        words = ["x" * int(rng.integers(0, longest + 1)) for _ in keys]
+        pads = [f"{key:>60}" if key < KEYS else None for key in keys]
+        wanted += zip(keys.tolist(), [word or None for word in words], pads, strict=True)
+        batches.append(pa.record_batch({"k": keys, "x": column(words)}))
+    memory, refused = 160_000, True
+    for _ in range(6):
+        got = []
+        with MeshJoin(table, on="k", how="left", memory=memory) as join:
+            try:
+                for batch in batches:
+                    got += list(join.push(batch))
+                got += list(join.finish())
+                refused = False
+            except MemoryBudgetError as error:
+                if "one stream tuple of" not in str(error):
+                    raise
+                memory = error.least
+        assert join.stats.memory.peak <= join.stats.memory.limit
+        if not refused:
+            break
+    assert not refused
+    found = [(row["k"], row["x"] or None, row["pad"]) for batch in got for row in batch.to_pylist()]
+    assert sorted(found, key=str) == sorted(wanted, key=str)
+
+
 def test_without_a_queue_index_nested_loops_read_one_page_at_a_time(table, monkeypatch):
     join = IndexNestedLoops(table, on="k", memory="4MiB", queue_depth=1)
     calls = reads_of(table, monkeypatch)

@@ -147,12 +147,39 @@ def test_the_stream_keeps_its_schema(table, operator):
         ({"on": "k", "how": "outer"}, JoinInputError, "'inner' or 'left'"),
         ({"on": "k", "columns": ["x"]}, SchemaError, "'x'"),
         ({"on": "k", "memory": "lots"}, ValueError, "`memory`: not a size"),
+        ({"on": "k", "how": np.array(["a", "b"])}, JoinInputError, "'inner' or 'left'"),
+        ({"on": "k", "memory": 2**63}, JoinInputError, "`memory` must be below 8 EiB"),
         ({"on": "k", "clock": 5}, JoinInputError, "`clock` must be a function that returns seconds, not 5"),
+        ({"on": "k", "clock": len}, JoinInputError, "`clock` must be a function without parameters"),
+        ({"on": "k", "clock": lambda: "now"}, JoinInputError, "`clock` must return a finite number.*not 'now'"),
+        ({"on": "k", "reader": 5}, JoinInputError, "`reader` must be a reader of the table's pages.*not 5"),
+        ({"on": "k", "reader": ""}, JoinInputError, "`reader` must be a reader of the table's pages.*not ''"),
     ],
 )
 def test_parameters_are_checked(table, operator, given, error, message):
     with pytest.raises(error, match=message):
         operator(table, **given)
+
+
+def test_a_reader_of_other_pages_is_refused(table, build, operator):
+    with build(pa.table({"k": [1]}), ["k"], page_size=16_384) as other:
+        for source in (table, table.snapshot()):
+            with pytest.raises(JoinInputError, match="`reader` reads pages of 16384 bytes, and those of"):
+                operator(source, on="k", reader=other.reader())
+
+
+@pytest.mark.parametrize("value", ["x", 0, 1.5, True, [1], np.array([1, 2])])
+def test_numbers_of_pages_and_reads_are_checked(table, value):
+    with pytest.raises(JoinInputError, match="`read_pages` must be a whole number of at least 1"):
+        MeshJoin(table, on="k", read_pages=value)
+    with pytest.raises(JoinInputError, match="`queue_depth` must be a whole number of at least 1"):
+        IndexNestedLoops(table, on="k", queue_depth=value)
+
+
+@pytest.mark.parametrize("option", ["cache_policy", "read_plan", "index"])
+def test_names_of_choices_are_checked(table, option):
+    with pytest.raises(JoinInputError, match=f"`{option}` must be"):
+        SSIJ(table, on="k", **{option: np.array(["a", "b"])})
 
 
 @pytest.mark.parametrize("other", ["planes", None, pa.table({"k": [1]})])

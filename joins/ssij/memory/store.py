@@ -339,7 +339,7 @@ class Store:
     def hold(self, chunk: Chunk) -> None:
         """Put tuples into the stream buffer."""
         wanted = min(chunk.wanted_most, self.snapshot.leaves - self.stream.pages)
-        self.make_room(self._growth(chunk.tuple_nbytes, chunk.index_nbytes + self.stream.wanted_nbytes * wanted))
+        self.make_room(self._growth(self.stream.growth(chunk), chunk.index_nbytes + self.stream.wanted_nbytes * wanted))
         self.stream.add(chunk)
         self.account()
         while (few := self.stream.mergeable(self.workspace // 2)) and self.try_make_room(

@@ -15,11 +15,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from headrace.joins.deadlines import Deadlines
+from headrace.joins.dictionaries import HeldDictionaries, combined_nbytes, own_nbytes
 from headrace.joins.input_buffer import DeferredSlice, arrivals_at
 from headrace.joins.ssij.memory import _index_kernels as kernels
 from headrace.storage.format import concat_batches, take
@@ -44,10 +46,12 @@ __all__ = [
     "ascending",
     "ascends",
     "by_leaves",
+    "division_nbytes",
     "merged_arrivals",
 ]
 
 _ARRIVAL_NBYTES = 8
+_OFFSET_NBYTES = 8
 LEAF_RUN_NBYTES = 12
 """Bytes of a leaf run that is not one leaf: first and last leaf, and tuple."""
 WANTED_NBYTES = 9
@@ -101,10 +105,10 @@ class Chunk:
 
     @property
     def tuple_nbytes(self) -> int:
-        """Bytes of the tuples, of a mark of each, and of what their deferral may take: the stream buffer's share."""
+        """Bytes of the tuples without dictionaries, of a mark of each, and of what their deferral may take."""
         arrival = 0 if isinstance(self.arrival, float) else self.arrival.nbytes
-        deferral = 0 if self.undecided is None else DEFERRAL_NBYTES * len(self.rows) + _bitmaps_nbytes(self.rows)
-        return self.rows.nbytes + arrival + deferral + len(self.rows)
+        deferral = 0 if self.undecided is None else DEFERRAL_NBYTES * len(self.rows) + division_nbytes(self.rows)
+        return own_nbytes(self.rows) + arrival + deferral + len(self.rows)
 
     @property
     def index_nbytes(self) -> int:
@@ -170,8 +174,6 @@ class StreamBuffer:
         Number of leaves that tuples wait for (the size of the paper's P_u).
     rows
         Number of waiting tuples.
-    tuple_nbytes
-        Bytes of the tuples.
     due, tightest
         Earliest due time of a waiting tuple and smallest allowance; infinity if there are none.
     deferred
@@ -186,7 +188,8 @@ class StreamBuffer:
         self.wanted_nbytes = LISTED_NBYTES if leaves is None else WANTED_NBYTES
         self.rows = 0
         self.pages = 0
-        self.tuple_nbytes = 0
+        self._own_nbytes = 0
+        self._dictionaries = HeldDictionaries()
         self._runs_nbytes = self._unwanted = 0
         self.due = self.tightest = math.inf
         self.deferred: list[DeferredSlice] = []
@@ -197,6 +200,16 @@ class StreamBuffer:
         return [*self._simple, *self._spanning]
 
     @property
+    def batches(self) -> list[pa.RecordBatch]:
+        """Tuples of all chunks, and those deferred."""
+        return [held.rows for held in (*self.chunks, *self.deferred)]
+
+    @property
+    def tuple_nbytes(self) -> int:
+        """Bytes of the tuples, with the dictionaries that they share."""
+        return self._own_nbytes + self._dictionaries.nbytes
+
+    @property
     def spans(self) -> bool:
         """Whether any tuple waits for several leaves."""
         return bool(self._spanning)
@@ -205,6 +218,14 @@ class StreamBuffer:
     def index_nbytes(self) -> int:
         """Bytes of the leaf runs, and of the list of wanted pages that a join phase makes."""
         return self._runs_nbytes + self.wanted_nbytes * (self.pages + self._unwanted)
+
+    def growth(self, chunk: Chunk) -> int:
+        """Return by how many bytes the tuples of a chunk would make the stream buffer grow."""
+        return chunk.tuple_nbytes + self.dictionaries_growth(chunk.rows)
+
+    def dictionaries_growth(self, rows: pa.RecordBatch) -> int:
+        """Return how many bytes the dictionaries of some tuples would add, however many chunks these tuples become."""
+        return self._dictionaries.growth(rows)
 
     def add(self, chunk: Chunk) -> None:
         """Append a chunk."""
@@ -231,19 +252,21 @@ class StreamBuffer:
             last = chunks[-_FAN_IN:]
             sizes = [len(chunk.rows) for chunk in last]
             alike = len(last) == _FAN_IN and max(sizes) <= _TIER * min(sizes)
-            if alike and sum(chunk.tuple_nbytes for chunk in last) <= nbytes:
+            if alike and sum(chunk.tuple_nbytes for chunk in last) + _combined_nbytes(last) <= nbytes:
                 return last
         return []
 
     @staticmethod
     def merged_growth(chunks: list[Chunk]) -> int:
-        """Return by how many bytes chunks may grow if merged: arrivals, and a bitmap for each column."""
-        return sum(len(chunk.rows) * _ARRIVAL_NBYTES + _bitmaps_nbytes(chunk.rows) for chunk in chunks)
+        """Return by how many bytes chunks may grow if merged: arrivals, bitmaps, and new dictionaries."""
+        arrivals = sum(len(chunk.rows) * _ARRIVAL_NBYTES + division_nbytes(chunk.rows) for chunk in chunks)
+        return arrivals + _combined_nbytes(chunks)
 
     def merge(self, last: list[Chunk]) -> None:
         """Replace the latest chunks, which `mergeable` returned, by one."""
         del self._like(last[0])[-len(last) :]
-        self.tuple_nbytes -= sum(chunk.tuple_nbytes for chunk in last)
+        for chunk in last:
+            self._drop(chunk.rows, chunk.tuple_nbytes)
         self._runs_nbytes -= sum(chunk.index_nbytes for chunk in last)
         self._append(_merged(last))
 
@@ -253,14 +276,13 @@ class StreamBuffer:
             self.demand = _NO_DEMAND
         else:
             self.demand[:] = 0
-        self.rows = self.pages = self.tuple_nbytes = self._runs_nbytes = self._unwanted = 0
-        self.due = self.tightest = math.inf
+        self.pages = self._unwanted = 0
         self._spanning.clear()
         while self._simple:
             deferred = self._simple.pop().deferred_slice(step)
             if deferred is not None:
                 self.deferred.append(deferred)
-                self.tuple_nbytes += deferred.nbytes
+        self._recount()
 
     def settle(self, read: NDArray[np.int32], step: int) -> list[Chunk]:
         """Remove the tuples that have met all their leaves, now that the leaves `read` have been met.
@@ -285,7 +307,7 @@ class StreamBuffer:
                 self.deferred.append(deferred)
             rest = _without_met(chunk, self.demand)
             if rest is not None:
-                simple.append(rest)
+                simple.append(rest if deferred is None else rest.compacted())  # or they would be held twice
         for chunk in self._spanning:
             rest, done = _without_met_runs(chunk, self.demand)
             spanning += [] if rest is None else [rest]
@@ -297,7 +319,12 @@ class StreamBuffer:
     def _recount(self) -> None:
         chunks = self.chunks
         self.rows = sum(chunk.waiting for chunk in chunks)
-        self.tuple_nbytes = sum(part.nbytes for part in self.deferred) + sum(chunk.tuple_nbytes for chunk in chunks)
+        self._own_nbytes = 0
+        self._dictionaries.clear()
+        for deferred in self.deferred:
+            self._keep(deferred.rows, deferred.nbytes)
+        for chunk in chunks:
+            self._keep(chunk.rows, chunk.tuple_nbytes)
         self._runs_nbytes = sum(chunk.index_nbytes for chunk in chunks)
         self.due = self.tightest = math.inf
         for chunk in chunks:
@@ -326,11 +353,11 @@ class StreamBuffer:
         if not self.deferred:
             return None
         deferred = self.deferred.pop()
-        self.tuple_nbytes -= deferred.nbytes
+        self._drop(deferred.rows, deferred.nbytes)
         if len(deferred.rows) > most:
             rest = deferred.slice(most, len(deferred.rows))
             self.deferred.append(rest)
-            self.tuple_nbytes += rest.nbytes
+            self._keep(rest.rows, rest.nbytes)
         return deferred.slice(0, most)
 
     def _like(self, chunk: Chunk) -> list[Chunk]:
@@ -339,13 +366,39 @@ class StreamBuffer:
 
     def _append(self, chunk: Chunk) -> None:
         self._like(chunk).append(chunk)
-        self.tuple_nbytes += chunk.tuple_nbytes
+        self._keep(chunk.rows, chunk.tuple_nbytes)
         self._runs_nbytes += chunk.index_nbytes
 
+    def _keep(self, rows: pa.RecordBatch, nbytes: int) -> None:
+        self._own_nbytes += nbytes
+        self._dictionaries.add(rows)
 
-def _bitmaps_nbytes(rows: pa.RecordBatch) -> int:
-    """Return the bytes of the bitmaps that a copy of these tuples may get: one for each column."""
-    return rows.num_columns * (len(rows) // 8 + 1)
+    def _drop(self, rows: pa.RecordBatch, nbytes: int) -> None:
+        self._own_nbytes -= nbytes
+        self._dictionaries.remove(rows)
+
+
+def _combined_nbytes(chunks: Sequence[Chunk]) -> int:
+    """Return the most bytes of the new dictionaries that chunks get if merged."""
+    return combined_nbytes([chunk.rows for chunk in chunks])
+
+
+def division_nbytes(rows: pa.RecordBatch) -> int:
+    """Return the most bytes by which copies of some tuples and of the others exceed the bytes of all.
+
+    Either copy may have a bitmap for each column, and one offset more than values.
+    """
+    return _arrays(rows.schema) * (len(rows) // 8 + 2 + _OFFSET_NBYTES)
+
+
+@lru_cache(maxsize=64)
+def _arrays(schema: pa.Schema) -> int:
+    """Return the number of arrays in a batch: columns, and the children of nested ones."""
+
+    def within(dtype: pa.DataType) -> int:
+        return 1 + sum(within(dtype.field(at).type) for at in range(dtype.num_fields))
+
+    return sum(within(field.type) for field in schema)
 
 
 def _added(demand: LeafMap, chunk: Chunk) -> LeafMap:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 import numpy as np
 
 from headrace.joins import _result_kernels
-from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES
+from headrace.joins.dictionaries import own_nbytes
+from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES, division_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,6 @@ __all__ = ["ProbingPhase", "sorted_positions"]
 
 _NO_FLAGS = np.zeros(0, dtype=np.bool_)
 _WORD = 64  # bits
-_BITMAP_NBYTES = 2
 
 
 class _Probed(Protocol):
@@ -71,11 +71,14 @@ class ProbingPhase(ABC, Generic[ProbeT]):
         Returns
         -------
         list of (int, int)
-            For each part, the most bytes by which the stream buffer and the inverted index will grow.
+            For each part, the most bytes by which the stream buffer and the inverted index will grow; and then for the
+            dictionaries that the parts share.
         """
         workers = self._context.workers
         self._probes = workers.map(self._probe, batch.parts(workers.share(len(batch.rows))))
-        return [self._waiting_nbytes(probe.batch, *probe.leaf_runs) for probe in self._probes]
+        growth = [self._waiting_nbytes(probe.batch, *probe.leaf_runs) for probe in self._probes]
+        shared = self._store.stream.dictionaries_growth(batch.rows) if any(runs for _, runs in growth) else 0
+        return [*growth, (shared, 0)]
 
     @property
     def waiting_nbytes(self) -> int:
@@ -96,6 +99,8 @@ class ProbingPhase(ABC, Generic[ProbeT]):
     def _waiting_nbytes(self, batch: BatchSlice, runs: int, wanted: int) -> tuple[int, int]:
         """Return the most bytes that tuples of a batch take in the stream buffer and in the inverted index.
 
+        Without dictionaries.
+
         Parameters
         ----------
         batch
@@ -109,7 +114,8 @@ class ProbingPhase(ABC, Generic[ProbeT]):
             return 0, 0
         rows = batch.rows
         arrivals = 0 if isinstance(batch.arrival, float) else batch.arrival.nbytes
-        tuples = rows.nbytes + arrivals + (_BITMAP_NBYTES * rows.num_columns + self.mark_nbytes) * len(rows)
+        copies = 2 * division_nbytes(rows)  # into chunks by kind, and again when some of a chunk are deferred
+        tuples = own_nbytes(rows) + arrivals + copies + self.mark_nbytes * len(rows)
         return tuples, LEAF_RUN_NBYTES * runs + self._store.stream.wanted_nbytes * wanted
 
     def _note_looked_up(self, frame: NDArray[np.int32], waiting: int, asked: int, absent: int) -> None:

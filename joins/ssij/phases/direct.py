@@ -97,7 +97,8 @@ class DirectPhase(ProbingPhase[DirectProbe]):
         In that case each thread looks its part up just before joining it, and `run` does both.
         """
         rows = len(batch.rows)
-        most = self._waiting_nbytes(batch, rows, min(rows, self._snapshot.leaves))
+        tuples, index = self._waiting_nbytes(batch, rows, min(rows, self._snapshot.leaves))
+        most = tuples + self._store.stream.dictionaries_growth(batch.rows), index
         if self._store.fits(*most):
             self._parts = batch.parts(self._context.workers.share(rows))
             return [most]

@@ -113,7 +113,7 @@ class NearestPhase(ProbingPhase[_Probe]):
             first, last = first[again], last[again]
         leaf, found = start.copy(), np.zeros((3, len(order)), dtype=np.int32)
         possible = self._look(keys, leaf, (first, last), found)
-        frame, row, count = found[:, possible]
+        frame, row, count = (part[possible] for part in found)
         return _Probe(batch, order[possible], leaf[possible], frame, row, count, leaves)
 
     def _look(

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 import numpy as np
 
 from headrace.joins.errors import FinishedError, JoinInputError, StreamSchemaError
-from headrace.joins.handle import JoinHandle, check_batch, check_time, columns_of, parsed
+from headrace.joins.handle import JoinHandle, check_batch, check_clock, check_time, columns_of, parsed
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.protocol import Output, Progress
 from headrace.joins.streams.base.stats import PhaseCounters, StreamsStats
@@ -120,15 +120,14 @@ class StreamsParameters:
         """
         graph = JoinGraph(inputs, on)
         allowed = [choice for choice in hows if choice == "inner" or len(graph.names) == _TWO]
-        chosen = next((choice for choice in allowed if choice == how), None)
+        chosen = next((choice for choice in allowed if isinstance(how, str) and choice == how), None)
         if chosen is None:
             others = "; SymmetricHash, XJoin and DoublePipelinedHash make outer joins, of two inputs"
             raise JoinInputError(
                 f"`how` must be {' or '.join(map(repr, allowed))} for this join of {len(graph.names)} inputs, not "
-                f"{how!r}{others if how in HOWS else ''}"
+                f"{how!r}{others if isinstance(how, str) and how in HOWS else ''}"
             )
-        if clock is not None and not callable(clock):
-            raise JoinInputError(f"`clock` must be a function that returns seconds, not {clock!r}")
+        check_clock(clock)
         limit, longest = parsed("memory", parse_memory, memory), parsed("wait", parse_duration, wait)
         return cls(graph, chosen, limit, longest, spill, backend, clock)
 

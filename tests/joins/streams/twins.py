@@ -36,8 +36,8 @@ class NestedLoopsAlgorithm(StreamsAlgorithm):
         choices = [range(len(store)) for store in self._stores]
         choices[side] = range(before, before + len(rows))
         found = combinations(self._values, choices, self._conditions)
-        positions = np.array(found, dtype=np.int64).reshape(-1, len(self._stores))
-        yield from self.results.batches([(store.rows, positions[:, at]) for at, store in enumerate(self._stores)])
+        positions = np.array(found, dtype=np.int64).reshape(-1, len(self._stores)).T.copy()
+        yield from self.results.batches([(store.rows, positions[at]) for at, store in enumerate(self._stores)])
 
     def _cleanup(self):
         return iter(())
