@@ -100,10 +100,10 @@ def costs(result):
         line = f"{name}: {processor / tuples * 1e9:,.0f} ns of processor a tuple, {processor / seconds:.2f} cores"
         details = samples[-1]["details"]
         if "pages_read" in details:
-            pages = sum(sample["details"]["pages_read"] for sample in samples)
-            line += f", {pages * PAGE_NBYTES / seconds / 1e6:,.0f} MB/s read, hits {details['hit_ratio']:.1%}"
-            if pages:
-                most = result["device"]["sequential_bytes"] * tuples / (pages * PAGE_NBYTES)
+            nbytes = PAGE_NBYTES * sum(sample["details"]["pages_read"] for sample in samples)
+            line += f", {nbytes / seconds / 1e6:,.0f} MB/s read, hits {details['hit_ratio']:.1%}"
+            if nbytes:
+                most = result["device"]["sequential_bytes"] * tuples / nbytes
                 line += f"; at most {most / 1e6:,.3g} M/s if it only read"
         lines.append(line)
     return lines

@@ -4,8 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from test_row_tier import oracle, relation, stream_of
+from test_row_tier import WORLDS, oracle, stream_of, world
 
 from headrace.joins import SSIJ
 from headrace.storage.errors import CorruptPageError
@@ -13,7 +12,6 @@ from headrace.storage.format import _page_kernels
 from headrace.storage.read import ReadQueue
 from headrace.storage.read import read_queue as read_queue_module
 
-SEEDS = st.integers(0, 2**32 - 1)
 ENOUGH = 8000  # tuples that pay for a scan of a few hundred pages
 
 
@@ -46,15 +44,9 @@ def wide(build):
 
 
 @settings(max_examples=12, deadline=None)
-@given(
-    seed=SEEDS, shape=st.sampled_from(["even", "bunched", "ends"]), how=st.sampled_from(["inner", "left"]),
-    nulls=st.sampled_from([0, 0.2]), threads=st.sampled_from([1, 2]), rows=st.integers(1, 3000),
-)  # fmt: skip
+@given(**WORLDS)
 def test_results_are_those_of_arrow(tools, build, seed, shape, how, nulls, threads, rows):
-    rng = np.random.default_rng(seed)
-    keys = tools.unique_keys(rng, shape, rows)
-    source = relation(rng, keys, nulls)
-    with build(source, ["k"], unique=True, page_size=4096) as table:
+    with world(tools, build, seed, shape, nulls, rows) as (rng, keys, source, table):
         join = scanning(table, how, threads=threads)
         stream = stream_of(rng, keys, ENOUGH)
         check(joined(join.push(stream), join.flush()), stream, source, how)

@@ -1,5 +1,6 @@
 """Row tier of SSIJ: the same results once all rows are beside their pages, and memory that it gives back."""
 
+import contextlib
 from decimal import Decimal
 
 import numpy as np
@@ -13,6 +14,10 @@ from headrace.joins.workers import Workers
 
 SEEDS = st.integers(0, 2**32 - 1)
 LOWEST, HIGHEST = -(2**63), 2**63 - 1
+WORLDS = {
+    "seed": SEEDS, "shape": st.sampled_from(["even", "bunched", "ends"]), "how": st.sampled_from(["inner", "left"]),
+    "nulls": st.sampled_from([0, 0.2]), "threads": st.sampled_from([1, 2]), "rows": st.integers(1, 3000),
+}  # fmt: skip
 
 
 def relation(rng, keys, nulls):
@@ -31,6 +36,16 @@ def relation(rng, keys, nulls):
         "flag": some(rng.random(rows) < 0.5),
         "ratio": some(rng.random(rows)),
     })  # fmt: skip
+
+
+@contextlib.contextmanager
+def world(tools, build, seed, shape, nulls, rows):
+    """Yield a generator of random numbers, keys, a relation with these keys, and its table."""
+    rng = np.random.default_rng(seed)
+    keys = tools.unique_keys(rng, shape, rows)
+    source = relation(rng, keys, nulls)
+    with build(source, ["k"], unique=True, page_size=4096) as table:
+        yield rng, keys, source, table
 
 
 def stream_of(rng, keys, rows):
@@ -65,15 +80,9 @@ def oracle(stream, source, how, names):
 
 
 @settings(max_examples=40, deadline=None)
-@given(
-    seed=SEEDS, shape=st.sampled_from(["even", "bunched", "ends"]), how=st.sampled_from(["inner", "left"]),
-    nulls=st.sampled_from([0, 0.2]), threads=st.sampled_from([1, 2]), rows=st.integers(1, 3000),
-)  # fmt: skip
+@given(**WORLDS)
 def test_results_are_those_of_arrow(tools, build, seed, shape, how, nulls, threads, rows):
-    rng = np.random.default_rng(seed)
-    keys = tools.unique_keys(rng, shape, rows)
-    source = relation(rng, keys, nulls)
-    with build(source, ["k"], unique=True, page_size=4096) as table:
+    with world(tools, build, seed, shape, nulls, rows) as (rng, keys, source, table):
         join = SSIJ(table, [("s", "k")], how, "32MiB", threads=threads)
         fill(join, keys)
         assert join.store.tiers.rows.ready

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
 __all__ = ["JoinPhase"]
 
 _STEP_SHARE = 32  # of the stream buffer, gathered at once where a step may stop
-_WORTH_A_THREAD = 4096  # fewer tuples are offered to the record tier before a thread has woken up
+_STEP_LEAST = 4096  # tuples: as many are gathered at least, wherever a step may stop
 
 
 class JoinPhase:
@@ -104,7 +104,6 @@ class JoinPhase:
         self._tuple_nbytes = context.store.stream.tuple_nbytes
         self.seconds = self.settled = 0.0
         self.done = False
-        release_freed_memory(self._tuple_nbytes)  # by online phases: other threads will allocate, and rows come in
 
     def step(self, cut: Callable[[], bool] | None, *, fine: bool = False) -> Iterator[pa.RecordBatch]:
         """Read the pages that come next, join each with the tuples that wait for it, and let these leave.
@@ -116,6 +115,8 @@ class JoinPhase:
         fine
             Whether `cut` will soon say so. Then blocks are small, and no more is prepared than a few of them need.
         """
+        if self._leaves == 0:  # the first step: other threads will allocate now, and cannot reuse what was freed before
+            release_freed_memory(self._tuple_nbytes)
         counters = self._context.counters
         begin, seeks, pages = self._context.progress.busy_seconds, counters.seeks, counters.pages_read
         cut = cut if self._divisible else None
@@ -328,7 +329,7 @@ class _BlockJoin:
         self._gatherer: Workers | None = None
         most = context.store.tuples_in_a_part(context.emitter, context.bound.keys_per_tuple)
         if fine:  # what was gathered for leaves that are not read is dropped
-            most = min(most, max(_WORTH_A_THREAD, context.store.stream.rows // _STEP_SHARE))
+            most = min(most, max(_STEP_LEAST, context.store.stream.rows // _STEP_SHARE))
         elif context.workers.share(most) > 1:  # one batch is gathered while another is joined
             self._gatherer, most = context.workers, most // 2
         self._pair_batches = PairBatches(leaves, context.store.stream.demand, chunks, context.bound, most)
