@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import load_u16, load_u64
+from headrace.storage.format._byte_kernels import I64, load_u16, load_u64
 from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, LEAF_PAGE, WORD
 from headrace.storage.leaf._search_kernels import mask_of
 
@@ -19,7 +19,6 @@ __all__ = ["leaf_faults"]
 _TEXT_WIDTH = 2
 _DICTIONARY = 2
 _U16 = np.uint64(0xFFFF)
-_I64: Any = np.int64
 
 NOT_A_LEAF, BAD_COUNT, BAD_ENTRY, BAD_BLOCK, BAD_TEXT, BAD_KEYS = 1, 2, 3, 4, 5, 6
 
@@ -30,7 +29,7 @@ def _plain_fault(frames: Bytes, rows: int, base: int, ends: int, width: int, roo
     mask = (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)
     end = 0
     for row in range(rows):
-        reached = (row + 1) * base + _I64(load_u64(frames, ends + row * width) & mask)
+        reached = (row + 1) * base + I64(load_u64(frames, ends + row * width) & mask)
         if reached < end or reached > room:
             return True
         end = reached
@@ -66,9 +65,9 @@ def _dictionary_fault(frames: Bytes, block: int, room: int) -> bool:
 @njit(cache=True, nogil=True)
 def _text_fault(frames: Bytes, page: int, page_size: int, rows: int, base: int, packed: np.uint64, nulls: int) -> bool:
     """Whether a text block of sound offsets reaches outside the page or runs backwards."""
-    data = page + _I64(packed & _U16)
-    aux = _I64((packed >> np.uint64(16)) & _U16)
-    width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+    data = page + I64(packed & _U16)
+    aux = I64((packed >> np.uint64(16)) & _U16)
+    width = I64((packed >> np.uint64(48)) & np.uint64(0xFF))
     if packed >> np.uint64(56) != np.uint64(_DICTIONARY):
         return _plain_fault(frames, rows, base, data, width, page_size - aux)
     if aux + 2 > page_size or _dictionary_fault(frames, page + aux, page_size - aux):
@@ -77,7 +76,7 @@ def _text_fault(frames: Bytes, page: int, page_size: int, rows: int, base: int, 
     mask = (np.uint64(1) << np.uint64(8 * width)) - np.uint64(1)
     for row in range(rows):
         absent = nulls > 0 and (frames[page + nulls + (row >> 3)] >> (row & 7)) & 1 != 0
-        if not absent and _I64(load_u64(frames, data + row * width) & mask) >= distinct:
+        if not absent and I64(load_u64(frames, data + row * width) & mask) >= distinct:
             return True
     return False
 
@@ -96,7 +95,7 @@ def leaf_faults(frames: Bytes, page_size: int, pages: int, text: Bytes, faults: 
     for number in range(pages):
         page = number * page_size
         head = load_u64(frames, page + 16)
-        rows = _I64(head >> np.uint64(32))
+        rows = I64(head >> np.uint64(32))
         faults[number] = 0
         if head & np.uint64(0xFF) != np.uint64(LEAF_PAGE):
             faults[number] = NOT_A_LEAF
@@ -105,12 +104,12 @@ def leaf_faults(frames: Bytes, page_size: int, pages: int, text: Bytes, faults: 
             faults[number] = BAD_COUNT
             continue
         for entry in range(len(text)):
-            base = _I64(load_u64(frames, page + HEADER + DIRECTORY_ENTRY * entry))
+            base = I64(load_u64(frames, page + HEADER + DIRECTORY_ENTRY * entry))
             packed = load_u64(frames, page + HEADER + DIRECTORY_ENTRY * entry + 8)
-            data = _I64(packed & _U16)
-            nulls = _I64((packed >> np.uint64(32)) & _U16)
-            width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
-            encoding = _I64(packed >> np.uint64(56))
+            data = I64(packed & _U16)
+            nulls = I64((packed >> np.uint64(32)) & _U16)
+            width = I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            encoding = I64(packed >> np.uint64(56))
             is_text = text[entry] != 0
             kind = 0
             sound = (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from headrace.storage.format import HEADER, load_u64, prefetch
+from headrace.storage.format import HEADER, I64, load_u64, prefetch
 from headrace.storage.leaf import mask_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,6 @@ _FNV_OFFSET = np.uint64(0xCBF29CE484222325)
 _FNV_PRIME = np.uint64(0x100000001B3)
 _BLOCK = 4096  # rows whose hashes stay in the processor's cache until their chains are walked
 _U16 = np.uint64(0xFFFF)
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 class Multimap(NamedTuple):
@@ -96,7 +95,7 @@ def _mix(word: np.uint64) -> np.uint64:
 @njit(cache=True, nogil=True, inline="always")
 def _bucket(value: np.uint64, buckets: int) -> Any:
     """Return the bucket of a hash: its upper half, scaled to the number of buckets."""
-    return _I64(((value >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32))
+    return I64(((value >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32))
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -141,9 +140,9 @@ def insert(hashes: NDArray[np.uint64], valid: NDArray[np.bool_], first: int, mul
             continue
         value = hashes[i]
         bucket = _bucket(value, len(head))
-        before, youngest = _I64(-1), _I64(head[bucket])
+        before, youngest = I64(-1), I64(head[bucket])
         while youngest >= 0 and slot_hash[youngest] != value:
-            before, youngest = youngest, _I64(next_key[youngest])
+            before, youngest = youngest, I64(next_key[youngest])
         slot_hash[slot] = value
         if youngest < 0:
             follow[slot] = slot
@@ -168,9 +167,9 @@ def expire(first: int, count: int, multimap: Multimap) -> None:
         if follow[slot] == ABSENT:
             continue
         bucket = _bucket(slot_hash[slot], len(head))
-        before, youngest = _I64(-1), _I64(head[bucket])
+        before, youngest = I64(-1), I64(head[bucket])
         while slot_hash[youngest] != slot_hash[slot]:
-            before, youngest = youngest, _I64(next_key[youngest])
+            before, youngest = youngest, I64(next_key[youngest])
         if youngest != slot:
             follow[youngest] = follow[slot]
             continue
@@ -210,17 +209,17 @@ def find_words(
         Output.
     """
     head, tags = multimap.head, multimap.tags
-    found = _I64(0)  # typed: numba compiles a callee again for a literal
+    found = I64(0)  # typed: numba compiles a callee again for a literal
     frame, row = cursor[0], cursor[1]
     while frame < stop and found < len(out.hashes):
         size, left = found, min(len(out.hashes) - found, _BLOCK)
         while frame < stop and left > 0:
             page = frame * page_size
-            rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
+            rows = I64(load_u64(frames, page + 16) >> np.uint64(32))
             base = load_u64(frames, page + HEADER)
             packed = load_u64(frames, page + HEADER + 8)
-            data = page + _I64(packed & _U16)
-            width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            data = page + I64(packed & _U16)
+            width = I64((packed >> np.uint64(48)) & np.uint64(0xFF))
             mask = mask_of(np.uint64(width))
             last = min(rows, row + left)
             left -= last - row
@@ -232,7 +231,7 @@ def find_words(
                 size += (tags[_bucket(value, len(head))] & _tag(value)) != 0
             row = last
             if row == rows:
-                frame, row = frame + 1, _I64(0)
+                frame, row = frame + 1, I64(0)
         found = _walk_chains(found, size, multimap, out)
     cursor[0], cursor[1] = frame, row
     return found
@@ -242,14 +241,14 @@ def find_words(
 def find_hashes(multimap: Multimap, out: RowBuffer) -> int:
     """Keep of the rows in `out`, whose hashes are given, those with a hash in the multimap; return how many."""
     head, tags = multimap.head, multimap.tags
-    size = _I64(0)  # typed: numba compiles a callee again for a literal
+    size = I64(0)  # typed: numba compiles a callee again for a literal
     for i in range(len(out.hashes)):
         value = out.hashes[i]
         out.hashes[size] = value
         out.frame[size] = out.frame[i]
         out.row[size] = out.row[i]
         size += (tags[_bucket(value, len(head))] & _tag(value)) != 0
-    return _walk_chains(_I64(0), size, multimap, out)
+    return _walk_chains(I64(0), size, multimap, out)
 
 
 @njit(cache=True, nogil=True)
@@ -260,14 +259,14 @@ def _walk_chains(start: int, stop: int, multimap: Multimap, out: RowBuffer) -> i
     """
     slot_hash, next_key, head = multimap.slot_hash, multimap.next_key, multimap.head
     for i in range(start, stop):
-        slot = _I64(head[_bucket(out.hashes[i], len(head))])
+        slot = I64(head[_bucket(out.hashes[i], len(head))])
         out.slot[i] = slot
-        prefetch(slot_hash, max(slot, _I64(0)))
+        prefetch(slot_hash, max(slot, I64(0)))
     found = start
     for i in range(start, stop):
-        slot = _I64(out.slot[i])
+        slot = I64(out.slot[i])
         while slot >= 0 and slot_hash[slot] != out.hashes[i]:
-            slot = _I64(next_key[slot])
+            slot = I64(next_key[slot])
         out.slot[found] = slot
         out.frame[found] = out.frame[i]
         out.row[found] = out.row[i]
@@ -299,17 +298,17 @@ def expand_keys(
     size = 0
     which, slot = cursor[0], cursor[1]
     while which < len(youngest) and size < len(out_slot):
-        last = _I64(youngest[which])
+        last = I64(youngest[which])
         if slot < 0:
-            slot = _I64(follow[last])
+            slot = I64(follow[last])
         while size < len(out_slot):
             out_slot[size] = slot
             out_which[size] = which
             size += 1
             if slot == last:
-                which, slot = which + 1, _I64(-1)
+                which, slot = which + 1, I64(-1)
                 break
-            slot = _I64(follow[slot])
+            slot = I64(follow[slot])
     cursor[0], cursor[1] = which, slot
     return size
 
@@ -349,13 +348,13 @@ def enumerate_rows(
     size = 0
     frame, row = cursor[0], cursor[1]
     while frame < stop and size < len(out_frame):
-        rows = _I64(load_u64(frames, frame * page_size + 16) >> np.uint64(32))
+        rows = I64(load_u64(frames, frame * page_size + 16) >> np.uint64(32))
         while row < rows and size < len(out_frame):
             out_frame[size] = frame
             out_row[size] = row
             size += 1
             row += 1
         if row == rows:
-            frame, row = frame + 1, _I64(0)
+            frame, row = frame + 1, I64(0)
     cursor[0], cursor[1] = frame, row
     return size

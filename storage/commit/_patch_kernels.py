@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import compare_bytes, copy_bytes, load_u16, load_u64, store_u64
+from headrace.storage.format._byte_kernels import I64, compare_bytes, copy_bytes, load_u16, load_u64, store_u64
 from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, SIGN, TEXT_PLAIN, WORD
 from headrace.storage.leaf._encode_kernels import RowColumns, bytes_needed
 
@@ -33,7 +33,6 @@ FALLBACK = 2
 """The leaf has to be encoded again."""
 SMALL = 3
 """Few rows are left: the leaf has to be joined with a neighbor."""
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 _UNDERFULL = 4
 
 
@@ -135,7 +134,7 @@ def _plan_edits(
     data = origin + _field(page, entry, 8)
     found = 0
     clash = -1
-    position = _I64(0)  # typed: numba compiles a callee again for a literal
+    position = I64(0)  # typed: numba compiles a callee again for a literal
     while t < t_end or q < q_end:
         key = touched[t] if t < t_end and (q == q_end or touched[t] <= keys[q]) else keys[q]
         low = position
@@ -401,9 +400,9 @@ def _write_column(
     base = load_u64(page, entry)
     data = origin + _field(page, entry, 8)
     aux = origin + _field(page, entry, 10)
-    width = _I64(page[entry + 14])
+    width = I64(page[entry + 14])
     encoding = np.int64(page[entry + 15])
-    after = _I64(load_u64(out, out_origin + 16) >> np.uint64(32))
+    after = I64(load_u64(out, out_origin + 16) >> np.uint64(32))
     none = np.uint64(0)
     bitmap = 0
     if frame[2] != none:
@@ -411,7 +410,7 @@ def _write_column(
         _copy_nulls(page, origin + old if old > 0 else 0, edits, absent, out, at)
         bitmap = at - out_origin
         at += (after + 7) >> 3
-    width_after = _I64(frame[1])
+    width_after = I64(frame[1])
     place = at - out_origin if width_after > 0 else 0
     side = 0
     if encoding == 0:
@@ -531,7 +530,7 @@ def patch_leaves(
     codes = np.zeros((columns, len(keys)), dtype=np.int32)
     frame = np.empty((columns, 3), dtype=np.uint64)
     made = np.zeros(3, dtype=np.int64)
-    out_origin = t = q = _I64(0)  # typed: numba compiles a callee again for a literal
+    out_origin = t = q = I64(0)  # typed: numba compiles a callee again for a literal
     for leaf in range(len(status)):
         origin = leaf * page_size
         t_end = t

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import load_u64, store_u64, xxh64
+from headrace.storage.format._byte_kernels import I64, load_u64, store_u64, xxh64
 
 if TYPE_CHECKING:
     from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
@@ -28,13 +28,12 @@ _MIX_1 = np.uint64(0xFF51AFD7ED558CCD)
 _MIX_2 = np.uint64(0xC4CEB9FE1A85EC53)
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _PLACE = np.uint64(0xD6E8FEB86659FD93)
-_I64: Any = np.int64
 
 
 @njit(cache=True, nogil=True, inline="always")
 def _block(hashed: np.uint64, blocks: int, narrow: int) -> Any:
     block = ((hashed >> _HALF) * np.uint64(blocks)) >> _HALF
-    return _I64((block * np.uint64(narrow)) >> _HALF) * _WORDS
+    return I64((block * np.uint64(narrow)) >> _HALF) * _WORDS
 
 
 @njit(cache=True, nogil=True)
@@ -62,7 +61,7 @@ def fill_segments(hashes: Words, owner: Int64s, blocks: int, narrow: int, probes
         bits = hashes[i] * _SPREAD
         for _ in range(probes):
             bit = bits >> np.uint64(56)
-            segments[owner[i], block + _I64(bit >> np.uint64(6))] |= np.uint64(1) << (bit & np.uint64(63))
+            segments[owner[i], block + I64(bit >> np.uint64(6))] |= np.uint64(1) << (bit & np.uint64(63))
             bits <<= np.uint64(8)
 
 
@@ -98,7 +97,7 @@ def absent_keys(
     for begin in range(0, len(leaf), _AHEAD):
         end = min(begin + _AHEAD, len(leaf))
         for i in range(begin, end):
-            row = _I64(place[leaf[i]]) if asked[i] else -1
+            row = I64(place[leaf[i]]) if asked[i] else -1
             if row >= 0 and known[row]:
                 at[i - begin] = row * words + _block(hashes[i], blocks, narrow)
             else:
@@ -114,7 +113,7 @@ def absent_keys(
             every = np.uint64(1)
             for _ in range(probes):
                 bit = bits >> np.uint64(56)
-                every &= flat[block + _I64(bit >> np.uint64(6))] >> (bit & np.uint64(63))
+                every &= flat[block + I64(bit >> np.uint64(6))] >> (bit & np.uint64(63))
                 bits <<= np.uint64(8)
             absent[i] = every == 0
     return touched
@@ -165,6 +164,6 @@ def take_proven(
             continue
         segments[place[i]] = 0
         for block in range(blocks):
-            to = _I64((np.uint64(block) * np.uint64(narrow)) >> _HALF) * _WORDS
+            to = I64((np.uint64(block) * np.uint64(narrow)) >> _HALF) * _WORDS
             for word in range(_WORDS):
                 segments[place[i], to + word] |= load_u64(slots, start[i] + 8 * (block * _WORDS + word))

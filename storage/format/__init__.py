@@ -4,7 +4,7 @@ In: Arrow columns, keys and pages. Out: normalized keys, stored types, sealed an
 all constants of the format, superblock and slots, metadata, page checksums, keys, type conversion and range bounds.
 """
 
-from headrace.storage.format._byte_kernels import compare_bytes, copy_bytes, load_u64, prefetch, store_u64, xxh64
+from headrace.storage.format._byte_kernels import I64, compare_bytes, copy_bytes, load_u64, prefetch, store_u64, xxh64
 from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
 from headrace.storage.format.bounds import extreme, high_bound, low_bound, scale_of
 from headrace.storage.format.coercion import Coerced, coerce
@@ -29,6 +29,7 @@ from headrace.storage.format.superblock import Superblock, check_page_size
 __all__ = [
     "DIRECTORY_ENTRY",
     "HEADER",
+    "I64",
     "INNER_PAGE",
     "LEAF_PAGE",
     "MAGIC",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headrace.storage.format.arrays import Bytes, Int64s
 
 __all__ = [
+    "I64",
     "bswap_u64",
     "compare_bytes",
     "copy_blocks",
@@ -27,6 +28,9 @@ __all__ = [
     "store_u64",
     "xxh64",
 ]
+
+I64: Any = np.int64
+"""`np.int64` in kernels: numba knows the scalar, and mypy would not let it meet an int."""
 
 _READ, _KEEP, _DATA = 0, 3, 1  # of llvm.prefetch
 

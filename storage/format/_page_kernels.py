@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import load_u64, store_u64, xxh64
+from headrace.storage.format._byte_kernels import I64, load_u64, store_u64, xxh64
 
 if TYPE_CHECKING:
     from headrace.storage.format.arrays import Bytes, Int32s, Int64s, Words
 
 __all__ = ["count_rows", "seal_pages", "verify_pages"]
-
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 @njit(cache=True, nogil=True)
@@ -22,7 +20,7 @@ def count_rows(frames: Bytes, page_size: int, frame: Int32s) -> Int64s:
     """Return how many rows each page holds."""
     result = np.empty(len(frame), dtype=np.int64)
     for i in range(len(frame)):
-        result[i] = _I64(load_u64(frames, _I64(frame[i]) * page_size + 16) >> np.uint64(32))
+        result[i] = I64(load_u64(frames, I64(frame[i]) * page_size + 16) >> np.uint64(32))
     return result
 
 

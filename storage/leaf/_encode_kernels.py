@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import copy_bytes, store_u64
+from headrace.storage.format._byte_kernels import I64, copy_bytes, store_u64
 from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, SIGN, TEXT_DICTIONARY, TEXT_PLAIN
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ __all__ = ["RowColumns", "bytes_needed", "dictionary_size", "plan_leaves", "writ
 _BLOCK = 32
 _MAX = np.int64(2**63 - 1)
 _MIN = np.int64(-(2**63))
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 class RowColumns(NamedTuple):
@@ -138,7 +137,7 @@ def plan_leaves(columns_in: RowColumns, rows: int, limit: int, page_size: int, b
     seen = np.full((len(codes), cardinality), -1, dtype=np.int64)
     by_block = len(codes) == 0 and len(nulls) == 0
     blocks = by_block
-    start = row = _I64(0)  # typed: numba compiles a callee again for a literal
+    start = row = I64(0)  # typed: numba compiles a callee again for a literal
     upcoming = 0
     while row < rows:
         while upcoming < len(breaks) and breaks[upcoming] <= start:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import copy_bytes, load_u64, store_u64
+from headrace.storage.format._byte_kernels import I64, copy_bytes, load_u64, store_u64
 from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER
 from headrace.storage.leaf._search_kernels import mask_of, text_span
 
@@ -18,7 +18,6 @@ __all__ = ["expand_rows", "gather_spans", "gather_text", "gather_words"]
 
 
 _U16 = np.uint64(0xFFFF)
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 @njit(cache=True, nogil=True)
@@ -44,14 +43,14 @@ def gather_words(
     for i in range(len(frame)):
         if frame[i] != last and frame[i] >= 0:
             last = frame[i]
-            page = _I64(last) * page_size
+            page = I64(last) * page_size
             at = page + HEADER + DIRECTORY_ENTRY * entry
             base = load_u64(frames, at)
             packed = load_u64(frames, at + 8)
-            data = page + _I64(packed & _U16)
-            width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            data = page + I64(packed & _U16)
+            width = I64((packed >> np.uint64(48)) & np.uint64(0xFF))
             mask = mask_of(np.uint64(width))
-            bitmap = _I64((packed >> np.uint64(32)) & _U16)
+            bitmap = I64((packed >> np.uint64(32)) & _U16)
             if bitmap > 0:
                 bitmap += page
         present = np.uint8(frame[i] >= 0)
@@ -59,7 +58,7 @@ def gather_words(
             present = np.uint8(((frames[bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1) ^ 1)
         valid[i] = present
         if present != 0:
-            store_u64(out, i * size, base + (load_u64(frames, data + _I64(row[i]) * width) & mask))
+            store_u64(out, i * size, base + (load_u64(frames, data + I64(row[i]) * width) & mask))
         else:
             missing += 1
             store_u64(out, i * size, np.uint64(0))
@@ -77,13 +76,13 @@ def gather_spans(
         length = 0
         valid[i] = 0
         if frame[i] >= 0:
-            page = _I64(frame[i]) * page_size
+            page = I64(frame[i]) * page_size
             at = page + HEADER + DIRECTORY_ENTRY * entry
             packed = load_u64(frames, at + 8)
-            bitmap = _I64((packed >> np.uint64(32)) & _U16)
+            bitmap = I64((packed >> np.uint64(32)) & _U16)
             if bitmap == 0 or (frames[page + bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1 == 0:
                 valid[i] = 1
-                start, end = text_span(frames, page, load_u64(frames, at), packed, _I64(row[i]))
+                start, end = text_span(frames, page, load_u64(frames, at), packed, I64(row[i]))
                 length = end - start
         missing += 1 - valid[i]
         offsets[i + 1] = offsets[i] + length
@@ -98,9 +97,9 @@ def gather_text(
     for i in range(len(frame)):
         length = offsets[i + 1] - offsets[i]
         if length > 0:
-            page = _I64(frame[i]) * page_size
+            page = I64(frame[i]) * page_size
             at = page + HEADER + DIRECTORY_ENTRY * entry
-            start, _ = text_span(frames, page, load_u64(frames, at), load_u64(frames, at + 8), _I64(row[i]))
+            start, _ = text_span(frames, page, load_u64(frames, at), load_u64(frames, at + 8), I64(row[i]))
             copy_bytes(frames, start, out, offsets[i], length)
 
 

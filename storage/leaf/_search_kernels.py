@@ -6,12 +6,12 @@ is, -1 for none. A directory entry is a base and one packed word (see FORMAT.md)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import bswap_u64, compare_bytes, load_u16, load_u64
+from headrace.storage.format._byte_kernels import I64, bswap_u64, compare_bytes, load_u16, load_u64
 from headrace.storage.format.constants import HEADER, WORD
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ _BEFORE = 3  # of them before it
 _STRIDE = 8  # growth of the steps from a guess: most guesses are next to the row, the others may be anywhere
 _NO, _YES, _ANYWHERE = np.False_, np.True_, np.int64(-1)  # typed: numba compiles a callee again for a literal
 _ALL = ~np.uint64(0)
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -116,12 +115,12 @@ def search_u64(
             continue
         if frame[i] != last:
             last = frame[i]
-            page = _I64(last) * page_size
-            rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
+            page = I64(last) * page_size
+            rows = I64(load_u64(frames, page + 16) >> np.uint64(32))
             base = load_u64(frames, page + HEADER)
             packed = load_u64(frames, page + HEADER + 8)
-            data = page + _I64(packed & _U16)
-            width = _I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            data = page + I64(packed & _U16)
+            width = I64((packed >> np.uint64(48)) & np.uint64(0xFF))
             mask = mask_of(np.uint64(width))
             top = load_u64(frames, data + (rows - 1) * width) & mask
             scale = (rows - 1) / np.float64(top) if top > 0 else 0.0
@@ -140,7 +139,7 @@ def search_u64(
                     mask,
                     rows,
                     above + np.uint64(1),
-                    min(_I64(np.float64(above) * scale), rows - 1),
+                    min(I64(np.float64(above) * scale), rows - 1),
                 )
             )
             count[i] = -1
@@ -152,7 +151,7 @@ def search_u64(
         if target > top:
             count[i] = -1 if pick == FIRST else 0
             continue
-        at = min(_I64(np.float64(target) * scale), rows - 1)
+        at = min(I64(np.float64(target) * scale), rows - 1)
         hit = unique and (load_u64(frames, data + at * width) & mask) == target
         if not hit:
             at = first_not_below(frames, data, width, mask, rows, target, at)
@@ -169,21 +168,21 @@ def search_u64(
 @njit(cache=True, nogil=True)
 def text_span(frames: Bytes, page: int, base: np.uint64, packed: np.uint64, row: int) -> tuple[int, int]:
     """Return where in `frames` a text value begins and ends."""
-    data = page + _I64(packed & _U16)
-    aux = page + _I64((packed >> np.uint64(16)) & _U16)
+    data = page + I64(packed & _U16)
+    aux = page + I64((packed >> np.uint64(16)) & _U16)
     width = (packed >> np.uint64(48)) & np.uint64(0xFF)
     mask = mask_of(width)
-    step = _I64(width)
+    step = I64(width)
     if packed >> np.uint64(56) == _TEXT_DICTIONARY:
-        code = _I64(load_u64(frames, data + row * step) & mask)
+        code = I64(load_u64(frames, data + row * step) & mask)
         text = aux + 2 + 2 * load_u16(frames, aux)
         start = load_u16(frames, aux + 2 * code) if code > 0 else 0
         return text + start, text + load_u16(frames, aux + 2 + 2 * code)
-    shortest = _I64(base)
-    end = (row + 1) * shortest + _I64(load_u64(frames, data + row * step) & mask)
+    shortest = I64(base)
+    end = (row + 1) * shortest + I64(load_u64(frames, data + row * step) & mask)
     start = 0
     if row > 0:
-        start = row * shortest + _I64(load_u64(frames, data + (row - 1) * step) & mask)
+        start = row * shortest + I64(load_u64(frames, data + (row - 1) * step) & mask)
     return aux + start, aux + end
 
 
@@ -234,11 +233,11 @@ def _word_at(data: Bytes, start: int, end: int) -> np.uint64:
 
 @njit(cache=True, nogil=True)
 def _page_of(frames: Bytes, page: int) -> _Page:
-    rows = _I64(load_u64(frames, page + 16) >> np.uint64(32))
+    rows = I64(load_u64(frames, page + 16) >> np.uint64(32))
     base, packed = load_u64(frames, page + HEADER), load_u64(frames, page + HEADER + 8)
     if rows == 0:
         return _Page(page, rows, base, packed, page, 0, np.uint64(0), 0.0, 0, _ALL)
-    first, first_end = text_span(frames, page, base, packed, _I64(0))
+    first, first_end = text_span(frames, page, base, packed, I64(0))
     last, last_end = text_span(frames, page, base, packed, rows - 1)
     shared, most = 0, min(first_end - first, last_end - last)
     while shared < most and frames[first + shared] == frames[last + shared]:
@@ -247,7 +246,7 @@ def _page_of(frames: Bytes, page: int) -> _Page:
     high = _word_at(frames, last + shared, last_end)
     scale = (rows - 1) / np.float64(high - low) if high > low else 0.0
     fixed = packed >> np.uint64(56) != _TEXT_DICTIONARY and (packed >> np.uint64(48)) & np.uint64(0xFF) == 0
-    stride = _I64(base) if fixed else 0
+    stride = I64(base) if fixed else 0
     behind = max(stride - shared, 0)
     mask = ~mask_of(np.uint64(WORD - behind)) if behind < WORD else _ALL
     return _Page(page, rows, base, packed, first, shared, low, scale, stride, mask)
@@ -281,9 +280,9 @@ def _rank_word(frames: Bytes, page: _Page, word: np.uint64, guess: int) -> int:
     """Return how many rows have a lesser word. Rows around the guess are searched without a branch."""
     low, high, begin = 0, page.rows, guess - _BEFORE
     if begin >= 0 and begin + _WINDOW <= page.rows:
-        below = 4 * _I64(_row_word(frames, page, begin + 3) < word)
-        below += 2 * _I64(_row_word(frames, page, begin + below + 1) < word)
-        below += _I64(_row_word(frames, page, begin + below) < word)
+        below = 4 * I64(_row_word(frames, page, begin + 3) < word)
+        below += 2 * I64(_row_word(frames, page, begin + below + 1) < word)
+        below += I64(_row_word(frames, page, begin + below) < word)
         if 0 < below < _WINDOW:
             return begin + below
         low, high = (0, begin + 1) if below == 0 else (begin + _WINDOW, page.rows)
@@ -310,12 +309,12 @@ def _rank_bytes(frames: Bytes, page: _Page, data: Bytes, start: int, end: int, e
     word = _word_at(data, start, end)
     if guess < 0:
         above = np.float64(word - page.low) if word > page.low else 0.0
-        guess = _I64(min(above * page.scale, np.float64(rows - 1)))
+        guess = I64(min(above * page.scale, np.float64(rows - 1)))
     if page.stride > 0:
         guess = _rank_word(frames, page, word, guess)
         if guess == rows or _row_word(frames, page, guess) != word:
             return guess
-    most, low, high, step = _I64(equal), 0, rows, 1  # rows of an order less than `most` count
+    most, low, high, step = I64(equal), 0, rows, 1  # rows of an order less than `most` count
     if rows > 0 and _order_of(frames, page, guess, word, data, start, end) < most:
         at = low = guess + 1
         while at < high:
@@ -377,7 +376,7 @@ def search_bytes(
             continue
         if frame[i] != last:
             last = frame[i]
-            page = _page_of(frames, _I64(last) * page_size)
+            page = _page_of(frames, I64(last) * page_size)
         start, stop = low.offsets[i], low.offsets[i + 1]
         end_start, end_stop = high.offsets[i], high.offsets[i + 1]
         if pick == LAST:

@@ -6,12 +6,12 @@ of it is compared, and have come by then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import load_u64, prefetch, store_u64
+from headrace.storage.format._byte_kernels import I64, load_u64, prefetch, store_u64
 from headrace.storage.leaf._search_kernels import mask_of
 from headrace.storage.probe._probe_kernels import FACTS, FACTS_OF_A_COLUMN, is_null
 
@@ -26,14 +26,13 @@ _AHEAD = 16
 _HALF, _ONE, _NONE = np.uint64(32), np.uint64(1), np.uint64(0)
 _U8, _U16 = np.uint64(0xFF), np.uint64(0xFFFF)
 _KEY_WIDTH, _ROWS, _WIDTH = np.uint64(16), np.uint64(32), np.uint64(48)
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 @njit(inline="always")
 def _home(above: np.uint64, factor: np.uint64, slots: np.uint64, stride: int) -> int:
     """Return where the slot of a key begins, unless others have taken it."""
     mixed = (above ^ (above >> _HALF)) * factor
-    return _I64(((mixed >> _HALF) * slots) >> _HALF) * stride
+    return I64(((mixed >> _HALF) * slots) >> _HALF) * stride
 
 
 @njit(cache=True, nogil=True)
@@ -70,11 +69,11 @@ def fill_slots(
     most_rows = np.uint64(0)
     for page in frame:
         most_rows = max(most_rows, facts[page, 2] >> _ROWS)
-    slot_of = np.empty(_I64(most_rows), dtype=np.int64)
+    slot_of = np.empty(I64(most_rows), dtype=np.int64)
     for page in frame:
         start, base, packed = page * page_size, facts[page, 0] - low, facts[page, 2]
-        rows, width = _I64(packed >> _ROWS), (packed >> _KEY_WIDTH) & _U8
-        data, mask, step = start + _I64(packed & _U16), mask_of(width), _I64(width)
+        rows, width = I64(packed >> _ROWS), (packed >> _KEY_WIDTH) & _U8
+        data, mask, step = start + I64(packed & _U16), mask_of(width), I64(width)
         for row in range(rows):
             slot_of[row] = _home(base + (load_u64(frames, data + row * step) & mask), factor, slots, stride)
         for row in range(rows):
@@ -112,9 +111,9 @@ def _fill_word(
 
     A word at a time, because a processor stalls when it loads what it has just stored in parts.
     """
-    place, shift, above = _I64(words[word, 0]), words[word, 1], base - words[word, 3]
+    place, shift, above = I64(words[word, 0]), words[word, 1], base - words[word, 3]
     width = (packed >> _WIDTH) & _U8
-    data, mask, step = page + _I64(packed & _U16), mask_of(width), _I64(width)
+    data, mask, step = page + I64(packed & _U16), mask_of(width), I64(width)
     bitmap = (packed >> _HALF) & _U16
     for row in range(len(slot_of)):
         if bitmap > _NONE and is_null(frames, page, packed, row):
@@ -161,7 +160,7 @@ def _write_word(
     valid: Bytes,
 ) -> int:
     """Write one word of some results; return how many are null. Where all are present that need not be said."""
-    place, shift, mask, base = _I64(words[word, 0]), words[word, 1], words[word, 2], words[word, 3]
+    place, shift, mask, base = I64(words[word, 0]), words[word, 1], words[word, 2], words[word, 3]
     if certain:
         for i in range(first, results):
             value = base + ((load_u64(memory, slot[i - first] + place) >> shift) & mask)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import load_u64
+from headrace.storage.format._byte_kernels import I64, load_u64
 from headrace.storage.format.constants import WORD
 from headrace.storage.leaf._search_kernels import first_not_below, mask_of
 from headrace.storage.probe._probe_kernels import GROUP, ask_for_facts, guess_rows, key_block, write_row
@@ -27,7 +27,6 @@ _WINDOW = 7  # rows around the guess, searched without a branch
 _BEFORE = 3  # of them before it
 _IN_GUESSES = np.uint64(2 * GROUP - 1)
 _NONE, _WAITS, _IMPOSSIBLE = -1, np.int32(-1), np.int32(-2)
-_I64: Any = np.int64  # numba knows the scalars, mypy would not let them meet an int
 _U64: Any = np.uint64
 
 
@@ -37,9 +36,9 @@ def _rows_below(frames: Bytes, data: int, width: int, mask: np.uint64, rows: int
     begin = guess - _BEFORE
     if begin >= 0 and begin + _WINDOW <= rows:
         start = data + begin * width
-        below = 4 * _I64((load_u64(frames, start + 3 * width) & mask) < target)
-        below += 2 * _I64((load_u64(frames, start + (below + 1) * width) & mask) < target)
-        below += _I64((load_u64(frames, start + below * width) & mask) < target)
+        below = 4 * I64((load_u64(frames, start + 3 * width) & mask) < target)
+        below += 2 * I64((load_u64(frames, start + (below + 1) * width) & mask) < target)
+        below += I64((load_u64(frames, start + below * width) & mask) < target)
         if 0 < below < _WINDOW:
             return begin + below
     return first_not_below(frames, data, width, mask, rows, target, guess)
@@ -92,7 +91,7 @@ def _go_on(
             leaf += 1
             if leaf == len(separators) or separators[leaf] > far:
                 return leaf - 1, -2, _NONE
-        place = _I64(frame_of[leaf])
+        place = I64(frame_of[leaf])
         if place < 0:
             return leaf, -1, _NONE
         rows, _, _ = key_block(facts[place * stride + 2])
@@ -139,19 +138,19 @@ def _write_results(
 ) -> np.uint64:
     """Find the rows of some keys and write the results; return how many results there are by now."""
     for i in range(begin, stop):
-        at, place = _I64(_NONE), _I64(frame[i])
+        at, place = I64(_NONE), I64(frame[i])
         if place >= 0:
             fact, end = _U64(place * stride), _far_end(near[i], far, i, span, last)
             at = _nearest_row(
                 frames, place * page_size, facts[fact], facts[fact + _U64(2)], near[i], last, guess[i & _IN_GUESSES]
             )
             if at < 0:
-                to, place, at = _go_on(facts, stride, separators, frame_of, end, last, _I64(leaf[i]))
+                to, place, at = _go_on(facts, stride, separators, frame_of, end, last, I64(leaf[i]))
                 leaf[i], frame[i] = to, place
             if at >= 0:
                 fact = _U64(place * stride)
                 if not _in_range(frames, place * page_size, facts[fact], facts[fact + _U64(2)], at, end, last):
-                    at = _I64(_NONE)
+                    at = I64(_NONE)
         row[i] = at
         source[results] = i
         if at < 0 and (not outer or place == -1):
@@ -233,4 +232,4 @@ def probe_nearest(
             stop, guess, sizes, starts, out, valid, missing, row, source, results,
         )  # fmt: skip
         begin, stop = stop, ahead
-    return _I64(results)
+    return I64(results)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from headrace.storage.format._byte_kernels import load_u64, prefetch, store_u64
+from headrace.storage.format._byte_kernels import I64, load_u64, prefetch, store_u64
 from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER, WORD
 from headrace.storage.leaf._search_kernels import first_not_below, mask_of
 
@@ -55,7 +55,6 @@ _KEY_WIDTH = np.uint64(16)
 _BITMAP, _WIDTH, _ROWS = np.uint64(32), np.uint64(48), np.uint64(32)
 _LARGEST = np.uint64(2**63 - 1)
 _IMPOSSIBLE = np.int32(-2)
-_I64: Any = np.int64  # numba knows the scalars, mypy would not let them meet an int
 _U64: Any = np.uint64
 
 
@@ -67,7 +66,7 @@ def _width(packed: np.uint64) -> np.uint64:
 @njit(inline="always")
 def is_null(frames: Bytes, page: int, packed: np.uint64, row: int) -> bool:
     """Whether a row of a page is null in the column with this directory entry."""
-    bitmap = _I64((packed >> _BITMAP) & _U16)
+    bitmap = I64((packed >> _BITMAP) & _U16)
     return bitmap > 0 and (frames[page + bitmap + (row >> 3)] >> (row & 7)) & 1 != 0
 
 
@@ -75,7 +74,7 @@ def is_null(frames: Bytes, page: int, packed: np.uint64, row: int) -> bool:
 def value_above(frames: Bytes, page: int, packed: np.uint64, row: int) -> np.uint64:
     """Return by how much the word of a row is above the base of the column with this directory entry."""
     width = _width(packed)
-    return load_u64(frames, page + _I64(packed & _U16) + row * _I64(width)) & mask_of(width)
+    return load_u64(frames, page + I64(packed & _U16) + row * I64(width)) & mask_of(width)
 
 
 @njit(cache=True, nogil=True)
@@ -130,7 +129,7 @@ def locate_frames(
 def _offset(frames: Bytes, page: int, packed: np.uint64, rows: int, slope: float) -> float:
     """Return what makes a guess right for as many keys of a page as can be, judged by some of them."""
     least = most = 0.0
-    data, width = page + _I64(packed & _U16), _I64(_width(packed))
+    data, width = page + I64(packed & _U16), I64(_width(packed))
     for row in range(0, rows, max(1, rows // _SAMPLES)):
         off = row - np.float64(load_u64(frames, data + row * width) & mask_of(_width(packed))) * slope
         least, most = min(least, off), max(most, off)
@@ -154,11 +153,11 @@ def describe_pages(
         page = at * page_size
         rows = load_u64(frames, page + 16) >> _ROWS
         packed = load_u64(frames, page + HEADER + 8)
-        last = page + _I64(packed & _U16) + (_I64(rows) - 1) * _I64(_width(packed))
+        last = page + I64(packed & _U16) + (I64(rows) - 1) * I64(_width(packed))
         top = load_u64(frames, last) & mask_of(_width(packed)) if rows > 0 else np.uint64(0)
         facts[at, 0] = load_u64(frames, page + HEADER)
-        slope = np.float64(_I64(rows) - 1) / np.float64(top) if top > 0 else 0.0
-        guesses[at, 2], guesses[at, 3] = slope, _offset(frames, page, packed, _I64(rows), slope)
+        slope = np.float64(I64(rows) - 1) / np.float64(top) if top > 0 else 0.0
+        guesses[at, 2], guesses[at, 3] = slope, _offset(frames, page, packed, I64(rows), slope)
         facts[at, 2] = (packed & _U16) | (_width(packed) << _KEY_WIDTH) | (rows << _ROWS)
         for word in range(len(entries)):
             entry = page + HEADER + DIRECTORY_ENTRY * entries[word]
@@ -178,7 +177,7 @@ def greatest_key(frames: Bytes, page_size: int, facts: Words, frame: Int64s) -> 
     for at in frame:
         packed = facts[at, 2]
         width = (packed >> _KEY_WIDTH) & _U8
-        last = at * page_size + _I64(packed & _U16) + (_I64(packed >> _ROWS) - 1) * _I64(width)
+        last = at * page_size + I64(packed & _U16) + (I64(packed >> _ROWS) - 1) * I64(width)
         greatest = max(greatest, facts[at, 0] + (load_u64(frames, last) & mask_of(width)))
     return greatest
 
@@ -195,7 +194,7 @@ def ask_for_facts(facts: Bytes, nbytes: int, frame: Int32s, begin: int, stop: in
     """Ask for what is known of the pages of some keys."""
     for i in range(begin, stop):
         if frame[i] >= 0:
-            place = _I64(frame[i]) * nbytes
+            place = I64(frame[i]) * nbytes
             prefetch(facts, place)
             prefetch(facts, place + nbytes - 1)
 
@@ -217,26 +216,26 @@ def guess_rows(
 ) -> None:
     """Write for some keys in which row each would be if keys lay evenly, -1 for those without a page; ask for it."""
     for i in range(begin, stop):
-        at = _I64(-1)
+        at = I64(-1)
         if frame[i] >= 0:
-            fact, page = _U64(_I64(frame[i]) * stride), _I64(frame[i]) * page_size
+            fact, page = _U64(I64(frame[i]) * stride), I64(frame[i]) * page_size
             packed = facts[fact + _U64(2)]
             wanted = key[i] + above
-            over = np.float64(_I64(min(wanted - facts[fact], _LARGEST))) if wanted >= facts[fact] else 0.0
+            over = np.float64(I64(min(wanted - facts[fact], _LARGEST))) if wanted >= facts[fact] else 0.0
             number = fact + fact + _U64(2)
             guessed = over * np.float64(guesses[number]) + np.float64(guesses[number + _U64(1)])
-            at = _I64(max(min(guessed, np.float64(_I64(packed >> _ROWS) - 1)), 0.0))
-            _ask_for(frames, page + _I64(packed & _U16) + at * _I64((packed >> _KEY_WIDTH) & _U8))
+            at = I64(max(min(guessed, np.float64(I64(packed >> _ROWS) - 1)), 0.0))
+            _ask_for(frames, page + I64(packed & _U16) + at * I64((packed >> _KEY_WIDTH) & _U8))
             for word in range(words):
                 packed = facts[fact + _U64(FACTS + FACTS_OF_A_COLUMN * word + 1)]
-                _ask_for(frames, page + _I64(packed & _U16) + at * _I64(_width(packed)))
+                _ask_for(frames, page + I64(packed & _U16) + at * I64(_width(packed)))
         guess[i & _IN_GUESSES] = at
 
 
 @njit(inline="always")
 def key_block(packed: np.uint64) -> tuple[int, int, int]:
     """Return rows, width and place of a page's keys, from the third word of its facts."""
-    return _I64(packed >> _ROWS), _I64((packed >> _KEY_WIDTH) & _U8), _I64(packed & _U16)
+    return I64(packed >> _ROWS), I64((packed >> _KEY_WIDTH) & _U8), I64(packed & _U16)
 
 
 @njit(inline="always")
@@ -264,7 +263,7 @@ def write_row(
                 value = facts[entry] + value_above(frames, page, packed, at)
         valid[word, results] = present
         missing[word] += not present
-        store_u64(out, starts[word] + _I64(results) * sizes[word], value)
+        store_u64(out, starts[word] + I64(results) * sizes[word], value)
 
 
 @njit(inline="always")
@@ -291,7 +290,7 @@ def _write_results(
 ) -> np.uint64:
     """Find some keys and write their results; return how many results there are by now. One step: few are too far."""
     for i in range(begin, stop):
-        at, place = guess[i & _IN_GUESSES], _I64(frame[i])
+        at, place = guess[i & _IN_GUESSES], I64(frame[i])
         page, fact = place * page_size, _U64(place * stride)
         if at >= 0:
             rows, step, place_of_keys = key_block(facts[fact + _U64(2)])
@@ -366,4 +365,4 @@ def probe_pages(
             missing, row, source, results,
         )  # fmt: skip
         begin, stop = stop, ahead
-    return _I64(results)
+    return I64(results)

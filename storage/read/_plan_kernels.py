@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
+
+from headrace.storage.format import I64
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = ["first_of_reads", "greedy_first_of_reads"]
-
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 @njit(cache=True, nogil=True)
@@ -30,7 +30,7 @@ def first_of_reads(pages: npt.NDArray[np.int64], seek: float, transfer: float, m
     """
     count = len(pages)
     first = np.empty(count + 1, np.int64)
-    reads = begin = _I64(0)  # typed: numba compiles a callee again for a literal
+    reads = begin = I64(0)  # typed: numba compiles a callee again for a literal
     while begin < count:
         end = begin + 1
         while end < count and transfer * (pages[end] - pages[end - 1] - 1) <= seek:

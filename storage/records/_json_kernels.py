@@ -5,10 +5,12 @@ A value is bytes ``[start, stop)`` of the block, without quotes. The grammar is 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
+
+from headrace.storage.format import I64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,7 +38,6 @@ _QUOTE, _BACKSLASH, _COMMA, _COLON, _MINUS, _POINT, _PLUS = 34, 92, 44, 58, 45, 
 _OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST = 123, 125, 91, 93
 _ZERO, _NINE = 48, 57
 _DEPTH = 512
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 @njit(cache=True, nogil=True)
@@ -335,7 +336,7 @@ def _object(
     if position < stop and data[position] == _CLOSE:
         position = _blank(data, position + 1, stop)
         return (0 if position == stop else NOT_JSON), position, stop
-    guess = _I64(0)  # typed: numba compiles a callee again for a literal
+    guess = I64(0)  # typed: numba compiles a callee again for a literal
     while True:
         if position >= stop or data[position] != _QUOTE:
             return NOT_JSON, position, stop
@@ -422,7 +423,7 @@ def split_objects(
         Number of records, and where the next one begins.
     """
     columns, most = starts.shape
-    records = _I64(0)  # typed: numba compiles a callee again for a literal
+    records = I64(0)  # typed: numba compiles a callee again for a literal
     while records < most and position < size:
         first = position
         while position < size and data[position] != _LF:

@@ -6,10 +6,12 @@ of the rule that a field breaks, or 0.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
+
+from headrace.storage.format import I64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +41,6 @@ _SECOND = 1_000_000_000
 _DIGITS_OF_WORD = 18
 _MOST_EXPONENT = 100_000
 _SPACE = 32
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 
 
 @njit(cache=True, nogil=True)
@@ -475,7 +476,7 @@ def parse_times(
     for row in range(wanted.size):
         if not wanted[row]:
             continue
-        position, stop = _I64(starts[row]), _I64(stops[row])
+        position, stop = I64(starts[row]), I64(stops[row])
         zones[row] = NAIVE
         if has_day:
             year = _number(data, position, stop, 4)
@@ -560,7 +561,7 @@ def parse_patterns(
     for row in range(wanted.size):
         if not wanted[row]:
             continue
-        position, stop = _I64(starts[row]), _I64(stops[row])
+        position, stop = I64(starts[row]), I64(stops[row])
         year, month, day = 1970, 1, 1
         hour, minute, second, fraction, afternoon, half = 0, 0, 0, 0, -1, -1
         zones[row] = NAIVE

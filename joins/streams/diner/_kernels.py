@@ -6,19 +6,18 @@ still hold. A block that has no tuple yet takes one of any size.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numba import njit
 
-from headrace.storage.format import load_u64
+from headrace.storage.format import I64, load_u64
 
 if TYPE_CHECKING:
     from headrace.storage.format import Bytes, Int32s, Int64s
 
 __all__ = ["StoredRows", "credit", "sweep", "take_run"]
 
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 _U32 = np.uint64(0xFFFFFFFF)
 
 
@@ -37,8 +36,8 @@ def _size(rows: StoredRows, slot: int) -> int:
     """Return the bytes of a tuple in a block."""
     if rows.heap_at < 0:
         return rows.stride
-    at = _I64(load_u64(rows.records, slot * rows.stride + rows.heap_at))
-    return rows.stride + _I64((load_u64(rows.heap, at) >> np.uint64(32)) & _U32)
+    at = I64(load_u64(rows.records, slot * rows.stride + rows.heap_at))
+    return rows.stride + I64((load_u64(rows.heap, at) >> np.uint64(32)) & _U32)
 
 
 @njit(cache=True, nogil=True)
@@ -92,7 +91,7 @@ def take_run(
     """
     at, found, used = start, 0, 0
     while at != stop:
-        size = _size(rows, _I64(slots[at]))
+        size = _size(rows, I64(slots[at]))
         if used + size > room and not (first and found == 0):
             return found, used, True
         chosen[found] = at
@@ -138,7 +137,7 @@ def sweep(
     mask, found, used, skipped = np.uint8(bit), 0, 0, 0
     entries = stop - start
     for visit in range(2 * entries):
-        slot = _I64(slots[hand])
+        slot = I64(slots[hand])
         flags_at = slot * rows.stride + rows.flags_at
         if visit >= entries and skipped < found and chosen[skipped] == hand:
             skipped += 1  # taken in the first round

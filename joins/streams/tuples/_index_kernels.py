@@ -13,7 +13,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from headrace.storage.format import compare_bytes, load_u64, prefetch
+from headrace.storage.format import I64, compare_bytes, load_u64, prefetch
 
 if TYPE_CHECKING:
     from headrace.storage.format import Bytes, Flags, Int32s, Int64s, Words
@@ -36,7 +36,6 @@ __all__ = [
     "unlink",
 ]
 
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 _HALF = np.uint64(32)
 _HASH = np.uint64(0x9E3779B97F4A7C15)
 _OTHER_HASH = np.uint64(0xC2B2AE3D27D4EB4F)
@@ -93,7 +92,7 @@ class Meetings(NamedTuple):
 
 @njit(inline="always")
 def _u32(data: Bytes, at: int) -> int:
-    return _I64(load_u64(data, at) & np.uint64(0xFFFFFFFF))
+    return I64(load_u64(data, at) & np.uint64(0xFFFFFFFF))
 
 
 @njit(inline="always")
@@ -106,7 +105,7 @@ def _hashed(rows: KeyedRows, row: int) -> np.uint64:
 @njit(inline="always")
 def _bucket(hashed: np.uint64, shift: np.uint64) -> int:
     mixed = (hashed ^ (hashed >> _HALF)) * _HASH
-    return _I64(mixed >> shift)
+    return I64(mixed >> shift)
 
 
 @njit(cache=True, nogil=True)
@@ -116,7 +115,7 @@ def partitions_of(rows: KeyedRows, start: int, count: int, bits: int, out: Int64
     for row in range(count):
         hashed = _hashed(rows, start + row)
         mixed = (hashed ^ (hashed >> _HALF)) * _OTHER_HASH
-        out[row] = _I64(mixed >> shift)
+        out[row] = I64(mixed >> shift)
 
 
 @njit(cache=True, nogil=True)
@@ -142,7 +141,7 @@ def divide(
     inside, outside = 0, count - 1
     for row in range(count):
         hashed = _hashed(rows, row)
-        number = _I64(((hashed ^ (hashed >> _HALF)) * _OTHER_HASH) >> shift)
+        number = I64(((hashed ^ (hashed >> _HALF)) * _OTHER_HASH) >> shift)
         if wanted[number]:
             index[inside], numbers[inside] = row, number
             counts[number] += 1
@@ -162,7 +161,7 @@ def select_partitions(rows: KeyedRows, count: int, bits: int, wanted: Flags, out
         if found == len(out):
             break
         hashed = _hashed(rows, row)
-        if wanted[_I64(((hashed ^ (hashed >> _HALF)) * _OTHER_HASH) >> shift)]:
+        if wanted[I64(((hashed ^ (hashed >> _HALF)) * _OTHER_HASH) >> shift)]:
             out[found] = row
             found += 1
     return found
@@ -194,8 +193,8 @@ def probed(departures: Int64s, starts: Int64s, probes: Int64s, left: Int64s, sin
 @njit(cache=True, nogil=True)
 def _same_bytes(left: KeyedRows, a: int, right: KeyedRows, b: int) -> bool:
     a_record, b_record = a * left.stride, b * right.stride
-    a_heap = _I64(load_u64(left.records, a_record + left.heap_at)) + 8
-    b_heap = _I64(load_u64(right.records, b_record + right.heap_at)) + 8
+    a_heap = I64(load_u64(left.records, a_record + left.heap_at)) + 8
+    b_heap = I64(load_u64(right.records, b_record + right.heap_at)) + 8
     a_start = 0 if left.start_at < 0 else _u32(left.records, a_record + left.start_at)
     b_start = 0 if right.start_at < 0 else _u32(right.records, b_record + right.start_at)
     a_end, b_end = _u32(left.records, a_record + left.end_at), _u32(right.records, b_record + right.end_at)
@@ -247,7 +246,7 @@ def chain(rows: KeyedRows, start: int, stop: int, shift: int, heads: Int32s, lin
     for slot in range(start, stop):
         if slot + 2 * _AHEAD < stop:
             prefetch(lines, 4 * _bucket(_hashed(rows, slot + 2 * _AHEAD), by))
-            ahead = _I64(heads[_bucket(_hashed(rows, slot + _AHEAD), by)])
+            ahead = I64(heads[_bucket(_hashed(rows, slot + _AHEAD), by)])
             prefetch(chains, 8 * max(ahead, 0))
         bucket = _bucket(_hashed(rows, slot), by)
         first = heads[bucket]
@@ -315,11 +314,11 @@ def join_chains(
         if slot == _BEFORE:
             if at + 2 * _AHEAD < count:
                 prefetch(lines, 4 * _bucket(_hashed(probing, at + 2 * _AHEAD), by))
-                ahead = max(_I64(heads[_bucket(_hashed(probing, at + _AHEAD), by)]), 0)
+                ahead = max(I64(heads[_bucket(_hashed(probing, at + _AHEAD), by)]), 0)
                 prefetch(chains, 4 * ahead)
                 prefetch(right, ahead * width + rows.word_at)
                 prefetch(right, (ahead + 1) * width - 1)
-            slot = _I64(heads[_bucket(_hashed(probing, at), by)])
+            slot = I64(heads[_bucket(_hashed(probing, at), by)])
         word = load_u64(left, at * probing.stride + probing.word_at)
         a_at = at * probing.stride + meetings.left
         while slot != _NONE:
@@ -333,13 +332,13 @@ def join_chains(
                 if meetings.kind == MET_BY_FLAG:
                     met = (left[a_at] & flag) != 0 and (right[b_at] & flag) != 0
                 elif meetings.kind == MET_IN_TIME:
-                    since = max(_I64(load_u64(left, a_at)), _I64(load_u64(right, b_at)))
-                    until = min(_I64(load_u64(left, a_at + 8)), _I64(load_u64(right, b_at + 8)))
+                    since = max(I64(load_u64(left, a_at)), I64(load_u64(right, b_at)))
+                    until = min(I64(load_u64(left, a_at + 8)), I64(load_u64(right, b_at + 8)))
                     met = since < until
                 if not met:
                     out_at[found], out_slot[found] = at, slot
                     found += 1
-            slot = _I64(links[slot])
+            slot = I64(links[slot])
         at += 1
     cursor[0], cursor[1] = at, _BEFORE
     return found
@@ -361,7 +360,7 @@ def _ask_for_neighbors(lines: Bytes, chains: Bytes, links: Int32s, slots: Int64s
     """
     if at + 2 * _AHEAD < len(slots):
         prefetch(chains, 8 * slots[at + 2 * _AHEAD])
-        after, before = _I64(links[slots[at + _AHEAD], 0]), _I64(links[slots[at + _AHEAD], 1])
+        after, before = I64(links[slots[at + _AHEAD], 0]), I64(links[slots[at + _AHEAD], 1])
         prefetch(chains, 8 * max(after, 0))
         if before <= -2:  # noqa: PLR2004 - the first of a chain
             prefetch(lines, 4 * (-2 - before))
@@ -422,10 +421,10 @@ def probe_chains(
         if slot == _BEFORE:
             if at + 2 * _AHEAD < len(index):
                 prefetch(lines, 4 * _bucket(_hashed(probing, index[at + 2 * _AHEAD]), by))
-                ahead = max(_I64(heads[_bucket(_hashed(probing, index[at + _AHEAD]), by)]), 0)
+                ahead = max(I64(heads[_bucket(_hashed(probing, index[at + _AHEAD]), by)]), 0)
                 prefetch(chains, 8 * ahead)
                 prefetch(right, ahead * rows.stride + rows.word_at)
-            slot = _I64(heads[_bucket(_hashed(probing, index[at]), by)])
+            slot = I64(heads[_bucket(_hashed(probing, index[at]), by)])
         word = load_u64(left, index[at] * probing.stride + probing.word_at)
         while slot != _NONE:
             if found == len(out_at):
@@ -436,7 +435,7 @@ def probe_chains(
             ):
                 out_at[found], out_slot[found] = at, slot
                 found += 1
-            slot = _I64(links[slot, 0])
+            slot = I64(links[slot, 0])
         at += 1
     cursor[0], cursor[1] = at, _BEFORE
     return found
@@ -472,7 +471,7 @@ def compact_entries(words: Words, slots: Int32s, count: int, gone: Flags, kept: 
     """
     to = 0
     for at in range(count):
-        slot = _I64(slots[at])
+        slot = I64(slots[at])
         if not gone[slot]:
             words[to] = words[at]
             slots[to] = slot if slot < kept else moved_to[slot - kept]
@@ -535,7 +534,7 @@ def probe_entries(
             if found == len(out_at):
                 cursor[0], cursor[1] = at, entry
                 return found
-            slot = _I64(slots[entry])
+            slot = I64(slots[entry])
             near = not floating or _near(words[entry], word, by, number, floating)
             if near and (rows.digest_at < 0 or _same_bytes(probing, index[at], rows, slot)):
                 out_at[found], out_slot[found] = at, slot

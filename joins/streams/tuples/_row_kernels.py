@@ -5,12 +5,12 @@ Records lie side by side in a flat uint8 array; `stride` is their width. An inde
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numba import njit
 
-from headrace.storage.format import copy_bytes, load_u64, prefetch, store_u64, xxh64
+from headrace.storage.format import I64, copy_bytes, load_u64, prefetch, store_u64, xxh64
 
 if TYPE_CHECKING:
     from headrace.storage.format import Bytes, Flags, Int64s, Words
@@ -42,7 +42,6 @@ __all__ = [
     "text_offsets",
 ]
 
-_I64: Any = np.int64  # numba knows the scalar, mypy would not let it meet an int
 _AHEAD = 16
 _ZERO = np.uint64(0)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -51,7 +50,7 @@ _HALF = np.uint64(32)
 
 @njit(inline="always")
 def _u32(data: Bytes, at: int) -> int:
-    return _I64(data[at]) | _I64(data[at + 1]) << 8 | _I64(data[at + 2]) << 16 | _I64(data[at + 3]) << 24
+    return I64(data[at]) | I64(data[at + 1]) << 8 | I64(data[at + 2]) << 16 | I64(data[at + 3]) << 24
 
 
 @njit(inline="always")
@@ -126,7 +125,7 @@ def put_text(
     """Append a column's bytes to the variable parts; `cursor` is how many bytes each holds so far."""
     for row in range(len(cursor)):
         start, length = offsets[row], offsets[row + 1] - offsets[row]
-        at = _I64(load_u64(records, row * stride + heap_at)) + 8 + cursor[row]
+        at = I64(load_u64(records, row * stride + heap_at)) + 8 + cursor[row]
         copy_bytes(data, start, heap, at, length)
         cursor[row] += length
         _put_u32(records, row * stride + end_at, cursor[row])
@@ -217,7 +216,7 @@ def gather_text(
             continue
         record = index[i] * stride
         start = 0 if before_at < 0 else _u32(records, record + before_at)
-        copy_bytes(heap, _I64(load_u64(records, record + heap_at)) + 8 + start, out, offsets[i], length)
+        copy_bytes(heap, I64(load_u64(records, record + heap_at)) + 8 + start, out, offsets[i], length)
 
 
 @njit(cache=True, nogil=True)
@@ -243,7 +242,7 @@ def copy_out(
     for i in range(len(index)):
         copy_bytes(records, index[i] * stride, out, i * stride, stride)
         if heap_at >= 0:
-            source = _I64(load_u64(records, index[i] * stride + heap_at))
+            source = I64(load_u64(records, index[i] * stride + heap_at))
             length = _u32(heap, source + 4)
             copy_bytes(heap, source, out_heap, at, length)
             _put_u32(out_heap, at, i)
@@ -257,14 +256,14 @@ def add_heap_lengths(records: Bytes, stride: int, heap_at: int, heap: Bytes, ind
     """Add the bytes of the variable part of each chosen record."""
     for i in range(len(index)):
         if index[i] >= 0:
-            lengths[i] += _u32(heap, _I64(load_u64(records, index[i] * stride + heap_at)) + 4)
+            lengths[i] += _u32(heap, I64(load_u64(records, index[i] * stride + heap_at)) + 4)
 
 
 @njit(cache=True, nogil=True)
 def name_records(records: Bytes, stride: int, heap_at: int, heap: Bytes, first: int, rows: int) -> None:
     """Write the numbers of records, from `first` on, into their variable parts."""
     for row in range(rows):
-        _put_u32(heap, _I64(load_u64(records, row * stride + heap_at)), first + row)
+        _put_u32(heap, I64(load_u64(records, row * stride + heap_at)), first + row)
 
 
 @njit(cache=True, nogil=True)
@@ -273,7 +272,7 @@ def move_records(records: Bytes, stride: int, heap_at: int, heap: Bytes, source:
     for i in range(len(source)):
         copy_bytes(records, source[i] * stride, records, target[i] * stride, stride)
         if heap_at >= 0:
-            _put_u32(heap, _I64(load_u64(records, target[i] * stride + heap_at)), target[i])
+            _put_u32(heap, I64(load_u64(records, target[i] * stride + heap_at)), target[i])
 
 
 @njit(cache=True, nogil=True)
@@ -281,7 +280,7 @@ def shift_heap(records: Bytes, stride: int, heap_at: int, rows: int, by: int) ->
     """Add to the heap positions of records."""
     for row in range(rows):
         at = row * stride + heap_at
-        store_u64(records, at, np.uint64(_I64(load_u64(records, at)) + by))
+        store_u64(records, at, np.uint64(I64(load_u64(records, at)) + by))
 
 
 @njit(cache=True, nogil=True)
@@ -289,7 +288,7 @@ def heap_length(records: Bytes, stride: int, heap_at: int, heap: Bytes, index: I
     """Return the bytes of the variable parts of the chosen records."""
     total = 0
     for i in range(len(index)):
-        total += _u32(heap, _I64(load_u64(records, index[i] * stride + heap_at)) + 4)
+        total += _u32(heap, I64(load_u64(records, index[i] * stride + heap_at)) + 4)
     return total
 
 
@@ -302,7 +301,7 @@ def compact_heap(records: Bytes, stride: int, heap_at: int, rows: int, heap: Byt
     at = to = 0
     while at < used:
         length, row = _u32(heap, at + 4), _u32(heap, at)
-        if row < rows and _I64(load_u64(records, row * stride + heap_at)) == at:
+        if row < rows and I64(load_u64(records, row * stride + heap_at)) == at:
             if to < at:
                 for byte in range(0, length, 8):
                     store_u64(heap, to + byte, load_u64(heap, at + byte))
@@ -324,7 +323,7 @@ def keep_records(records: Bytes, stride: int, heap_at: int, heap: Bytes, start: 
             if to < start + i:
                 copy_bytes(records, (start + i) * stride, records, to * stride, stride)
                 if heap_at >= 0:
-                    _put_u32(heap, _I64(load_u64(records, to * stride + heap_at)), to)
+                    _put_u32(heap, I64(load_u64(records, to * stride + heap_at)), to)
             to += 1
     return to
 
@@ -378,7 +377,7 @@ def scatter(
         base = (first + number) * size
         to = base + count * width
         if heap_at >= 0:
-            at, end = _I64(load_u64(records, source - skip + heap_at)), heap_ends[number]
+            at, end = I64(load_u64(records, source - skip + heap_at)), heap_ends[number]
             length = _u32(heap, at + 4)
             if end + length > room:
                 return i
