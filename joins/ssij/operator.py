@@ -256,10 +256,12 @@ class SSIJAlgorithm(JoinAlgorithm):
             online = self._online_phase()
             waiting = online.probe(batch)
         yield from online.run()
-        pays = self._phase is None and self._phase_pays(online.waiting_nbytes)
+        idle = self._phase is None or self._phase.continuous
+        pays = idle and self._phase_pays(online.waiting_nbytes)
         del online  # a phase needs its memory
         if pays:
-            self._start_phase()
+            if self._phase is None:
+                self._start_phase()
             if not self.deadlines.any:
                 yield from self._go_on()
 
@@ -319,8 +321,16 @@ class SSIJAlgorithm(JoinAlgorithm):
 
     def _start_phase(self) -> None:
         if self.store.stream.rows:
-            self._phase = JoinPhase(self.context, eager=self._schedule.eager(self._row_nbytes))
+            eager, continuous = self._schedule.eager(self._row_nbytes), self._goes_round
+            self._phase = JoinPhase(self.context, eager=eager, continuous=continuous)
+            self.store.stream.divides = continuous
             self._schedule.phase_begins(self.time.now())
+
+    @property
+    def _goes_round(self) -> bool:
+        """Whether the join phase that starts now is to be continuous."""
+        possible = isinstance(self.predicate, Equality) and not self.deadlines.any and not self.store.paged
+        return possible and self.thresholds.sharing_pays()
 
     def _step(self, cut: Callable[[], bool] | None) -> Iterator[pa.RecordBatch]:
         """Take a step of the running join phase, which starts if there is none; see `JoinPhase.step`."""
@@ -340,10 +350,13 @@ class SSIJAlgorithm(JoinAlgorithm):
             yield from self._join_online(batch)
 
     def _go_on(self) -> Iterator[pa.RecordBatch]:
-        """Go on with the running join phase until it ends or enough tuples have arrived to be looked up first."""
-        while self._phase is not None:
+        """Go on with the running join phase until it ends or enough tuples have arrived to be looked up first.
+
+        A continuous one takes a step.
+        """
+        while (phase := self._phase) is not None:
             yield from self._step(self._enough_arrived)
-            if self._enough_arrived():
+            if phase.continuous or self._enough_arrived():
                 return
 
     def _enough_arrived(self) -> bool:
@@ -372,12 +385,13 @@ class SSIJAlgorithm(JoinAlgorithm):
         """Do what has to be done now to meet the deadlines: a step of the running join phase, or what is due.
 
         Batches that have arrived meanwhile are taken in first, so that they take part. Without deadlines a join phase
-        that stopped for them goes on.
+        that stopped for them goes on, and a continuous one waits until there are more.
         """
         if self.progress.more:
             return
         if not self.deadlines.any:
-            yield from self._go_on()
+            if self._phase is not None and not self._phase.continuous:
+                yield from self._go_on()
             return
         if self._phase is not None:
             if self._phase.eager or self._schedule.look_up_now(self.time.now()):

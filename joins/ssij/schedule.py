@@ -28,6 +28,7 @@ __all__ = ["Schedule", "Thresholds"]
 _INPUT, _STREAM, _STREAM_TIGHT = 250_000, 1_000_000, 400_000  # from the paper's table II
 _TIGHT = 0.02
 _WAITING_SECONDS = 0.25e-6  # cost of a tuple's waiting: it is copied twice, and its row comes from a cold page
+_SERVED = 2  # times the tuples that wait at a time: a round of a continuous join phase serves about as many
 _LEAST_READING = 1 / 8  # of the cost of waiting: reads that cost less need not be shared by more tuples
 _PHASE_SECONDS = 1e-3  # cost of a join phase beside its reads
 _NOT_BUFFERS: tuple[Component, ...] = (
@@ -109,20 +110,31 @@ class Thresholds:
         waiting = _WAITING_SECONDS * rows - _PHASE_SECONDS
         return rows >= self.join(row_nbytes) or waiting >= self._device.cost(1, snapshot.extent)
 
+    def sharing_pays(self) -> bool:
+        """Return whether a join phase is to be continuous, so that about twice as many tuples share its reads.
+
+        It is if they cost more than the waiting of the tuples: steps and the division of tuples have a cost, too.
+        """
+        stream, snapshot = self._store.stream, self._store.snapshot
+        if self._stream is not None or stream.spans or stream.pages * snapshot.page_size <= self._free:
+            return False
+        return self.reading_seconds() >= _WAITING_SECONDS * stream.rows
+
     def waiting_pays(self, nbytes: int) -> bool:
         """Return whether more tuples should wait for the join phase, at the expense of `nbytes` bytes of cached pages.
 
         A join phase for n tuples costs ``reading + n * waiting`` seconds. In the frame of a page, `more` tuples could
         wait, and all of them would share the reads: that saves ``reading * more / n``. If the page stays, as many
         tuples as its utility need not wait: that saves ``utility * (reading / n + waiting)``. The utility is the number
-        of tuples that joined with the page since the last join phase.
+        of tuples that joined with the page since the last join phase. A continuous join phase serves 2 n tuples.
         """
         stream = self._store.stream
         reading, waiting = self.reading_seconds(), _WAITING_SECONDS * stream.rows
         if self._stream is not None or not nbytes or reading < _LEAST_READING * waiting:
             return False
         more = self._store.snapshot.page_size * stream.rows / max(1, stream.tuple_nbytes + stream.index_nbytes)
-        return self._store.least_utility(nbytes) * (reading + waiting) < more * reading
+        served = _SERVED if stream.divides else 1
+        return self._store.least_utility(nbytes) * (reading / served + waiting) < more * reading
 
     def reading_seconds(self) -> float:
         """Return the cost of reading the wanted pages by the cheapest plan with reads of any length."""

@@ -16,6 +16,7 @@ from headrace.joins.input_buffer import InputBuffer
 from headrace.joins.relation import disk_order, unchanged_leaves
 from headrace.joins.ssij.memory import _index_kernels
 from headrace.joins.ssij.memory.direct_lookup import DirectLookup
+from headrace.joins.ssij.memory.page_ranges import PageRanges
 from headrace.joins.ssij.memory.reservation import (
     BUFFERS,
     frame_maps_nbytes,
@@ -126,14 +127,13 @@ class Store:
         self._deadlines = deadlines
         self.input = InputBuffer(deadlines)
         self.paged = isinstance(snapshot, PagedSnapshot)
-        leaves = None if self.paged else snapshot.leaves
-        self.stream = StreamBuffer(leaves, deadlines)
         self._counters = counters
         self._device = reader.device
         self._pins = 0
         self._queued = 0
         self._page = snapshot.page_size
-        self.disk_order = _NO_LEAVES if self.paged else disk_order(snapshot)
+        self._order_by_disk()
+        leaves = None if self.paged else snapshot.leaves
         self._max_scan = options.max_scan
         frame_maps = frame_maps_nbytes(snapshot)
         spare = budget.limit - least_memory(snapshot, reader, frame_maps, direct=False)
@@ -339,8 +339,10 @@ class Store:
     def hold(self, chunk: Chunk) -> None:
         """Put tuples into the stream buffer."""
         wanted = min(chunk.wanted_most, self.snapshot.leaves - self.stream.pages)
-        self.make_room(self._growth(self.stream.growth(chunk), chunk.index_nbytes + self.stream.wanted_nbytes * wanted))
-        self.stream.add(chunk)
+        tuples = self.stream.growth(chunk) + self.stream.division_nbytes(chunk.rows)
+        self.make_room(self._growth(tuples, chunk.index_nbytes + self.stream.wanted_nbytes * wanted))
+        for piece in self.stream.divided(chunk):
+            self.stream.add(piece)
         self.account()
         while (few := self.stream.mergeable(self.workspace // 2)) and self.try_make_room(
             self.stream.merged_growth(few)
@@ -428,8 +430,17 @@ class Store:
         self.tiers.install(old, snapshot, was, now)
         self.make_room(growth)
         self.budget.resize("index", self.budget.held("index") + growth)
-        self.disk_order = disk_order(snapshot)
-        self.stream = StreamBuffer(snapshot.leaves, self._deadlines)
+        self._order_by_disk()
+
+    def _order_by_disk(self) -> None:
+        """Note how the leaves lie on disk, and make a stream buffer for them."""
+        if self.paged:
+            self.disk_order, self.ranges = _NO_LEAVES, None
+            self.stream = StreamBuffer(None, self._deadlines)
+        else:
+            self.disk_order = disk_order(self.snapshot)
+            self.ranges = PageRanges(self.snapshot.leaf_pages, self.disk_order)
+            self.stream = StreamBuffer(self.snapshot.leaves, self._deadlines, self.ranges)
 
     def can_install(self, snapshot: Snapshot) -> bool:
         """Return whether another snapshot can be switched to. Otherwise, a new store must be made for it."""

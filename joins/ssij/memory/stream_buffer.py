@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -28,12 +29,13 @@ from headrace.storage.format import concat_batches, take
 from headrace.storage.read import LeafMap, values_at
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
     from numpy.typing import NDArray
 
     from headrace.joins.deadlines import Arrivals
+    from headrace.joins.ssij.memory.page_ranges import PageRanges
     from headrace.storage.read import LeafNumbers
 
 __all__ = [
@@ -66,6 +68,7 @@ _NO_LEAVES = np.empty(0, dtype=np.int32)
 _NO_DEMAND = LeafMap(_NO_LEAVES, _NO_LEAVES, 0)
 _FAN_IN = 8
 _TIER = 4
+_LEAST_DIVIDED = 16_384  # tuples: fewer are not worth dividing
 _DEAD_SHARE = 4  # a chunk is copied when a fourth of its tuples have left
 
 
@@ -91,6 +94,8 @@ class Chunk:
         Whether the tuple has to go to the neighboring leaf; None if every leaf can decide.
     alive : bool[rows] or None
         Whether the tuple is still waiting; None if all are. Only where each tuple waits for one leaf.
+    within
+        Range of pages in which all their leaves lie; None if the tuples were not divided.
     """
 
     rows: pa.RecordBatch
@@ -102,6 +107,7 @@ class Chunk:
     ascends: bool = True
     undecided: NDArray[np.bool_] | None = None
     alive: NDArray[np.bool_] | None = None
+    within: int | None = None
 
     @property
     def tuple_nbytes(self) -> int:
@@ -137,7 +143,10 @@ class Chunk:
         stay = np.flatnonzero(self.alive).astype(np.int32)
         first = self.first[stay]
         undecided = None if self.undecided is None else self.undecided[stay]
-        return Chunk(take(self.rows, stay), arrivals_at(self.arrival, stay), first, first, undecided=undecided)
+        return replace(
+            self, rows=take(self.rows, stay), arrival=arrivals_at(self.arrival, stay), first=first, last=first,
+            undecided=undecided, alive=None,
+        )  # fmt: skip
 
     @property
     def simple(self) -> bool:
@@ -163,9 +172,13 @@ class StreamBuffer:
         Number of leaves of the relation; None to list the wanted ones only.
     deadlines
         How long tuples may wait.
+    ranges
+        Ranges of pages by which tuples can be divided.
 
     Attributes
     ----------
+    divides
+        Whether tuples are divided by the range in which their leaf lies.
     demand : int32[leaves] or LeafMap
         How many runs wait for each leaf: the lengths of the inverted index's lists, and so the leaves' utility.
     wanted_nbytes
@@ -180,9 +193,13 @@ class StreamBuffer:
         Tuples that the last join phase has deferred to another leaf, to be looked up at once.
     """
 
-    def __init__(self, leaves: int | None, deadlines: Deadlines | None = None) -> None:
+    def __init__(
+        self, leaves: int | None, deadlines: Deadlines | None = None, ranges: PageRanges | None = None
+    ) -> None:
         self._deadlines = deadlines or Deadlines()
-        self._simple: list[Chunk] = []
+        self._ranges = ranges
+        self.divides = False
+        self._simple: list[list[Chunk]] = [[] for _ in range(1 if ranges is None else ranges.count + 1)]
         self._spanning: list[Chunk] = []
         self.demand: LeafNumbers = _NO_DEMAND if leaves is None else np.zeros(leaves, dtype=np.int32)
         self.wanted_nbytes = LISTED_NBYTES if leaves is None else WANTED_NBYTES
@@ -197,7 +214,11 @@ class StreamBuffer:
     @property
     def chunks(self) -> list[Chunk]:
         """Chunks of waiting tuples."""
-        return [*self._simple, *self._spanning]
+        return [*chain.from_iterable(self._simple), *self._spanning]
+
+    def chunks_of(self, leaves: NDArray[np.int32]) -> list[Chunk]:
+        """Return the chunks whose tuples may wait for some of the leaves."""
+        return [*chain.from_iterable(self._simple[at] for at in self._lists_of(leaves)), *self._spanning]
 
     @property
     def batches(self) -> list[pa.RecordBatch]:
@@ -227,6 +248,23 @@ class StreamBuffer:
         """Return how many bytes the dictionaries of some tuples would add, however many chunks these tuples become."""
         return self._dictionaries.growth(rows)
 
+    def division_nbytes(self, rows: pa.RecordBatch) -> int:
+        """Return the most bytes by which some tuples grow when they are divided."""
+        if self._ranges is None or not self.divides:
+            return 0
+        return self._ranges.count * division_nbytes(rows.slice(0, 0))
+
+    def divided(self, chunk: Chunk) -> Iterator[Chunk]:
+        """Yield the tuples of a chunk as they are to be added: divided by ranges if they are many."""
+        divisible = chunk.simple and chunk.undecided is None and chunk.within is None
+        if self._ranges is None or not (self.divides and divisible and len(chunk.rows) >= _LEAST_DIVIDED):
+            yield chunk
+            return
+        for number, places in enumerate(self._ranges.divide(chunk.first)):
+            if len(places):
+                first, arrival = chunk.first[places], arrivals_at(chunk.arrival, places)
+                yield Chunk(take(chunk.rows, places), arrival, first, first, within=number)
+
     def add(self, chunk: Chunk) -> None:
         """Append a chunk."""
         self._append(chunk)
@@ -248,7 +286,7 @@ class StreamBuffer:
 
     def mergeable(self, nbytes: int) -> list[Chunk]:
         """Return the latest chunks of a kind if they are many, of similar size, and together within `nbytes`."""
-        for chunks in (self._simple, self._spanning):
+        for chunks in (*self._simple, self._spanning):
             last = chunks[-_FAN_IN:]
             sizes = [len(chunk.rows) for chunk in last]
             alike = len(last) == _FAN_IN and max(sizes) <= _TIER * min(sizes)
@@ -256,11 +294,10 @@ class StreamBuffer:
                 return last
         return []
 
-    @staticmethod
-    def merged_growth(chunks: list[Chunk]) -> int:
-        """Return by how many bytes chunks may grow if merged: arrivals, bitmaps, and new dictionaries."""
+    def merged_growth(self, chunks: list[Chunk]) -> int:
+        """Return by how many bytes chunks may grow if merged: arrivals, bitmaps, new dictionaries, and division."""
         arrivals = sum(len(chunk.rows) * _ARRIVAL_NBYTES + division_nbytes(chunk.rows) for chunk in chunks)
-        return arrivals + _combined_nbytes(chunks)
+        return arrivals + _combined_nbytes(chunks) + self.division_nbytes(chunks[0].rows)
 
     def merge(self, last: list[Chunk]) -> None:
         """Replace the latest chunks, which `mergeable` returned, by one."""
@@ -268,7 +305,8 @@ class StreamBuffer:
         for chunk in last:
             self._drop(chunk.rows, chunk.tuple_nbytes)
         self._runs_nbytes -= sum(chunk.index_nbytes for chunk in last)
-        self._append(_merged(last))
+        for piece in self.divided(_merged(last)):
+            self._append(piece)
 
     def clear(self, step: int) -> None:
         """Remove everything after a join phase except deferred tuples, which move on by `step` leaves."""
@@ -278,10 +316,11 @@ class StreamBuffer:
             self.demand[:] = 0
         self.pages = self._unwanted = 0
         self._spanning.clear()
-        while self._simple:
-            deferred = self._simple.pop().deferred_slice(step)
-            if deferred is not None:
-                self.deferred.append(deferred)
+        for chunks in self._simple:
+            while chunks:
+                deferred = chunks.pop().deferred_slice(step)
+                if deferred is not None:
+                    self.deferred.append(deferred)
         self._recount()
 
     def settle(self, read: NDArray[np.int32], step: int) -> list[Chunk]:
@@ -300,21 +339,28 @@ class StreamBuffer:
         else:
             self.demand[read] = 0
         self._unwanted = 0
-        simple, spanning, complete = [], [], []
-        for chunk in self._simple:
+        for at in self._lists_of(read):
+            self._simple[at] = self._without_met(self._simple[at], step)
+        spanning, complete = [], []
+        for chunk in self._spanning:
+            rest, done = _without_met_runs(chunk, self.demand)
+            spanning += [] if rest is None else [rest]
+            complete += [] if done is None else [done]
+        self._spanning = spanning
+        self._recount()
+        return complete
+
+    def _without_met(self, chunks: list[Chunk], step: int) -> list[Chunk]:
+        """Return chunks of tuples that wait for one leaf each without those whose leaf has no demand."""
+        stay = []
+        for chunk in chunks:
             deferred = chunk.deferred_slice(step)
             if deferred is not None:
                 self.deferred.append(deferred)
             rest = _without_met(chunk, self.demand)
             if rest is not None:
-                simple.append(rest if deferred is None else rest.compacted())  # or they would be held twice
-        for chunk in self._spanning:
-            rest, done = _without_met_runs(chunk, self.demand)
-            spanning += [] if rest is None else [rest]
-            complete += [] if done is None else [done]
-        self._simple, self._spanning = simple, spanning
-        self._recount()
-        return complete
+                stay.append(rest if deferred is None else rest.compacted())  # or they would be held twice
+        return stay
 
     def _recount(self) -> None:
         chunks = self.chunks
@@ -361,8 +407,14 @@ class StreamBuffer:
         return deferred.slice(0, most)
 
     def _like(self, chunk: Chunk) -> list[Chunk]:
-        """Return the chunks of a kind."""
-        return self._simple if chunk.simple else self._spanning
+        """Return the list for chunks of a kind."""
+        if not chunk.simple:
+            return self._spanning
+        return self._simple[-1 if chunk.within is None else chunk.within]
+
+    def _lists_of(self, leaves: NDArray[np.int32]) -> list[int]:
+        """Return the lists of tuples that wait for one leaf each in which some may wait for these leaves."""
+        return [0] if self._ranges is None else [*np.unique(self._ranges.of(leaves)).tolist(), self._ranges.count]
 
     def _append(self, chunk: Chunk) -> None:
         self._like(chunk).append(chunk)
@@ -484,7 +536,7 @@ def _merged_simple(chunks: list[Chunk]) -> Chunk:
     first = first[order]
     arrival = _arrivals_of(chunks, order)
     undecided = None if chunks[0].undecided is None else np.zeros(len(rows), dtype=np.bool_)
-    return Chunk(take(rows, order), arrival, first, first, undecided=undecided)
+    return Chunk(take(rows, order), arrival, first, first, undecided=undecided, within=chunks[0].within)
 
 
 def _merged_spanning(chunks: list[Chunk]) -> Chunk:

@@ -115,6 +115,7 @@ class ProbingPhase(ABC, Generic[ProbeT]):
         rows = batch.rows
         arrivals = 0 if isinstance(batch.arrival, float) else batch.arrival.nbytes
         copies = 2 * division_nbytes(rows)  # into chunks by kind, and again when some of a chunk are deferred
+        copies += self._store.stream.division_nbytes(rows)
         tuples = own_nbytes(rows) + arrivals + copies + self.mark_nbytes * len(rows)
         return tuples, LEAF_RUN_NBYTES * runs + self._store.stream.wanted_nbytes * wanted
 

@@ -19,6 +19,12 @@ sweeps without pauses, in which a tuple that is left out waits for most of anoth
 elevator: it goes round as MeshJoin does, reads only what is wanted, and completes each tuple within one round, on
 average within half.
 
+**Continuous sweeps.** Without deadlines a sweep reads its pages for as many tuples as the memory holds. If it stops
+after each of a few ranges of pages, and goes on when arrivals have filled the room of the tuples that left, each round
+serves nearly twice as many: a tuple waits for half a round on average, so as many as the memory holds arrive in half a
+round. A sweep is continuous where its reads cost more than the waiting of tuples does. Tuples are divided by range
+(`headrace.joins.ssij.memory.page_ranges`), so that those of a step leave together and the others are not copied.
+
 **Invariants.** Outside of a step no page is pinned, no read is in flight, and no result is staged. A tuple meets each
 of its leaves once: it leaves the buffer, or loses that leaf, in the step that reads it, and the leaf's demand is 0
 until another tuple waits for it. The head never moves back, and each step reads at least one block, so a sweep ends.
@@ -84,19 +90,24 @@ class JoinPhase:
         Context of the phases.
     eager
         Whether leaves ahead of the head that are not in the plan join the sweep although they cost a read.
+    continuous
+        Whether a step reads one range of pages only, and the next one waits until tuples need its room.
 
     Attributes
     ----------
+    eager, continuous
+        As given; a continuous sweep is eager.
     seconds, settled
         Busy seconds of its steps, and those in which tuples left the buffer after the last one.
     done
         Whether the sweep has ended.
     """
 
-    def __init__(self, context: SSIJContext, *, eager: bool) -> None:
+    def __init__(self, context: SSIJContext, *, eager: bool, continuous: bool = False) -> None:
         self._context = context
         self._store = context.store
-        self.eager = eager
+        self.eager = eager or continuous
+        self.continuous = continuous
         self._head = 0
         self._plan: NDArray[np.int32] | None = None
         self._leaves = 0
@@ -121,10 +132,11 @@ class JoinPhase:
         begin, seeks, pages = self._context.progress.busy_seconds, counters.seeks, counters.pages_read
         cut = cut if self._divisible else None
         leaves = self._next_leaves()
+        part = self._store.ranges.first(leaves) if self.continuous and self._divisible else leaves
         self._plan = None
         if len(leaves):
-            reach = yield from _Step(self._context, leaves, cut, fine=fine).run()
-            if cut is not None:
+            reach = yield from _Step(self._context, part, cut, fine=fine).run()
+            if cut is not None or reach < len(leaves):
                 self._head = int(self._context.snapshot.pointers(leaves[reach - 1 : reach])[0][0]) + 1
             joined = self._context.progress.busy_seconds
             yield from self._settle(leaves[:reach])
@@ -219,7 +231,7 @@ class _Step:
         self._keep = np.ones(len(leaves), dtype=np.bool_)
         self._remove: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         self._chosen_for = -1
-        self._chunks = context.store.stream.chunks
+        self._chunks = context.store.stream.chunks_of(leaves)
 
     def run(self) -> Generator[pa.RecordBatch, None, int]:
         """Read the pages and join each with the tuples that wait for it. Return the number of leaves that were read.

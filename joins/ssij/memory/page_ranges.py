@@ -1,0 +1,58 @@
+"""Ranges of the relation's pages, which a continuous join phase reads one at a time.
+
+Tuples that wait are divided by the range in which their leaf lies. So a step of the phase touches only those that it
+joins, and these leave all at once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["PageRanges"]
+
+_RANGES = 8
+
+
+class PageRanges:
+    """Ranges of pages on disk with equal numbers of leaves.
+
+    Parameters
+    ----------
+    pages : int64[leaves of the table]
+        Page of each leaf.
+    disk_order : int32[leaves of the table]
+        Leaves in the order of their pages; empty if that is the key order.
+
+    Attributes
+    ----------
+    count
+        Number of ranges.
+    """
+
+    count = _RANGES
+
+    def __init__(self, pages: NDArray[np.int64], disk_order: NDArray[np.int32]) -> None:
+        starts = np.arange(1, self.count) * len(pages) // self.count
+        self._pages = pages if len(disk_order) else None
+        self._starts = pages[disk_order[starts]] if len(disk_order) else starts.astype(np.int32)
+
+    def of(self, leaves: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Return the range of each leaf."""
+        place = leaves if self._pages is None else self._pages[leaves]
+        return np.searchsorted(self._starts, place, side="right")
+
+    def first(self, leaves: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return those of some leaves, in disk order, that lie in the same range as the first one."""
+        ranges = self.of(leaves)
+        return leaves[: np.searchsorted(ranges, ranges[0], side="right")] if len(leaves) else leaves
+
+    def divide(self, leaves: NDArray[np.int32]) -> list[NDArray[np.intp]]:
+        """Return, for each range, the places of its leaves among some leaves, in the order that they have."""
+        ranges = self.of(leaves)
+        order = np.argsort(ranges, kind="stable")
+        return np.split(order, np.searchsorted(ranges[order], np.arange(1, self.count)))
