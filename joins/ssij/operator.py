@@ -260,8 +260,7 @@ class SSIJAlgorithm(JoinAlgorithm):
         pays = idle and self._phase_pays(online.waiting_nbytes)
         del online  # a phase needs its memory
         if pays:
-            if self._phase is None:
-                self._start_phase()
+            self._start_phase()
             if not self.deadlines.any:
                 yield from self._go_on()
 
@@ -320,7 +319,8 @@ class SSIJAlgorithm(JoinAlgorithm):
         return OnlinePhase(self.context) if direct is None else DirectPhase(self.context, direct)
 
     def _start_phase(self) -> None:
-        if self.store.stream.rows:
+        """Start a join phase if none is running and tuples wait."""
+        if self._phase is None and self.store.stream.rows:
             eager, continuous = self._schedule.eager(self._row_nbytes), self._goes_round
             self._phase = JoinPhase(self.context, eager=eager, continuous=continuous)
             self.store.stream.divides = continuous
@@ -334,8 +334,7 @@ class SSIJAlgorithm(JoinAlgorithm):
 
     def _step(self, cut: Callable[[], bool] | None) -> Iterator[pa.RecordBatch]:
         """Take a step of the running join phase, which starts if there is none; see `JoinPhase.step`."""
-        if self._phase is None:
-            self._start_phase()
+        self._start_phase()
         phase = self._phase
         if phase is not None:
             yield from phase.step(cut, fine=cut is not None and self.deadlines.any)
@@ -372,6 +371,9 @@ class SSIJAlgorithm(JoinAlgorithm):
     def _drain(self) -> Iterator[pa.RecordBatch]:
         yield from self._online(self.store.input.rows)
         while self.store.stream.rows or self._phase is not None:
+            self._start_phase()
+            if self._phase is not None:
+                self._phase.continuous = False  # no more tuples come
             yield from self._step(None)
 
     # Deadlines

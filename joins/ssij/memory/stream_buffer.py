@@ -68,7 +68,7 @@ _NO_LEAVES = np.empty(0, dtype=np.int32)
 _NO_DEMAND = LeafMap(_NO_LEAVES, _NO_LEAVES, 0)
 _FAN_IN = 8
 _TIER = 4
-_LEAST_DIVIDED = 16_384  # tuples: fewer are not worth dividing
+_LEAST_DIVIDED = 8192  # tuples: fewer are not worth dividing
 _DEAD_SHARE = 4  # a chunk is copied when a fourth of its tuples have left
 
 

@@ -1,0 +1,157 @@
+"""Continuous join phases of SSIJ: sweeps that stop after each range of pages until tuples need the room."""
+
+import contextlib
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from headrace.joins import SSIJ
+from headrace.joins.ssij.memory.page_ranges import PageRanges
+from headrace.joins.ssij.memory.stream_buffer import StreamBuffer
+from headrace.joins.ssij.schedule import Thresholds
+from headrace.storage.errors import StorageIOError
+from headrace.storage.file import FileBackend
+from headrace.storage.read import DeviceModel, PageReader, ReadQueue
+
+KEYS, TUPLES, BATCH, MEMORY = 150_000, 800_000, 100_000, "6MiB"
+DISK = DeviceModel(seek=50e-6, transfer=200e-6, page_size=4096)
+
+
+@pytest.fixture(scope="module")
+def rows():
+    """One row for each even key, and more for some of them; the payload says which."""
+    keys = np.arange(0, 2 * KEYS, 2)
+    return pa.table({"k": keys, "v": keys * 31, "pad": [f"{key:>60}" for key in keys]})
+
+
+@pytest.fixture(scope="module", params=["in key order", "changed"])
+def table(request, build, rows):
+    """The rows, and again after changes that moved a part of the pages behind the others."""
+    with build(rows, ["k"], unique=True, page_size=4096) as table:
+        if request.param == "changed":
+            table.apply(upserts=rows.slice(KEYS // 3, KEYS // 4))
+            table.apply(upserts=rows.slice(KEYS // 2, 200))
+            assert not table.snapshot().in_key_order
+        yield table
+
+
+@pytest.fixture(scope="module")
+def stream():
+    rng = np.random.default_rng(5)
+    return pa.record_batch({"n": np.arange(TUPLES), "s": rng.integers(-100, 2 * KEYS + 100, TUPLES)})
+
+
+def batches(stream):
+    return [stream.slice(start, BATCH) for start in range(0, len(stream), BATCH)]
+
+
+@contextlib.contextmanager
+def reader_of(table, device=DISK):
+    backend = FileBackend(table.snapshot().path)
+    yield PageReader(backend, 4096, device)
+    backend.close()
+
+
+def run(table, stream, how="inner", device=DISK, **options):
+    """Return the sorted results and the statistics."""
+    options |= {"how": how, "memory": MEMORY, "columns": ["v"]}
+    with reader_of(table, device) as reader, SSIJ(table, on=[("s", "k")], reader=reader, **options) as join:
+        found = [result for batch in batches(stream) for result in join.push(batch)]
+        found += join.finish()
+        result, stats = pa.Table.from_batches(found), join.stats
+    assert stats.memory.peak <= stats.memory.limit
+    return result.select(["n", "v"]).sort_by([("n", "ascending"), ("v", "ascending")]), stats
+
+
+def expected(rows, stream, how):
+    with duckdb.connect() as database:
+        database.register("relation", rows).register("stream", stream)
+        query = f"SELECT n, v FROM stream {how} JOIN relation ON s = k ORDER BY n, v"
+        return database.sql(query).to_arrow_table()
+
+
+@pytest.fixture
+def divided(monkeypatch):
+    """Number of chunks into which tuples were divided, each time."""
+    numbers, divide = [], StreamBuffer.divided
+
+    def noted(self, chunk):
+        chunks = list(divide(self, chunk))
+        numbers.append(len(chunks))
+        return iter(chunks)
+
+    monkeypatch.setattr(StreamBuffer, "divided", noted)
+    return numbers
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+def test_every_tuple_is_joined_once(table, rows, stream, divided, how):
+    found, _ = run(table, stream, how)
+    assert max(divided) == PageRanges.count
+    assert found.equals(expected(rows, stream, how).cast(found.schema))
+
+
+def test_each_read_serves_more_tuples_than_in_whole_phases(table, stream, monkeypatch):
+    served = []
+    for sharing in (Thresholds.sharing_pays, lambda _self: False):
+        monkeypatch.setattr(Thresholds, "sharing_pays", sharing)
+        with reader_of(table) as reader, SSIJ(table, on=[("s", "k")], memory=MEMORY, reader=reader) as join:
+            for batch in [*batches(stream), *batches(stream)]:
+                join.push(batch).drain()
+            served.append(join.stats.rows_done / join.stats.pages_read)
+    assert served[0] > 1.4 * served[1]
+
+
+def test_quick_reads_and_given_thresholds_leave_phases_whole(table, stream, divided):
+    run(table, stream, device=DeviceModel(seek=1e-6, transfer=1e-7, page_size=4096))
+    run(table, stream, stream_threshold=10_000)
+    assert set(divided) == {1}
+
+
+def test_keys_with_several_rows_are_joined_with_each(build, stream):
+    keys = np.repeat(np.arange(0, 2 * KEYS, 2), np.random.default_rng(6).choice([0, 1, 9], KEYS))
+    rows = pa.table({"k": keys, "v": np.arange(len(keys)), "pad": [f"{key:>30}" for key in keys]})
+    with build(rows, ["k"], page_size=4096) as table:
+        found, _ = run(table, stream, "left")
+    assert found.equals(expected(rows, stream, "left").cast(found.schema))
+
+
+def test_a_failed_read_is_an_error_and_no_result_comes_twice(table, rows, stream, monkeypatch):
+    begin, reads = ReadQueue.begin, []
+
+    def failing(self, blocks):
+        reads.append(blocks)
+        if len(reads) == 40:
+            raise StorageIOError("the disk failed")
+        return begin(self, blocks)
+
+    monkeypatch.setattr(ReadQueue, "begin", failing)
+    found = []
+    with reader_of(table) as reader:
+        join = SSIJ(table, on=[("s", "k")], memory=MEMORY, columns=["v"], reader=reader)
+        with pytest.raises(StorageIOError, match="the disk failed"):
+            for batch in batches(stream):
+                found.extend(join.push(batch))
+        join.close()
+    numbers = pa.Table.from_batches(found)["n"].to_numpy()
+    assert 0 < len(numbers) == len(np.unique(numbers))
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_ranges_divide_leaves_by_their_place_on_disk(ordered, rng):
+    leaves = 101
+    pages = np.arange(leaves) * 3 if ordered else rng.permutation(leaves).astype(np.int64) * 3
+    order = np.empty(0, dtype=np.int32) if ordered else np.argsort(pages).astype(np.int32)
+    ranges = PageRanges(pages, order)
+    rank = np.argsort(np.argsort(pages))
+    of = ranges.of(np.arange(leaves, dtype=np.int32))
+    assert all(np.bincount(of) >= leaves // ranges.count)
+    assert bool((np.diff(of[np.argsort(rank)]) >= 0).all())
+    some = np.sort(rng.integers(0, leaves, 400)).astype(np.int32)
+    for number, places in enumerate(ranges.divide(some)):
+        assert np.array_equal(places, np.flatnonzero(of[some] == number))
+    planned = np.argsort(pages).astype(np.int32)[20:]
+    assert np.array_equal(ranges.first(planned), planned[of[planned] == of[planned[0]]])
+    assert len(ranges.first(planned[:0])) == 0
