@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from headrace.joins.workers import Workers
     from headrace.storage.tree import Snapshot
 
 __all__ = ["Emitter", "How", "Matches", "check_how", "output_schema", "rows_at"]
@@ -104,8 +106,22 @@ class Emitter:
         """Most result rows in a batch, estimated from earlier batches."""
         return max(1, int(self._nbytes / (self._row_bytes + self._stream_bytes)))
 
-    def emit(self, rows: pa.RecordBatch, matches: Matches, frames: NDArray[np.uint8]) -> Iterator[pa.RecordBatch]:
-        """Yield the result rows in the order of the matches."""
+    def emit(
+        self, rows: pa.RecordBatch, matches: Matches, frames: NDArray[np.uint8], workers: Workers | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the result rows in the order of the matches.
+
+        Parameters
+        ----------
+        rows
+            Stream rows.
+        matches
+            Their matches.
+        frames
+            Frames of the pages in which these lie.
+        workers
+            Threads that make the parts of a batch, which are batches of their own then.
+        """
         ends = np.cumsum(matches.count, dtype=np.int64)
         total = int(ends[-1]) if len(ends) else 0
         if total == 0:
@@ -113,15 +129,22 @@ class Emitter:
         if matches.source is None and total == len(ends) and int(matches.count.max()) == 1:
             yield from self._emit_all(rows, matches, frames)
             return
+
+        def part(bounds: tuple[int, int]) -> pa.RecordBatch:
+            match, row = np.empty((2, bounds[1] - bounds[0]), dtype=np.int32)
+            begin = int(np.searchsorted(ends, bounds[0], side="right"))
+            kernels.expand_matches(ends, matches.row, begin, bounds[0], match, row)
+            source = match if matches.source is None else matches.source[match]
+            return self._batch(rows_at(rows, source), matches.frame[match], row, frames)
+
         start = 0
         while start < total:
             stop = min(start + self.most_rows, total)
-            match = np.empty(stop - start, dtype=np.int32)
-            row = np.empty(stop - start, dtype=np.int32)
-            begin = int(np.searchsorted(ends, start, side="right"))
-            kernels.expand_matches(ends, matches.row, begin, start, match, row)
-            source = match if matches.source is None else matches.source[match]
-            yield self._batch(rows_at(rows, source), matches.frame[match], row, frames)
+            if workers is None:
+                yield part((start, stop))
+            else:
+                bounds = np.linspace(start, stop, workers.share(stop - start) + 1).astype(np.int64)
+                yield from workers.map(part, list(pairwise(bounds.tolist())))
             start = stop
 
     def emit_placed(

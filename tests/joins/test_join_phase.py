@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.joins import SSIJ, AsOf, Band
+from headrace.joins.emitter import Emitter
 from headrace.joins.errors import JoinStateError
 from headrace.joins.ssij.memory import _record_kernels as kernels
 from headrace.joins.ssij.memory import record_tier
@@ -148,3 +149,30 @@ def test_work_that_was_begun_is_done_once_whoever_does_it():
     with pytest.raises(ZeroDivisionError):
         workers.begin(lambda item: 1 // item, [0, 1, 1])()
     workers.close()
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+@pytest.mark.parametrize(("memory", "shared"), [("48MiB", True), ("4MiB", False)])
+def test_threads_share_the_results_of_tuples_with_many_matches(build, monkeypatch, how, memory, shared):
+    """In the join phase and, for what is cached, in the online phase; keys' rows reach over several pages."""
+    keys, each, tuples = 3_000, 150, 24_000
+    rows = pa.table({"k": np.repeat(np.arange(0, 2 * keys, 2), each), "v": np.arange(keys * each)})
+    stream = pa.record_batch({"n": np.arange(tuples), "s": np.random.default_rng(8).integers(-9, 2 * keys, tuples)})
+    names, make = set(), Emitter._batch
+
+    def noted(self, *args):
+        names.add(threading.current_thread() is threading.main_thread())
+        return make(self, *args)
+
+    monkeypatch.setattr(Emitter, "_batch", noted)
+    with build(rows, ["k"], page_size=4096) as table:
+        join = SSIJ(table, on=[("s", "k")], how=how, memory=memory, threads=2)
+        found = [result for at in range(0, tuples, 8_000) for result in join.push(stream.slice(at, 8_000))]
+        found = pa.Table.from_batches([*found, *join.finish()]).select(["n", "v"])
+    assert (False in names) == shared
+    assert join.stats.memory.peak <= join.stats.memory.limit
+    with duckdb.connect() as database:
+        database.register("relation", rows).register("stream", stream)
+        query = f"SELECT n, v FROM stream {how} JOIN relation ON s = k ORDER BY n, v"
+        expected = database.sql(query).to_arrow_table()
+    assert found.sort_by([("n", "ascending"), ("v", "ascending")]).equals(expected.cast(found.schema))

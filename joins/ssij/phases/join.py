@@ -49,7 +49,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.joins.emitter import rows_at
+from headrace.joins import _result_kernels
+from headrace.joins.emitter import Matches, rows_at
 from headrace.joins.input_buffer import LocatedSlice
 from headrace.joins.memory.allocators import release_freed_memory
 from headrace.joins.predicates import BoundEquality
@@ -420,6 +421,10 @@ class _PairResults:
         self._admitted = context.store.tiers.begin_admission(
             context.workers, context.store.read_buffer.frames, frame, row, count, keys
         )
+        results = int(np.maximum(count, int(context.outer)).sum())
+        if not self._single and context.workers.share(results) > 1:
+            yield from self._many(pairs, low, frame, row, count)
+            return
         cursor = np.zeros(2, dtype=np.int64)
         while cursor[0] < len(frame):
             staged = self._stage(len(pairs.rows))
@@ -432,6 +437,23 @@ class _PairResults:
             if staged.free == 0:
                 self._note(pairs, low + int(cursor[0]))
                 yield self._batch(pairs)
+
+    def _many(
+        self, pairs: PairBatch, low: int, frame: NDArray[np.int32], row: NDArray[np.int32], count: NDArray[np.int32]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield so many results that all threads make some, after those staged before them."""
+        context = self._context
+        self._note(pairs, low)
+        if self._staged is not None and self._staged.rows:
+            yield self._batch(pairs)
+        found, frame = np.maximum(count, 0), frame.copy()
+        _result_kernels.outer_matches(frame, found, context.outer)
+        found[count < 0] = 0  # who may still match in another leaf
+        self._note(pairs, self._met)
+        rows = pairs.rows.slice(low, len(frame))
+        yield from context.emitter.emit(
+            rows, Matches(frame, row, found), context.store.read_buffer.frames, context.workers
+        )
 
     def wait(self) -> None:
         """Let the record tier take in the rest of the rows found last, which other threads have begun with."""

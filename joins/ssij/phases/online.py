@@ -232,7 +232,8 @@ class OnlinePhase(ProbingPhase[Probe]):
         context, single, buffer = self._context, probe.single, self._store.cache.buffer
         frame = probe.frame.copy()
         _result_kernels.outer_matches(frame, count, context.outer)
-        yield from context.emitter.emit(probe.batch.rows, Matches(frame, row, count, single.order), buffer)
+        matches = Matches(frame, row, count, single.order)
+        yield from context.emitter.emit(probe.batch.rows, matches, buffer, context.workers)
         impossible = probe.impossible()
         if context.outer and len(impossible):
             yield from context.emitter.nulls(take(probe.batch.rows, impossible))
@@ -273,7 +274,7 @@ class OnlinePhase(ProbingPhase[Probe]):
             self._store.cache.touch(frame)
             matched[pair[count > 0]] = True
             found = Matches(frame, row, count, spanning.order[pair])
-            yield from self._context.emitter.emit(probe.batch.rows, found, cache.buffer)
+            yield from self._context.emitter.emit(probe.batch.rows, found, cache.buffer, self._context.workers)
 
     def _spanning_chunk(self, probe: Probe, matched: NDArray[np.bool_]) -> Chunk | None:
         waiting = np.flatnonzero(probe.runs > 0).astype(np.int32)
