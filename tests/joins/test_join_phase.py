@@ -151,13 +151,18 @@ def test_work_that_was_begun_is_done_once_whoever_does_it():
     workers.close()
 
 
+@pytest.mark.parametrize("predicate", ["equality", "band"])
 @pytest.mark.parametrize("how", ["inner", "left"])
 @pytest.mark.parametrize(("memory", "shared"), [("48MiB", True), ("4MiB", False)])
-def test_threads_share_the_results_of_tuples_with_many_matches(build, monkeypatch, how, memory, shared):
-    """In the join phase and, for what is cached, in the online phase; keys' rows reach over several pages."""
+def test_threads_share_the_results_of_tuples_with_many_matches(build, monkeypatch, predicate, how, memory, shared):
+    """In the join phase and, for what is cached, in the online phase; keys' rows reach over several pages.
+
+    The band of a tuple may lie in two pages and have matches in one of them only.
+    """
     keys, each, tuples = 3_000, 150, 24_000
-    rows = pa.table({"k": np.repeat(np.arange(0, 2 * keys, 2), each), "v": np.arange(keys * each)})
-    stream = pa.record_batch({"n": np.arange(tuples), "s": np.random.default_rng(8).integers(-9, 2 * keys, tuples)})
+    rows = pa.table({"k": np.repeat(np.arange(0, 3 * keys, 3), each), "v": np.arange(keys * each)})
+    stream = pa.record_batch({"n": np.arange(tuples), "s": np.random.default_rng(8).integers(-9, 3 * keys, tuples)})
+    on, joined = PREDICATES[predicate]
     names, make = set(), Emitter._batch
 
     def noted(self, *args):
@@ -166,13 +171,13 @@ def test_threads_share_the_results_of_tuples_with_many_matches(build, monkeypatc
 
     monkeypatch.setattr(Emitter, "_batch", noted)
     with build(rows, ["k"], page_size=4096) as table:
-        join = SSIJ(table, on=[("s", "k")], how=how, memory=memory, threads=2)
+        join = SSIJ(table, on=on, how=how, memory=memory, columns=["v"], threads=2)
         found = [result for at in range(0, tuples, 8_000) for result in join.push(stream.slice(at, 8_000))]
         found = pa.Table.from_batches([*found, *join.finish()]).select(["n", "v"])
     assert (False in names) == shared
     assert join.stats.memory.peak <= join.stats.memory.limit
     with duckdb.connect() as database:
         database.register("relation", rows).register("stream", stream)
-        query = f"SELECT n, v FROM stream {how} JOIN relation ON s = k ORDER BY n, v"
+        query = f"SELECT n, v FROM {joined.format(kind=how)} ORDER BY n, v"
         expected = database.sql(query).to_arrow_table()
     assert found.sort_by([("n", "ascending"), ("v", "ascending")]).equals(expected.cast(found.schema))
