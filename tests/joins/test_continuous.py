@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.joins import SSIJ
+from headrace.joins import SSIJ, AsOf
 from headrace.joins.ssij.memory.page_ranges import PageRanges
 from headrace.joins.ssij.memory.stream_buffer import StreamBuffer
 from headrace.joins.ssij.schedule import Thresholds
@@ -155,3 +155,13 @@ def test_ranges_divide_leaves_by_their_place_on_disk(ordered, rng):
     planned = np.argsort(pages).astype(np.int32)[20:]
     assert np.array_equal(ranges.first(planned), planned[of[planned] == of[planned[0]]])
     assert len(ranges.first(planned[:0])) == 0
+
+
+@pytest.mark.parametrize("on", [[("s", "k")], AsOf("s", "k")])
+def test_waiting_tuples_of_a_sorted_stream_do_not_keep_the_batch_that_they_were_a_part_of(table, stream, on):
+    ordered = stream.sort_by("s").slice(0, BATCH)
+    with reader_of(table) as reader, SSIJ(table, on=on, memory=MEMORY, reader=reader, threads=1) as join:
+        join.push(ordered).drain()
+        waiting = join.store.stream.batches
+        assert 0 < len(waiting)
+        assert sum(rows.get_total_buffer_size() for rows in waiting) <= 1.5 * sum(rows.nbytes for rows in waiting)
