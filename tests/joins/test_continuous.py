@@ -118,7 +118,7 @@ def test_keys_with_several_rows_are_joined_with_each(build, stream):
     assert found.equals(expected(rows, stream, "left").cast(found.schema))
 
 
-def test_a_failed_read_is_an_error_and_no_result_comes_twice(table, rows, stream, monkeypatch):
+def test_a_failed_read_is_an_error_and_no_result_comes_twice(table, stream, monkeypatch):
     begin, reads = ReadQueue.begin, []
 
     def failing(self, blocks):
@@ -132,8 +132,7 @@ def test_a_failed_read_is_an_error_and_no_result_comes_twice(table, rows, stream
     with reader_of(table) as reader:
         join = SSIJ(table, on=[("s", "k")], memory=MEMORY, columns=["v"], reader=reader)
         with pytest.raises(StorageIOError, match="the disk failed"):
-            for batch in batches(stream):
-                found.extend(join.push(batch))
+            found.extend(result for batch in batches(stream) for result in join.push(batch))
         join.close()
     numbers = pa.Table.from_batches(found)["n"].to_numpy()
     assert 0 < len(numbers) == len(np.unique(numbers))
@@ -163,7 +162,7 @@ def test_waiting_tuples_of_a_sorted_stream_do_not_keep_the_batch_that_they_were_
     with reader_of(table) as reader, SSIJ(table, on=on, memory=MEMORY, reader=reader, threads=1) as join:
         join.push(ordered).drain()
         waiting = join.store.stream.batches
-        assert 0 < len(waiting)
+        assert len(waiting) > 0
         assert sum(rows.get_total_buffer_size() for rows in waiting) <= 1.5 * sum(rows.nbytes for rows in waiting)
 
 
