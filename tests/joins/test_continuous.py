@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from headrace.joins import SSIJ
+from headrace.joins import SSIJ, AsOf
 from headrace.joins.ssij.memory.page_ranges import PageRanges
 from headrace.joins.ssij.memory.stream_buffer import StreamBuffer
 from headrace.joins.ssij.schedule import Thresholds
@@ -154,3 +154,54 @@ def test_ranges_divide_leaves_by_their_place_on_disk(ordered, rng):
     planned = np.argsort(pages).astype(np.int32)[20:]
     assert np.array_equal(ranges.first(planned), planned[of[planned] == of[planned[0]]])
     assert len(ranges.first(planned[:0])) == 0
+
+
+@pytest.mark.parametrize("on", [[("s", "k")], AsOf("s", "k")])
+def test_waiting_tuples_of_a_sorted_stream_do_not_keep_the_batch_that_they_were_a_part_of(table, stream, on):
+    ordered = stream.sort_by("s").slice(0, BATCH)
+    with reader_of(table) as reader, SSIJ(table, on=on, memory=MEMORY, reader=reader, threads=1) as join:
+        join.push(ordered).drain()
+        waiting = join.store.stream.batches
+        assert len(waiting) > 0
+        assert sum(rows.get_total_buffer_size() for rows in waiting) <= 1.5 * sum(rows.nbytes for rows in waiting)
+
+
+@contextlib.contextmanager
+def reached(build, tools, *, changed=False):
+    """Yield a join whose continuous sweep has reached a key with many rows, on a third of the leaves, and that key."""
+    keys = np.sort(np.append(np.arange(0, 800, 2), np.full(240, 400)))
+    rows = pa.table({"k": keys, "pad": [f"{key:>900}" for key in keys]})
+    with build(rows, ["k"], page_size=4096) as table:
+        if changed:
+            table.apply(upserts=rows.slice(0, 75))
+            assert not table.snapshot().in_key_order
+        with reader_of(table) as reader:
+            options = {"how": "left", "columns": [], "reader": reader, "record_tier": False, "threads": 1}
+            memory = tools.least_memory(SSIJ, table, [("s", "k")], **options) + 20_000
+            absent = np.random.default_rng(1).integers(0, 388, (3000, 37)) | 1
+            with SSIJ(table, on=[("s", "k")], memory=memory, input_threshold=1, **options) as join:
+                for keys in absent:
+                    join.push(pa.record_batch({"s": keys})).drain()
+                    phase = join.algorithm._phase
+                    if phase is not None and phase.continuous:
+                        break
+                yield join, pa.record_batch({"s": [400]})
+
+
+def test_there_is_room_for_the_leaves_before_and_behind_a_step(build, tools):
+    with reached(build, tools) as (join, tuple_):
+        found = sum(join.push(tuple_).drain() for _ in range(1000)) + join.finish().drain()
+        assert join.stats.rows_done == join.stats.rows_in
+        assert found > 1000 * 240
+        assert join.stats.memory.peak <= join.stats.memory.limit
+
+
+def test_a_step_leaves_no_part_of_a_tuple_where_leaves_do_not_lie_in_key_order(build, tools):
+    with reached(build, tools, changed=True) as (join, tuple_):
+        pushed = waiting = 0
+        while join.store.stream.rows >= waiting:
+            waiting = join.store.stream.rows
+            join.push(tuple_).drain()
+            pushed += 1
+        assert pushed > 1
+        assert join.store.stream.rows <= 1

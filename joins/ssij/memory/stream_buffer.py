@@ -240,6 +240,10 @@ class StreamBuffer:
         """Bytes of the leaf runs, and of the list of wanted pages that a join phase makes."""
         return self._runs_nbytes + self.wanted_nbytes * (self.pages + self._unwanted)
 
+    def runs_over(self, leaf: int) -> int:
+        """Return how many runs of several leaves contain a leaf and the one before it."""
+        return sum(int(((chunk.first < leaf) & (leaf <= chunk.last)).sum()) for chunk in self._spanning)
+
     def growth(self, chunk: Chunk) -> int:
         """Return by how many bytes the tuples of a chunk would make the stream buffer grow."""
         return chunk.tuple_nbytes + self.dictionaries_growth(chunk.rows)

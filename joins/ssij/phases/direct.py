@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headrace.joins.emitter import rows_at
-from headrace.joins.input_buffer import arrivals_at
+from headrace.joins.input_buffer import arrivals_at, compact
 from headrace.joins.predicates import BoundEquality
 from headrace.joins.ssij.memory.stream_buffer import Chunk, ascending
 from headrace.joins.ssij.phases.base import ProbingPhase
@@ -168,4 +168,5 @@ def _chunk(probe: DirectProbe) -> Chunk:
     order = ascending(probe.leaf[waiting])
     waiting = waiting[order]
     leaf = probe.leaf[waiting]
-    return Chunk(rows_at(probe.batch.rows, waiting), arrivals_at(probe.batch.arrival, waiting), leaf, leaf)
+    rows = compact(rows_at(probe.batch.rows, waiting))
+    return Chunk(rows, arrivals_at(probe.batch.arrival, waiting), leaf, leaf)

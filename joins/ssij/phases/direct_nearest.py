@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from headrace.joins.emitter import rows_at
-from headrace.joins.input_buffer import DeferredSlice, arrivals_at
+from headrace.joins.input_buffer import DeferredSlice, arrivals_at, compact
 from headrace.joins.predicates import BoundRanges
 from headrace.joins.ssij.memory.direct_lookup import LookupResult
 from headrace.joins.ssij.memory.stream_buffer import DEFERRAL_NBYTES, Chunk, ascending
@@ -71,7 +71,7 @@ class _Probe:
             return None
         waiting = np.flatnonzero(self.frame == -1).astype(np.int32)
         waiting = waiting[ascending(self.leaf[waiting])]
-        rows, arrival, leaf = rows_at(self.batch.rows, waiting), self.batch.arrival, self.leaf[waiting]
+        rows, arrival, leaf = compact(rows_at(self.batch.rows, waiting)), self.batch.arrival, self.leaf[waiting]
         undecided = np.zeros(len(leaf), dtype=np.bool_)
         return Chunk(rows, arrivals_at(arrival, waiting), leaf, leaf, undecided=undecided)
 

@@ -28,6 +28,7 @@ round. A sweep is continuous where its reads cost more than the waiting of tuple
 **Invariants.** Outside of a step no page is pinned, no read is in flight, and no result is staged. A tuple meets each
 of its leaves once: it leaves the buffer, or loses that leaf, in the step that reads it, and the leaf's demand is 0
 until another tuple waits for it. The head never moves back, and each step reads at least one block, so a sweep ends.
+A step that may not stop reads all wanted leaves, also those behind the head, so that no tuple is left.
 The snapshot is the same in all steps: a change of the relation completes the sweep first.
 
 **Memory.** Between steps a sweep holds 4 bytes for each leaf of the plan, and during a step 5 more; the inverted index
@@ -55,6 +56,7 @@ from headrace.joins.input_buffer import LocatedSlice
 from headrace.joins.memory.allocators import release_freed_memory
 from headrace.joins.predicates import BoundEquality
 from headrace.joins.predicates.search_keys import find
+from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES
 from headrace.joins.ssij.phases import _join_kernels
 from headrace.joins.ssij.phases._join_kernels import expand_found, frames_of_places
 from headrace.joins.ssij.phases.pair_batches import PairBatches
@@ -131,9 +133,11 @@ class JoinPhase:
             release_freed_memory(self._tuple_nbytes)
         counters = self._context.counters
         begin, seeks, pages = self._context.progress.busy_seconds, counters.seeks, counters.pages_read
-        cut = cut if self._divisible else None
         leaves = self._next_leaves()
-        part = self._store.ranges.first(leaves) if self.continuous and self._divisible else leaves
+        divisible = self._divisible(leaves)
+        if not divisible:
+            cut, leaves = None, self._store.wanted() if self._head else leaves
+        part = self._store.ranges.first(leaves) if self.continuous and divisible else leaves
         self._plan = None
         if len(leaves):
             reach = yield from _Step(self._context, part, cut, fine=fine).run()
@@ -168,14 +172,17 @@ class JoinPhase:
         wanted = self._store.wanted_ahead(self._head, plan, device.seek / device.transfer)
         return wanted if self._head else self._store.completed_to_relation(wanted)
 
-    @property
-    def _divisible(self) -> bool:
-        """Whether the sweep may stop: if tuples wait for several leaves, only where leaves lie on disk in key order.
+    def _divisible(self, leaves: NDArray[np.int32]) -> bool:
+        """Return whether a step may read only some of these leaves, which are wanted and ahead of the head.
 
-        If inner nodes are paged, it never stops, since the order of the wanted leaves on disk is not in memory.
+        If inner nodes are paged, it may not, since the order of the wanted leaves on disk is not in memory. If tuples
+        wait for several leaves, these must lie on disk in key order, and there must be room for the leaf runs that a
+        step in their middle divides: of those that begin behind the head, a part before and a part behind it is left.
         """
-        in_order = len(self._store.disk_order) == 0 or not self._store.stream.spans
-        return in_order and not self._store.paged
+        store = self._store
+        if store.paged or not store.stream.spans or len(leaves) == 0:
+            return not store.paged
+        return len(store.disk_order) == 0 and store.fits(0, LEAF_RUN_NBYTES * store.stream.runs_over(leaves[0]))
 
     def _settle(self, read: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
         """Let the tuples leave that have met all their leaves."""
