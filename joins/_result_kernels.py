@@ -143,22 +143,24 @@ def outer_matches(frame: NDArray[np.int32], count: NDArray[np.int32], outer: boo
 @njit(cache=True, nogil=True)
 def expand_matches(
     ends: NDArray[np.int64],
+    frame: NDArray[np.int32],
     row: NDArray[np.int32],
     begin: int,
     start: int,
-    out_match: NDArray[np.int32],
+    out_frame: NDArray[np.int32],
     out_row: NDArray[np.int32],
 ) -> None:
-    """Write match and row of the result rows from `start` on. `ends` are the cumulative counts.
+    """Write frame and row of the result rows from `start` on. `ends` are the cumulative counts of the matches.
 
     `begin` is the match that result row `start` belongs to.
     """
     match = begin
+    before = ends[match - 1] if match > 0 else 0
     for i in range(len(out_row)):
         while ends[match] <= start + i:
+            before = ends[match]
             match += 1
-        before = ends[match - 1] if match > 0 else 0
-        out_match[i] = match
+        out_frame[i] = frame[match]
         out_row[i] = row[match] + np.int32(start + i - before)
 
 

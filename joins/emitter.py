@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from headrace.joins import _result_kernels as kernels
 from headrace.joins.errors import JoinInputError
-from headrace.storage.format import fixed_type, null_array, take
+from headrace.storage.format import fixed_type, null_array, repeated, take
 from headrace.storage.leaf import gather
 
 if TYPE_CHECKING:
@@ -131,11 +131,14 @@ class Emitter:
             return
 
         def part(bounds: tuple[int, int]) -> pa.RecordBatch:
-            match, row = np.empty((2, bounds[1] - bounds[0]), dtype=np.int32)
-            begin = int(np.searchsorted(ends, bounds[0], side="right"))
-            kernels.expand_matches(ends, matches.row, begin, bounds[0], match, row)
-            source = match if matches.source is None else matches.source[match]
-            return self._batch(rows_at(rows, source), matches.frame[match], row, frames)
+            start, stop = bounds
+            frame, row = np.empty((2, stop - start), dtype=np.int32)
+            first, last = np.searchsorted(ends, [start, stop - 1], side="right").tolist()
+            kernels.expand_matches(ends, matches.frame, matches.row, first, start, frame, row)
+            upto = np.minimum(ends[first : last + 1], stop) - start
+            some = np.flatnonzero(np.diff(upto, prepend=0)).astype(np.int32)
+            source = some + np.int32(first) if matches.source is None else matches.source[first : last + 1][some]
+            return self._batch(repeated(rows_at(rows, source), upto[some]), frame, row, frames)
 
         start = 0
         while start < total:

@@ -8,8 +8,9 @@ from typing import Final
 
 __all__ = ["ProcessMemory", "keep_little_freed_memory", "release_freed_memory", "reuse_freed_memory"]
 
-_MMAP_THRESHOLD = -3  # a parameter of glibc's `mallopt`
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1  # parameters of glibc's `mallopt`
 _LARGE = 4 << 20
+_TOP = 2 << 20
 _SLACK = 4 << 20
 _AGAIN = 1 << 20
 _NOTHING = 0
@@ -21,13 +22,14 @@ def keep_little_freed_memory() -> None:
     This is for programs, not for libraries, to choose. Call it first in a program whose memory is limited, before
     pyarrow is loaded. Arrow then allocates from the system unless ``ARROW_DEFAULT_MEMORY_POOL`` says otherwise, and
     glibc maps blocks of 4 MiB and more by themselves, where it would otherwise keep up to 32 MiB of a size that was
-    freed before. Smaller blocks are kept, since allocating them again costs time. Other C libraries are left as they
-    are.
+    freed before. Smaller blocks are kept, since allocating them again costs time, and so are 2 MiB at the end of a heap,
+    where glibc would otherwise return and take again the memory of each result. Other C libraries are left as they are.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGE)
+        mallopt(_TRIM_THRESHOLD, _TOP)
 
 
 def release_freed_memory(nbytes: int = _LARGE) -> None:

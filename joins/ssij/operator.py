@@ -81,7 +81,6 @@ __all__ = ["SSIJ"]
 
 _KEY_COPIES = 2  # in arrival order and sorted, for keys of more than one word
 _WORD = 8
-_RESULT_BATCHES = 4  # in the workspace: one is made, one consumed, and their columns are gathered meanwhile
 
 
 class SSIJAlgorithm(JoinAlgorithm):
@@ -478,7 +477,7 @@ class SSIJAlgorithm(JoinAlgorithm):
         )
 
     def _output_nbytes(self) -> int:
-        return self.store.workspace // _RESULT_BATCHES
+        return self.store.workspace // 2
 
 
 class SSIJ(StreamJoin[SSIJAlgorithm]):

@@ -19,7 +19,7 @@ from headrace.storage.format.constants import (
     PAGE_SIZES,
     SLACK,
 )
-from headrace.storage.format.copies import concat_arrays, concat_batches, null_array, take
+from headrace.storage.format.copies import concat_arrays, concat_batches, null_array, repeated, take
 from headrace.storage.format.keys import KeyCodec, Keys, KeyWords, key_words
 from headrace.storage.format.layout import LeafLayout, PhysicalColumn
 from headrace.storage.format.page import key_limit
@@ -68,6 +68,7 @@ __all__ = [
     "null_mask",
     "prefetch",
     "read_superblock",
+    "repeated",
     "scale_of",
     "store_u64",
     "stored_type",

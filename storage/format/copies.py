@@ -9,16 +9,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["concat_arrays", "concat_batches", "null_array", "take"]
+__all__ = ["concat_arrays", "concat_batches", "null_array", "repeated", "take"]
+
+_LONG_RUNS = 4  # shorter ones are copied row by row as fast
+_DECODED = (  # types whose runs Arrow can decode
+    pa.types.is_primitive,
+    pa.types.is_decimal,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_binary,
+    pa.types.is_large_binary,
+    pa.types.is_fixed_size_binary,
+)
 
 RowsT = TypeVar("RowsT", pa.Array, pa.RecordBatch)
 
@@ -27,6 +38,31 @@ def take(rows: RowsT, index: NDArray[np.integer] | pa.Array) -> RowsT:
     """Return the rows of an array or a batch at these positions; null where the position is null."""
     places = index if isinstance(index, pa.Array) else pa.array(index)
     return pc.take(rows, places, memory_pool=pa.system_memory_pool())
+
+
+def repeated(rows: pa.RecordBatch, ends: NDArray[np.int64]) -> pa.RecordBatch:
+    """Return each row several times in sequence.
+
+    Parameters
+    ----------
+    rows
+        Rows.
+    ends : int64[rows]
+        Number of results up to the last one of each row; strictly ascending.
+    """
+    total = int(ends[-1]) if len(ends) else 0
+    if total == len(rows):
+        return rows
+    if total < _LONG_RUNS * len(rows):
+        return take(rows, np.repeat(np.arange(len(rows), dtype=np.int32), np.diff(ends, prepend=0)))
+    return pa.RecordBatch.from_arrays([_repeated(column, ends) for column in rows.columns], schema=rows.schema)
+
+
+def _repeated(values: pa.Array, ends: NDArray[np.int64]) -> pa.Array:
+    if not any(is_of(values.type) for is_of in _DECODED):
+        return take(values, np.repeat(np.arange(len(values), dtype=np.int32), np.diff(ends, prepend=0)))
+    encoded = pa.RunEndEncodedArray.from_arrays(pa.array(ends.astype(np.int32)), values)
+    return pc.run_end_decode(encoded, memory_pool=pa.system_memory_pool())
 
 
 def concat_batches(parts: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

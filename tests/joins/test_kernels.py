@@ -82,11 +82,11 @@ def test_matches_are_expanded_from_any_row_on(counts, cut, size):
     every = [(match, 100 * match + row) for match, count in enumerate(counts) for row in range(count)]
     start = cut % (len(every) + 1)
     wanted = every[start : start + size]
-    match, row = np.empty(len(wanted), dtype=np.int32), np.empty(len(wanted), dtype=np.int32)
-    ends = np.cumsum(counts)
-    first = (100 * np.arange(len(counts))).astype(np.int32)
-    _result_kernels.expand_matches(ends, first, int(np.searchsorted(ends, start, side="right")), start, match, row)
-    assert list(zip(match.tolist(), row.tolist(), strict=True)) == wanted
+    out_frame, out_row = np.empty((2, len(wanted)), dtype=np.int32)
+    ends, frame = np.cumsum(counts), np.arange(len(counts), dtype=np.int32)
+    begin = int(np.searchsorted(ends, start, side="right"))
+    _result_kernels.expand_matches(ends, frame, 100 * frame, begin, start, out_frame, out_row)
+    assert list(zip(out_frame.tolist(), out_row.tolist(), strict=True)) == wanted
 
 
 @given(seed=SEEDS, most=st.integers(1, 9), longest=st.sampled_from([1, 3, 12]))
