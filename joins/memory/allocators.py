@@ -22,8 +22,9 @@ def keep_little_freed_memory() -> None:
     This is for programs, not for libraries, to choose. Call it first in a program whose memory is limited, before
     pyarrow is loaded. Arrow then allocates from the system unless ``ARROW_DEFAULT_MEMORY_POOL`` says otherwise, and
     glibc maps blocks of 4 MiB and more by themselves, where it would otherwise keep up to 32 MiB of a size that was
-    freed before. Smaller blocks are kept, since allocating them again costs time, and so are 2 MiB at the end of a heap,
-    where glibc would otherwise return and take again the memory of each result. Other C libraries are left as they are.
+    freed before. Smaller blocks are kept, since allocating them again costs time. So are 2 MiB at the end of a heap,
+    where glibc would otherwise return the memory of each result and take it again for the next one. Other C libraries
+    are left as they are.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
