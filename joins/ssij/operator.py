@@ -17,8 +17,9 @@ A join phase goes in steps, and arrivals join it between two of them (`headrace.
 of the operator, not of a call: with a deadline each call takes one step, and `due` lies in the past until the phase
 has ended. So a caller that pushes what has arrived and ticks when work is due needs to do nothing more. Without a
 deadline a call runs the phase to its end, unless enough tuples are pushed while its results are consumed: these are
-looked up first, and the last call goes on with the phase. `flush`, `finish`, and changes of the relation complete the
-phase first. A batch that finds no room waits for steps of the phase until there is some.
+looked up first, and the last call goes on with the phase. Where reads are what costs most, a call takes one step of a
+continuous phase instead, and the next step comes when tuples need the room. `flush`, `finish`, and changes of the
+relation complete the phase first. A batch that finds no room waits for steps of the phase until there is some.
 
 Memory bound::
 
@@ -507,7 +508,8 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         for.
     input_threshold, stream_threshold
         Tuples that start an online phase and a join phase (the paper's IB_thresh and SB_thresh). By default those of
-        the paper's table II, or what an eighth and a third of the memory hold.
+        the paper's table II, or what an eighth and a third of the memory hold. With a stream threshold of your own no
+        join phase is continuous.
     columns
         Table columns of the result; by default all but the key columns that equal a stream column.
     record_tier
