@@ -322,14 +322,15 @@ class SSIJAlgorithm(JoinAlgorithm):
     def _start_phase(self) -> None:
         """Start a join phase if none is running and tuples wait."""
         if self._phase is None and self.store.stream.rows:
-            eager, continuous = self._schedule.eager(self._row_nbytes), self._goes_round
-            self._phase = JoinPhase(self.context, eager=eager, continuous=continuous)
-            self.store.stream.divides = continuous
+            goes_round, divided = self._goes_round, self.store.stream.divides
+            eager = self._schedule.eager(self._row_nbytes)
+            self._phase = JoinPhase(self.context, eager=eager, continuous=goes_round and divided)
+            self.store.stream.divides = goes_round
             self._schedule.phase_begins(self.time.now())
 
     @property
     def _goes_round(self) -> bool:
-        """Whether the join phase that starts now is to be continuous."""
+        """Whether join phases are to be continuous, from the first one on whose tuples were divided."""
         possible = isinstance(self.predicate, Equality) and not self.deadlines.any and not self.store.paged
         return possible and self.thresholds.sharing_pays()
 

@@ -344,27 +344,28 @@ class StreamBuffer:
             self.demand[read] = 0
         self._unwanted = 0
         for at in self._lists_of(read):
-            self._simple[at] = self._without_met(self._simple[at], step)
-        spanning, complete = [], []
-        for chunk in self._spanning:
-            rest, done = _without_met_runs(chunk, self.demand)
-            spanning += [] if rest is None else [rest]
+            self._let_leave(self._simple[at], step)
+        complete = []
+        for _ in range(len(self._spanning)):
+            rest, done = _without_met_runs(self._spanning.pop(0), self.demand)
+            self._spanning += [] if rest is None else [rest]
             complete += [] if done is None else [done]
-        self._spanning = spanning
         self._recount()
         return complete
 
-    def _without_met(self, chunks: list[Chunk], step: int) -> list[Chunk]:
-        """Return chunks of tuples that wait for one leaf each without those whose leaf has no demand."""
-        stay = []
-        for chunk in chunks:
+    def _let_leave(self, chunks: list[Chunk], step: int) -> None:
+        """Remove the tuples whose leaf has no demand from chunks of tuples that wait for one leaf each.
+
+        Each chunk is freed before the next one is copied.
+        """
+        for _ in range(len(chunks)):
+            chunk = chunks.pop(0)
             deferred = chunk.deferred_slice(step)
             if deferred is not None:
                 self.deferred.append(deferred)
             rest = _without_met(chunk, self.demand)
             if rest is not None:
-                stay.append(rest if deferred is None else rest.compacted())  # or they would be held twice
-        return stay
+                chunks.append(rest if deferred is None else rest.compacted())  # or they would be held twice
 
     def _recount(self) -> None:
         chunks = self.chunks

@@ -137,7 +137,8 @@ class JoinPhase:
         divisible = self._divisible(leaves)
         if not divisible:
             cut, leaves = None, self._store.wanted() if self._head else leaves
-        part = self._store.ranges.first(leaves) if self.continuous and divisible else leaves
+        ranges = self._store.ranges if self.continuous and divisible else None
+        part = leaves if ranges is None else ranges.first(leaves)
         self._plan = None
         if len(leaves):
             reach = yield from _Step(self._context, part, cut, fine=fine).run()
@@ -155,6 +156,8 @@ class JoinPhase:
         self._planned += self._context.reader.device.cost(counters.seeks - seeks, counters.pages_read - pages)
         if self._plan is None or len(self._plan) == 0:
             self._end()
+        elif self.continuous:
+            release_freed_memory(self._tuple_nbytes)
 
     def detour(self, leaves: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
         """Read leaves out of turn, whose tuples cannot wait for the head. The sweep goes on where it was."""
