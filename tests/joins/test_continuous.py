@@ -8,11 +8,13 @@ import pyarrow as pa
 import pytest
 
 from headrace.joins import SSIJ, AsOf
+from headrace.joins.ssij.memory import stream_buffer
 from headrace.joins.ssij.memory.page_ranges import PageRanges
-from headrace.joins.ssij.memory.stream_buffer import StreamBuffer
+from headrace.joins.ssij.memory.stream_buffer import Chunk, StreamBuffer
 from headrace.joins.ssij.schedule import Thresholds
 from headrace.storage.errors import StorageIOError
 from headrace.storage.file import FileBackend
+from headrace.storage.format import take
 from headrace.storage.read import DeviceModel, PageReader, ReadQueue
 
 KEYS, TUPLES, BATCH, MEMORY = 150_000, 800_000, 100_000, "6MiB"
@@ -205,3 +207,26 @@ def test_a_step_leaves_no_part_of_a_tuple_where_leaves_do_not_lie_in_key_order(b
             pushed += 1
         assert pushed > 1
         assert join.store.stream.rows <= 1
+
+
+def test_a_step_copies_the_tuples_that_stay_chunk_by_chunk(monkeypatch):
+    """So it never holds much more than the stream buffer does."""
+    chunks, tuples, pool = 16, 20_000, pa.system_memory_pool()
+    leaf = np.arange(tuples, dtype=np.int32)
+    rows = pa.record_batch({"n": leaf.astype(np.int64)})
+    stream, held = StreamBuffer(tuples), []
+
+    def noted(values, index):
+        copy = take(values, index)
+        held.append(pool.bytes_allocated())
+        return copy
+
+    before = pool.bytes_allocated()
+    for _ in range(chunks):
+        stream.add(Chunk(take(rows, leaf), 0.0, leaf, leaf))
+    full = pool.bytes_allocated() - before
+    monkeypatch.setattr(stream_buffer, "take", noted)
+    stream.settle(leaf[: tuples // 2], 0)
+    assert len(held) == chunks
+    assert max(held) - before < full + 2 * full / chunks
+    assert stream.rows == chunks * tuples // 2
