@@ -81,10 +81,10 @@ class ProcessMemory:
         """Make the allocators return freed memory if the process has grown beyond the limit.
 
         What is left is in use, here or elsewhere in the process, for example by compiled kernels. So they are asked
-        again as soon as the process has grown by another 1 MiB.
+        again as soon as the process has grown by another 1 MiB beyond the least that it has had since.
         """
         now = anonymous_nbytes()
-        self._before = min(self._before, now)
+        self._before, self._known = min(self._before, now), min(self._known, now)
         if now > max(self._before + self._limit + _SLACK, self._known + _AGAIN):
             release_freed_memory()
             self._known = anonymous_nbytes()
