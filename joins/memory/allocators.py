@@ -33,8 +33,8 @@ def keep_little_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, _TOP)
 
 
-def release_freed_memory(nbytes: int = _LARGE) -> None:
-    """Make the allocators return what they keep, if `nbytes` bytes were freed and that many are worth the time.
+def release_freed_memory() -> None:
+    """Make the allocators return what they keep.
 
     Tuples, pages, and scratch arrays come from different allocators: Arrow's, the system's, the C library's. Each keeps
     freed memory for reuse, which the budget does not see. That matters where much memory changes hands: a join phase
@@ -42,11 +42,10 @@ def release_freed_memory(nbytes: int = _LARGE) -> None:
     """
     import pyarrow as pa  # noqa: PLC0415 - `keep_little_freed_memory` runs before pyarrow is loaded
 
-    if nbytes >= _LARGE:
-        pa.default_memory_pool().release_unused()
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; Arrow's system pool does not call it
-        if trim is not None:
-            trim(0)
+    pa.default_memory_pool().release_unused()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's; Arrow's system pool does not call it
+    if trim is not None:
+        trim(0)
 
 
 def reuse_freed_memory(nbytes: int) -> None:
@@ -81,13 +80,17 @@ class ProcessMemory:
         """Make the allocators return freed memory if the process has grown beyond the limit.
 
         What is left is in use, here or elsewhere in the process, for example by compiled kernels. So they are asked
-        again as soon as the process has grown by another 1 MiB beyond the least that it has had since.
+        again as soon as the process has grown by another 1 MiB.
         """
         now = anonymous_nbytes()
-        self._before, self._known = min(self._before, now), min(self._known, now)
+        self._before = min(self._before, now)
         if now > max(self._before + self._limit + _SLACK, self._known + _AGAIN):
-            release_freed_memory()
-            self._known = anonymous_nbytes()
+            self.give_back()
+
+    def give_back(self) -> None:
+        """Make the allocators return freed memory now."""
+        release_freed_memory()
+        self._known = anonymous_nbytes()
 
 
 def anonymous_nbytes() -> int:

@@ -11,6 +11,8 @@ from headrace.storage.units import format_size
 
 __all__ = ["Component", "MemoryBudget"]
 
+_WORTH_RETURNING = 4 << 20
+
 Component = Literal[
     "index",
     "records",
@@ -109,6 +111,11 @@ class MemoryBudget:
     def settle(self) -> None:
         """Keep the process within the limit: what allocators keep counts too. Call it where memory changes hands."""
         self._process.settle()
+
+    def give_back(self, nbytes: int) -> None:
+        """Return freed memory to the system now, if `nbytes` bytes were freed and that many are worth the time."""
+        if nbytes >= _WORTH_RETURNING:
+            self._process.give_back()
 
     def use(self) -> MemoryUse:
         """Return the current account."""

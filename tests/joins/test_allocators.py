@@ -52,6 +52,21 @@ def test_memory_in_use_beyond_the_limit_is_asked_for_again_after_growth_by_1_mib
     assert process.asked == 2
 
 
+def test_after_memory_was_given_back_growth_counts_from_what_was_left(process):
+    """What was in use beyond the limit before is no longer: it may not be kept once it is freed."""
+    memory = ProcessMemory(10 * MIB)
+    process.resident += 20 * MIB
+    memory.settle()
+    process.returns = 15 * MIB
+    memory.give_back()
+    process.resident, process.returns = 114 * MIB, 0
+    memory.settle()
+    assert process.asked == 2
+    process.resident += 1
+    memory.settle()
+    assert process.asked == 3
+
+
 def test_a_process_that_shrinks_is_measured_from_its_least_size(process):
     memory = ProcessMemory(10 * MIB)
     process.resident -= 50 * MIB

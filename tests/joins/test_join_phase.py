@@ -11,11 +11,11 @@ import pytest
 from headrace.joins import SSIJ, AsOf, Band
 from headrace.joins.emitter import Emitter
 from headrace.joins.errors import JoinStateError
+from headrace.joins.memory import MemoryBudget
 from headrace.joins.ssij.memory import _record_kernels as kernels
 from headrace.joins.ssij.memory import record_tier
 from headrace.joins.ssij.memory.record_tier import RecordTier
 from headrace.joins.ssij.memory.stream_buffer import Chunk
-from headrace.joins.ssij.phases import join as join_phase
 from headrace.joins.ssij.phases.pair_batches import PairBatches
 from headrace.joins.workers import Workers
 from headrace.storage.errors import StorageIOError
@@ -79,10 +79,10 @@ def test_pairs_that_a_thread_gathers_are_joined_once(table, relation, stream, ga
 def test_no_tuple_is_referenced_when_a_phase_returns_their_memory(table, stream, monkeypatch, predicate):
     alive = []
 
-    def count_chunks(_):
+    def count_chunks(*_):
         alive.append(sum(isinstance(each, Chunk) for each in gc.get_objects()))
 
-    monkeypatch.setattr(join_phase, "release_freed_memory", count_chunks)
+    monkeypatch.setattr(MemoryBudget, "give_back", count_chunks)
     with SSIJ(table, on=PREDICATES[predicate][0], memory="16MiB") as join:
         assert sum(len(batch) for batch in join.push(stream)) + sum(len(batch) for batch in join.finish()) > 0
     begins, ends = alive[::2], alive[1::2]

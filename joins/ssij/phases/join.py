@@ -53,7 +53,6 @@ import numpy as np
 from headrace.joins import _result_kernels
 from headrace.joins.emitter import Matches, rows_at
 from headrace.joins.input_buffer import LocatedSlice
-from headrace.joins.memory.allocators import release_freed_memory
 from headrace.joins.predicates import BoundEquality
 from headrace.joins.predicates.search_keys import find
 from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES
@@ -130,7 +129,7 @@ class JoinPhase:
             Whether `cut` will soon say so. Then blocks are small, and no more is prepared than a few of them need.
         """
         if self._leaves == 0:  # the first step: other threads will allocate now, and cannot reuse what was freed before
-            release_freed_memory(self._tuple_nbytes)
+            self._store.budget.give_back(self._tuple_nbytes)
         counters = self._context.counters
         begin, seeks, pages = self._context.progress.busy_seconds, counters.seeks, counters.pages_read
         leaves = self._next_leaves()
@@ -157,7 +156,7 @@ class JoinPhase:
         if self._plan is None or len(self._plan) == 0:
             self._end()
         elif self.continuous:
-            release_freed_memory(self._tuple_nbytes)
+            self._store.budget.give_back(self._tuple_nbytes)
 
     def detour(self, leaves: NDArray[np.int32]) -> Iterator[pa.RecordBatch]:
         """Read leaves out of turn, whose tuples cannot wait for the head. The sweep goes on where it was."""
@@ -210,7 +209,7 @@ class JoinPhase:
     def _end(self) -> None:
         self.done, self._plan = True, None
         self._store.phase_done(eager=self.eager)
-        release_freed_memory(self._tuple_nbytes)
+        self._store.budget.give_back(self._tuple_nbytes)
         self._context.estimate.learn(self._leaves, self._planned, self.seconds)
         self._context.counters.join_phases += 1
 
