@@ -21,15 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["concat_arrays", "concat_batches", "null_array", "repeated", "take"]
 
 _LONG_RUNS = 4  # shorter ones are copied row by row as fast
-_DECODED = (  # types whose runs Arrow can decode
-    pa.types.is_primitive,
-    pa.types.is_decimal,
-    pa.types.is_string,
-    pa.types.is_large_string,
-    pa.types.is_binary,
-    pa.types.is_large_binary,
-    pa.types.is_fixed_size_binary,
-)
+_DECODED = (pa.types.is_primitive, pa.types.is_decimal, pa.types.is_fixed_size_binary)
+"""Types whose runs Arrow decodes. It decodes text, too, but crashes where the result is too large for its offsets."""
 
 RowsT = TypeVar("RowsT", pa.Array, pa.RecordBatch)
 

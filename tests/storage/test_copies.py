@@ -41,3 +41,9 @@ def test_rows_are_repeated_in_sequence(values, counts):
 def test_no_rows_stay_no_rows():
     rows = pa.record_batch({"n": pa.array([], pa.int64())})
     assert repeated(rows, np.empty(0, dtype=np.int64)).equals(rows)
+
+
+def test_text_that_becomes_too_large_for_its_offsets_is_an_error():
+    rows = pa.record_batch({"text": ["x" * 10_000_000, "y"]})
+    with pytest.raises(pa.ArrowInvalid, match="overflow"):
+        repeated(rows, np.array([400, 401]))
