@@ -430,8 +430,7 @@ class _PairResults:
         self._admitted = context.store.tiers.begin_admission(
             context.workers, context.store.read_buffer.frames, frame, row, count, keys
         )
-        results = int(np.maximum(count, int(context.outer)).sum())
-        if not self._single and context.workers.share(results) > 1:
+        if not self._single and context.workers.share(int(np.maximum(count, int(context.outer)).sum())) > 1:
             yield from self._many(pairs, low, frame, row, count)
             return
         cursor = np.zeros(2, dtype=np.int64)
