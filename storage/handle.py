@@ -8,7 +8,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from headrace.storage.commit.locks import Claims, FileLocks, check_wait, claim_newest
+from headrace.storage.commit.locks import Claims, FileLocks, check_wait
 from headrace.storage.commit.writer import Writer, open_already
 from headrace.storage.errors import ClosedTableError, LockedError, StorageIOError
 from headrace.storage.file.backend import FileBackend
@@ -258,16 +258,10 @@ class TableHandle:
         self._exclusive = False
 
     def _newest(self, current: Snapshot | None = None) -> Snapshot:
-        superblock = claim_newest(self.backend, self._locks)
-        if current is not None and current.txid == superblock.txid:
-            self._claims.keep(current)
-            return current
-        try:
-            snapshot = open_snapshot(self.backend, superblock, current)
-        except BaseException:
-            self._claims.give_up(superblock.txid)
-            raise
-        self._claims.keep(snapshot)
+        with self._claims.newest(self.backend) as superblock:
+            known = current is not None and current.txid == superblock.txid
+            snapshot = current if known else open_snapshot(self.backend, superblock, current)
+            self._claims.keep(snapshot)
         return snapshot
 
 

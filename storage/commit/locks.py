@@ -11,13 +11,17 @@ A claim is such a shared lock: readers of one snapshot share one byte, their num
 permission to write, and one that dies leaves nothing behind. The locks belong to the file, not to its name: a table
 that was replaced by a rename keeps those of its old readers.
 
-Why a claim is never too late: a reader takes its claim and then reads the superblock again. If that still names the
-claimed transaction, the claim stood before any later commit was durable, and a writer looks for claims only after
-its previous commit was. Otherwise the reader claims the newer snapshot.
+Why a claim is never too late: a claim on `t` also protects every later snapshot, because a writer reuses no page that
+a transaction after the oldest claim freed. A reader therefore first claims a transaction that is at most the newest
+one, and then reads the superblock. The snapshot that it finds was the newest at some moment under that claim. Its pages
+are freed by later transactions only, and a writer that reuses them looks for claims after those; it finds the first
+claim, or the one on the snapshot itself, which is taken before the first is released. This takes the same number of
+reads however often a writer commits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
@@ -28,16 +32,16 @@ import weakref
 from typing import TYPE_CHECKING
 
 from headrace.storage.errors import InputError, LockedError, StorageIOError
-from headrace.storage.format.slots import read_superblock
+from headrace.storage.format.slots import oldest_txid, read_superblock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from headrace.storage.file.backend import StorageBackend
     from headrace.storage.format.superblock import Superblock
     from headrace.storage.tree.snapshot import Snapshot
 
-__all__ = ["Claims", "FileLocks", "check_wait", "claim_newest"]
+__all__ = ["Claims", "FileLocks", "check_wait"]
 
 _WRITER = 1 << 62
 _CLAIMS = _WRITER + 1
@@ -166,18 +170,6 @@ class FileLocks:
         )
 
 
-def claim_newest(backend: StorageBackend, locks: FileLocks) -> Superblock:
-    """Claim the newest snapshot of a file and return its superblock; the caller releases the claim."""
-    superblock = read_superblock(backend)
-    while True:
-        locks.claim(superblock.txid)
-        newest = read_superblock(backend)
-        if newest.txid == superblock.txid:
-            return newest
-        locks.release(superblock.txid)
-        superblock = newest
-
-
 class Claims:
     """Claims of one handle: each lasts as long as a snapshot of its transaction is in use.
 
@@ -191,36 +183,52 @@ class Claims:
 
     def __init__(self, locks: FileLocks) -> None:
         self._locks = locks
-        self._count: dict[int, int] = {}
-        self._kept: dict[weakref.ref[Snapshot], int] = {}
+        self._held: dict[object, int] = {}
         self._guard = threading.RLock()  # a snapshot may be collected while this very thread holds it
         self._process = os.getpid()
         self._closed = False
 
     def keep(self, snapshot: Snapshot) -> None:
-        """Claim a snapshot until it is collected; one that is claimed already is claimed once."""
+        """Claim a snapshot until it is collected."""
+        holder = weakref.ref(snapshot, self._drop)  # equal to one made before, as long as the snapshot lives
         with self._guard:
-            if weakref.ref(snapshot) in self._kept:
-                return
-            self._locks.claim(snapshot.txid)
-            self._count[snapshot.txid] = self._count.get(snapshot.txid, 0) + 1
-            self._kept[weakref.ref(snapshot, self._drop)] = snapshot.txid
+            if holder not in self._held:
+                self._hold(holder, snapshot.txid)
 
-    def give_up(self, txid: int) -> None:
-        """Release a claim for which no snapshot was opened."""
-        with self._guard:
-            if not self._closed and txid not in self._count and os.getpid() == self._process:
-                self._locks.release(txid)
+    @contextlib.contextmanager
+    def newest(self, backend: StorageBackend) -> Iterator[Superblock]:
+        """Yield the newest superblock of a file. Its snapshot is claimed within the ``with`` block, unless kept longer.
+
+        Raises
+        ------
+        NotATableError
+            If the file has no superblock.
+        FormatVersionError
+            If the table has another format version.
+        """
+        holder = object()
+        self._hold(holder, oldest_txid(backend))
+        try:
+            yield read_superblock(backend)
+        finally:
+            self._drop(holder)
 
     def close(self) -> None:
         """Forget all claims; the locks go with the file."""
         with self._guard:
             self._closed = True
 
-    def _drop(self, snapshot: weakref.ref[Snapshot]) -> None:
+    def _hold(self, holder: object, txid: int) -> None:
         with self._guard:
-            txid = self._kept.pop(snapshot)
-            self._count[txid] -= 1
-            if self._count[txid] == 0:
-                del self._count[txid]
-                self.give_up(txid)
+            self._held[holder] = txid  # first: a snapshot of this transaction may be collected before the next line
+            try:
+                self._locks.claim(txid)
+            except BaseException:
+                del self._held[holder]
+                raise
+
+    def _drop(self, holder: object) -> None:
+        with self._guard:
+            txid = self._held.pop(holder)
+            if not self._closed and txid not in list(self._held.values()) and os.getpid() == self._process:
+                self._locks.release(txid)

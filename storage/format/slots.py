@@ -7,6 +7,7 @@ highest transaction id is the state of the table.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,12 +30,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "damaged_copies",
+    "oldest_txid",
     "read_superblock",
     "repeat_superblock",
     "restore_superblock",
     "write_first_superblocks",
     "write_superblock",
 ]
+
+
+_SLOTS = 2
 
 
 def read_superblock(backend: StorageBackend) -> Superblock:
@@ -64,17 +69,39 @@ def read_superblock(backend: StorageBackend) -> Superblock:
     return whole[0]
 
 
+def oldest_txid(backend: StorageBackend) -> int:
+    """Return the lowest transaction id of the whole superblocks. It is durable, so the newest is never below it.
+
+    Raises as `read_superblock` does.
+    """
+    return _newest_first(backend)[-1].txid
+
+
 def _newest_first(backend: StorageBackend) -> list[Superblock]:
-    """Return the whole superblocks, one for each transaction, preferring a copy without a proof."""
-    size = backend.size()
-    whole = [found for found in _copies(backend, 0, 0, size) if found is not None]
-    for page_size in (whole[0].page_size,) if whole else PAGE_SIZES:
-        second = _copies(backend, page_size, 1, size)
-        whole += [found for found in second if found is not None and found.page_size == page_size]
+    """Return the whole superblocks, one for each transaction, preferring a copy without a proof.
+
+    The first one was the newest at some moment of this call. That needs a slot without a whole copy to be read again:
+    if it was being written, the other slot may have been read one commit too early.
+    """
+    whole, torn = _read_slots(backend)
+    while torn:
+        before = whole
+        whole, torn = _read_slots(backend)
+        torn = torn and whole != before
     if not whole:
-        raise _not_a_table(backend, size)
-    whole.sort(key=lambda found: (found.txid, found.proof is None))
-    return list({found.txid: found for found in whole}.values())[::-1]
+        raise _not_a_table(backend, backend.size())
+    return whole
+
+
+def _read_slots(backend: StorageBackend) -> tuple[list[Superblock], bool]:
+    """Return the whole superblocks as `_newest_first` does, and whether a slot has none."""
+    size = backend.size()
+    slots = [[found for found in _copies(backend, 0, 0, size) if found is not None]]
+    for page_size in (slots[0][0].page_size,) if slots[0] else PAGE_SIZES:
+        second = _copies(backend, page_size, 1, size)
+        slots.append([found for found in second if found is not None and found.page_size == page_size])
+    whole = sorted(itertools.chain(*slots), key=lambda found: (found.txid, found.proof is None))
+    return list({found.txid: found for found in whole}.values())[::-1], sum(map(bool, slots)) != _SLOTS
 
 
 def _is_proven(backend: StorageBackend, superblock: Superblock) -> bool:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import NoLocks
 
-from headrace.storage.commit.locks import FileLocks, claim_newest
+from headrace.storage.commit.locks import Claims, FileLocks
 from headrace.storage.errors import LockedError, StorageIOError
 from headrace.storage.file.backend import FileBackend
 from headrace.storage.format.slots import write_superblock
@@ -128,7 +128,7 @@ def test_a_reader_cannot_become_the_writer(handle):
 SUPERBLOCK = Superblock(4096, 1, 0, 0, 0, 0, 0, 3, 2, 0, 0, 0.8, unique=True)
 
 
-def test_a_claim_is_repeated_until_it_is_not_too_late(path):
+def test_a_claim_is_held_on_a_commit_before_the_newest_is_read(path):
     backend = FileBackend(path, "w")
     for txid in (1, 2):
         write_superblock(backend, replace(SUPERBLOCK, txid=txid))
@@ -140,15 +140,16 @@ def test_a_claim_is_repeated_until_it_is_not_too_late(path):
 
         def claim(self, txid):
             self.claims.append(txid)
-            if txid < 5:
-                write_superblock(backend, replace(SUPERBLOCK, txid=txid + 1))
+            for later in range(3, 9):
+                write_superblock(backend, replace(SUPERBLOCK, txid=later))
 
         def release(self, txid):
             self.claims.remove(txid)
 
     locks = Racing()
-    assert claim_newest(backend, locks).txid == 5
-    assert locks.claims == [5]
+    with Claims(locks).newest(backend) as newest:
+        assert (newest.txid, locks.claims) == (8, [1])
+    assert locks.claims == []
     backend.close()
 
 
@@ -173,11 +174,11 @@ def test_claims_hold_while_a_writer_commits(path):
     thread.start()
     backend = FileBackend(path)
     reader = FileLocks(backend.fileno(), str(path))
+    claims = Claims(reader)
     while not stop.is_set():
-        held = claim_newest(backend, reader).txid
-        for _ in range(3):
-            assert reused[0] <= held
-        reader.release(held)
+        with claims.newest(backend) as newest:
+            for _ in range(3):
+                assert reused[0] <= newest.txid
     thread.join()
     backend.close()
     writer.close()

@@ -6,11 +6,14 @@ import os
 import numpy as np
 import pyarrow as pa
 import pytest
-from nursery import ROWS, Nursery, batch, build_table, matches
+from nursery import ROWS, Nursery, batch, build_table, matches, write
 
 from headrace.storage.errors import LockedError, StorageIOError, TableNotFoundError
+from headrace.storage.file.backend import FileBackend
 from headrace.storage.read.lookup import scan
 from headrace.storage.table import Table
+
+MOST_READS = 4  # two of the superblocks, and again if one is being written
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +126,64 @@ def commit_often(path):
         rows = pa.concat_tables(pa.Table.from_batches([part]) for part in table.scan())
         for _ in range(40):
             table.apply(rows)
+
+
+class Beside:
+    """Counts how often a process reads the superblocks of a table, and lets something happen before each."""
+
+    def __init__(self, monkeypatch, path, happens):
+        self.path, self.happens, self.reads, self.inside = str(path), happens, 0, False
+        self.read = FileBackend.pread_into
+        monkeypatch.setattr(FileBackend, "pread_into", lambda *call: self.pread_into(*call))  # noqa: PLW0108 - passes the backend
+
+    def pread_into(self, backend, offset, buffers):
+        if offset == 0 and backend.path == self.path and not self.inside:
+            self.reads, self.inside = self.reads + 1, True
+            assert self.reads < 100, "the reader does not get ahead"
+            self.happens()
+            self.inside = False
+        self.read(backend, offset, buffers)
+
+
+@pytest.fixture
+def writer(path):
+    with Table.open(path, mode="w") as table:
+        yield table
+
+
+def test_a_writer_that_commits_between_all_reads_does_not_hold_up_a_reader(path, writer, monkeypatch):
+    with Table.open(path) as reader:
+        beside = Beside(monkeypatch, path, lambda: write(writer))
+        reader.refresh()
+        assert beside.reads <= 2
+        beside.happens = lambda: None
+        assert matches(reader) == 2
+
+
+def test_a_refresh_keeps_the_claims_on_snapshots_in_use(path, writer, monkeypatch):
+    with Table.open(path) as reader:
+        used, pages, before = reader.snapshot(), reader.reader(), count_of(reader)
+        beside = Beside(monkeypatch, path, lambda: None)
+        beside.happens = lambda: beside.reads == 2 and write(writer)
+        reader.refresh()
+        beside.happens = lambda: None
+        for _ in range(40):
+            write(writer)
+        assert sum(batch.num_rows for batch in scan(used, pages, None, None, None)) == before
+
+
+def test_a_refresh_beside_a_busy_writer_takes_few_reads(nursery, path, monkeypatch):
+    writer = nursery.start("write", path)
+    with Table.open(path) as reader:
+        beside = Beside(monkeypatch, path, lambda: None)
+        for _ in range(20):
+            for _ in range(100):
+                beside.reads = 0
+                reader.refresh()
+                assert beside.reads <= MOST_READS
+            found = matches(reader)
+    assert writer.hear() <= 1
+    assert writer.kill()[-1] >= found > 1
 
 
 def in_a_child(work):

@@ -260,3 +260,22 @@ def test_a_commit_during_the_proof_is_seen(proven):
             table.pread_into(offset, buffers)
 
     assert read_superblock(Overtaken()).txid == 3
+
+
+def test_a_slot_that_is_being_written_does_not_hide_a_commit_between_the_reads_of_both(table):
+    for txid in (2, 3):
+        write_superblock(table, replace(FIRST, txid=txid))
+
+    class Busy:
+        """Transaction 4 is committed after slot 0 was read, and 5 is being written when slot 1 is."""
+
+        path = "busy"
+        size = table.size
+
+        def pread_into(self, offset, buffers):
+            if offset == FIRST.page_size:
+                write_superblock(table, replace(FIRST, txid=4))
+                table.pwrite(FIRST.page_size, b"\xff" * SLOT_BYTES)
+            table.pread_into(offset, buffers)
+
+    assert read_superblock(Busy()).txid == 4
