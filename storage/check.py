@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.storage import _check_kernels
+from headrace.storage.commit.locks import Claims, FileLocks
 from headrace.storage.errors import CorruptionError
 from headrace.storage.file.backend import FileBackend
 from headrace.storage.filter.segments import FilterFile, leaf_segments
@@ -326,7 +327,7 @@ class _LeafChecker:
 
 
 def check_file(path: str | os.PathLike[str]) -> CheckReport:
-    """Check the newest commit of a table, even if it is too damaged to be opened.
+    """Check the newest commit of a table, even if it is too damaged to be opened, while writers continue.
 
     Raises
     ------
@@ -337,12 +338,14 @@ def check_file(path: str | os.PathLike[str]) -> CheckReport:
     FormatVersionError
         If the table has another format version.
     """
-    with contextlib.closing(FileBackend(path)) as backend:
+    with contextlib.closing(FileBackend(path)) as backend, contextlib.ExitStack() as stack:
+        with contextlib.suppress(CorruptionError):  # is reported below
+            stack.enter_context(Claims(FileLocks(backend.fileno(), backend.path)).newest(backend))
         return check_backend(backend)
 
 
 def check_backend(backend: StorageBackend) -> CheckReport:
-    """Check the newest commit of a table file.
+    """Check the newest commit of a table file. A claim of the caller keeps writers from reusing its pages.
 
     Raises
     ------

@@ -8,8 +8,10 @@ import pyarrow as pa
 import pytest
 from nursery import ROWS, Nursery, batch, build_table, matches, write
 
+from headrace.storage import check
 from headrace.storage.errors import LockedError, StorageIOError, TableNotFoundError
 from headrace.storage.file.backend import FileBackend
+from headrace.storage.format.slots import read_superblock
 from headrace.storage.read.lookup import scan
 from headrace.storage.table import Table
 
@@ -170,6 +172,17 @@ def test_a_refresh_keeps_the_claims_on_snapshots_in_use(path, writer, monkeypatc
         for _ in range(40):
             write(writer)
         assert sum(batch.num_rows for batch in scan(used, pages, None, None, None)) == before
+
+
+def test_a_check_beside_a_writer_finds_no_damage(path, writer, monkeypatch):
+    def then_many_commits(backend):
+        head = read_superblock(backend)
+        for _ in range(40):
+            write(writer)
+        return head
+
+    monkeypatch.setattr(check, "read_superblock", then_many_commits)
+    assert check.check_file(path).violations == ()
 
 
 def test_a_refresh_beside_a_busy_writer_takes_few_reads(nursery, path, monkeypatch):
