@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from headrace.storage.commit import _commit_kernels as kernels
 from headrace.storage.errors import KeyInputError, SchemaError, UniqueViolationError
-from headrace.storage.format.columns import plain
+from headrace.storage.format.coercion import plain
 from headrace.storage.format.keys import Keys
 
 if TYPE_CHECKING:

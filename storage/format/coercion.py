@@ -1,8 +1,12 @@
-"""Conversion of a column to the type of a key column without a change of meaning.
+"""Conversion of a column to the type of a stored column without a change of meaning.
 
 A stream's key column may be narrower, wider, in another unit or of another scale than the table's. Values that the
 table's type cannot hold can never match: they are marked as not valid. Types between which no value could ever be
 equal (text against numbers, a local time against an instant) are refused before the first row.
+
+Rows to store are converted by the same rules, and a value that does not fit is refused. Numbers also become floats,
+and floats numbers, if they are equal. Arrow's own casts are not enough: they round, cut off times, take 5 for true,
+and multiply decimals without a look at the overflow.
 """
 
 from __future__ import annotations
@@ -12,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from headrace.storage.errors import KeyInputError
+from headrace.storage.errors import KeyInputError, SchemaError
 from headrace.storage.format.columns import as_array, fixed_type, is_bytes, null_mask, stored_type
 
-__all__ = ["Coerced", "coerce", "whole_range"]
+__all__ = ["Coerced", "coerce", "conform", "plain", "shown", "whole_range"]
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _INT64 = np.iinfo(np.int64)
@@ -76,6 +80,98 @@ def coerce(column: pa.Array | pa.ChunkedArray, target: pa.DataType, name: str) -
         return array, valid
     array, fits = _convert(array, target)
     return array, _both(valid, fits)
+
+
+def plain(column: pa.Array | pa.ChunkedArray, dtype: pa.DataType) -> pa.Array:
+    """Return a column as one array of the stored type `dtype`, with the same values.
+
+    Raises
+    ------
+    pyarrow.ArrowException
+        If a value would change, or the types are of different kinds.
+
+    Examples
+    --------
+    >>> plain(pa.array([1, None]), pa.decimal128(5, 2)).to_pylist()
+    [Decimal('1.00'), None]
+    """
+    array = as_array(column)
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.type == dtype:
+        return array
+    if pa.types.is_null(array.type):
+        return array.cast(dtype)
+    kept = stored_type(array.type)
+    if kept is None or is_bytes(kept) != is_bytes(dtype):
+        raise _other_kind(array.type, dtype)
+    if pa.types.is_integer(kept) and pa.types.is_float16(dtype):  # the only numbers that Arrow rounds
+        array, kept = array.cast(pa.float32()), pa.float32()
+    if kept == dtype or is_bytes(dtype) or _is_checked_by_arrow(kept, dtype):
+        return array.cast(dtype)
+    if pa.types.is_floating(kept) and pa.types.is_floating(dtype):
+        return _as_float(array, dtype)
+    if not _comparable(kept, dtype):
+        raise _other_kind(array.type, dtype)
+    return _as_exact(array.cast(kept), dtype)
+
+
+def conform(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows in the stored schema.
+
+    Raises
+    ------
+    SchemaError
+        If a column is missing or a value does not fit its type.
+    """
+    if rows.schema.equals(schema) and isinstance(rows, pa.RecordBatch):
+        return rows
+    arrays = []
+    for field in schema:
+        if field.name not in rows.schema.names:
+            raise SchemaError(
+                f"column {field.name!r} is missing; the columns are {', '.join(map(repr, rows.schema.names))}"
+            )
+        try:
+            arrays.append(plain(rows.column(field.name), field.type))
+        except pa.ArrowException as error:
+            raise SchemaError(f"column {field.name!r} does not fit the type {field.type}: {error}") from error
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def _other_kind(found: pa.DataType, dtype: pa.DataType) -> pa.ArrowInvalid:
+    return pa.ArrowInvalid(f"{found} is not {dtype}; cast the column")
+
+
+def _is_checked_by_arrow(dtype: pa.DataType, target: pa.DataType) -> bool:
+    """Whether Arrow's cast refuses every value that would change."""
+    types = pa.types
+    numbers = types.is_integer, types.is_floating
+    mixed = any(left(dtype) and right(target) for left, right in (numbers, numbers[::-1]))
+    return mixed or (types.is_duration(dtype) and types.is_duration(target))
+
+
+def _as_float(array: pa.Array, dtype: pa.DataType) -> pa.Array:
+    converted = array.cast(dtype)
+    before, after = (np.asarray(each.cast(pa.float64()).fill_null(0.0)) for each in (array, converted))
+    _refuse_unfit(array, (before == after) | np.isnan(before), dtype)
+    return converted
+
+
+def _as_exact(array: pa.Array, dtype: pa.DataType) -> pa.Array:
+    nulls = null_mask(array)
+    converted, fits = _convert(array if nulls is None else _filled(array, ~nulls), dtype)
+    if fits is not None:
+        _refuse_unfit(array, fits, dtype)
+    return converted if nulls is None else pc.if_else(pa.array(nulls), pa.scalar(None, dtype), converted)
+
+
+def _refuse_unfit(array: pa.Array, fits: NDArray[np.bool_], dtype: pa.DataType) -> None:
+    if not fits.all():
+        row = int(np.argmin(fits))
+        raise pa.ArrowInvalid(f"{shown(array.slice(row))} is not a value of {dtype} (row {row}); cast or correct it")
 
 
 def _comparable(dtype: pa.DataType, target: pa.DataType) -> bool:
@@ -189,3 +285,11 @@ def _both(left: NDArray[np.bool_] | None, right: NDArray[np.bool_] | None) -> ND
     if left is None:
         return right
     return left if right is None else left & right
+
+
+def shown(array: pa.Array | pa.ChunkedArray) -> str:
+    """Return the first value as text."""
+    try:
+        return str(array[0])
+    except (OverflowError, ValueError):  # a time that Python has no type for
+        return str(array.cast(pa.string())[0])

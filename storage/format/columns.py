@@ -24,13 +24,11 @@ __all__ = [
     "FixedType",
     "as_array",
     "bytes_of",
-    "conform",
     "fixed_to_array",
     "fixed_type",
     "fixed_values",
     "is_bytes",
     "null_mask",
-    "plain",
     "stored_schema",
     "stored_type",
     "text_to_array",
@@ -154,42 +152,6 @@ def as_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
         column = pa.chunked_array([chunk.dictionary_decode() for chunk in column.chunks], column.type.value_type)
     joined = column.combine_chunks()
     return pa.concat_arrays(joined.chunks) if isinstance(joined, pa.ChunkedArray) else joined
-
-
-def plain(column: pa.Array | pa.ChunkedArray, dtype: pa.DataType) -> pa.Array:
-    """Return a column as one array of its stored type; a cast that would change a value raises `pa.ArrowInvalid`."""
-    array = as_array(column)
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if array.type == dtype:
-        return array
-    kept = stored_type(array.type)
-    if kept is not None and is_bytes(kept) != is_bytes(dtype):
-        raise pa.ArrowInvalid(f"{array.type} is not {dtype}")  # Arrow would parse or print the values
-    return array.cast(dtype)
-
-
-def conform(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows in the stored schema.
-
-    Raises
-    ------
-    SchemaError
-        If a column is missing or a value does not fit its type.
-    """
-    if rows.schema.equals(schema) and isinstance(rows, pa.RecordBatch):
-        return rows
-    arrays = []
-    for field in schema:
-        if field.name not in rows.schema.names:
-            raise SchemaError(
-                f"column {field.name!r} is missing; the columns are {', '.join(map(repr, rows.schema.names))}"
-            )
-        try:
-            arrays.append(plain(rows.column(field.name), field.type))
-        except pa.ArrowException as error:
-            raise SchemaError(f"column {field.name!r} does not fit the type {field.type}: {error}") from error
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class _Memory:

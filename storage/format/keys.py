@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from headrace.storage.errors import KeyInputError, SchemaError
 from headrace.storage.format import _key_kernels as kernels
 from headrace.storage.format._key_kernels import KeyParts
-from headrace.storage.format.coercion import coerce
+from headrace.storage.format.coercion import coerce, shown
 from headrace.storage.format.columns import (
     FixedType,
     bytes_of,
@@ -225,7 +225,7 @@ class KeyCodec:
                 row = int(np.argmin(valid))
                 given = column.slice(row, 1)
                 null = not given[0].is_valid
-                cause = "is null, but a key never is" if null else f"is {_shown(given)}, which {dtype} cannot hold"
+                cause = "is null, but a key never is" if null else f"is {shown(given)}, which {dtype} cannot hold"
                 raise KeyInputError(f"key column {name!r} {cause} (row {row})")
             arrays.append(array)
         return self.pack(arrays)
@@ -268,7 +268,7 @@ class KeyCodec:
 
     def describe(self, keys: Keys, row: int) -> str:
         """Return one key as text, for messages."""
-        values = [_shown(array) for array in self.decode(keys.slice(row, row + 1))]
+        values = [shown(array) for array in self.decode(keys.slice(row, row + 1))]
         values = [value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..." for value in values]
         return ", ".join(f"{name}={value}" for name, value in zip(self.columns, values, strict=True))
 
@@ -390,14 +390,6 @@ def _unordered_words(words: Sequence[NDArray[np.uint64]], fixed: FixedType) -> l
         return [((words[0] << up) >> up).view(np.int64)]
     first = ((words[0] << up) ^ SIGN).view(np.int64) >> up.view(np.int64)
     return [first, *(word.view(np.int64) for word in words[1:])]
-
-
-def _shown(array: pa.Array | pa.ChunkedArray) -> str:
-    """Return the first value as text."""
-    try:
-        return str(array[0])
-    except (OverflowError, ValueError):  # a time that Python has no type for
-        return str(array.cast(pa.string())[0])
 
 
 _WORD_BITS = 64

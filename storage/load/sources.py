@@ -21,7 +21,8 @@ from headrace.storage.errors import InputError, KeyInputError
 from headrace.storage.file.backend import path_text
 from headrace.storage.file.read_ahead import read_ahead
 from headrace.storage.file.temporary_files import scratch_folder
-from headrace.storage.format.columns import conform, stored_schema
+from headrace.storage.format.coercion import conform
+from headrace.storage.format.columns import stored_schema
 from headrace.storage.format.keys import KeyCodec, Keys
 from headrace.storage.load.files import Rows, open_files
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _DAY = 86_400
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01, 9999-12-31
 _WIDE = 76
+_DECIMAL128, _DIGITS = 128, 38
 
 
 def parquet_schema(path: str) -> pa.Schema:
@@ -234,27 +236,30 @@ def _whole_floats(values: pa.Array, dtype: pa.DataType, _form: RecordFormat) -> 
     )
 
 
+def _cannot_overflow(dtype: pa.DataType, scale: int) -> bool:
+    """Whether Arrow can cast decimals to a scale: it does not notice if their digits are too many on the way."""
+    return dtype.bit_width == _DECIMAL128 and dtype.precision + max(scale - dtype.scale, 0) <= _DIGITS
+
+
 def _decimals(values: pa.Array, dtype: pa.DataType, _form: RecordFormat) -> Converted:
     whole = pa.types.is_integer(dtype)
     if pa.types.is_integer(values.type):
         values = values.cast(pa.decimal128(20, 0))
-    try:
-        return Converted(values.cast(dtype), _none(values), {})
-    except pa.ArrowInvalid:
-        scale = 0 if whole else dtype.scale
-        wide = values.cast(pa.decimal256(_WIDE, max(values.type.scale, scale)))
+    scale = 0 if whole else dtype.scale
+    if _cannot_overflow(values.type, scale):
+        with contextlib.suppress(pa.ArrowInvalid):
+            return Converted(values.cast(dtype), _none(values), {})
+    own = values.cast(pa.decimal256(_WIDE, values.type.scale))
     limits = np.iinfo(dtype.to_pandas_dtype()) if whole else None
     most = int(limits.max) if limits else 10 ** (dtype.precision - scale) - 1
     least = int(limits.min) if limits else -most
-    units = pc.floor(pc.if_else(pc.less(wide, pa.scalar(0, wide.type)), pc.negate(wide), wide))
-    bound = pa.scalar(most, pa.decimal256(_WIDE, wide.type.scale))
-    lowest = pa.scalar(-least, pa.decimal256(_WIDE, wide.type.scale))
-    negative = pc.less(wide, pa.scalar(0, wide.type))
-    outside = pc.greater(units, pc.if_else(negative, lowest, bound))
-    rounded = pc.round(wide, ndigits=scale)
-    rules = np.asarray(pc.fill_null(pc.not_equal(rounded, wide), fill_value=False)).astype(np.uint8) * np.uint8(
-        _FRACTION
-    )
+    units = own.cast(pa.decimal256(_WIDE, 0), safe=False)
+    bounds = [pa.scalar(bound, units.type) for bound in (least, most)]
+    outside = pc.or_(pc.less(units, bounds[0]), pc.greater(units, bounds[1]))
+    inside = pc.if_else(outside, pa.scalar(None, own.type), own)
+    wide = inside.cast(pa.decimal256(_WIDE, max(own.type.scale, scale)))
+    cut = wide.cast(pa.decimal256(_WIDE, scale), safe=False).cast(wide.type)
+    rules = np.asarray(pc.fill_null(pc.not_equal(cut, wide), fill_value=False)).astype(np.uint8) * np.uint8(_FRACTION)
     rules[np.asarray(pc.fill_null(outside, fill_value=False))] = _RANGE
     fitting = pc.if_else(pa.array(rules == 0), wide, pa.scalar(None, wide.type)).cast(dtype)
     reasons = {

@@ -1,4 +1,6 @@
+import datetime as dt
 import decimal
+import math
 from fractions import Fraction
 
 import pyarrow as pa
@@ -8,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.storage.errors import KeyInputError
-from headrace.storage.format.coercion import coerce
+from headrace.storage.format.coercion import coerce, plain
 from headrace.storage.format.columns import fixed_values
 
 DECIMALS = (pa.decimal128(4, 1), pa.decimal128(18, 6), pa.decimal128(38, 0), pa.decimal128(38, 38))
 EXACT = (*INT_RANGES, *DECIMALS)
+FLOATS = (pa.float16(), pa.float32(), pa.float64())
+NUMBERS = (*EXACT, *FLOATS)
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -118,3 +122,80 @@ def test_decimals_that_arrow_cannot_convert_are_refused():
     with pytest.raises(KeyInputError, match="can never equal a key of type int64"):
         coerce(hundreds, pa.int64(), "k")
     assert coerce(hundreds, hundreds.type, "k")[1] is None
+
+
+def exact(value):
+    return value if value is None or not math.isfinite(value) else Fraction(value)
+
+
+@given(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), st.data())
+def test_numbers_are_stored_as_equal_numbers_or_not_at_all(source, target, data):
+    given_values = pa.array(data.draw(st.lists(st.none() | values_of(source), max_size=8)), source)
+    values = [exact(value) for value in given_values.to_pylist()]
+    try:
+        stored = plain(given_values, target)
+    except pa.ArrowInvalid:
+        floats = pa.types.is_floating(source) or pa.types.is_floating(target)
+        assert floats or not all(value is None or holds(value, target) for value in values)
+    else:
+        assert stored.type == target
+        assert repr([exact(value) for value in stored.to_pylist()]) == repr(values)
+
+
+@given(st.sampled_from(list(TICKS)), st.sampled_from(list(TICKS)), st.data())
+def test_instants_are_stored_as_the_time_they_mean_or_not_at_all(source, target, data):
+    values = data.draw(st.lists(st.none() | st.integers(-(2**63), 2**63 - 1) | st.integers(-3000, 3000), max_size=8))
+    wanted = [None if value is None else Fraction(value * TICKS[target], TICKS[source]) for value in values]
+    fits = all(value is None or (value.denominator == 1 and -(2**63) <= value < 2**63) for value in wanted)
+    instants = pa.array(values, pa.int64()).cast(pa.timestamp(source, "UTC"))
+    try:
+        stored = plain(instants, pa.timestamp(target, "Asia/Tokyo"))
+    except pa.ArrowInvalid:
+        assert not fits
+    else:
+        assert fits
+        assert stored.cast(pa.int64()).to_pylist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "source", "target"),
+    [
+        (5, pa.int64(), pa.bool_()),
+        (True, pa.bool_(), pa.int64()),
+        (0.5, pa.float64(), pa.decimal128(5, 2)),
+        (decimal.Decimal("0.5"), pa.decimal128(5, 2), pa.float64()),
+        (5, pa.int64(), pa.timestamp("us")),
+        (1500, pa.timestamp("ms"), pa.date32()),
+        (1500, pa.timestamp("ms"), pa.time32("ms")),
+        (1500, pa.timestamp("ms"), pa.timestamp("ms", "UTC")),
+        (1500, pa.timestamp("ms", "UTC"), pa.timestamp("ms")),
+        (3, pa.date32(), pa.timestamp("ms")),
+        (decimal.Decimal(5), pa.decimal256(50, 0), pa.decimal128(38, 0)),
+    ],
+)
+def test_other_kinds_of_values_are_not_stored(value, source, target):
+    with pytest.raises(pa.ArrowInvalid, match=r"is not .*; cast the column"):
+        plain(pa.array([value], source), target)
+
+
+def test_dates_times_and_spans_are_stored_in_another_unit():
+    for source, target, value in [
+        (pa.date32(), pa.date64(), dt.date(2024, 2, 29)),
+        (pa.time32("s"), pa.time64("ns"), dt.time(1, 2, 3)),
+        (pa.duration("s"), pa.duration("ns"), dt.timedelta(days=-3)),
+    ]:
+        there = plain(pa.array([value, None], source), target)
+        assert there.type == target
+        assert plain(there, source).to_pylist() == [value, None]
+
+
+@pytest.mark.parametrize(("dtype", "digits"), [*zip(FLOATS, (11, 24, 53), strict=True)])
+def test_whole_numbers_are_stored_as_floats_as_far_as_these_have_digits(dtype, digits):
+    assert plain(pa.array([2**digits]), dtype).cast(pa.float64()).to_pylist() == [2**digits]
+    with pytest.raises(pa.ArrowInvalid):
+        plain(pa.array([2**digits + 1]), dtype)
+
+
+def test_a_value_that_a_column_cannot_store_is_named():
+    with pytest.raises(pa.ArrowInvalid, match=r"^0\.1 is not a value of float \(row 1\)"):
+        plain(pa.array([None, 0.1]), pa.float32())

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.storage.errors import InputError, SchemaError
-from headrace.storage.format.columns import conform, stored_schema
+from headrace.storage.format.coercion import conform
+from headrace.storage.format.columns import stored_schema
 from headrace.storage.format.layout import LeafLayout
 from headrace.storage.format.page import seal_pages
 from headrace.storage.leaf.decode import (

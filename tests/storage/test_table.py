@@ -439,6 +439,16 @@ def test_a_table_open_for_writing_claims_those_snapshots_that_are_used(tmp_path)
     seen.close()
 
 
+def test_a_value_that_would_change_is_refused_until_its_column_is_cast(tmp_path):
+    rows = pa.table({"k": [1], "v": pa.array([0.5], pa.float32())})
+    with Table.build(tmp_path / "t", rows, key="k", unique=True) as table:
+        with pytest.raises(SchemaError, match=r"'v' of type double cannot be stored as float: 0.1 .*\(row 1\); cast"):
+            table.apply(pa.table({"k": [1, 2], "v": [2.0, 0.1]}))
+        assert table.lookup(pa.table({"k": [1, 2]})).to_pylist() == rows.to_pylist()
+        table.apply(pa.table({"k": [1, 2], "v": pa.array([2.0, 0.1]).cast(pa.float32())}))
+        assert table.lookup(pa.table({"k": [2]})).column("v").cast(pa.float64()).to_pylist() == [pytest.approx(0.1)]
+
+
 def test_a_key_that_does_not_fit_is_named_and_leaves_the_table_open_for_changes(tmp_path):
     instants = pa.table({"k": pa.array([0], pa.timestamp("ns"))})
     with Table.build(tmp_path / "t", instants, key="k", unique=True) as table:

@@ -103,6 +103,42 @@ def test_types_that_lose_something_are_refused_with_file_column_and_types(column
         column(values, dtype)
 
 
+DECIMALS = (
+    pa.decimal128(5, 2),
+    pa.decimal128(38, 0),
+    pa.decimal128(38, 3),
+    pa.decimal128(38, 38),
+    pa.decimal256(76, 0),
+    pa.decimal256(76, 60),
+)
+
+
+def numbers_of(dtype, rng):
+    if pa.types.is_integer(dtype):
+        return [1 << 60, -(1 << 60), 0, 1, -1, None]
+    digits = rng.integers(0, dtype.precision + 1, 30)
+    whole = [int("".join(map(str, rng.integers(1, 10, count))) or 0) * int(rng.choice([-1, 1])) for count in digits]
+    exact = decimal.Context(prec=76)
+    return [decimal.Decimal(value).scaleb(-dtype.scale, exact) for value in whole] + [None]
+
+
+@pytest.mark.parametrize("target", [kind for kind in DECIMALS if pa.types.is_decimal128(kind)])
+@pytest.mark.parametrize("source", [*DECIMALS, pa.int64()])
+def test_decimals_of_any_digits_are_kept_or_their_row_is_rejected(column, rng, source, target):
+    exact = decimal.Context(prec=200)
+    values = numbers_of(source, rng)
+    alone = [column(pa.array([value], source), target)[0] for value in values]
+    assert column(pa.array(values, source), target) == alone
+    for value, found in zip(values, alone, strict=True):
+        if isinstance(found, str):
+            wanted = exact.create_decimal(value).scaleb(target.scale, exact)
+            too_long = abs(wanted) >= 10**target.precision
+            assert ("out of the range" in found) == too_long
+            assert too_long or wanted != wanted.to_integral_value(context=exact)
+        else:
+            assert found == value
+
+
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_naive_times_are_in_the_declared_zone(column, unit):
     values = pa.array(
