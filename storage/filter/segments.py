@@ -169,7 +169,9 @@ class FilterFile:
             return None
         try:
             backend = FileBackend(path, "w" if writing else "r", direct=False)
-        except (StorageIOError, TableNotFoundError) as error:
+        except TableNotFoundError:  # was removed meanwhile
+            return None
+        except StorageIOError as error:
             _LOG.warning("the filter of %s is not used: %s", os.fspath(table), error)
             return None
         shape = _read_shape(backend)

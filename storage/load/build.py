@@ -52,6 +52,7 @@ _P = ParamSpec("_P")
 
 __all__ = ["BuildOptions", "TableWriter", "build_table"]
 
+_REMAINS = r"(\.filter|\.device\.json)?\.tmp-\d+-\d+"
 _FIRST_TXID = 1
 _CHUNK_ROWS = 1 << 17
 _CHUNK_BYTES = 8 << 20
@@ -313,7 +314,7 @@ def build_table(
     target, spill = _places(path, temp_directory, overwrite=overwrite)
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}-{threading.get_ident()}")
     try:
-        remove_remains(target.parent, re.compile(re.escape(target.name) + r"\.tmp-\d+-\d+"))
+        remove_remains(target.parent, re.compile(re.escape(target.name) + _REMAINS))
         with claimed(lambda: _created(temporary)):
             try:
                 with sorted_rows(source, options.key, memory, spill, target, assume_sorted=True) as rows:

@@ -7,10 +7,11 @@ of wall-clock time per read and per page at that depth. Planning with them is fo
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
+import re
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -21,6 +22,7 @@ import numpy as np
 
 from headrace.storage.errors import InputError, StorageIOError
 from headrace.storage.file.backend import FileBackend
+from headrace.storage.file.temporary_files import claimed, remove_remains, removed
 from headrace.storage.read.cache import page_buffer
 
 if TYPE_CHECKING:
@@ -221,14 +223,21 @@ def save_device(table: str | os.PathLike[str], model: DeviceModel) -> None:
         If the file cannot be written.
     """
     path = device_path(table)
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}-{threading.get_ident()}")
     try:
-        temporary.write_text(json.dumps(asdict(model), indent=1) + "\n", encoding="utf-8")
-        temporary.replace(path)
+        remove_remains(path.parent, re.compile(re.escape(path.name) + r"\.tmp-\d+-\d+"))
+        with claimed(lambda: _created(temporary)):
+            temporary.write_text(json.dumps(asdict(model), indent=1) + "\n", encoding="utf-8")
+            temporary.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):  # the first error is the one to report
-            temporary.unlink(missing_ok=True)
         raise StorageIOError(f"cannot write the costs of the disk to {path}: {error.strerror}") from error
+    finally:
+        removed(temporary)
+
+
+def _created(path: Path) -> Path:
+    path.touch(exist_ok=False)
+    return path
 
 
 def load_device(table: str | os.PathLike[str], page_size: int) -> DeviceModel:

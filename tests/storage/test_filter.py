@@ -1,5 +1,7 @@
 """The negative filter beside a table: it never denies a key that is there, whatever became of its file."""
 
+import os
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -220,6 +222,12 @@ def test_something_else_in_the_place_of_the_file_is_left_alone(tmp_path):
         with pytest.raises(StorageIOError):
             table.build_filter()
         assert sorted(path.name for path in tmp_path.iterdir()) == ["t", "t.filter"]
+
+
+def test_a_filter_that_is_dropped_while_it_is_opened_is_none(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(os.path, "isfile", lambda _: True)
+    assert FilterFile.open(tmp_path / "t") is None
+    assert not caplog.records
 
 
 def test_a_table_is_built_though_something_else_has_the_place_of_its_filter(tmp_path):

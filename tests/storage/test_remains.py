@@ -9,6 +9,7 @@ import pytest
 
 from headrace.storage import Table
 from headrace.storage.file.temporary_files import claimed, remove_remains, scratch_folder
+from headrace.storage.read.device import DeviceModel, save_device
 
 BUILD = """
 import sys, pyarrow as pa
@@ -50,6 +51,19 @@ def test_a_build_removes_what_killed_ones_left(tmp_path, stuck):
     with build(tmp_path) as table:
         assert table.stats.rows == 2
     assert names(tmp_path) == ["t"]
+
+
+def test_a_build_removes_what_killed_makers_of_its_other_files_left(tmp_path):
+    for name in ("t.filter.tmp-1-2", "t.device.json.tmp-1-2"):
+        (tmp_path / name).touch()
+    build(tmp_path).close()
+    assert names(tmp_path) == ["t"]
+
+
+def test_saved_costs_of_a_disk_leave_one_file_and_remove_what_was_left(tmp_path):
+    (tmp_path / "t.device.json.tmp-1-2").touch()
+    save_device(tmp_path / "t", DeviceModel.default(8192))
+    assert names(tmp_path) == ["t.device.json"]
 
 
 def test_a_build_leaves_alone_what_a_live_one_works_on(tmp_path, stuck):
