@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.blocks import Block, Text, as_json, render
-from headrace.cli.errors import OutputFileError
+from headrace.cli.errors import OutputFileError, writing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["Console", "Failure", "Progress", "Step"]
+__all__ = ["Console", "Failure", "Progress", "Step", "echo"]
 
 REFRESH_SECONDS = 0.2
 LINE_SECONDS = 30.0
@@ -63,6 +63,18 @@ class Failure:
     cause: str
     left: str
     again: str
+
+
+def echo(text: str | bytes = "", *, nl: bool = True) -> None:
+    """Print on standard output.
+
+    Raises
+    ------
+    OutputFileError
+        If that is refused, as by a full disk.
+    """
+    with writing("standard output"):
+        click.echo(text, nl=nl)
 
 
 class Progress:
@@ -125,9 +137,12 @@ class Console:
     def result(self, document: Any, *blocks: Block) -> None:
         """Print the result of the command: `document` as JSON with `--json`, else the blocks."""
         self._close_line()
-        with self.streaming():
+        with (
+            self.step("printing the result", left="what the command made; only its output is missing"),
+            self.streaming(),
+        ):
             if self.json_mode:
-                click.echo(json.dumps(as_json(document), ensure_ascii=False))
+                echo(json.dumps(as_json(document), ensure_ascii=False))
             else:
                 self._print(blocks)
 
@@ -135,17 +150,17 @@ class Console:
         for at, block in enumerate(blocks):
             lines = render(block)
             if at:
-                click.echo()
+                echo()
             if lines and not isinstance(block, Text) and block.title:
                 lines[0] = self._bold(lines[0])
             for line in lines:
-                click.echo(line)
+                echo(line)
 
     def rows(self, documents: Iterable[Mapping[str, Any]]) -> None:
         """Print one JSON document per line."""
         self._close_line()
         for document in documents:
-            click.echo(json.dumps(as_json(document), ensure_ascii=False))
+            echo(json.dumps(as_json(document), ensure_ascii=False))
 
     def note(self, text: str) -> None:
         """Print a note on standard error, unless `--quiet` is set."""

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+from typing import TYPE_CHECKING
+
 from headrace.storage.errors import HeadraceError, InputError
 
-__all__ = ["CliError", "InputFileError", "OutputFileError"]
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["CliError", "InputFileError", "OutputFileError", "writing"]
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CliError(HeadraceError):
@@ -16,4 +27,23 @@ class InputFileError(CliError, InputError):
 
 
 class OutputFileError(CliError, InputError):
-    """The output path is in use, or its folder does not exist."""
+    """The output path is in use, its folder does not exist, or it cannot be written."""
+
+
+@contextlib.contextmanager
+def writing(place: Path | str) -> Iterator[None]:
+    """Name the place and a remedy if the operating system refuses to write there.
+
+    Raises
+    ------
+    OutputFileError
+        If the block raises an `OSError`, except for a pipe that its reader closed.
+    """
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)  # Arrow's own text does not name the file
+        remedy = "free space, or write elsewhere" if error.errno in _FULL else "write elsewhere"
+        raise OutputFileError(f"cannot write {place}: {reason}; {remedy}") from error

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.cli.errors import OutputFileError
+from headrace.cli.errors import OutputFileError, writing
 from headrace.storage.file import claimed, remove_remains
 
 if TYPE_CHECKING:
@@ -59,14 +59,15 @@ class PartsSink:
         self._claim = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(exist_ok=True)
-        remove_remains(self._folder, re.compile(INCOMPLETE))
-        if (self._folder / INCOMPLETE).exists():
-            raise OutputFileError(f"another command is writing to {self._folder}; name another folder")
-        self._claim.enter_context(claimed(self._marked))
-        for path in self._folder.iterdir():
-            if _OWN.fullmatch(path.name):
-                path.unlink()
+        with writing(self._folder):
+            self._folder.mkdir(exist_ok=True)
+            remove_remains(self._folder, re.compile(INCOMPLETE))
+            if (self._folder / INCOMPLETE).exists():
+                raise OutputFileError(f"another command is writing to {self._folder}; name another folder")
+            self._claim.enter_context(claimed(self._marked))
+            for path in self._folder.iterdir():
+                if _OWN.fullmatch(path.name):
+                    path.unlink()
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -88,7 +89,8 @@ class PartsSink:
             if error is None:
                 if self._pending or not self._parts:
                     self._flush()
-                (self._folder / INCOMPLETE).unlink()
+                with writing(self._folder):
+                    (self._folder / INCOMPLETE).unlink()
         finally:
             self._claim.close()
 
@@ -100,8 +102,9 @@ class PartsSink:
     def _flush(self) -> None:
         partial = self._folder / f".part-{self._parts:06}.partial"
         try:
-            pq.write_table(pa.Table.from_batches(self._pending, self._schema), partial, compression="zstd")
-            partial.replace(self._folder / f"part-{self._parts:06}.parquet")
+            with writing(self._folder):
+                pq.write_table(pa.Table.from_batches(self._pending, self._schema), partial, compression="zstd")
+                partial.replace(self._folder / f"part-{self._parts:06}.parquet")
         finally:
             partial.unlink(missing_ok=True)
         self._parts += 1

@@ -7,10 +7,10 @@ import io
 import itertools
 from typing import TYPE_CHECKING, Any
 
-import click
 import pyarrow as pa
 import pyarrow.csv as pc
 
+from headrace.cli.console import echo
 from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
@@ -76,11 +76,11 @@ def print_csv(batches: Iterator[pa.RecordBatch], names: list[str]) -> None:
     first = next(batches, None)
     heading = io.StringIO()
     csv.writer(heading, lineterminator="\n").writerow(names)
-    click.echo(heading.getvalue(), nl=False)
+    echo(heading.getvalue(), nl=False)
     for batch in itertools.chain([] if first is None else [first], batches):
         lines = io.BytesIO()
         pc.write_csv(_hexadecimal(_in_known_zones(batch)), lines, pc.WriteOptions(include_header=False))
-        click.echo(lines.getvalue(), nl=False)
+        echo(lines.getvalue(), nl=False)
 
 
 def objects(batch: pa.RecordBatch) -> list[dict[str, Any]]:

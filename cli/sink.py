@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from headrace.cli.errors import OutputFileError
-from headrace.storage.file import claimed, remove_remains
+from headrace.cli.errors import OutputFileError, writing
+from headrace.storage.file import claimed, remove_remains, removed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -55,11 +55,14 @@ class ParquetSink:
         self._claim = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        remove_remains(self._path.parent, re.compile(rf"\.{re.escape(self._path.name)}\.\d+\.partial"))
-        self._claim.enter_context(claimed(self._created))
-        self._writer = pq.ParquetWriter(
-            self._partial, self._schema, compression="zstd", use_dictionary=_texts(self._schema)
-        )
+        with writing(self._path), contextlib.ExitStack() as stack:
+            remove_remains(self._path.parent, re.compile(rf"\.{re.escape(self._path.name)}\.\d+\.partial"))
+            stack.enter_context(claimed(self._created))
+            stack.callback(removed, self._partial)
+            self._writer = pq.ParquetWriter(
+                self._partial, self._schema, compression="zstd", use_dictionary=_texts(self._schema)
+            )
+            self._claim = stack.pop_all()
         return self
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -73,15 +76,15 @@ class ParquetSink:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            if error is None:
-                self._flush()
-            self._writer.close()
-            if error is None:
+        with self._claim:
+            if error is not None:
+                with contextlib.suppress(OSError):  # the first error is the one to report
+                    self._writer.close()
+                return
+            self._flush()
+            with writing(self._path):
+                self._writer.close()
                 _publish(self._partial, self._path)
-        finally:
-            self._partial.unlink(missing_ok=True)
-            self._claim.close()
 
     def _created(self) -> Path:
         self._partial.touch()
@@ -89,7 +92,8 @@ class ParquetSink:
 
     def _flush(self) -> None:
         if self._pending:
-            self._writer.write_table(pa.Table.from_batches(self._pending, self._schema))
+            with writing(self._path):
+                self._writer.write_table(pa.Table.from_batches(self._pending, self._schema))
         self._pending = []
         self._pending_bytes = 0
 

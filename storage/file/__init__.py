@@ -6,6 +6,6 @@ storage backend, asynchronous direct reads, and temporary files whose owner may 
 
 from headrace.storage.file.backend import Buffer, FileBackend, StorageBackend
 from headrace.storage.file.read_ahead import read_ahead
-from headrace.storage.file.temporary_files import claimed, remove_remains
+from headrace.storage.file.temporary_files import claimed, remove_remains, removed
 
-__all__ = ["Buffer", "FileBackend", "StorageBackend", "claimed", "read_ahead", "remove_remains"]
+__all__ = ["Buffer", "FileBackend", "StorageBackend", "claimed", "read_ahead", "remove_remains", "removed"]

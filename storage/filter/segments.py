@@ -409,10 +409,13 @@ def drop_filter(table: str | os.PathLike[str]) -> bool:
     StorageIOError
         If the operating system refuses.
     """
+    path = filter_path(table)
+    if not path.exists():  # a read-only file system refuses to remove even what is not there
+        return False
     try:
-        filter_path(table).unlink()
+        path.unlink()
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise StorageIOError(f"cannot remove {filter_path(table)}: {error.strerror}") from error
+        raise StorageIOError(f"cannot remove {path}: {error.strerror}; check the permissions of its folder") from error
     return True

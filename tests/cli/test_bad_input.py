@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -240,3 +241,13 @@ def test_a_result_folder_without_permission(table, stream, tmp_path):
         closed.chmod(0o700)
     assert done.returncode == 1, done.stderr
     assert "Permission denied" in done.stderr
+
+
+@pytest.mark.parametrize(("words", "step"), [(["info"], "printing the result"), (["scan"], "reading ")])
+def test_a_full_standard_output_is_named(table, words, step):
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "headrace", "table", *words, str(table)]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert f"failed while {step}" in done.stderr
+    assert "cannot write standard output: No space left on device; free space, or write elsewhere" in done.stderr

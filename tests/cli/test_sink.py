@@ -1,5 +1,6 @@
 """A result file appears whole or not at all."""
 
+import errno
 import os
 import re
 
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.cli.errors import OutputFileError
+from headrace.cli.parts import PartsSink
 from headrace.cli.sink import ParquetSink
 from headrace.storage.file import remove_remains
 
@@ -76,3 +78,37 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(tmp_path):
         ParquetSink(tmp_path / "none" / "out.parquet", SCHEMA)
     with pytest.raises(OutputFileError, match="is a folder"):
         ParquetSink(tmp_path, SCHEMA)
+
+
+def refuse(number):
+    def refused(writer, *_, **__):
+        if isinstance(writer, pq.ParquetWriter):
+            writer.is_open = False  # it would be closed when it is collected
+        raise OSError(number, "Error writing bytes to file")  # Arrow names neither the file nor the cause
+
+    return refused
+
+
+@pytest.mark.parametrize("step", ["__init__", "write_table", "close"])
+@pytest.mark.parametrize(("number", "remedy"), [(errno.ENOSPC, "free space, or write"), (errno.EFBIG, "write")])
+def test_a_place_that_refuses_more_is_named_and_nothing_is_left(tmp_path, monkeypatch, step, number, remedy):
+    def write():
+        with ParquetSink(tmp_path / "out.parquet", SCHEMA) as sink:
+            sink.write(batch(1))
+
+    monkeypatch.setattr(pq.ParquetWriter, step, refuse(number))
+    message = f"cannot write {tmp_path}/out.parquet: {os.strerror(number)}; {remedy} elsewhere"
+    with pytest.raises(OutputFileError, match=re.escape(message)):
+        write()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_of_parts_that_refuses_more_is_named_and_stays_marked(tmp_path, monkeypatch):
+    def write():
+        with PartsSink(tmp_path / "parts", SCHEMA) as parts:
+            parts.write(batch(1))
+
+    monkeypatch.setattr(pq, "write_table", refuse(errno.ENOSPC))
+    with pytest.raises(OutputFileError, match=r"cannot write .*parts: No space left on device; free space, or write"):
+        write()
+    assert [path.name for path in (tmp_path / "parts").iterdir()] == ["_incomplete"]

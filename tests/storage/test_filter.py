@@ -1,6 +1,8 @@
 """The negative filter beside a table: it never denies a key that is there, whatever became of its file."""
 
+import errno
 import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +15,7 @@ from headrace.storage import Table
 from headrace.storage.check import check_file
 from headrace.storage.errors import InputError, LockedError, StorageIOError
 from headrace.storage.file.backend import FileBackend
-from headrace.storage.filter.segments import FilterFile, filter_path, hash_keys
+from headrace.storage.filter.segments import FilterFile, drop_filter, filter_path, hash_keys
 
 KEYS = 4000
 TEXT = "key-{:06d}"
@@ -228,6 +230,17 @@ def test_a_filter_that_is_dropped_while_it_is_opened_is_none(tmp_path, monkeypat
     monkeypatch.setattr(os.path, "isfile", lambda _: True)
     assert FilterFile.open(tmp_path / "t") is None
     assert not caplog.records
+
+
+def test_no_filter_is_dropped_where_nothing_can_be_removed(tmp_path, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert not drop_filter(tmp_path / "t")
+    filter_path(tmp_path / "t").touch()
+    with pytest.raises(StorageIOError, match=r"t\.filter: Read-only file system"):
+        drop_filter(tmp_path / "t")
 
 
 def test_a_table_is_built_though_something_else_has_the_place_of_its_filter(tmp_path):
