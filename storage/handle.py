@@ -259,8 +259,10 @@ class TableHandle:
 
     def _newest(self, current: Snapshot | None = None) -> Snapshot:
         with self._claims.newest(self.backend) as superblock:
-            known = current is not None and current.txid == superblock.txid
-            snapshot = current if known else open_snapshot(self.backend, superblock, current)
+            if current is not None and current.txid == superblock.txid:
+                snapshot = current
+            else:
+                snapshot = open_snapshot(self.backend, superblock, current)
             self._claims.keep(snapshot)
         return snapshot
 

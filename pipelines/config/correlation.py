@@ -32,7 +32,8 @@ from headrace.pipelines.config.model import (
     pipeline_of,
     read_document,
 )
-from headrace.pipelines.config.problems import InconsistentError, Places, Problem, describe, described
+from headrace.pipelines.config.places import apart
+from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, described
 from headrace.pipelines.config.rules import step_problems
 from headrace.pipelines.config.transform import TransformStep  # noqa: TC001 - pydantic resolves annotations
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
@@ -347,17 +348,20 @@ def _place_problems(config: CorrelationConfig, folder: Path) -> list[Problem]:
     """Return locations that cannot hold what they must hold."""
     problems = []
     for location, path in _tables(config).items():
+        name = ".".join(map(str, location))
         try:
             table_location(path)
         except DeltaTableError as error:
-            problems.append(Problem(location, f"{'.'.join(location)}: {error}"))
+            problems.append(Problem(location, f"{name}: {error}"))
         if location[0] == "sink" and is_link(path):
-            text = f"{'.'.join(location)}: the results of `correlate` go to tables on a file system, not to {path}"
+            text = f"{name}: the results of `correlate` go to tables on a file system, not to {path}"
             problems.append(Problem(location, f"{text}; name a folder that all hosts share"))
     if is_link(config.state_path):
         text = f"correlate.state: {config.state_path} is not a folder of a file system; name one that all hosts share"
         problems.append(Problem(("correlate", "state"), text))
         return problems
+    sources: dict[DocumentPath, str] = {("sources", name, "path"): each.path for name, each in config.sources.items()}
+    problems += apart(_tables(config), sources, config.checkpoint, config.replicas)
     overlap = _overlap(config, folder)
     if overlap:
         text = (
@@ -367,9 +371,9 @@ def _place_problems(config: CorrelationConfig, folder: Path) -> list[Problem]:
     return problems
 
 
-def _tables(config: CorrelationConfig) -> dict[tuple[str, ...], str]:
+def _tables(config: CorrelationConfig) -> dict[DocumentPath, str]:
     """Return the path of each table by its place in the file."""
-    tables: dict[tuple[str, ...], str] = {("sink", "path"): config.sink.path, ("sink", "errors"): config.errors_path}
+    tables: dict[DocumentPath, str] = {("sink", "path"): config.sink.path, ("sink", "errors"): config.errors_path}
     if config.duplicates is not None:
         tables["sink", "duplicates"] = config.sink.duplicates or f"{config.sink.path.rstrip('/')}_duplicates"
     return tables | {("dimensions", name, "path"): each.path for name, each in config.dimensions.items()}
@@ -379,7 +383,7 @@ def _overlap(config: CorrelationConfig, folder: Path) -> str:
     """Return what the state folder may not share a place with; an empty text if there is nothing."""
     state = Path(config.state_path)
     apart = {f"sources.{name}, the folder {source.path}": source.path for name, source in config.sources.items()}
-    apart |= {f"{'.'.join(location)}, the table {path}": path for location, path in _tables(config).items()}
+    apart |= {f"{'.'.join(map(str, location))}, the table {path}": path for location, path in _tables(config).items()}
     if config.replicas is not None:
         apart[f"replicas, the folder {config.replicas}"] = config.replicas
     for label, path in apart.items():

@@ -30,6 +30,7 @@ from pydantic import (
 )
 
 from headrace.pipelines.config.column_types import canonical
+from headrace.pipelines.config.places import apart
 from headrace.pipelines.config.problems import DocumentPath, InconsistentError, Places, Problem, describe, described
 from headrace.pipelines.config.rules import inconsistencies
 from headrace.pipelines.config.source_format import fields_for_options, record_format
@@ -598,18 +599,19 @@ def _anchored(config: PipelineConfig, folder: Path) -> PipelineConfig:
 
 
 def _refuse_odd_tables(config: PipelineConfig, places: Places) -> None:
-    """Raise an error before anything is written if `deltalake` would resolve a table path to a different path."""
+    """Raise an error before anything is written if tables meet, or if `deltalake` would take another path for one."""
     tables: dict[DocumentPath, str] = {
         ("dimensions", name, "path"): item.path for name, item in config.dimensions.items()
     }
-    tables[("sink", "path")] = config.sink.path
-    tables[("sink", "errors")] = config.errors_path
-    tables[("sink", "duplicates")] = config.duplicates_path
+    tables["sink", "path"] = config.sink.path
+    tables["sink", "errors"] = config.errors_path
+    tables["sink", "duplicates"] = config.duplicates_path
     problems = []
     for location, path in tables.items():
         try:
             table_location(path)
         except DeltaTableError as error:
             problems.append(Problem(location, f"{'.'.join(map(str, location))}: {error}"))
+    problems += apart(tables, {("source", "path"): config.source.path}, config.checkpoint, config.replicas)
     if problems:
         raise PipelineFileError(described(problems[:1], places))

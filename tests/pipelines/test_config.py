@@ -1,6 +1,7 @@
 """The pipeline file: strict, helpful, with paths and secrets in their places."""
 
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -50,6 +51,47 @@ def test_paths_are_relative_to_the_file(tmp_path):
     assert config.errors_path == str(tmp_path / "w/facts_errors")
     assert config.checkpoint == str(tmp_path / ".headrace/flights/checkpoint")
     assert config.catalog == f"sqlite:///{tmp_path}/.headrace/catalog.db"
+
+
+def put(document, keys, path):
+    for key in keys[:-1]:
+        document = document[key]
+    document[keys[-1]] = path
+
+
+@pytest.mark.parametrize(
+    ("keys", "path", "name", "owner"),
+    [
+        ("sink.path", "in", "source.path", "sink.path"),
+        ("sink.path", ".", "dimensions.plane.path", "sink.path"),
+        ("source.path", "w/facts/new", "source.path", "sink.path"),
+        ("sink.path", "w/dim_plane", "sink.path", "dimensions.plane.path"),
+        ("sink.path", "w/dim_plane/facts", "sink.path", "dimensions.plane.path"),
+        ("sink.errors", "w/../w/facts", "sink.errors", "sink.path"),
+        ("sink.duplicates", "w/facts_errors", "sink.duplicates", "sink.errors"),
+        ("checkpoint", "w/facts/checkpoint", "checkpoint", "sink.path"),
+        ("replicas", "w/dim_plane", "replicas", "dimensions.plane.path"),
+    ],
+)
+def test_tables_and_folders_that_meet_are_refused(tmp_path, keys, path, name, owner):
+    message = refused(tmp_path, lambda d: put(d, keys.split("."), path))
+    assert re.search(rf"{name}: \S+ is the table of {owner}, or lies in its folder; name a folder of its own", message)
+
+
+def test_a_table_of_another_file_system_meets_others_too(tmp_path):
+    def change(document):
+        document["sink"]["path"] = "s3a://bucket/facts"
+        document["dimensions"]["plane"]["path"] = "s3a://bucket/facts/plane"
+
+    assert "dimensions.plane.path: s3a://bucket/facts/plane is the table of sink.path" in refused(tmp_path, change)
+
+
+def test_dimensions_may_share_a_table_and_a_source_may_have_one_below(tmp_path):
+    def change(document):
+        document["dimensions"]["again"] = {**document["dimensions"]["plane"], "natural_key": ["serial"]}
+        document["sink"]["path"] = "in/w/facts"
+
+    load_pipeline(changed(tmp_path, change))
 
 
 def test_a_link_to_another_file_system_stays(tmp_path):

@@ -825,6 +825,8 @@ WRONG = {
     ),
     "a state around the checkpoint": (["correlate", "state"], ".headrace/paid", "overlaps the checkpoint"),
     "the project as state": (["correlate", "state"], ".", "overlaps sources.orders"),
+    "results in a source": (["sink", "path"], "orders", "sources.orders.path: "),
+    "rejected rows among the results": (["sink", "errors"], "w/paid/errors", "the table of sink.path, or lies in its"),
     "a merge": (["sink", "mode"], "merge", "unknown field"),
     "a reserved column": (["sources", "orders", "schema", "_id"], "int", "kept for Headrace"),
 }  # fmt: skip
