@@ -4,12 +4,16 @@ The locks are those of an open file description (OFD): they belong to the descri
 between processes and between handles of one process, and vanish when the descriptor is closed or its process dies.
 They are far beyond the end of any table, so they never block access to its bytes:
 
+    2^62 - 1        exclusive: the next writer, while it waits
     2^62            exclusive: the writer
     2^62 + 1 + t    shared: a reader of the snapshot of transaction `t`
 
 A claim is such a shared lock: readers of one snapshot share one byte, their number is not limited, a reader needs no
 permission to write, and one that dies leaves nothing behind. The locks belong to the file, not to its name: a table
 that was replaced by a rename keeps those of its old readers.
+
+A writer takes the next writer's lock first and releases it as soon as it has the other one. So a writer that commits
+again and again does not overtake one that waits.
 
 Why a claim is never too late: a claim on `t` also protects every later snapshot, because a writer reuses no page that
 a transaction after the oldest claim freed. A reader therefore first claims a transaction that is at most the newest
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Claims", "FileLocks", "check_wait"]
 
 _WRITER = 1 << 62
+_NEXT_WRITER = _WRITER - 1
 _CLAIMS = _WRITER + 1
 _FLOCK = struct.Struct("@hhqqi0q")
 _TAKEN = (errno.EACCES, errno.EAGAIN)
@@ -109,8 +114,15 @@ class FileLocks:
         """
         check_wait(wait)
         until = self._clock() + wait
+        self._wait_for(_NEXT_WRITER, until)
+        try:
+            self._wait_for(_WRITER, until)
+        finally:
+            self._lock(fcntl.F_UNLCK, _NEXT_WRITER)
+
+    def _wait_for(self, byte: int, until: float) -> None:
         pause = _FIRST_PAUSE
-        while not self._lock(fcntl.F_WRLCK, _WRITER):
+        while not self._lock(fcntl.F_WRLCK, byte):
             if self._clock() >= until:
                 raise LockedError(
                     f"{self._path} is being written by another process or handle; close that one, "

@@ -1,3 +1,4 @@
+import contextlib
 import subprocess
 import sys
 import threading
@@ -76,6 +77,32 @@ def test_a_writer_waits_on_request(handle):
     with pytest.raises(LockedError):
         third.take_writer(wait=1.0)
     assert now[0] == pytest.approx(1.5, abs=0.3)
+
+
+def test_a_writer_that_waits_is_not_overtaken_by_one_that_writes_again_and_again(handle):
+    busy = handle()
+    busy.take_writer()
+    now = [0.0]
+
+    def pause(seconds):
+        now[0] += seconds
+        busy.release_writer()
+        with contextlib.suppress(LockedError):
+            busy.take_writer()
+
+    waiting = handle(clock=lambda: now[0], pause=pause)
+    waiting.take_writer(wait=1.0)
+    waiting.release_writer()
+    busy.take_writer()
+
+
+def test_a_writer_that_gave_up_waiting_holds_up_nobody(handle):
+    first, second, third = handle(), handle(), handle()
+    first.take_writer()
+    with pytest.raises(LockedError):
+        second.take_writer()
+    first.release_writer()
+    third.take_writer()
 
 
 def test_claims_are_shared_and_seen_by_others(handle):
