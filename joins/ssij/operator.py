@@ -322,10 +322,13 @@ class SSIJAlgorithm(JoinAlgorithm):
     def _start_phase(self) -> None:
         """Start a join phase if none is running and tuples wait."""
         if self._phase is None and self.store.stream.rows:
-            goes_round, divided = self._goes_round, self.store.stream.divides
+            goes_round, stream = self._goes_round, self.store.stream
+            continuous, stream.divides = goes_round and stream.divides, goes_round
+            single = self.bound.at_most_one(unique=self.snapshot.unique)  # no tuple waits for several leaves
+            if not self.store.list_by_range(by_range=continuous and single):
+                continuous = stream.divides = True
             eager = self._schedule.eager(self._row_nbytes)
-            self._phase = JoinPhase(self.context, eager=eager, continuous=goes_round and divided)
-            self.store.stream.divides = goes_round
+            self._phase = JoinPhase(self.context, eager=eager, continuous=continuous)
             self._schedule.phase_begins(self.time.now())
 
     @property
@@ -373,9 +376,6 @@ class SSIJAlgorithm(JoinAlgorithm):
     def _drain(self) -> Iterator[pa.RecordBatch]:
         yield from self._online(self.store.input.rows)
         while self.store.stream.rows or self._phase is not None:
-            self._start_phase()
-            if self._phase is not None:
-                self._phase.continuous = False  # no more tuples come
             yield from self._step(None)
 
     # Deadlines

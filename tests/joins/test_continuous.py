@@ -10,7 +10,8 @@ import pytest
 from headrace.joins import SSIJ, AsOf
 from headrace.joins.ssij.memory import stream_buffer
 from headrace.joins.ssij.memory.page_ranges import PageRanges
-from headrace.joins.ssij.memory.stream_buffer import Chunk, StreamBuffer
+from headrace.joins.ssij.memory.store import Store
+from headrace.joins.ssij.memory.stream_buffer import WANTED_NBYTES, Chunk, StreamBuffer
 from headrace.joins.ssij.schedule import Thresholds
 from headrace.storage.errors import StorageIOError
 from headrace.storage.file import FileBackend
@@ -140,6 +141,41 @@ def test_a_failed_read_is_an_error_and_no_result_comes_twice(table, stream, monk
     assert 0 < len(numbers) == len(np.unique(numbers))
 
 
+def test_a_sweep_lists_the_pages_of_one_range_at_a_time(table, stream):
+    with reader_of(table) as reader, SSIJ(table, on=[("s", "k")], memory=MEMORY, reader=reader) as join:
+        for batch in batches(stream):
+            join.push(batch).drain()
+        waiting, most = join.store.stream, join.store.ranges.most
+        assert waiting.by_range
+        assert waiting.pages > 3 * most
+        listed = waiting.index_nbytes - sum(chunk.index_nbytes for chunk in waiting.chunks)
+        assert listed == WANTED_NBYTES * most
+        assert waiting.unlisted_nbytes == WANTED_NBYTES * (waiting.pages - most)
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_sweep_stays_continuous_unless_there_is_room_to_list_all_pages(table, rows, stream, monkeypatch, room):
+    asked, continuous, limited = [], [], Store._reclaimable
+
+    def alternating(self):
+        asked.append(self)
+        return len(asked) % 3 > 0
+
+    def listing(self, *, by_range):
+        with monkeypatch.context() as patch:
+            patch.setattr(Store, "_reclaimable", limited if room else 0)
+            listed = list_by_range(self, by_range=by_range)
+        continuous.append(by_range or not listed)
+        return listed
+
+    list_by_range = Store.list_by_range
+    monkeypatch.setattr(Thresholds, "sharing_pays", alternating)
+    monkeypatch.setattr(Store, "list_by_range", listing)
+    found, _ = run(table, stream, "left")
+    assert found.equals(expected(rows, stream, "left").cast(found.schema))
+    assert all(continuous[1:]) != room
+
+
 @pytest.mark.parametrize("ordered", [True, False])
 def test_ranges_divide_leaves_by_their_place_on_disk(ordered, rng):
     leaves = 101
@@ -153,9 +189,11 @@ def test_ranges_divide_leaves_by_their_place_on_disk(ordered, rng):
     some = np.sort(rng.integers(0, leaves, 400)).astype(np.int32)
     for number, places in enumerate(ranges.divide(some)):
         assert np.array_equal(places, np.flatnonzero(of[some] == number))
-    planned = np.argsort(pages).astype(np.int32)[20:]
-    assert np.array_equal(ranges.first(planned), planned[of[planned] == of[planned[0]]])
-    assert len(ranges.first(planned[:0])) == 0
+    demand, in_order = rng.integers(0, 2, leaves).astype(np.int32), np.argsort(pages).astype(np.int32)
+    for number in range(ranges.count):
+        expected = in_order[(of[in_order] == number) & (demand[in_order] > 0)]
+        assert np.array_equal(ranges.wanted(number, demand), expected)
+    assert np.bincount(of).max() == ranges.most
 
 
 @pytest.mark.parametrize("on", [[("s", "k")], AsOf("s", "k")])

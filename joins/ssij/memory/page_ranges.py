@@ -32,12 +32,17 @@ class PageRanges:
     ----------
     count
         Number of ranges.
+    most
+        Most leaves in a range.
     """
 
     count = _RANGES
 
     def __init__(self, pages: NDArray[np.int64], disk_order: NDArray[np.int32]) -> None:
-        starts = np.arange(1, self.count) * len(pages) // self.count
+        self._bounds = np.arange(self.count + 1) * len(pages) // self.count
+        self.most = int(np.diff(self._bounds).max())
+        self._disk_order = disk_order
+        starts = self._bounds[1:-1]
         self._pages = pages if len(disk_order) else None
         self._starts = pages[disk_order[starts]] if len(disk_order) else starts.astype(np.int32)
 
@@ -46,10 +51,21 @@ class PageRanges:
         place = leaves if self._pages is None else self._pages[leaves]
         return np.searchsorted(self._starts, place, side="right")
 
-    def first(self, leaves: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return those of some leaves, in disk order, that lie in the same range as the first one."""
-        ranges = self.of(leaves)
-        return leaves[: np.searchsorted(ranges, ranges[0], side="right")] if len(leaves) else leaves
+    def wanted(self, number: int, demand: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the leaves of a range that have a demand, in disk order.
+
+        Parameters
+        ----------
+        number
+            Number of the range.
+        demand : int32[leaves of the table]
+            How many tuples wait for each leaf.
+        """
+        start, stop = self._bounds[number : number + 2].tolist()
+        if self._pages is None:
+            return np.flatnonzero(demand[start:stop]).astype(np.int32) + np.int32(start)
+        leaves = self._disk_order[start:stop]
+        return leaves[demand[leaves] > 0]
 
     def divide(self, leaves: NDArray[np.int32]) -> list[NDArray[np.intp]]:
         """Return, for each range, the places of its leaves among some leaves, in the order that they have."""

@@ -191,6 +191,36 @@ class Store:
         )
         return leaves[:size]
 
+    def list_by_range(self, *, by_range: bool) -> bool:
+        """Have the steps of join phases list the wanted pages of one range only, or all, if there is room for these.
+
+        Return whether there was.
+        """
+        if self.stream.by_range and not by_range and not self.try_make_room(self.stream.unlisted_nbytes):
+            return False
+        self.stream.by_range = by_range
+        self.account()
+        return True
+
+    def wanted_in(self, number: int, head: int) -> NDArray[np.int32]:
+        """Return the leaves of a range of pages that tuples wait for, from a place on disk on, in disk order.
+
+        Parameters
+        ----------
+        number
+            Number of the range; see `PageRanges`.
+        head
+            First page that may be read.
+        """
+        assert self.ranges is not None
+        assert not isinstance(self.stream.demand, LeafMap)
+        leaves = self.ranges.wanted(number, self.stream.demand)
+        return leaves[np.searchsorted(self.snapshot.leaf_pages[leaves], head) :]
+
+    def still_wanted(self, leaves: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return those of some leaves that tuples wait for."""
+        return leaves[values_at(self.stream.demand, leaves) > 0]
+
     def completed_to_relation(self, leaves: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return leaves to read from the first page on, and the few beside them that nothing waits for.
 
@@ -340,7 +370,7 @@ class Store:
         """Put tuples into the stream buffer."""
         wanted = min(chunk.wanted_most, self.snapshot.leaves - self.stream.pages)
         tuples = self.stream.growth(chunk) + self.stream.division_nbytes(chunk.rows)
-        self.make_room(self._growth(tuples, chunk.index_nbytes + self.stream.wanted_nbytes * wanted))
+        self.make_room(self._growth(tuples, chunk.index_nbytes + self.stream.listed_growth(wanted)))
         for piece in self.stream.divided(chunk):
             self.stream.add(piece)
         self.account()

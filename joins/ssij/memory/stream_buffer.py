@@ -179,6 +179,8 @@ class StreamBuffer:
     ----------
     divides
         Whether tuples are divided by the range in which their leaf lies.
+    by_range
+        Whether a step of a join phase lists the wanted pages of one range only.
     demand : int32[leaves] or LeafMap
         How many runs wait for each leaf: the lengths of the inverted index's lists, and so the leaves' utility.
     wanted_nbytes
@@ -198,7 +200,7 @@ class StreamBuffer:
     ) -> None:
         self._deadlines = deadlines or Deadlines()
         self._ranges = ranges
-        self.divides = False
+        self.divides = self.by_range = False
         self._simple: list[list[Chunk]] = [[] for _ in range(1 if ranges is None else ranges.count + 1)]
         self._spanning: list[Chunk] = []
         self.demand: LeafNumbers = _NO_DEMAND if leaves is None else np.zeros(leaves, dtype=np.int32)
@@ -238,7 +240,20 @@ class StreamBuffer:
     @property
     def index_nbytes(self) -> int:
         """Bytes of the leaf runs, and of the list of wanted pages that a join phase makes."""
-        return self._runs_nbytes + self.wanted_nbytes * (self.pages + self._unwanted)
+        return self._runs_nbytes + self.wanted_nbytes * (self._listed(self.pages) + self._unwanted)
+
+    def listed_growth(self, pages: int) -> int:
+        """Return by how many bytes the list of wanted pages would grow with so many more of them."""
+        return self.wanted_nbytes * (self._listed(self.pages + pages) - self._listed(self.pages))
+
+    @property
+    def unlisted_nbytes(self) -> int:
+        """Bytes by which the list of all wanted pages exceeds that of a range."""
+        return self.wanted_nbytes * (self.pages - self._listed(self.pages))
+
+    def _listed(self, pages: int) -> int:
+        """Return how many pages are listed at a time if so many are wanted."""
+        return min(pages, self._ranges.most) if self.by_range and self._ranges is not None else pages
 
     def runs_over(self, leaf: int) -> int:
         """Return how many runs of several leaves contain a leaf and the one before it."""

@@ -117,7 +117,7 @@ class ProbingPhase(ABC, Generic[ProbeT]):
         copies = 2 * division_nbytes(rows)  # into chunks by kind, and again when some of a chunk are deferred
         copies += self._store.stream.division_nbytes(rows)
         tuples = own_nbytes(rows) + arrivals + copies + self.mark_nbytes * len(rows)
-        return tuples, LEAF_RUN_NBYTES * runs + self._store.stream.wanted_nbytes * wanted
+        return tuples, LEAF_RUN_NBYTES * runs + self._store.stream.listed_growth(wanted)
 
     def _note_looked_up(self, frame: NDArray[np.int32], waiting: int, asked: int, absent: int) -> None:
         """Count the pages in which a part was looked up, and the filter's answers.

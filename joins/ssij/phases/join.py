@@ -32,7 +32,9 @@ A step that may not stop reads all wanted leaves, also those behind the head, so
 The snapshot is the same in all steps: a change of the relation completes the sweep first.
 
 **Memory.** Between steps a sweep holds 4 bytes for each leaf of the plan, and during a step 5 more; the inverted index
-is charged 9. Chunks that tuples have left are copied when a quarter of them has, each within the workspace.
+is charged 9. A continuous sweep lists the leaves of one range at a time, so that more tuples can wait, unless tuples
+may wait for several leaves. Chunks that tuples have left are copied when a quarter of them has, each within the
+workspace.
 
 **The cache.** Which pages stay is decided before the first read of a step, by utility: for cached pages the tuples
 that they joined with since the last join phase, for pages on disk the tuples that wait for them. Pages are read in
@@ -55,6 +57,7 @@ from headrace.joins.emitter import Matches, rows_at
 from headrace.joins.input_buffer import LocatedSlice
 from headrace.joins.predicates import BoundEquality
 from headrace.joins.predicates.search_keys import find
+from headrace.joins.ssij.memory.page_ranges import PageRanges
 from headrace.joins.ssij.memory.stream_buffer import LEAF_RUN_NBYTES
 from headrace.joins.ssij.phases import _join_kernels
 from headrace.joins.ssij.phases._join_kernels import expand_found, frames_of_places
@@ -110,7 +113,7 @@ class JoinPhase:
         self._store = context.store
         self.eager = eager or continuous
         self.continuous = continuous
-        self._head = 0
+        self._head = self._range = 0
         self._plan: NDArray[np.int32] | None = None
         self._leaves = 0
         self._planned = 0.0
@@ -133,21 +136,19 @@ class JoinPhase:
         counters = self._context.counters
         begin, seeks, pages = self._context.progress.busy_seconds, counters.seeks, counters.pages_read
         leaves = self._next_leaves()
-        divisible = self._divisible(leaves)
-        if not divisible:
-            cut, leaves = None, self._store.wanted() if self._head else leaves
-        ranges = self._store.ranges if self.continuous and divisible else None
-        part = leaves if ranges is None else ranges.first(leaves)
+        if not self._divisible(leaves):
+            leaves = self._store.wanted() if self._head or self.continuous else leaves
+            cut, self.continuous = None, False
         self._plan = None
         if len(leaves):
-            reach = yield from _Step(self._context, part, cut, fine=fine).run()
-            if cut is not None or reach < len(leaves):
+            reach = yield from _Step(self._context, leaves, cut, fine=fine).run()
+            if cut is not None or self.continuous:
                 self._head = int(self._context.snapshot.pointers(leaves[reach - 1 : reach])[0][0]) + 1
             joined = self._context.progress.busy_seconds
             yield from self._settle(leaves[:reach])
             self.settled = self._context.progress.busy_seconds - joined
             rest = leaves[reach:]
-            self._plan = rest[values_at(self._store.stream.demand, rest) > 0]
+            self._plan = self._next_of_range() if self.continuous else self._store.still_wanted(rest)
             self._leaves += reach
         seconds = self._context.progress.busy_seconds - begin
         self.seconds += seconds
@@ -164,15 +165,24 @@ class JoinPhase:
         yield from _Step(self._context, leaves, None, fine=False).run()
         yield from self._settle(leaves)
         if self._plan is not None:
-            self._plan = self._plan[values_at(self._store.stream.demand, self._plan) > 0]
+            self._plan = self._store.still_wanted(self._plan)
         counters.join_seconds += self._context.progress.busy_seconds - begin
         counters.join_phases += 1
 
     def _next_leaves(self) -> NDArray[np.int32]:
+        if self.continuous:
+            return self._next_of_range()
         device = self._context.reader.device
         plan = None if self.eager or self._store.stream.spans else self._plan
         wanted = self._store.wanted_ahead(self._head, plan, device.seek / device.transfer)
         return wanted if self._head else self._store.completed_to_relation(wanted)
+
+    def _next_of_range(self) -> NDArray[np.int32]:
+        """Return the wanted leaves that come next in the same range, or those of the next range that has any."""
+        last = PageRanges.count - 1
+        while len(leaves := self._store.wanted_in(self._range, self._head)) == 0 and self._range < last:
+            self._range += 1
+        return leaves
 
     def _divisible(self, leaves: NDArray[np.int32]) -> bool:
         """Return whether a step may read only some of these leaves, which are wanted and ahead of the head.
