@@ -509,8 +509,8 @@ class SSIJ(StreamJoin[SSIJAlgorithm]):
         for.
     input_threshold, stream_threshold
         Tuples that start an online phase and a join phase (the paper's IB_thresh and SB_thresh). By default those of
-        the paper's table II, or what an eighth and a third of the memory hold. With a stream threshold of your own no
-        join phase is continuous.
+        the paper's table II, or what an eighth (where join phases are continuous, a 32nd) and a third of the memory
+        hold. With a stream threshold of your own no join phase is continuous.
     columns
         Table columns of the result; by default all but the key columns that equal a stream column.
     record_tier

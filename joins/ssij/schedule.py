@@ -40,7 +40,7 @@ _NOT_BUFFERS: tuple[Component, ...] = (
     "rows",
     "filter",
 )
-_INPUT_SHARE = 8
+_INPUT_SHARE, _INPUT_SHARE_CONTINUOUS = 8, 32  # tuples that wait elsewhere share reads
 _STREAM_SHARE = 3
 
 
@@ -71,7 +71,8 @@ class Thresholds:
         """Return how many tuples of this size start an online phase."""
         if self._input is not None:
             return self._input
-        return max(1, min(_INPUT, int(self._free // _INPUT_SHARE / row_nbytes)))
+        share = _INPUT_SHARE_CONTINUOUS if self._store.stream.divides else _INPUT_SHARE
+        return max(1, min(_INPUT, int(self._free // share / row_nbytes)))
 
     def join(self, row_nbytes: float) -> int:
         """Return how many waiting tuples of this size start a join phase."""
