@@ -14,7 +14,7 @@ from headrace.storage.leaf._search_kernels import mask_of, text_span
 if TYPE_CHECKING:
     from headrace.storage.format.arrays import Bytes, Int32s, Int64s
 
-__all__ = ["expand_rows", "gather_spans", "gather_text", "gather_words"]
+__all__ = ["expand_rows", "expand_runs", "gather_spans", "gather_text", "gather_word_runs", "gather_words"]
 
 
 _U16 = np.uint64(0xFFFF)
@@ -62,6 +62,68 @@ def gather_words(
         else:
             missing += 1
             store_u64(out, i * size, np.uint64(0))
+    return missing
+
+
+@njit(cache=True, nogil=True)
+def gather_word_runs(
+    frames: Bytes,
+    page_size: int,
+    frame: Int32s,
+    row: Int32s,
+    ends: Int64s,
+    entry: int,
+    size: int,
+    out: Bytes,
+    valid: Bytes,
+) -> int:
+    """Do what `gather_words` does for runs of rows: run `i` begins with row `row[i]` of its page.
+
+    Parameters
+    ----------
+    ends : int64[n]
+        Number of rows up to the last one of each run.
+    out : uint8[ends[-1] * size + 8]
+    valid : uint8[ends[-1]]
+        Becomes 1 for values that are present.
+    """
+    last = np.int32(-1)
+    page = 0
+    first = 0
+    bitmap = 0
+    width = 0
+    base = mask = np.uint64(0)
+    missing = 0
+    begin = 0
+    for i in range(len(frame)):
+        end = ends[i]
+        if frame[i] != last and frame[i] >= 0:
+            last = frame[i]
+            page = I64(last) * page_size
+            at = page + HEADER + DIRECTORY_ENTRY * entry
+            base = load_u64(frames, at)
+            packed = load_u64(frames, at + 8)
+            first = page + I64(packed & _U16)
+            width = I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+            mask = mask_of(np.uint64(width))
+            bitmap = I64((packed >> np.uint64(32)) & _U16)
+        data = first + I64(row[i]) * width
+        if frame[i] >= 0 and bitmap == 0:
+            for to in range(begin, end):
+                valid[to] = 1
+                store_u64(out, to * size, base + (load_u64(frames, data) & mask))
+                data += width
+        else:
+            for to in range(begin, end):
+                at = I64(row[i]) + to - begin
+                present = np.uint8(frame[i] >= 0)
+                if present != 0:
+                    present = np.uint8(((frames[page + bitmap + (at >> 3)] >> (at & 7)) & 1) ^ 1)
+                valid[to] = present
+                missing += 1 - present
+                store_u64(out, to * size, base + (load_u64(frames, data) & mask) if present != 0 else np.uint64(0))
+                data += width
+        begin = end
     return missing
 
 
@@ -118,3 +180,14 @@ def expand_rows(frame: Int32s, first: Int32s, count: Int64s) -> tuple[Int32s, In
             origin[at] = i
             at += 1
     return frames, rows, origin
+
+
+@njit(cache=True, nogil=True)
+def expand_runs(frame: Int32s, row: Int32s, ends: Int64s, out_frame: Int32s, out_row: Int32s) -> None:
+    """Write frame and row of each row of runs; see `gather_word_runs`. Frame -1 is kept."""
+    begin = 0
+    for i in range(len(frame)):
+        for to in range(begin, ends[i]):
+            out_frame[to] = frame[i]
+            out_row[to] = row[i] + np.int32(to - begin)
+        begin = ends[i]

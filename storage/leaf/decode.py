@@ -21,7 +21,7 @@ from headrace.storage.leaf import _gather_kernels as gather_kernels
 from headrace.storage.leaf import _search_kernels as kernels
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,6 +35,7 @@ __all__ = [
     "expand_matches",
     "gather",
     "gather_keys",
+    "gather_runs",
     "rows_of_pages",
     "search",
     "search_nearest",
@@ -92,10 +93,24 @@ class FixedRows:
         row: NDArray[np.int32],
     ) -> None:
         """Gather rows from pages to position `start`, after those gathered before; frame -1 gives nulls."""
-        words = zip(self.entries.tolist(), self.sizes.tolist(), self.starts.tolist(), strict=True)
-        for word, (entry, size, begin) in enumerate(words):
+        for word, (entry, size, begin) in enumerate(self._words()):
             out, valid = self.out[begin + start * size :], self.valid[word, start:]
             self.missing[word] += gather_kernels.gather_words(frames, page_size, frame, row, entry, size, out, valid)
+
+    def gather_runs(
+        self,
+        frames: NDArray[np.uint8],
+        page_size: int,
+        frame: NDArray[np.int32],
+        row: NDArray[np.int32],
+        ends: NDArray[np.int64],
+    ) -> None:
+        """Gather runs of rows from pages to the beginning; see `headrace.storage.leaf.gather_runs`."""
+        for word, (entry, size, begin) in enumerate(self._words()):
+            out, valid = self.out[begin:], self.valid[word]
+            self.missing[word] += gather_kernels.gather_word_runs(
+                frames, page_size, frame, row, ends, entry, size, out, valid
+            )
 
     def arrays(self, rows: int) -> list[pa.Array]:
         """Return the first rows of each column."""
@@ -105,6 +120,9 @@ class FixedRows:
             arrays.append(fixed_to_array(column.dtype, words, self.valid[word, :rows] if self.missing[word] else None))
             word += column.words
         return arrays
+
+    def _words(self) -> Iterator[tuple[int, int, int]]:
+        return zip(self.entries.tolist(), self.sizes.tolist(), self.starts.tolist(), strict=True)
 
     def _word(self, at: int, rows: int) -> NDArray[np.int64]:
         start = int(self.starts[at])
@@ -245,6 +263,43 @@ def gather(
     numbers = iter(fixed.arrays(len(frame)))
     payload = iter([next(numbers) if c.words else _gather_text(layout, frames, frame, row, c) for c in wanted])
     return [key[name] if name in key else next(payload) for name in names]
+
+
+def gather_runs(
+    layout: LeafLayout,
+    frames: NDArray[np.uint8],
+    frame: NDArray[np.int32],
+    row: NDArray[np.int32],
+    ends: NDArray[np.int64],
+    columns: Sequence[str],
+) -> list[pa.Array]:
+    """Return columns of rows that lie one after the other in their pages. Columns of fixed width are copied by runs.
+
+    Parameters
+    ----------
+    layout, frames, columns
+        See `gather`.
+    frame, row : int32[n]
+        Frame and number of the first row of each run; frame -1 gives nulls.
+    ends : int64[n]
+        Number of rows up to the last one of each run; ascending.
+
+    Raises
+    ------
+    SchemaError
+        If a column is not in the table.
+    """
+    names, total = layout.select(columns), int(ends[-1]) if len(ends) else 0
+    by_runs = [layout.by_name[name] for name in names if name in layout.by_name and layout.by_name[name].words]
+    fixed = FixedRows(by_runs, total)
+    fixed.gather_runs(frames, layout.page_size, frame, row, ends)
+    found = dict(zip([column.name for column in by_runs], fixed.arrays(total), strict=True))
+    others = [name for name in names if name not in found]
+    if others:
+        every, rows = np.empty((2, total), dtype=np.int32)
+        gather_kernels.expand_runs(frame, row, ends, every, rows)
+        found.update(zip(others, gather(layout, frames, every, rows, others), strict=True))
+    return [found[name] for name in names]
 
 
 def gather_keys(

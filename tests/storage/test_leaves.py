@@ -1,4 +1,5 @@
 import bisect
+import tracemalloc
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from headrace.storage.leaf.decode import (
     decode_pages,
     expand_matches,
     gather,
+    gather_runs,
     search,
     search_nearest,
     search_range,
@@ -181,6 +183,49 @@ def test_gather_takes_rows_in_any_order_and_nulls_for_nowhere(case, random):
     got = gather(encoded.layout, encoded.frames, frame, row, names)
     index = pa.array(wanted, pa.int64(), mask=np.array(wanted) < 0)
     assert [values_in(array) for array in got] == [values_in(encoded.rows.column(name).take(index)) for name in names]
+
+
+@settings(max_examples=60)
+@given(tables(), st.randoms(use_true_random=False))
+def test_runs_of_rows_are_gathered_like_their_rows(case, random):
+    encoded = Encoded(*case, limit=600, repeat=5)
+    counts = encoded.leaves.counts.tolist()
+    runs = []
+    for _ in range(20):
+        frame = random.randrange(-1, encoded.count)
+        row = random.randrange(counts[frame]) if frame >= 0 else 0
+        runs.append((frame, row, random.randint(1, counts[frame] - row if frame >= 0 else 3)))
+    frame, row, lengths = (np.array(part, dtype=np.int32) for part in zip(*runs, strict=True))
+    ends, names = np.cumsum(lengths, dtype=np.int64), encoded.layout.schema.names
+    got = gather_runs(encoded.layout, encoded.frames, frame, row, ends, names)
+    rows = np.concatenate([np.arange(begin, begin + length, dtype=np.int32) for _, begin, length in runs])
+    expected = gather(encoded.layout, encoded.frames, np.repeat(frame, lengths), rows, names)
+    assert [values_in(array) for array in got] == [values_in(array) for array in expected]
+    assert [array.type for array in got] == [array.type for array in expected]
+    assert all(array.validate(full=True) is None for array in got)
+
+
+def test_no_runs_are_no_rows():
+    encoded = Encoded(pa.table({"k": [1, 2], "v": [3, 4], "t": ["a", "b"]}), ["k"])
+    none = np.empty(0, dtype=np.int32)
+    got = gather_runs(encoded.layout, encoded.frames, none, none, none.astype(np.int64), ["t", "v"])
+    assert [(array.type, len(array)) for array in got] == [(pa.string(), 0), (pa.int64(), 0)]
+
+
+def test_runs_of_numbers_take_only_the_memory_of_their_columns():
+    encoded = Encoded(pa.table({"k": range(500), "v": range(0, 5000, 10)}), ["k"])
+    runs = 200
+    rows, frame = runs * 500, np.zeros(runs, dtype=np.int32)
+    ends = np.arange(1, runs + 1, dtype=np.int64) * 500
+    assert encoded.count == 1
+    tracemalloc.start()
+    try:
+        got = gather_runs(encoded.layout, encoded.frames, frame, np.zeros_like(frame), ends, ["v"])
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(got[0]) == rows
+    assert peak < rows * (8 + 1) + 10_000  # values, and whether each is present
 
 
 def test_matches_are_expanded_in_order():
