@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "all_pairs",
-    "expand_matches",
     "in_key_order",
     "outer_matches",
     "pack_positions",
     "place_matches",
+    "runs_between",
     "unpack_positions",
 ]
 
@@ -141,27 +141,48 @@ def outer_matches(frame: NDArray[np.int32], count: NDArray[np.int32], outer: boo
 
 
 @njit(cache=True, nogil=True)
-def expand_matches(
+def runs_between(
     ends: NDArray[np.int64],
     frame: NDArray[np.int32],
     row: NDArray[np.int32],
-    begin: int,
     start: int,
+    stop: int,
+    first: int,
+    out_match: NDArray[np.int32],
     out_frame: NDArray[np.int32],
     out_row: NDArray[np.int32],
-) -> None:
-    """Write frame and row of the result rows from `start` on. `ends` are the cumulative counts of the matches.
+    out_ends: NDArray[np.int64],
+) -> int:
+    """List the runs of relation rows that the result rows from `start` to `stop` are. Return how many.
 
-    `begin` is the match that result row `start` belongs to.
+    Parameters
+    ----------
+    ends : int64[n]
+        Number of result rows up to the last one of each match.
+    frame, row : int32[n]
+        Frame and first row of the matches.
+    first
+        Match that result row `start` belongs to.
+    out_match, out_frame, out_row : int32[m]
+        Match of each run, its frame and its first row. There is room for all matches that have rows in the range, and
+        for those between them.
+    out_ends : int64[m]
+        Number of rows from `start` up to the last one of each run; strictly ascending.
     """
-    match = begin
-    before = ends[match - 1] if match > 0 else 0
-    for i in range(len(out_row)):
-        while ends[match] <= start + i:
-            before = ends[match]
-            match += 1
-        out_frame[i] = frame[match]
-        out_row[i] = row[match] + np.int32(start + i - before)
+    size = 0
+    begin = start
+    while begin < stop:
+        end = min(ends[first], stop)
+        if end > begin:
+            before = ends[first - 1] if first > 0 else 0
+            out_match[size] = first
+            out_frame[size] = frame[first]
+            out_row[size] = row[first] + np.int32(begin - before)
+            out_ends[size] = end - start
+            size += 1
+            begin = end
+        first += 1
+    return size
 
 
 @njit(cache=True, nogil=True)

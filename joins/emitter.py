@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -12,14 +11,13 @@ import pyarrow as pa
 from headrace.joins import _result_kernels as kernels
 from headrace.joins.errors import JoinInputError
 from headrace.storage.format import fixed_type, null_array, repeated, take
-from headrace.storage.leaf import gather
+from headrace.storage.leaf import gather, gather_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from headrace.joins.workers import Workers
     from headrace.storage.tree import Snapshot
 
 __all__ = ["Emitter", "How", "Matches", "check_how", "output_schema", "rows_at"]
@@ -106,22 +104,8 @@ class Emitter:
         """Most result rows in a batch, estimated from earlier batches."""
         return max(1, int(self._nbytes / (self._row_bytes + self._stream_bytes)))
 
-    def emit(
-        self, rows: pa.RecordBatch, matches: Matches, frames: NDArray[np.uint8], workers: Workers | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the result rows in the order of the matches.
-
-        Parameters
-        ----------
-        rows
-            Stream rows.
-        matches
-            Their matches.
-        frames
-            Frames of the pages in which these lie.
-        workers
-            Threads that make the parts of a batch, which are batches of their own then.
-        """
+    def emit(self, rows: pa.RecordBatch, matches: Matches, frames: NDArray[np.uint8]) -> Iterator[pa.RecordBatch]:
+        """Yield the result rows in the order of the matches."""
         ends = np.cumsum(matches.count, dtype=np.int64)
         total = int(ends[-1]) if len(ends) else 0
         if total == 0:
@@ -130,24 +114,10 @@ class Emitter:
             yield from self._emit_all(rows, matches, frames)
             return
 
-        def part(bounds: tuple[int, int]) -> pa.RecordBatch:
-            start, stop = bounds
-            frame, row = np.empty((2, stop - start), dtype=np.int32)
-            first, last = np.searchsorted(ends, [start, stop - 1], side="right").tolist()
-            kernels.expand_matches(ends, matches.frame, matches.row, first, start, frame, row)
-            upto = np.minimum(ends[first : last + 1], stop) - start
-            some = np.flatnonzero(np.diff(upto, prepend=0)).astype(np.int32)
-            source = some + np.int32(first) if matches.source is None else matches.source[first : last + 1][some]
-            return self._batch(repeated(rows_at(rows, source), upto[some]), frame, row, frames)
-
         start = 0
         while start < total:
             stop = min(start + self.most_rows, total)
-            if workers is None:
-                yield part((start, stop))
-            else:
-                bounds = np.linspace(start, stop, workers.share(stop - start) + 1).astype(np.int64)
-                yield from workers.map(part, list(pairwise(bounds.tolist())))
+            yield self._between(rows, matches, ends, frames, start, stop)
             start = stop
 
     def emit_placed(
@@ -227,6 +197,25 @@ class Emitter:
             part = rows.slice(start, stop - start)
             yield self._batch(part, matches.frame[start:stop], matches.row[start:stop], frames)
             start = stop
+
+    def _between(
+        self,
+        rows: pa.RecordBatch,
+        matches: Matches,
+        ends: NDArray[np.int64],
+        frames: NDArray[np.uint8],
+        start: int,
+        stop: int,
+    ) -> pa.RecordBatch:
+        """Return result rows by number. `ends` are the cumulative counts of the matches."""
+        first, last = np.searchsorted(ends, [start, stop - 1], side="right").tolist()
+        match, frame, row = np.empty((3, last + 1 - first), dtype=np.int32)
+        upto = np.empty(last + 1 - first, dtype=np.int64)
+        size = kernels.runs_between(ends, matches.frame, matches.row, start, stop, first, match, frame, row, upto)
+        match, frame, row, upto = match[:size], frame[:size], row[:size], upto[:size]
+        source = match if matches.source is None else matches.source[match]
+        gathered = gather_runs(self.snapshot.layout, frames, frame, row, upto, self.columns)
+        return self.finished(repeated(rows_at(rows, source), upto), gathered)
 
     def _batch(
         self, rows: pa.RecordBatch, frame: NDArray[np.int32], row: NDArray[np.int32], frames: NDArray[np.uint8]

@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 
 from headrace.joins import SSIJ, AsOf, Band
-from headrace.joins.emitter import Emitter
 from headrace.joins.errors import JoinStateError
 from headrace.joins.memory import MemoryBudget
 from headrace.joins.ssij.memory import _record_kernels as kernels
 from headrace.joins.ssij.memory import record_tier
 from headrace.joins.ssij.memory.record_tier import RecordTier
 from headrace.joins.ssij.memory.stream_buffer import Chunk
+from headrace.joins.ssij.phases.join import _PairResults
 from headrace.joins.ssij.phases.pair_batches import PairBatches
 from headrace.joins.workers import Workers
 from headrace.storage.errors import StorageIOError
@@ -153,8 +153,8 @@ def test_work_that_was_begun_is_done_once_whoever_does_it():
 
 @pytest.mark.parametrize("predicate", ["equality", "band"])
 @pytest.mark.parametrize("how", ["inner", "left"])
-@pytest.mark.parametrize(("memory", "shared"), [("48MiB", True), ("4MiB", False)])
-def test_threads_share_the_results_of_tuples_with_many_matches(build, monkeypatch, predicate, how, memory, shared):
+@pytest.mark.parametrize(("memory", "threads"), [("48MiB", 2), ("4MiB", 1)])
+def test_many_results_of_a_block_are_copied_by_runs(build, monkeypatch, predicate, how, memory, threads):
     """In the join phase and, for what is cached, in the online phase; keys' rows reach over several pages.
 
     The band of a tuple may lie in two pages and have matches in one of them only.
@@ -163,18 +163,18 @@ def test_threads_share_the_results_of_tuples_with_many_matches(build, monkeypatc
     rows = pa.table({"k": np.repeat(np.arange(0, 3 * keys, 3), each), "v": np.arange(keys * each)})
     stream = pa.record_batch({"n": np.arange(tuples), "s": np.random.default_rng(8).integers(-9, 3 * keys, tuples)})
     on, joined = PREDICATES[predicate]
-    names, make = set(), Emitter._batch
+    calls, many = [], _PairResults._many
 
     def noted(self, *args):
-        names.add(threading.current_thread() is threading.main_thread())
-        return make(self, *args)
+        calls.append(self)
+        return many(self, *args)
 
-    monkeypatch.setattr(Emitter, "_batch", noted)
+    monkeypatch.setattr(_PairResults, "_many", noted)
     with build(rows, ["k"], page_size=4096) as table:
-        join = SSIJ(table, on=on, how=how, memory=memory, columns=["v"], threads=2)
+        join = SSIJ(table, on=on, how=how, memory=memory, columns=["v"], threads=threads)
         found = [result for at in range(0, tuples, 8_000) for result in join.push(stream.slice(at, 8_000))]
         found = pa.Table.from_batches([*found, *join.finish()]).select(["n", "v"])
-    assert (False in names) == shared
+    assert calls
     assert join.stats.memory.peak <= join.stats.memory.limit
     with duckdb.connect() as database:
         database.register("relation", rows).register("stream", stream)

@@ -78,15 +78,24 @@ def test_placed_matches_come_back_in_the_order_of_the_stream(seed, rows, outer, 
     cut=st.integers(0, 100),
     size=st.integers(1, 10),
 )
-def test_matches_are_expanded_from_any_row_on(counts, cut, size):
+def test_results_from_any_row_on_are_runs_of_relation_rows(counts, cut, size):
     every = [(match, 100 * match + row) for match, count in enumerate(counts) for row in range(count)]
     start = cut % (len(every) + 1)
     wanted = every[start : start + size]
-    out_frame, out_row = np.empty((2, len(wanted)), dtype=np.int32)
+    if not wanted:
+        return
     ends, frame = np.cumsum(counts), np.arange(len(counts), dtype=np.int32)
-    begin = int(np.searchsorted(ends, start, side="right"))
-    _result_kernels.expand_matches(ends, frame, 100 * frame, begin, start, out_frame, out_row)
-    assert list(zip(out_frame.tolist(), out_row.tolist(), strict=True)) == wanted
+    first, last = np.searchsorted(ends, [start, start + len(wanted) - 1], side="right")
+    match, out_frame, row = np.empty((3, last + 1 - first), dtype=np.int32)
+    upto = np.empty(last + 1 - first, dtype=np.int64)
+    runs = _result_kernels.runs_between(
+        ends, frame, 100 * frame, start, start + len(wanted), first, match, out_frame, row, upto
+    )
+    assert (out_frame[:runs] == match[:runs]).all()
+    lengths = np.diff(upto[:runs], prepend=0)
+    assert (lengths > 0).all()
+    found = zip(match[:runs].tolist(), row[:runs].tolist(), lengths.tolist(), strict=True)
+    assert [(which, begin + at) for which, begin, length in found for at in range(length)] == wanted
 
 
 @given(seed=SEEDS, most=st.integers(1, 9), longest=st.sampled_from([1, 3, 12]))

@@ -84,6 +84,7 @@ __all__ = ["JoinPhase"]
 
 _STEP_SHARE = 32  # of the stream buffer, gathered at once where a step may stop
 _STEP_LEAST = 4096  # tuples: as many are gathered at least, wherever a step may stop
+_MANY_RESULTS = 1 << 15  # of a block's tuples: so many are copied by runs at once, and not staged row by row
 
 
 class JoinPhase:
@@ -440,7 +441,7 @@ class _PairResults:
         self._admitted = context.store.tiers.begin_admission(
             context.workers, context.store.read_buffer.frames, frame, row, count, keys
         )
-        if not self._single and context.workers.share(int(np.maximum(count, int(context.outer)).sum())) > 1:
+        if not self._single and int(np.maximum(count, int(context.outer)).sum()) >= _MANY_RESULTS:
             yield from self._many(pairs, low, frame, row, count)
             return
         cursor = np.zeros(2, dtype=np.int64)
@@ -459,7 +460,7 @@ class _PairResults:
     def _many(
         self, pairs: PairBatch, low: int, frame: NDArray[np.int32], row: NDArray[np.int32], count: NDArray[np.int32]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield so many results that all threads make some, after those staged before them."""
+        """Yield so many results that they are batches of their own, after those staged before them."""
         context = self._context
         self._note(pairs, low)
         if self._staged is not None and self._staged.rows:
@@ -469,9 +470,7 @@ class _PairResults:
         found[count < 0] = 0  # who may still match in another leaf
         self._note(pairs, self._met)
         rows = pairs.rows.slice(low, len(frame))
-        yield from context.emitter.emit(
-            rows, Matches(frame, row, found), context.store.read_buffer.frames, context.workers
-        )
+        yield from context.emitter.emit(rows, Matches(frame, row, found), context.store.read_buffer.frames)
 
     def wait(self) -> None:
         """Let the record tier take in the rest of the rows found last, which other threads have begun with."""

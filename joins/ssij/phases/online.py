@@ -233,7 +233,7 @@ class OnlinePhase(ProbingPhase[Probe]):
         frame = probe.frame.copy()
         _result_kernels.outer_matches(frame, count, context.outer)
         matches = Matches(frame, row, count, single.order)
-        yield from context.emitter.emit(probe.batch.rows, matches, buffer, context.workers)
+        yield from context.emitter.emit(probe.batch.rows, matches, buffer)
         impossible = probe.impossible()
         if context.outer and len(impossible):
             yield from context.emitter.nulls(take(probe.batch.rows, impossible))
@@ -274,7 +274,7 @@ class OnlinePhase(ProbingPhase[Probe]):
             self._store.cache.touch(frame)
             matched[pair[count > 0]] = True
             found = Matches(frame, row, count, spanning.order[pair])
-            yield from self._context.emitter.emit(probe.batch.rows, found, cache.buffer, self._context.workers)
+            yield from self._context.emitter.emit(probe.batch.rows, found, cache.buffer)
 
     def _spanning_chunk(self, probe: Probe, matched: NDArray[np.bool_]) -> Chunk | None:
         waiting = np.flatnonzero(probe.runs > 0).astype(np.int32)
