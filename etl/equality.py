@@ -16,6 +16,7 @@ A value that the key's type cannot hold (3,000,000,000 for an int32 key) equals 
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass
 from decimal import Context, Decimal
 from itertools import chain
@@ -26,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from headrace.etl.errors import DeclarationError
-from headrace.storage.format import as_array, coerce, stored_type
+from headrace.storage.format import as_array, at_scale, coerce, stored_type
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,6 +36,8 @@ __all__ = ["Conformed", "KeyRule", "check_comparable", "check_rule", "conform"]
 
 _NUMBER: Final = r"^[+-]?0*[0-9]{1,38}(\.[0-9]{1,38}0*)?$"
 _EXACT: Final = Context(prec=80)
+_FIRST_DAY: Final = dt.date.min
+_UNNEEDED: Final = (("^(-?)0+([0-9])", r"\1\2"), (r"(\.[0-9]*?)0+$", r"\1"), (r"\.$", ""))  # zeros, and then the point
 NORMALISATIONS: Final = ("trim", "casefold", "nfc", "nfkc", "blank")
 
 
@@ -204,22 +207,25 @@ def _numbers(text: pa.Array, scale: int) -> tuple[NDArray[np.bool_], pa.Array]:
     """Return a mask of text that is a number representable at this scale, and those numbers."""
     spelled = pc.fill_null(pc.match_substring_regex(text, _NUMBER), fill_value=False)
     digits = pc.if_else(spelled, pc.replace_substring(text, "+", ""), pa.scalar(None, pa.string()))
-    exact = pc.replace_substring_regex(digits, "^(-?)0+([0-9])", "\\1\\2").cast(pa.decimal256(76, 38))
-    numbers = exact.cast(pa.decimal256(76, scale), safe=False)
+    for pattern, kept in _UNNEEDED:
+        digits = pc.replace_substring_regex(digits, pattern, kept)
+    exact = digits.cast(pa.decimal256(76, 38))
+    numbers = at_scale(exact, scale)
     limit = pa.scalar(Decimal(10**38 - 1).scaleb(-scale, _EXACT), numbers.type)
-    holds = pc.and_(pc.equal(numbers.cast(exact.type, safe=False), exact), pc.less_equal(pc.abs(numbers), limit))
+    holds = pc.and_(pc.equal(at_scale(numbers, exact.type.scale), exact), pc.less_equal(pc.abs(numbers), limit))
     fits = pc.and_(spelled, pc.fill_null(holds, fill_value=False))
     numbers = pc.if_else(fits, numbers, pa.scalar(None, numbers.type)).cast(pa.decimal128(38, scale))
     return np.asarray(fits, dtype=np.bool_), numbers
 
 
 def _days(text: pa.Array) -> tuple[NDArray[np.bool_], pa.Array]:
-    """Return a mask of text that is an ISO 8601 date, and those dates."""
+    """Return a mask of text that is an ISO 8601 date from the year 1 on, and those dates."""
     shaped = pc.fill_null(pc.match_substring_regex(text, "^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), fill_value=False)
     days = pc.strptime(
         pc.if_else(shaped, text, pa.scalar(None, pa.string())), format="%Y-%m-%d", unit="s", error_is_null=True
     ).cast(pa.date32())
-    exact = pc.fill_null(pc.equal(days.cast(pa.string()), text), fill_value=False)
+    exact = pc.and_(pc.equal(days.cast(pa.string()), text), pc.greater_equal(days, _FIRST_DAY))
+    exact = pc.fill_null(exact, fill_value=False)
     return np.asarray(exact, dtype=np.bool_), pc.if_else(exact, days, pa.scalar(None, pa.date32()))
 
 

@@ -19,10 +19,12 @@ from numpy.typing import NDArray
 from headrace.storage.errors import KeyInputError, SchemaError
 from headrace.storage.format.columns import as_array, fixed_type, is_bytes, null_mask, stored_type
 
-__all__ = ["Coerced", "coerce", "conform", "plain", "shown", "whole_range"]
+__all__ = ["Coerced", "at_scale", "coerce", "conform", "plain", "shown", "whole_range"]
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _INT64 = np.iinfo(np.int64)
+_WIDE = 76
+_WORD_DIGITS = 9  # of a divisor of 32 bits
 
 Coerced = tuple[pa.Array, NDArray[np.bool_] | None]
 
@@ -141,6 +143,23 @@ def conform(rows: pa.RecordBatch | pa.Table, schema: pa.Schema) -> pa.RecordBatc
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
+def at_scale(values: pa.Array, scale: int) -> pa.Array:
+    """Return decimals with another scale, in 256 bits; digits beyond the scale are cut off.
+
+    A value and the factor of a greater scale must have at most 76 digits together.
+
+    Examples
+    --------
+    >>> at_scale(pa.array([1, 25], pa.decimal128(3, 0)).cast(pa.decimal128(5, 2)), 1).to_pylist()
+    [Decimal('1.0'), Decimal('25.0')]
+    """
+    wide = values.cast(pa.decimal256(_WIDE, values.type.scale), safe=False)
+    # Arrow's division by more than 32 bits is wrong if 32 bits of the quotient are all ones.
+    for step in range(values.type.scale - _WORD_DIGITS, scale, -_WORD_DIGITS):
+        wide = wide.cast(pa.decimal256(_WIDE, step), safe=False)
+    return wide.cast(pa.decimal256(_WIDE, scale), safe=False)
+
+
 def _other_kind(found: pa.DataType, dtype: pa.DataType) -> pa.ArrowInvalid:
     return pa.ArrowInvalid(f"{found} is not {dtype}; cast the column")
 
@@ -205,10 +224,9 @@ def _convert_integer(array: pa.Array, target: pa.DataType) -> Coerced:
 
 def _convert_exact(array: pa.Array, target: pa.DataType) -> Coerced:
     scale = array.type.scale if pa.types.is_decimal128(array.type) else 0
-    exact = array.cast(pa.decimal256(76, scale), safe=False)
-    wanted_scale = target.scale if pa.types.is_decimal128(target) else 0
-    scaled = exact.cast(pa.decimal256(76, wanted_scale), safe=False)
-    same = pc.equal(scaled.cast(exact.type, safe=False), exact)
+    exact = array.cast(pa.decimal256(_WIDE, scale), safe=False)
+    scaled = at_scale(exact, target.scale if pa.types.is_decimal128(target) else 0)
+    same = pc.equal(at_scale(scaled, scale), exact)
     fits = pc.and_(same, _within(scaled, target))
     flags = np.asarray(fits.to_numpy(zero_copy_only=False), dtype=np.bool_)
     return _filled(scaled, flags).cast(target), _flags(fits)

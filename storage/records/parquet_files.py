@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from headrace.storage.errors import RecordFileError
+from headrace.storage.format import at_scale
 from headrace.storage.records.csv_files import column_places
 from headrace.storage.records.formats import compression_of
 from headrace.storage.records.records import Records, Rejections
@@ -237,8 +238,8 @@ def _whole_floats(values: pa.Array, dtype: pa.DataType, _form: RecordFormat) -> 
 
 
 def _cannot_overflow(dtype: pa.DataType, scale: int) -> bool:
-    """Whether Arrow can cast decimals to a scale: it does not notice if their digits are too many on the way."""
-    return dtype.bit_width == _DECIMAL128 and dtype.precision + max(scale - dtype.scale, 0) <= _DIGITS
+    """Whether Arrow can multiply decimals to a scale: it does not notice if their digits are too many on the way."""
+    return dtype.bit_width == _DECIMAL128 and scale >= dtype.scale and dtype.precision + scale - dtype.scale <= _DIGITS
 
 
 def _decimals(values: pa.Array, dtype: pa.DataType, _form: RecordFormat) -> Converted:
@@ -253,15 +254,16 @@ def _decimals(values: pa.Array, dtype: pa.DataType, _form: RecordFormat) -> Conv
     limits = np.iinfo(dtype.to_pandas_dtype()) if whole else None
     most = int(limits.max) if limits else 10 ** (dtype.precision - scale) - 1
     least = int(limits.min) if limits else -most
-    units = own.cast(pa.decimal256(_WIDE, 0), safe=False)
+    units = at_scale(own, 0)
     bounds = [pa.scalar(bound, units.type) for bound in (least, most)]
     outside = pc.or_(pc.less(units, bounds[0]), pc.greater(units, bounds[1]))
     inside = pc.if_else(outside, pa.scalar(None, own.type), own)
     wide = inside.cast(pa.decimal256(_WIDE, max(own.type.scale, scale)))
-    cut = wide.cast(pa.decimal256(_WIDE, scale), safe=False).cast(wide.type)
-    rules = np.asarray(pc.fill_null(pc.not_equal(cut, wide), fill_value=False)).astype(np.uint8) * np.uint8(_FRACTION)
+    cut = at_scale(wide, scale)
+    changed = pc.fill_null(pc.not_equal(at_scale(cut, wide.type.scale), wide), fill_value=False)
+    rules = np.asarray(changed).astype(np.uint8) * np.uint8(_FRACTION)
     rules[np.asarray(pc.fill_null(outside, fill_value=False))] = _RANGE
-    fitting = pc.if_else(pa.array(rules == 0), wide, pa.scalar(None, wide.type)).cast(dtype)
+    fitting = pc.if_else(pa.array(rules == 0), cut, pa.scalar(None, cut.type)).cast(dtype)
     reasons = {
         _RANGE: f"is out of the range of {type_name(dtype)}",
         _FRACTION: f"has more than {scale} digits after the point, and is not rounded",

@@ -1,7 +1,7 @@
 import decimal
 import math
 import unicodedata
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 
 import numpy as np
 import pyarrow as pa
@@ -114,6 +114,23 @@ def test_decimals_meet_by_value_whatever_their_scale(numbers):
 
 def test_an_integer_meets_the_decimal_of_its_value():
     assert values(pa.array([5, 10_000]), pa.decimal128(6, 2)) == [decimal.Decimal("5.00"), None]
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("1." + "0" * 80, pa.int64(), 1),
+        ("0" * 100 + "1.50" + "0" * 80, pa.decimal128(5, 2), decimal.Decimal("1.50")),
+        ("0." + "0" * 80, pa.decimal128(38, 38), decimal.Decimal(0)),
+        (str(2**64 - 1), pa.uint64(), 2**64 - 1),
+        ("0000-01-01", pa.date32(), None),
+        ("0001-01-01", pa.date32(), date(1, 1, 1)),
+    ],
+)
+def test_text_converts_to_exactly_the_value_that_it_spells(text, key, value):
+    converted = conform(pa.array([text]), key, KeyRule(convert=True))
+    assert converted.values.to_pylist() == [value]
+    assert converted.unfit.tolist() == [value is None]
 
 
 def test_instants_meet_whatever_zone_they_are_shown_in():

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.storage.errors import KeyInputError
-from headrace.storage.format.coercion import coerce, plain
+from headrace.storage.format.coercion import at_scale, coerce, plain
 from headrace.storage.format.columns import fixed_values
 
 DECIMALS = (pa.decimal128(4, 1), pa.decimal128(18, 6), pa.decimal128(38, 0), pa.decimal128(38, 38))
@@ -115,6 +115,22 @@ def test_the_largest_decimals_are_compared_exactly():
     array, flags = coerce(pa.array([top, top.copy_negate()], pa.decimal128(38, 0)), pa.decimal128(38, 1), "k")
     assert flags.tolist() == [False, False]
     assert array.type == pa.decimal128(38, 1)
+
+
+@pytest.mark.parametrize("scale", range(39))
+def test_decimals_whose_digits_are_all_ones_in_binary_are_divided_exactly(scale):
+    whole = [number for bits in (32, 64, 96, 127) if (number := 2**bits - 1) < 10 ** (76 - scale)]
+    units = [decimal.Decimal(number) for number in whole]
+    scaled = pa.array(units, pa.decimal256(76 - scale, 0)).cast(pa.decimal256(76, scale))
+    assert at_scale(scaled, 0).to_pylist() == units
+
+
+def test_a_key_of_many_digits_is_found_at_another_scale():
+    key = pa.array([2**64 - 1], pa.uint64())
+    array, flags = coerce(key, pa.decimal128(38, 18), "k")
+    assert (array.to_pylist(), flags) == ([decimal.Decimal(2**64 - 1)], None)
+    back, flags = coerce(array, pa.uint64(), "k")
+    assert (back.to_pylist(), flags) == ([2**64 - 1], None)
 
 
 def test_decimals_that_arrow_cannot_convert_are_refused():

@@ -55,6 +55,11 @@ def column(tmp_path):
             [decimal.Decimal("1.50"), "has more than 2", decimal.Decimal("-99999999.99"), "is out of", "has more"],
         ),
         (pa.array([decimal.Decimal("1.5")], pa.decimal128(38, 37)), pa.decimal128(38, 1), [decimal.Decimal("1.5")]),
+        (
+            pa.array([decimal.Decimal(2**64 - 1)], pa.decimal128(38, 14)),
+            pa.decimal128(38, 0),
+            [decimal.Decimal(2**64 - 1)],
+        ),
         (pa.array([1.5, None], pa.float32()), pa.float64(), [1.5, None]),
         (pa.array([1, 2**53, 2**53 + 1]), pa.float64(), [1.0, 2.0**53, "has more digits than double"]),
         (pa.array(["a", None], pa.large_string()), pa.string(), ["a", None]),
