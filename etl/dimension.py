@@ -20,7 +20,7 @@ from headrace.etl.equality import Conformed, KeyRule, check_comparable, check_ru
 from headrace.etl.errors import DeclarationError, DimensionError
 from headrace.etl.ranking import key_text, rank_rows
 from headrace.etl.special import Special, SpecialMembers
-from headrace.storage.format import stored_type
+from headrace.storage.format import plain, stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -215,20 +215,30 @@ def number_members(dimension: Dimension, rows: pa.Table, base: int = 0) -> pa.Ta
     Raises
     ------
     DimensionError
-        If a natural key is null, does not fit its type, or occurs twice after normalization.
+        If a natural key is null, does not fit its type, or occurs twice after normalization, or an attribute does not
+        fit its type.
     """
     keys = _conformed_keys(dimension, rows)
     ranks, distinct = rank_rows(keys.columns)
     if distinct < rows.num_rows:
         _refuse_repeated(dimension, keys, ranks)
-    order = np.argsort(ranks)
-    ordered = rows.take(pa.array(order))
-    members = dimension.members(keys.take(pa.array(order)), base + 1 + np.arange(len(order), dtype=np.int64))
+    members = dimension.members(keys, base + 1 + ranks)
     for column in dimension.attributes:
-        if column.name in ordered.column_names:
+        if column.name in rows.column_names:
             position = members.schema.get_field_index(column.name)
-            members = members.set_column(position, column, ordered.column(column.name).cast(column.type))
-    return with_spellings(dimension, members, ordered)
+            members = members.set_column(position, column, _fitted(dimension, rows, column))
+    return with_spellings(dimension, members, rows).take(pa.array(np.argsort(ranks)))
+
+
+def _fitted(dimension: Dimension, rows: pa.Table, column: pa.Field) -> pa.Array:
+    """Return an attribute of source rows in its type, with the same values."""
+    try:
+        return plain(rows.column(column.name), column.type)
+    except pa.ArrowException as error:
+        raise DimensionError(
+            f"dimension {dimension.name!r}: column {column.name!r} does not fit its type {column.type}: "
+            f"{str(error).splitlines()[0]}, or give the column another type"
+        ) from error
 
 
 def with_spellings(dimension: Dimension, members: pa.Table, given: pa.Table) -> pa.Table:

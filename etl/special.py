@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-__all__ = ["REJECT", "Special", "SpecialMembers", "check_target", "member_of"]
+__all__ = ["REJECT", "Special", "SpecialMembers", "check_target", "exact_scalar", "member_of"]
 
 REJECT: Final = "reject"
 
@@ -64,19 +65,51 @@ class SpecialMembers:
 
     def check(self, attributes: pa.Schema, where: str) -> None:
         """Raise `DeclarationError` if a value is given for an unknown attribute, or does not fit its type."""
-        import pyarrow as pa  # noqa: PLC0415 - declarations are imported without it
-
         for member in self.present:
             for name, value in (self.values(member) or {}).items():
                 if name not in attributes.names:
                     known = ", ".join(attributes.names) or "none"
                     raise DeclarationError(f"{where}: {member.text!r} names {name!r}; the attributes are {known}")
                 try:
-                    pa.scalar(value, attributes.field(name).type)
-                except (pa.ArrowException, TypeError, ValueError) as error:
+                    exact_scalar(value, attributes.field(name).type)
+                except (TypeError, ValueError) as error:
                     raise DeclarationError(
                         f"{where}: {value!r} of member {member.text!r} does not fit {name!r}: {error}"
                     ) from error
+
+
+def exact_scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
+    """Return a Python value as a value of an attribute; a float is rounded if the attribute holds shorter floats.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the value would change, or is of another kind.
+
+    Examples
+    --------
+    >>> import pyarrow as pa
+    >>> exact_scalar(5, pa.decimal128(3, 1))
+    <pyarrow.Decimal128Scalar: Decimal('5.0')>
+    """
+    import pyarrow as pa  # noqa: PLC0415 - declarations are imported without it
+
+    from headrace.storage.format import plain  # noqa: PLC0415 - as above
+
+    try:
+        if isinstance(value, float) and pa.types.is_floating(kind):
+            return _finite(pa.scalar(value, kind), value)
+        if value is None or pa.types.is_nested(kind):
+            return pa.scalar(value, kind)
+        return plain(pa.array([value]), kind)[0]
+    except (pa.ArrowNotImplementedError, OverflowError) as error:
+        raise ValueError(str(error)) from error
+
+
+def _finite(number: pa.Scalar, given: float) -> pa.Scalar:
+    if math.isinf(number.as_py()) and not math.isinf(given):
+        raise ValueError(f"it is beyond the numbers of {number.type}")
+    return number
 
 
 def check_target(target: str, where: str) -> None:

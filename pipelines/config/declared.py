@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from headrace.etl import KeyRule
 from headrace.etl.errors import DeclarationError
-from headrace.etl.special import SpecialMembers
+from headrace.etl.special import SpecialMembers, exact_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -77,10 +77,12 @@ def _typed(values: Mapping[str, Any], member: str, name: str, columns: pa.Schema
 def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
     """Return a value of YAML as a value of a column; text and numbers are converted, but not rounded."""
     text = isinstance(value, str) or (isinstance(value, float) and pa.types.is_decimal(kind))
-    if text and not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+    if text and pa.types.is_floating(kind):
+        value = float(value)
+    elif text and not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
         return pa.scalar(str(value), pa.string()).cast(kind)
     if isinstance(value, bool) != pa.types.is_boolean(kind):
         raise TypeError("one is true or false, the other is not")
     if isinstance(value, dt.datetime) and pa.types.is_timestamp(kind) and value.tzinfo is None:
         return pa.scalar(value, pa.timestamp("us")).cast(kind)
-    return pa.scalar(value, kind)
+    return exact_scalar(value, kind)

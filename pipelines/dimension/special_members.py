@@ -119,10 +119,15 @@ def wrong_values(dimension: Dimension, found: Mapping[int, Mapping[str, Any]]) -
     for member in dimension.special.present:
         values = dimension.special.values(member) or {}
         row = found.get(int(member))
-        differs = {name: value for name, value in values.items() if row is not None and row[name] != value}
+        differs = {name: value for name, value in values.items() if row is not None and _differ(row[name], value)}
         if differs:
             wrong[member] = differs
     return wrong
+
+
+def _differ(left: Any, right: Any) -> bool:
+    """Whether two values differ; NaN equals itself."""
+    return bool(left != right and not (left != left and right != right))  # noqa: PLR0124 - only NaN differs from itself
 
 
 def _candidates(table: DeltaTable, key: str, columns: Sequence[str]) -> Iterator[pa.Table]:

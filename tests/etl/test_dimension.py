@@ -1,7 +1,19 @@
+from datetime import UTC, datetime
+from decimal import Decimal
+
 import pyarrow as pa
 import pytest
 
-from headrace.etl import UNKNOWN_KEY, Dimension, KeyRule, greatest_key, member_rows, number_members, without_blank_keys
+from headrace.etl import (
+    UNKNOWN_KEY,
+    Dimension,
+    KeyRule,
+    SpecialMembers,
+    greatest_key,
+    member_rows,
+    number_members,
+    without_blank_keys,
+)
 from headrace.etl.errors import DeclarationError, DimensionError
 from headrace.storage.errors import KeyInputError
 
@@ -128,3 +140,56 @@ def test_large_text_is_declared_as_plain_text():
 def test_a_floating_point_number_is_no_natural_key():
     with pytest.raises(DeclarationError, match=r"'weight' is double, which cannot be a key.*decimal"):
         Dimension("parcel", ("weight",), "parcel_key", pa.schema({"weight": pa.float64()}))
+
+
+@pytest.mark.parametrize(
+    ("value", "given", "declared"),
+    [
+        (0.1, pa.float64(), pa.float32()),
+        (5, pa.int64(), pa.bool_()),
+        (1, pa.timestamp("us"), pa.date32()),
+        (1, pa.timestamp("ns"), pa.timestamp("us")),
+        (0, pa.timestamp("us"), pa.timestamp("us", "UTC")),
+        (0, pa.timestamp("us", "UTC"), pa.timestamp("us")),
+        (5, pa.int64(), pa.timestamp("us")),
+        ("007", pa.string(), pa.int64()),
+        (7, pa.int64(), pa.string()),
+        (Decimal("1.005"), pa.decimal128(4, 3), pa.decimal128(4, 2)),
+        (Decimal("0.1"), pa.decimal128(4, 3), pa.float64()),
+        (2**63, pa.uint64(), pa.int64()),
+    ],
+    ids=str,
+)
+def test_an_attribute_that_would_change_is_refused_by_name(value, given, declared):
+    dimension = Dimension("d", ("k",), "d_key", pa.schema({"k": pa.int64(), "a": declared}))
+    rows = pa.table({"k": [1, 2], "a": pa.array([None, value], given)})
+    with pytest.raises(DimensionError, match=r"dimension 'd': column 'a' does not fit its type .*cast"):
+        number_members(dimension, rows)
+
+
+def test_members_have_the_values_of_their_rows_whatever_the_layout():
+    schema = pa.schema({"k": pa.string(), "a": pa.decimal128(6, 2), "k_spelled": pa.string()})
+    dimension = Dimension("d", ("k",), "d_key", schema, {"k": KeyRule(("casefold",))}, spellings={"k": "k_spelled"})
+    rows = pa.table({"k": pa.array(["b", "A"], pa.string_view()), "a": pa.array([2, 1]).dictionary_encode()})
+    assert number_members(dimension, rows).drop_columns("is_inferred").to_pylist() == [
+        {"d_key": 1, "k": "a", "a": Decimal("1.00"), "k_spelled": "A"},
+        {"d_key": 2, "k": "b", "a": Decimal("2.00"), "k_spelled": "b"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (1.5, pa.int64()),
+        (5, pa.date32()),
+        (True, pa.int64()),
+        (1e300, pa.float32()),
+        (2**64, pa.int64()),
+        (datetime(2024, 1, 1, 12, tzinfo=UTC), pa.date32()),
+        (datetime(2024, 1, 1, 12, tzinfo=UTC), pa.timestamp("us")),
+    ],
+    ids=str,
+)
+def test_a_special_member_with_a_value_that_would_change_is_refused(value, kind):
+    with pytest.raises(DeclarationError, match=r"of member 'unknown' does not fit 'a'"):
+        Dimension("d", "k", "d_key", pa.schema({"k": pa.int64(), "a": kind}), special=SpecialMembers({"a": value}))

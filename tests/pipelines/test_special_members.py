@@ -115,12 +115,25 @@ def test_a_file_that_is_older_than_a_column_is_read(tmp_path):
     assert add_special_members(WITH_TEXTS, described(path)) == []
 
 
+def test_a_member_with_nan_is_not_corrected_again(tmp_path):
+    path = str(tmp_path / "k")
+    dimension = Dimension(
+        "k", ("c",), "k_key", pa.schema({"c": pa.string(), "share": pa.float64()}), inferred_flag=None,
+        special=SpecialMembers(unknown={"share": float("nan")}),
+    )  # fmt: skip
+    write_deltalake(path, pa.table({"k_key": [1], "c": ["a"], "share": [0.5]}))
+    assert len(add_special_members(dimension, described(path))) == 1
+    assert add_special_members(dimension, described(path)) == []
+
+
 DOCUMENT = {
     "name": "p",
     "source": {"format": "csv", "path": "in", "schema": {"id": "int", "code": "bigint", "other": "string"}},
     "dimensions": {
         "k": {
-            "path": "w/k", "natural_key": ["c"], "columns": {"c": "int", "city": "string", "size": "decimal(4,1)"},
+            "path": "w/k", "natural_key": ["c"], "columns": {
+                "c": "int", "city": "string", "size": "decimal(4,1)", "days": "int", "since": "date", "share": "float"
+            },
             "special": {"not_applicable": {"city": "none"}, "unknown": {"city": "unknown", "size": 1.5}, "invalid": {}},
         },
         "t": {"path": "w/t", "natural_key": ["c"], "columns": {"c": "string", "note": "string"},
@@ -215,6 +228,18 @@ def test_the_check_finds_missing_and_altered_members_and_facts_that_are_sent_wro
         (
             ("dimensions", "k", "special", {"not_applicable": {}, "invalid": {"size": True}}),
             r"size: True is no value",
+        ),
+        (
+            ("dimensions", "k", "special", {"not_applicable": {}, "invalid": {"days": 1.5}}),
+            r"days: 1.5 is no value of type int32 \(.*write one that the column can hold",
+        ),
+        (
+            ("dimensions", "k", "special", {"not_applicable": {}, "invalid": {"since": 5}}),
+            r"since: 5 is no value of type date32\[day\]",
+        ),
+        (
+            ("dimensions", "k", "special", {"not_applicable": {}, "invalid": {"share": "1e300"}}),
+            r"share: '1e300' is no value of type float \(it is beyond",
         ),
         (("dimensions", "k", "special", {}), r"not_applicable', which dimension 'k' does not declare; add `special"),
     ],
