@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from headrace.etl.equality import conform
 from headrace.etl.errors import DeclarationError
 from headrace.etl.history.declaration import AT, BEGINNING, SEQUENCE
-from headrace.etl.history.instants import instant_of, ticks_of, to_instants
+from headrace.etl.history.instants import are_exact, instant_of, ticks_of, to_instants
 from headrace.etl.history.values import canonical, single
 from headrace.etl.surrogate import MAX_KEY_BYTES, key_bytes
 from headrace.storage.errors import KeyInputError
@@ -91,6 +91,25 @@ def take_in(history: History, changes: pa.Table | pa.RecordBatch) -> Intake:
     if len(accepted) < rows.num_rows:
         rows = rows.take(pa.array(accepted))
     return Intake(rows.cast(change_schema(history)), accepted, reader.causes)
+
+
+def _floats(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Return numbers as floats, and a mask of those that are equal to them, and nulls.
+
+    Raises
+    ------
+    pyarrow.ArrowInvalid
+        If the column has no numbers, or decimals, few of which are floats.
+    """
+    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_null(column.type)):
+        raise pa.ArrowInvalid(f"{column.type} is not {kind}")
+    floats = column.cast(kind, safe=False)
+    if pa.types.is_integer(column.type):
+        given = np.asarray(column.fill_null(0))
+        greatest = 2 ** (np.finfo(kind.to_pandas_dtype()).nmant + 1)
+        return floats, (given >= -greatest) & (given <= greatest)
+    before, after = (np.asarray(each.cast(pa.float64()).fill_null(0.0)) for each in (column, floats))
+    return floats, (before == after) | np.isnan(before)
 
 
 def _only(column: pa.Array, which: NDArray[np.bool_]) -> pa.Array:
@@ -177,8 +196,11 @@ class _Reader:
     def at(self) -> pa.Array:
         """Return the start of validity of each change."""
         history = self._history
-        at = to_instants(self._column(history.effective), history.instant_type, history.effective)
+        given = self._column(history.effective)
+        at = to_instants(given, history.instant_type, history.effective)
         self._reject(np.asarray(at.is_null()), f"{history.effective!r} is null")
+        finer = ~are_exact(given, history.effective_type)
+        self._reject(finer, f"{history.effective!r} does not fit {history.effective_type}")
         ticks = ticks_of(at)
         end = history.end or _END_OF_TIME
         self._reject(
@@ -259,7 +281,7 @@ class _Reader:
             return column, np.ones(self._rows, dtype=np.bool_)
         try:
             if pa.types.is_floating(kind):
-                return column.cast(kind), np.ones(self._rows, dtype=np.bool_)
+                return _floats(column, kind)
             values, valid = coerce(column, kind, name)
         except (KeyInputError, pa.ArrowException) as error:
             raise DeclarationError(

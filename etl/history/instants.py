@@ -14,7 +14,7 @@ from headrace.storage.format import as_array
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-__all__ = ["instant_of", "ticks_of", "to_instants"]
+__all__ = ["are_exact", "instant_of", "ticks_of", "to_instants"]
 
 _PER_DAY: Final = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
 _EPOCH: Final = dt.date(1970, 1, 1)
@@ -58,6 +58,21 @@ def to_instants(column: pa.Array | pa.ChunkedArray, kind: pa.DataType, name: str
         limit = np.iinfo(np.int64).max // factor
         values = np.clip(values, -limit, limit) * factor
     return _array(values, kind, np.asarray(array.is_null()))
+
+
+def are_exact(times: pa.Array, kind: pa.DataType) -> NDArray[np.bool_]:
+    """Return which of the times that `to_instants` converts are not rounded; nulls are not.
+
+    Examples
+    --------
+    >>> are_exact(pa.array([86_400, 1, None], pa.timestamp("s")), pa.date32()).tolist()
+    [True, False, True]
+    """
+    if pa.types.is_null(times.type):
+        return np.ones(len(times), dtype=np.bool_)
+    finer = max(_ticks_per_day(times.type) // _ticks_per_day(kind), 1)
+    exact: NDArray[np.bool_] = ticks_of(times) % finer == 0
+    return exact
 
 
 def _array(values: NDArray[np.int64], kind: pa.DataType, null: NDArray[np.bool_]) -> pa.Array:

@@ -17,6 +17,7 @@ from headrace.etl.history import (
     snapshot_changes,
     special_versions,
 )
+from headrace.etl.history.changes import take_in
 from headrace.storage.errors import KeyInputError
 
 SCHEMA = pa.schema([("id", pa.int64()), ("city", pa.string()), ("size", pa.float64()), ("load", pa.int64())])
@@ -161,3 +162,46 @@ def test_deletes_need_an_operation():
 def test_a_declared_sequence_is_given():
     with pytest.raises(DeclarationError, match="orders changes by 'n'"):
         snapshot_changes(HISTORY, HISTORY.version_schema.empty_table(), SCHEMA.empty_table(), DAYS[0])
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "accepted"),
+    [
+        (pa.array([0.1, 0.5, None, float("nan")]), pa.float32(), [1, 2, 3]),
+        (pa.array([2**53 + 1, 2**53, -(2**53), None]), pa.float64(), [1, 2, 3]),
+        (pa.array([2**64 - 1, 2**24, 2**24 + 1, 1], pa.uint64()), pa.float32(), [1, 3]),
+    ],
+)
+def test_numbers_that_a_float_does_not_hold_are_rejected(values, kind, accepted):
+    history = History(Dimension("c", ("id",), "key", pa.schema({"id": pa.int64(), "size": kind})), effective="since")
+    since = pa.array([0] * 4, pa.timestamp("us", "UTC"))
+    intake = take_in(history, pa.table({"id": [0, 1, 2, 3], "since": since, "size": values}))
+    assert intake.position.tolist() == accepted
+    assert set(intake.causes.to_pylist()) == {None, f"'size' does not fit {kind}"}
+    assert repr(intake.rows.column("size").to_pylist()) == repr(values.take(accepted).cast(pa.float64()).to_pylist())
+
+
+@pytest.mark.parametrize("given", [pa.string(), pa.decimal128(5, 2), pa.bool_()], ids=str)
+def test_a_float_attribute_takes_only_numbers_that_can_be_equal(given):
+    history = History(Dimension("c", ("id",), "key", pa.schema({"id": pa.int64(), "size": pa.float64()})), "since")
+    changes = pa.table({"id": [1], "since": pa.array([0], pa.timestamp("us", "UTC")), "size": pa.nulls(1, given)})
+    with pytest.raises(DeclarationError, match=r"column 'size' of type .* has no values of type double; cast it"):
+        take_in(history, changes)
+
+
+@pytest.mark.parametrize(
+    ("effective", "by_day", "given"),
+    [
+        (pa.date32(), False, pa.timestamp("us")),
+        (pa.timestamp("us"), False, pa.timestamp("ns")),
+        (pa.timestamp("us"), True, pa.timestamp("ns")),
+    ],
+    ids=str,
+)
+def test_changes_whose_times_would_become_equal_are_rejected(effective, by_day, given):
+    schema = pa.schema({"id": pa.int64(), "city": pa.string()})
+    history = History(Dimension("c", ("id",), "key", schema), "since", effective, by_day=by_day)
+    since = pa.array([0, 1, 2, None], given)
+    intake = take_in(history, pa.table({"id": [1, 1, 1, 1], "since": since, "city": ["a", "z", "b", "c"]}))
+    causes = ["'since' is null" if time is None else f"'since' does not fit {effective}" for time in since.to_pylist()]
+    assert intake.causes.to_pylist() == [None, *causes[1:]]
