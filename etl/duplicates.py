@@ -208,7 +208,10 @@ def _first_of_each(
 
 
 def _sortable(column: pa.ChunkedArray) -> list[pa.Array]:
-    """Return columns with the same sort order. A nested column becomes text: only repeated keys get here."""
+    """Return columns with the same sort order, of which only equal rows tie: 0.0 and -0.0 differ.
+
+    A nested column becomes text: only repeated keys get here.
+    """
     array = column.combine_chunks()
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
@@ -216,6 +219,8 @@ def _sortable(column: pa.ChunkedArray) -> list[pa.Array]:
         return [array.is_null(), *(part for child in array.flatten() for part in _sortable(pa.chunked_array([child])))]
     if pa.types.is_nested(array.type):
         return [pa.array([None if value is None else repr(value) for value in array.to_pylist()], pa.string())]
+    if pa.types.is_floating(array.type):
+        return [array.cast(pa.float64()), pa.array(np.signbit(array.fill_null(0)))]
     return [array]
 
 

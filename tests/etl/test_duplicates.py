@@ -131,3 +131,12 @@ def test_a_stream_without_the_key_or_with_the_mark_is_refused():
 def test_a_key_of_another_type_is_refused():
     with pytest.raises(KeyInputError, match="'a'"):
         list(mark_duplicates(Duplicates(KEY), [pa.record_batch({"a": [1], "b": [1]})]))
+
+
+def test_rows_that_differ_in_the_sign_of_zero_are_kept_whatever_their_order():
+    schema = pa.schema({"a": pa.string(), "x": pa.float64()})
+    duplicates = Duplicates(pa.schema({"a": pa.string()}))
+    rows = [("x", -0.0), ("x", 0.0)]
+    assert sorted(marked(duplicates, batches(rows, schema=schema))) == sorted(
+        marked(duplicates, batches(rows[::-1], schema=schema))
+    )
