@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from headrace.pipelines.errors import PipelineFileError
+from headrace.storage.format import stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TYPE_NAMES", "arrow_schema", "arrow_type", "nearest", "spark_ddl", "type_name"]
+__all__ = ["TYPE_NAMES", "arrow_schema", "arrow_type", "nearest", "spark_ddl", "table_type", "type_name"]
 
 _PLAIN = {
     "boolean": pa.bool_(),
@@ -30,6 +31,10 @@ _PLAIN = {
     "timestamp_ntz": pa.timestamp("us"),
 }
 _SYNONYMS = {"bool": "boolean", "integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
+_SIGNED = {
+    pa.uint8(): pa.int16(), pa.uint16(): pa.int32(), pa.uint32(): pa.int64(), pa.uint64(): pa.int64(),
+    pa.float16(): pa.float32(), pa.date64(): pa.date32(),
+}  # fmt: skip
 _DECIMAL = re.compile(r"decimal\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _MOST_DIGITS = 38
 TYPE_NAMES = (*_PLAIN, "decimal(p,s)")
@@ -85,6 +90,30 @@ def type_name(kind: pa.DataType) -> str:
     if pa.types.is_decimal(kind):
         return f"decimal({kind.precision},{kind.scale})"
     return next((name for name, plain in _PLAIN.items() if plain == kind), str(kind))
+
+
+def table_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type that a Delta table has for an Arrow type, or None if it has none.
+
+    The table's type may hold fewer values: no unsigned integers from 2^63 on, and no fractions of a microsecond.
+
+    Examples
+    --------
+    >>> table_type(pa.uint32()), table_type(pa.timestamp("ns", "Asia/Tokyo")), table_type(pa.time32("s"))
+    (DataType(int64), TimestampType(timestamp[us, tz=UTC]), None)
+    """
+    if pa.types.is_null(kind):
+        return kind
+    if pa.types.is_nested(kind):
+        parts = [kind.field(place).type for place in range(kind.num_fields)]
+        return kind if all(table_type(part) in {part, stored_type(part)} for part in parts) else None
+    kept = stored_type(kind)
+    if kept is None or pa.types.is_decimal(kept):
+        return None if kept is None or not 0 <= kept.scale <= kept.precision else kept
+    if pa.types.is_timestamp(kept):
+        return _PLAIN["timestamp_ntz" if kept.tz is None else "timestamp"]
+    kept = _SIGNED.get(kept, kept)
+    return kept if kept in _PLAIN.values() else None
 
 
 def arrow_schema(columns: Mapping[str, str]) -> pa.Schema:

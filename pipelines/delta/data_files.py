@@ -233,11 +233,11 @@ def _statistics(metadata: pq.FileMetaData, schema: pa.Schema, with_nan: Collecti
         kind = schema.field(name).type
         if not bounded or pa.types.is_binary(kind):
             continue
+        least[name] = greatest[name] = None
         if name not in with_nan and all(each is not None and each.has_min_max for each in bounded):
-            least[name] = _bound(min(each.min for each in bounded), kind, up=False)
-            greatest[name] = _bound(max(each.max for each in bounded), kind, up=True)
-        else:
-            least[name] = greatest[name] = None
+            with suppress(OverflowError):  # a date that Python has no type for
+                least[name] = _bound(min(each.min for each in bounded), kind, up=False)
+                greatest[name] = _bound(max(each.max for each in bounded), kind, up=True)
     found = {"numRecords": metadata.num_rows, "nullCount": nulls}
     if None in least.values() or None in greatest.values():
         return found

@@ -133,10 +133,14 @@ def _reader(table: DeltaTable, columns: list[str]) -> pa.RecordBatchReader:
         return pa.RecordBatchReader.from_stream(table.scan(columns=columns))
     from pyarrow.dataset import ParquetReadOptions  # noqa: PLC0415 - heavy
 
-    dataset = table.to_pyarrow_dataset(
-        filesystem=_native_file_system(table),
-        parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us"),
-    )
+    options = ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    try:
+        dataset = table.to_pyarrow_dataset(filesystem=_native_file_system(table), parquet_read_options=options)
+    except ValueError as error:
+        raise DeltaTableError(
+            f"the Delta table {table.table_uri} at version {table.version()} has bounds of a column that cannot be "
+            f"read: {error}; they may be dates outside the years 1 to 9999, which have to be corrected in the table"
+        ) from error
     return dataset.scanner(columns=columns).to_reader()
 
 

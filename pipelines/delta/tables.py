@@ -40,6 +40,7 @@ __all__ = [
     "open_table",
     "read_changes",
     "read_rows",
+    "refuse_far_times",
     "registered_streams",
     "remember_greatest_key",
     "stream_registry",
@@ -50,6 +51,8 @@ COMMIT_VERSION = "_commit_version"
 GREATEST_KEY = "headrace.greatestKey"
 STREAMS = "headrace.streams"
 _COMMITS_SEARCHED = 50
+_DAY_MICROSECONDS = 86_400_000_000
+_FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01, 9999-12-31
 _LAST_NUMBER = "delta.identity.highWaterMark"
 _PROPERTIES = {"delta.enableChangeDataFeed": "true", "delta.enableDeletionVectors": "false"}
 
@@ -437,14 +440,36 @@ def create_dimension(path: str, dimension: Dimension, rows: pa.Table | None = No
     Raises
     ------
     DeltaTableError
-        If the table already exists or cannot be written.
+        If the table already exists or cannot be written, or a time is not within the years 1 to 9999.
     DimensionError
-        If a natural key is null or occurs twice.
+        If a natural key is null or occurs twice, or a value does not fit the type of its column.
     """
     members = dimension.table_schema.empty_table() if rows is None else number_members(dimension, rows)
     whole = pa.concat_tables([dimension.special_rows(), members])
+    refuse_far_times(whole, f"dimension {dimension.name!r}")
     create_table(path, dimension.table_schema, rows=whole)
     return int(members.num_rows)
+
+
+def refuse_far_times(rows: pa.Table, where: str) -> None:
+    """Raise an error if a date or timestamp (in microseconds) is not within the years 1 to 9999.
+
+    Bounds in Delta's statistics are texts, which have years of four digits.
+    """
+    for field in rows.schema:
+        if field.type == pa.date32():
+            ticks, day = rows.column(field.name).cast(pa.int32()), 1
+        elif pa.types.is_timestamp(field.type):
+            ticks, day = rows.column(field.name).cast(pa.int64()), _DAY_MICROSECONDS
+        else:
+            continue
+        far = pc.or_(pc.less(ticks, _FIRST_DAY * day), pc.greater_equal(ticks, (_LAST_DAY + 1) * day))
+        if pc.any(far).as_py():
+            row = pc.index(far, pa.scalar(value=True)).as_py()
+            raise DeltaTableError(
+                f"{where}: a value of column {field.name!r} is not within the years 1 to 9999 "
+                f"({ticks[row]} {'days' if day == 1 else 'microseconds'} since 1970); correct it or leave out the row"
+            )
 
 
 def remember_greatest_key(path: str, key: int) -> None:

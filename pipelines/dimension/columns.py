@@ -12,9 +12,11 @@ from headrace.etl.ranking import key_text, rank_rows
 from headrace.pipelines.config.column_types import arrow_type, type_name
 from headrace.pipelines.delta.reads import plain_schema, scan_table
 from headrace.pipelines.delta.support import refuse_twins, takes_files
+from headrace.pipelines.delta.tables import refuse_far_times
 from headrace.pipelines.dimension.schema_changes import SchemaChange, change_schema, is_wider
 from headrace.pipelines.dimension.tables import declared_dimension, opened_dimension
 from headrace.pipelines.errors import DeltaTableError
+from headrace.storage.format import plain
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -249,11 +251,12 @@ def _checked_source(config: PipelineConfig, name: str, column: str, kind: pa.Dat
             raise DeltaTableError(f"the source's row {row} has no valid {each!r}; correct it, or leave out the row")
     _refuse_repeated(keys)
     try:
-        values = rows.column(column).cast(kind)
+        values = plain(rows.column(column), kind)
     except pa.ArrowException as error:
         raise DeltaTableError(
             f"the source's column {column!r} does not fit {type_name(kind)}: {str(error).splitlines()[0]}"
         ) from error
+    refuse_far_times(pa.table({column: values}), "the source")
     return pa.table([*keys, values], names=[*_key_names(dimension), "value"])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.etl import Dimension, Special, SpecialMembers
-from headrace.pipelines.config.column_types import arrow_schema
+from headrace.pipelines.config.column_types import arrow_schema, table_type
 from headrace.pipelines.config.declared import key_rules, special_members, spellings
 from headrace.pipelines.delta.reads import plain_schema, scan_table
 from headrace.pipelines.delta.support import refuse_float_keys, refuse_twins
@@ -119,9 +119,9 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
     Raises
     ------
     DeltaTableError
-        If the table already exists.
+        If the table already exists, or cannot hold a column or a value.
     DimensionError
-        If a natural key is null or occurs twice.
+        If a natural key is null or occurs twice, or a value does not fit the type of its column.
     """
     path = _declared(config, name).path
     if _declared(config, name).history is not None:
@@ -134,7 +134,8 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
             f"dimension {name!r} is already at {path}, perhaps made by a run; to make it again, remove the table "
             "and the facts that carry its keys"
         )
-    dimension = declared_dimension(config, name, rows.schema)
+    schema = _table_schema(name, rows.schema) if _declared(config, name).columns is None else None
+    dimension = declared_dimension(config, name, schema)
     label = f"dimension {name!r}"
     refuse_twins(dimension.table_schema.names, label)
     refuse_float_keys(dimension.key_schema, label)
@@ -256,6 +257,20 @@ def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
     kept = [field for field in dimension.schema if field.name in carried or field.name in dimension.natural_key]
     plain = replace(dimension, special=SpecialMembers(), spellings={})
     return replace(plain, schema=pa.schema(kept), inferred_flag=None)
+
+
+def _table_schema(name: str, given: pa.Schema) -> pa.Schema:
+    """Return the columns of source rows with the types of a Delta table."""
+    fields = []
+    for field in given:
+        kind = table_type(field.type)
+        if kind is None:
+            raise DeltaTableError(
+                f"dimension {name!r}: column {field.name!r} of the source is {field.type}, which no Delta table has; "
+                f"cast it, read it as text (--text), or declare the other columns in dimensions.{name}.columns"
+            )
+        fields.append(field.with_type(kind))
+    return pa.schema(fields)
 
 
 def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.Table) -> None:

@@ -195,3 +195,16 @@ def test_files_of_a_full_disk_are_removed(table, monkeypatch, tmp_path):
         write()
     assert table.version() == 0
     assert list((tmp_path / "t").rglob("*.parquet")) == []
+
+
+@pytest.mark.parametrize("kind", [pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC")], ids=str)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_times_that_python_has_not_are_written_without_bounds(tmp_path, kind, sign):
+    far = sign * (10**7 if kind == pa.date32() else 10**18)
+    schema = pa.schema({"x": kind})
+    with FileWriter(FileSpec(str(tmp_path), schema)) as writer:
+        width = pa.int32() if kind == pa.date32() else pa.int64()
+        writer.write(pa.record_batch([pa.array([0, far], width).cast(kind)], schema=schema))
+        (file,) = writer.close()
+    assert json.loads(file.statistics) == {"numRecords": 2, "nullCount": {"x": 0}}
+    assert pq.read_table(tmp_path / file.path).column("x").cast(width).to_pylist() == [0, far]

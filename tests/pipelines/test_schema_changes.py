@@ -4,10 +4,12 @@ import json
 from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 import yaml
 from deltalake import DeltaTable, TableFeatures, write_deltalake
 
+from headrace.etl.errors import DimensionError
 from headrace.pipelines.batch.preparation import check_pipeline
 from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.delta.reads import scan_table
@@ -31,7 +33,7 @@ def document(columns, **lookup):
                 "path": "w/k",
                 "natural_key": ["code"],
                 "rules": {"code": ["casefold"]},
-                "columns": columns,
+                **({} if columns is None else {"columns": columns}),
                 "shards": 2,
             }
         },
@@ -42,12 +44,14 @@ def document(columns, **lookup):
 
 
 class Project:
-    """A pipeline with a dimension of two members."""
+    """A pipeline with a dimension of two members, or without it if no columns are declared."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, columns=COLUMNS):
         self.folder = folder
-        (folder / "in").mkdir()
-        self.declare(COLUMNS)
+        (folder / "in").mkdir(parents=True)
+        self.declare(columns)
+        if columns is None:
+            return
         rows = pa.table({"code": ["A", "b"], "city": ["Rome", "Oslo"], "size": pa.array([1, 2], pa.int32())})
         create_dimension(self.config, "k", rows)
 
@@ -286,3 +290,72 @@ def test_wider_types_hold_every_value():
     ]  # fmt: skip
     assert [pair for pair in others if is_wider(*pair)] == []
     assert [pair for pair in wider if is_wider(*reversed(pair))] == []
+
+
+@pytest.mark.parametrize(
+    ("values", "stored"),
+    [
+        (pa.array([200], pa.uint8()), pa.array([200], pa.int16())),
+        (pa.array([2**16 - 1], pa.uint16()), pa.array([2**16 - 1], pa.int32())),
+        (pa.array([2**32 - 1], pa.uint32()), pa.array([2**32 - 1])),
+        (pa.array([7], pa.uint64()), pa.array([7])),
+        (pa.array([0.5], pa.float16()), pa.array([0.5], pa.float32())),
+        (pa.array([-1], pa.timestamp("ms", "Asia/Tokyo")), pa.array([-1000], pa.timestamp("us", "UTC"))),
+        (pa.array([Decimal("1.5")], pa.decimal64(5, 1)), pa.array([Decimal("1.5")], pa.decimal128(5, 1))),
+    ],
+)
+def test_a_dimension_without_declared_columns_holds_the_values_of_its_source(tmp_path, values, stored):
+    project = Project(tmp_path / "other", columns=None)
+    create_dimension(project.config, "k", pa.table({"code": ["x"], "v": values}))
+    rows = DeltaTable(project.path).to_pyarrow_table()
+    member = rows.filter(pc.equal(rows.column("k_key"), 1))
+    assert member.column("v").combine_chunks().equals(stored)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (pa.array([2**63], pa.uint64()), "column 'v' does not fit its type int64: .* or give the column another type"),
+        (pa.array([1], pa.timestamp("ns")), r"column 'v' does not fit its type timestamp\[us\]"),
+        (pa.array([1], pa.time32("s")), r"column 'v' of the source is time32\[s\], which no Delta table has; cast it"),
+        (pa.array([Decimal(1)], pa.decimal256(50, 0)), "column 'v' of the source is decimal256"),
+        (pa.array([[1]], pa.list_(pa.timestamp("ns"))), "column 'v' of the source is list<"),
+        (pa.array([2_932_897], pa.date32()), "'v' is not within the years 1 to 9999 .*correct it or leave out the row"),
+        (pa.array([-719_163], pa.date32()), "'v' is not within the years 1 to 9999"),
+        (pa.array([253_402_300_800], pa.timestamp("s", "UTC")), "'v' is not within the years 1 to 9999"),
+    ],
+)
+def test_a_dimension_is_not_made_with_other_values_than_its_source(tmp_path, values, message):
+    project = Project(tmp_path / "other", columns=None)
+    with pytest.raises((DimensionError, DeltaTableError), match=message):
+        create_dimension(project.config, "k", pa.table({"code": ["x"], "v": values}))
+    assert not (tmp_path / "other" / "w").exists()
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        (pa.array([0.1]), "float"),
+        (pa.array([5]), "boolean"),
+        (pa.array(["5"]), "int"),
+        (pa.array([1], pa.timestamp("us")), "date"),
+        (pa.array([1], pa.timestamp("ns")), "timestamp_ntz"),
+    ],
+)
+def test_a_column_is_not_filled_with_other_values_than_its_source(project, values, kind):
+    with pytest.raises(DeltaTableError, match=f"the source's column 'v' does not fit {kind}: .*cast"):
+        add_column(project.config, "k", "v", kind, pa.table({"code": ["A"], "v": values}))
+    assert "v" not in next(iter(project.members().values()))
+
+
+def test_a_column_is_not_filled_with_dates_that_the_bounds_of_the_table_cannot_name(project):
+    source = pa.table({"code": ["A"], "v": pa.array([2_932_897], pa.date32())})
+    with pytest.raises(DeltaTableError, match="the source: a value of column 'v' is not within the years 1 to 9999"):
+        add_column(project.config, "k", "v", "date", source)
+
+
+def test_a_table_with_bounds_that_cannot_be_read_is_named(project):
+    far = pa.table({"k_key": [9], "code": ["z"], "v": pa.array([2_932_897], pa.date32())})
+    write_deltalake(project.path, far, mode="append", schema_mode="merge")
+    with pytest.raises(DeltaTableError, match=r"has bounds of a column that cannot be read.*corrected in the table"):
+        scan_table(DeltaTable(project.path), ["v"]).read_all()
