@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -203,8 +204,18 @@ def _with_texts(batch: pa.RecordBatch) -> pa.RecordBatch:
     for place, field in enumerate(batch.schema):
         if _is_texts(field.type):
             lists = batch.column(place).cast(pa.list_(pa.string()))
-            batch = batch.set_column(place, pa.field(field.name, pa.string()), pc.binary_join(lists, ","))
+            batch = batch.set_column(place, pa.field(field.name, pa.string()), _joined(lists))
     return batch
+
+
+def _joined(lists: pa.ListArray) -> pa.Array:
+    """Return lists as texts with commas. An element that the text would not name becomes one that names no column."""
+    names = pc.list_flatten(lists)
+    odd = pc.fill_null(pc.or_(pc.equal(names, ""), pc.match_substring_regex(names, "[,;|]")), fill_value=True)
+    names = pc.if_else(odd, "an element of the list that names no attribute", names)
+    ends = np.cumsum(np.asarray(pc.fill_null(pc.list_value_length(lists), 0)))
+    offsets = pa.array(np.concatenate([[0], ends]).astype(np.int32))
+    return pc.binary_join(pa.ListArray.from_arrays(offsets, names, mask=lists.is_null()), ",")
 
 
 def _plain(batch: pa.RecordBatch) -> pa.RecordBatch:

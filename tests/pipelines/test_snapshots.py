@@ -240,6 +240,20 @@ def test_lists_of_attributes_in_a_table_are_partial_changes(tmp_path):
     assert shop.valid_at(day + dt.timedelta(9)) == {(1, "a"): ("Bodo", "x")}
 
 
+@pytest.mark.parametrize("listed", [["city", None], [None], [""], ["city,tel"]])
+def test_a_list_in_a_table_with_what_names_no_attribute_is_rejected(tmp_path, listed):
+    shop = Shop(tmp_path, partial="given", operation="op")
+    path = str(tmp_path / "changes")
+    day = dt.date(2024, 1, 1)
+    rows = members((1, "a", "Oslo", "x"), (1, "a", "Bodo", None))
+    for name, values in (("since", [day, day + dt.timedelta(9)]), ("n", [1, 2]), ("op", ["I", "U"])):
+        rows = rows.append_column(name, pa.array(values))
+    rows = rows.append_column("given", pa.array([None, listed], pa.list_(pa.string())))
+    create_table(path, rows.schema, rows=rows)
+    assert apply_files(shop.config, "customer", path).outcomes == {"added": 1, "rejected": 1}
+    assert shop.valid_at(day + dt.timedelta(9)) == {(1, "a"): ("Oslo", "x")}
+
+
 def test_a_file_that_cannot_be_read_is_moved_away_as_the_message_says(tmp_path):
     shop = Shop(tmp_path)
     folder = tmp_path / "waiting"
