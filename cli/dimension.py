@@ -242,6 +242,7 @@ def _repairs(title: str, repairs: Sequence[Repair]) -> list[Block]:
 @pass_console
 def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path) -> None:
     """Show the members of dimension NAME with these natural keys. Write a composite key as VALUE,VALUE."""
+    from headrace.cli.rows import objects, table_rows
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import find_members
 
@@ -249,10 +250,12 @@ def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path
         config = load_pipeline(pipeline)
         values = [_parts(key, config, name) for key in keys]
         members, missing = find_members(config, name, values)
-    rows = [tuple(row.values()) for row in members.to_pylist()]
-    found = Grid(f"{len(keys) - len(missing)} of {counted(len(keys), 'key')} found", members.column_names, rows)
+    title = f"{len(keys) - len(missing)} of {counted(len(keys), 'key')} found"
+    found = Grid(title, members.column_names, table_rows(members))
     absent = Text(f"Not found: {', '.join(keys[at] for at in missing)}")
-    console.result(members.to_pylist(), found, *([absent] if missing else []))
+    console.result(
+        [row for batch in members.to_batches() for row in objects(batch)], found, *([absent] if missing else [])
+    )
 
 
 def _show_applied(result: ApplyResult, console: Console) -> None:

@@ -113,18 +113,20 @@ def inferred(console: Console, /, name: str, *, limit: int, pipeline: Path) -> N
 
     With --json, all of them are printed.
     """
+    from headrace.cli.rows import objects, table_rows
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import inferred_members
 
     with console.step(f"reading dimension {name}", left="the dimension as it was"):
         found = inferred_members(load_pipeline(pipeline), name, None if console.json_mode else limit)
+    members = [row for batch in found.members.to_batches() for row in objects(batch)]
     document = {
-        "dimension": name, "version": found.version, "inferred": found.total, "members": found.members.to_pylist()
+        "dimension": name, "version": found.version, "inferred": found.total, "members": members
     }  # fmt: skip
     if not found.total:
         console.result(document, Text(f"dimension {name} has no inferred members"))
         return
-    rows = [tuple(row.values()) for row in found.members.to_pylist()]
+    rows = table_rows(found.members)
     title = f"{counted(found.total, 'inferred member')} of dimension {name}"
     more = (
         [Text(f"and {found.total - len(rows):,} more; --limit shows more, --json all")]

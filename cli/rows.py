@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import datetime as dt
 import io
 import itertools
+import math
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,7 +19,9 @@ from headrace.storage.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["limited", "objects", "parse_key", "print_csv"]
+__all__ = ["limited", "objects", "parse_key", "print_csv", "table_rows"]
+
+_MICROSECOND = 1000  # nanoseconds
 
 
 def parse_key(text: str | None, key: list[pa.Field]) -> tuple[Any, ...] | None:
@@ -84,20 +89,34 @@ def print_csv(batches: Iterator[pa.RecordBatch], names: list[str]) -> None:
 
 
 def objects(batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Return rows as Python objects; a value outside the range of Python's calendar is text."""
-    batch = _in_known_zones(batch)
-    try:
-        columns = [column.to_pylist() for column in batch.columns]
-    except (OverflowError, ValueError):
-        columns = [[_object(value) for value in column] for column in batch.columns]
+    """Return rows as Python objects. A value that neither Python nor JSON has is text, such as a nanosecond or NaN."""
+    columns = [_objects(column) for column in _in_known_zones(batch).columns]
     return [dict(zip(batch.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
-def _object(value: pa.Scalar) -> Any:
+def _objects(column: pa.Array) -> list[Any]:
+    if pa.types.is_floating(column.type):
+        return [value if value is None or math.isfinite(value) else str(value) for value in column.to_pylist()]
+    if column.type == pa.time64("ns"):
+        return [_object(value, exact=not (value.value or 0) % _MICROSECOND) for value in column]
     try:
-        return value.as_py()
+        return column.to_pylist()
     except (OverflowError, ValueError):
-        return value.cast(pa.string()).as_py()
+        return [_object(value, exact=True) for value in column]
+
+
+def _object(value: pa.Scalar, *, exact: bool) -> Any:
+    """Return a value as Python has it, or as text if it is not exact there or there is none."""
+    if exact:
+        with contextlib.suppress(OverflowError, ValueError):
+            return value.as_py()
+    return value.cast(pa.string()).as_py()
+
+
+def table_rows(rows: pa.Table) -> list[tuple[Any, ...]]:
+    """Return rows for people to read, with all digits of fractions and times."""
+    found = (tuple(row.values()) for batch in rows.to_batches() for row in objects(batch))
+    return [tuple(str(value) if isinstance(value, float | dt.datetime) else value for value in row) for row in found]
 
 
 def _in_known_zones(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -1,5 +1,8 @@
 """`headrace dimension`: what the pipeline file declares can be made, seen, checked and looked up."""
 
+import datetime as dt
+import math
+
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -97,3 +100,15 @@ def test_facts_of_a_dimension_without_history_are_not_restated(invoke):
     outcome = invoke("dimension", "restate", "customer")
     assert outcome.code == 1
     assert "has no dimension 'customer' with history" in outcome.err
+
+
+def test_members_are_shown_with_all_their_digits(invoke, customers):
+    at = dt.datetime(2024, 1, 2, 3, 4, 5, 6, dt.UTC)
+    given = {"customer_key": [7, 8], "customer": ["c7", "c8"], "share": [0.0004, math.inf]}
+    rows = pa.table({**given, "at": pa.array([at, None], pa.timestamp("us", "UTC"))})
+    write_deltalake(customers, rows, mode="append", schema_mode="merge")
+    shown = invoke("dimension", "lookup", "customer", "c7", "c8").out
+    assert "0.0004" in shown
+    assert "2024-01-02 03:04:05.000006+00:00" in shown
+    found = {row["customer"]: row for row in invoke("dimension", "lookup", "customer", "c7", "c8", "--json").document}
+    assert (found["c7"]["share"], found["c8"]["share"]) == (0.0004, "inf")

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import subprocess
 import sys
 
@@ -206,9 +207,13 @@ def test_scan_quotes_names_that_hold_a_comma(stored, invoke):
         (pa.array([10**7], pa.date32()), "29349-01-26"),
         (pa.array([2**62], pa.duration("ms")), str(2**62)),
         (pa.array([2**60], pa.timestamp("us")), f"<value out of range: {2**60}>"),
+        (pa.array([1], pa.time64("ns")), "00:00:00.000000001"),
+        (pa.array([1_000], pa.time64("ns")), "00:00:00.000001"),
+        (pa.array([math.nan]), "nan"),
+        (pa.array([-math.inf], pa.float32()), "-inf"),
     ],
 )
-def test_scan_shows_values_beyond_the_calendar_of_python(stored, invoke, values, shown):
+def test_scan_shows_values_that_python_or_json_lacks(stored, invoke, values, shown):
     outcome = invoke("table", "scan", stored(pa.table({"k": [1], "v": values})), "--json")
     assert outcome.code == 0, outcome
     assert outcome.document == {"k": 1, "v": shown}
