@@ -32,6 +32,11 @@ class _DiskError:
         self._ratios: deque[float] = deque(maxlen=_PHASES)
 
     @property
+    def known(self) -> bool:
+        """Whether any phase was recorded."""
+        return bool(self._ratios)
+
+    @property
     def bound(self) -> float:
         """Ratio that the next phase is unlikely to exceed: the greatest, plus twice the recent variation."""
         if not self._ratios:
@@ -74,6 +79,11 @@ class PhaseEstimate:
         self._planned = np.zeros(_BUCKETS)
         self._reads_error = _DiskError()
         self._scan_error = _DiskError()
+
+    @property
+    def measured(self) -> bool:
+        """Whether any join phase was recorded. Before, it is not known what the work beside the reads takes."""
+        return self._reads_error.known or self._scan_error.known
 
     def seconds(self, pages: int, least: float = 0.0) -> float:
         """Return the estimate: the worst likely plan, on a disk with its recent error.

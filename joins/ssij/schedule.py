@@ -150,6 +150,7 @@ class Thresholds:
 
 _PHASE_SHARE = 1 / 3  # of the smallest allowance: a longer join phase admits all arrivals ahead of it
 _RESERVE_SHARE = 1 / 32  # of the smallest allowance: a join phase may take so much longer than was estimated
+_FIRST_RESERVE_SHARE = 1 / 2  # the first one: kernels are loaded in it, and what tuples cost beside reads is unknown
 _IDLE_PHASE_SHARE = 1 / 2  # where nothing arrived during the phases before
 _STEP_SHARE, _STEP_SHARE_MOST = 1 / 64, 1 / 16  # of the smallest allowance: a step of a join phase
 _PUSHES = 4  # in sequence during join phases, with no call in between that only has a step taken: a stream is pulled
@@ -321,7 +322,8 @@ class Schedule:
             return max(earliest - seconds - self._look_up.value, earliest - self._tightest)
         if self._in_a_hurry(seconds):
             return min(self._latest, earliest)
-        return earliest - seconds - _RESERVE_SHARE * self._tightest
+        reserve = _RESERVE_SHARE if self._estimate.measured else _FIRST_RESERVE_SHARE
+        return earliest - seconds - reserve * self._tightest
 
     def eager(self, row_nbytes: float) -> bool:
         """Return whether the join phase that starts now is to admit all arrivals ahead of the head."""
