@@ -100,7 +100,7 @@ def _objects(column: pa.Array) -> list[Any]:
     if column.type == pa.time64("ns"):
         return [_object(value, exact=not (value.value or 0) % _MICROSECOND) for value in column]
     try:
-        return column.to_pylist()
+        return list(column.to_pylist())
     except (OverflowError, ValueError):
         return [_object(value, exact=True) for value in column]
 

@@ -415,6 +415,7 @@ class Prepared:
             tuple(on),
             tuple(columns),
             memory=parse_memory(config.memory) // self._memory_shares(),
+            whole_memory=parse_memory(config.memory),
             deadline=None if config.deadline is None else parse_duration(config.deadline),
         )
 

@@ -21,6 +21,8 @@ from headrace.pipelines.delta.commits import member_files
 from headrace.pipelines.replica.catch_up import Reached, ReplicaSpec, catch_up, discard, replica_file
 from headrace.pipelines.replica.recent import JoinWithRecent, Recent, members_of
 from headrace.pipelines.replica.rows import MemberRows
+from headrace.storage.errors import MemoryBudgetError
+from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
     from headrace.joins import SSIJ
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Joiner", "Serving", "close", "serve"]
 
 _LOG = logging.getLogger(__name__)
+_ROUNDED: Final = 64  # bytes that divisions of the memory may lose
 _RECENT_SHARE: Final = 32  # of the memory, for members that were added since the operator's snapshot
 
 
@@ -48,6 +51,8 @@ class Joiner:
         Arguments `on` and `columns` of the operator.
     memory
         Memory of the operator in bytes.
+    whole_memory
+        Memory of all joins of a worker in bytes, of which this is a share.
     deadline
         Maximum seconds that a tuple waits in the operator; None for no limit.
     nearest
@@ -62,6 +67,7 @@ class Joiner:
     on: tuple[tuple[str, str], ...]
     columns: tuple[str, ...]
     memory: int
+    whole_memory: int
     deadline: float | None
     nearest: tuple[str, str, Literal["backward", "forward"]] | None = None
 
@@ -228,10 +234,25 @@ def _new(joiner: Joiner, reached: Reached, inode: int) -> _Kept:
             deadline=joiner.deadline,
             columns=list(joiner.columns),
         )
+    except MemoryBudgetError as error:
+        table.close()
+        raise _too_small(joiner, error) from error
     except BaseException:
         table.close()
         raise
     return _Kept(operator, table, inode)
+
+
+def _too_small(joiner: Joiner, error: MemoryBudgetError) -> MemoryBudgetError:
+    """Return the error that names the memory of the pipeline with which this join has enough."""
+    share = joiner.memory - joiner.recent_memory
+    if error.least is None:
+        return error
+    enough = (error.least + _ROUNDED) * joiner.whole_memory // max(1, share) + _ROUNDED
+    return MemoryBudgetError(
+        f"the join {joiner.role!r} needs at least {format_size(error.least)} and has {format_size(share)} of the "
+        f"pipeline's `memory` of {format_size(joiner.whole_memory)}; set that to {-(-enough // 1024)}KiB or more"
+    )
 
 
 def _make_room(owner: str) -> None:

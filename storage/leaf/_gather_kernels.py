@@ -116,12 +116,10 @@ def gather_word_runs(
         else:
             for to in range(begin, end):
                 at = I64(row[i]) + to - begin
-                present = np.uint8(frame[i] >= 0)
-                if present != 0:
-                    present = np.uint8(((frames[page + bitmap + (at >> 3)] >> (at & 7)) & 1) ^ 1)
+                present = frame[i] >= 0 and (frames[page + bitmap + (at >> 3)] >> (at & 7)) & 1 == 0
                 valid[to] = present
-                missing += 1 - present
-                store_u64(out, to * size, base + (load_u64(frames, data) & mask) if present != 0 else np.uint64(0))
+                missing += 0 if present else 1
+                store_u64(out, to * size, base + (load_u64(frames, data) & mask) if present else np.uint64(0))
                 data += width
         begin = end
     return missing

@@ -1,5 +1,7 @@
 """An operator serves versions to which batches added members, without its replica, and gives what the table holds."""
 
+import re
+
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
@@ -12,6 +14,7 @@ from headrace.pipelines.replica import operators
 from headrace.pipelines.replica.catch_up import ReplicaSpec
 from headrace.pipelines.replica.operators import Joiner, serve
 from headrace.pipelines.replica.rows import MemberRows
+from headrace.storage.errors import MemoryBudgetError
 
 SCHEMA = pa.schema({"maker": pa.string(), "number": pa.int32(), "seats": pa.int32(), "town": pa.string()})
 PLANE = Dimension("plane", ("maker", "number"), "plane_key", SCHEMA)
@@ -50,12 +53,12 @@ class World:
         version = self.version
         commit_exactly(self.path, DeltaTable(self.path), version, files, Commit("batch", version, {note: len(keys)}))
 
-    def serving(self, version=None, memory=MEMORY):
+    def serving(self, version=None, memory=MEMORY, shares=1):
         latest = DeltaHandle(self.path).latest()
         spec = ReplicaSpec(MemberRows(NARROW), self.path, latest.table_id, self.shards, None, 1 << 28)
         version = latest.version if version is None else version
         on, columns = (("m", "maker"), ("n", "number")), ("plane_key", "seats", "town")
-        joiner = Joiner("plane", spec, version, self.greatest, on, columns, memory, None)
+        joiner = Joiner("plane", spec, version, self.greatest, on, columns, memory // shares, memory, None)
         served = serve(joiner, self.shard, "run", "schema")
         return served, None if served.reached is None else served.reached.action
 
@@ -90,6 +93,17 @@ def test_members_of_batches_are_found_without_a_change_of_the_replica(world):
         assert action == "followed"
         assert world.found(served, [*KEYS, ("z", 0)]) == world.held([*KEYS, ("z", 0)])
     assert world.serving()[1] is None
+
+
+@pytest.mark.parametrize("shares", [1, 6])
+def test_memory_that_is_too_small_says_how_much_the_pipeline_needs(world, shares):
+    with pytest.raises(MemoryBudgetError, match="set that to") as refused:
+        world.serving(memory=20_000, shares=shares)
+    enough = int(re.search(r"set that to (\d+)KiB", str(refused.value))[1]) * 1024
+    with pytest.raises(MemoryBudgetError):
+        world.serving(memory=int(0.98 * enough), shares=shares)
+    served, _ = world.serving(memory=enough, shares=shares)
+    assert world.found(served, [("z", 0)]) == world.held([("z", 0)])
 
 
 def test_the_file_of_the_replica_stays_as_it_was(world):

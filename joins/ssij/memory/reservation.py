@@ -151,10 +151,12 @@ def fitting_snapshot(
             return PagedSnapshot(whole, reader, min(len(whole.levels[-1].pages), _NODES_LEAST + more), note)
         needed = paged if index == "paged" else min(paged, needed)
     if needed > limit:
-        raise MemoryBudgetError(
+        error = MemoryBudgetError(
             f"the join needs at least {format_size(needed)} ({needed} bytes) for the index and a page for each "
             f"buffer, and has {format_size(limit)}"
         )
+        error.least = needed
+        raise error
     return whole
 
 
