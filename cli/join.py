@@ -244,7 +244,7 @@ def _block(report: JoinReport) -> Pairs:
             "hit ratio": f"{report.hit_ratio:.1%} of the stream needed no read",
             "pages": f"{report.pages_wanted:,} wanted, {report.pages_read:,} read in {counted(report.seeks, 'read')}",
             "longest wait": f"{report.longest_wait_seconds * 1000:,.0f} ms",
-            "misses": report.deadline_misses,
+            "deadline misses": report.deadline_misses,
             "memory": f"{format_size(report.memory_peak)} at most of {format_size(report.memory)}",
         },
     )
