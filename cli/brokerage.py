@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["brokerage"]
 
-LEFT = "tables that hold the batch already; the same command loads the others"
+LEFT = "what the warehouse holds already; the same command loads the rest"
 
 
 @click.command("brokerage", cls=ReportingCommand, short_help="Load a brokerage: a history and daily batches.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from headrace.cli.begun import Begun
 from headrace.cli.blocks import Grid, Pairs, Text, counted
 from headrace.cli.exits import ExitCode
 from headrace.cli.lazy import LazyGroup
@@ -111,12 +112,12 @@ def apply(
     from headrace.pipelines.changes import SnapshotOptions, apply_files
     from headrace.pipelines.config import load_pipeline
 
-    left = "changes that were committed; run again to continue"
-    with console.step(f"applying {source} to dimension {name}", left=left):
+    begun = Begun("no change was applied", "changes that were committed; run again to continue")
+    with console.step(f"applying {source} to dimension {name}", left=begun.left, pipeline=pipeline):
         config = load_pipeline(pipeline)
         snapshot = None if at is None else SnapshotOptions(at, sequence, missing)
         engine: Literal["local", "spark"] = "spark" if spark else "local"
-        result = apply_files(config, name, source, again=again, snapshot=snapshot, engine=engine)
+        result = apply_files(config, name, source, again=again, snapshot=snapshot, engine=engine, hook=begun.note)
     _show_applied(result, console)
 
 
@@ -208,8 +209,10 @@ def repair(ctx: click.Context, console: Console, /, name: str, *, pipeline: Path
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import repair_dimension
 
-    with console.step(f"repairing dimension {name}", left="what was fixed before; run again to continue"):
+    with console.step(f"reading {pipeline}", left=UNCHANGED, pipeline=pipeline):
         config = load_pipeline(pipeline)
+    left = UNCHANGED if dry_run else "what was fixed before; run again to continue"
+    with console.step(f"repairing dimension {name}", left=left, pipeline=pipeline):
         repaired = repair_history if _has_history(config, name) else repair_dimension
         done = repaired(config, name, dry_run=dry_run)
     fixed, repairs = done.fixed, done.left

@@ -47,8 +47,7 @@ def add_column(
     from headrace.pipelines.dimension import add_column as add
     from headrace.pipelines.dimension import source_types
 
-    left = UNCHANGED if source is None else LEFT
-    with console.step(f"adding {column} to dimension {name}", left=left):
+    with console.step(f"reading the values of {column}", left=UNCHANGED):
         config = load_pipeline(pipeline)
         rows = None
         if source is not None:
@@ -56,6 +55,7 @@ def add_column(
             stream = open_stream(source, csv=form)
             with console.progress("read", total=stream.rows):
                 rows = pa.Table.from_batches(stream.batches(), stream.schema)
+    with console.step(f"adding {column} to dimension {name}", left=UNCHANGED if source is None else LEFT):
         change = add(config, name, column, kind, rows)
     _show(change, console)
 

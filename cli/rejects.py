@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from headrace.cli.begun import Begun
 from headrace.cli.blocks import Block, Grid, Pairs, Text, counted
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import ReportingCommand, pass_console, pipeline_option
@@ -168,10 +169,11 @@ def retry(ctx: click.Context, console: Console, /, pipeline: Path, choice: Selec
     from headrace.pipelines.config import load_any
 
     _require_choice(choice, everything=everything)
-    with console.step(f"retrying rejected rows of {pipeline}", left=LEFT, pipeline=pipeline):
+    begun = Begun(UNCHANGED, LEFT)
+    with console.step(f"retrying rejected rows of {pipeline}", left=begun.left, pipeline=pipeline):
         config = load_any(pipeline)
         console.note("starting Spark")
-        result = retry_rows(config, choice, on_batch=note_batch(console))
+        result = retry_rows(config, choice, on_batch=note_batch(console), hook=begun.note)
     console.result({"selected": result.selected, **result.run.as_dict()}, *_retried(result))
     ctx.exit(ExitCode.OK if result.run.signal is None else ExitCode.INTERRUPTED)
 

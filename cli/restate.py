@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from headrace.cli.begun import Begun
 from headrace.cli.blocks import Grid, Text
 from headrace.cli.options import PATH, ReportingCommand, pass_console
 
@@ -45,10 +46,11 @@ def restate(console: Console, /, name: str | None, *, dry_run: bool, batch_facts
     from headrace.pipelines.restating import MOST_FACTS
     from headrace.pipelines.restating import restate as correct
 
-    with console.step(f"restating the facts of {pipeline}", left=LEFT, pipeline=pipeline):
+    begun = Begun("the facts as they were", LEFT)
+    with console.step(f"restating the facts of {pipeline}", left=begun.left, pipeline=pipeline):
         config = load_pipeline(pipeline)
         console.note("starting Spark")
-        roles = correct(config, name, dry_run=dry_run, most_facts=batch_facts or MOST_FACTS)
+        roles = correct(config, name, dry_run=dry_run, most_facts=batch_facts or MOST_FACTS, hook=begun.note)
     columns = ("role", "dimension", "moved ranges", "facts in them", "restated", "kept", "commits")
     rows = [(r.role, r.dimension, r.ranges, r.facts, r.restated, r.kept, r.batches) for r in roles]
     title = "Facts that would be restated; nothing has been changed" if dry_run else "Restated facts"

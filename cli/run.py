@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from headrace.cli.begun import Begun
 from headrace.cli.blocks import Pairs, Text, counted
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import PATH, ReportingCommand, pass_console
@@ -21,9 +22,10 @@ if TYPE_CHECKING:
     from headrace.pipelines.catalog import BatchRecord
     from headrace.pipelines.runner import RunResult
 
-__all__ = ["LEFT", "load", "note_batch", "outcome_pairs", "run"]
+__all__ = ["LEFT", "NOTHING", "load", "note_batch", "outcome_pairs", "run"]
 
 LEFT = "batches already loaded; the next run completes the one that failed"
+NOTHING = "what was loaded before; this run began no batch"
 
 
 @click.command("run", cls=ReportingCommand, short_help="Load a stream once, or follow it.")
@@ -52,11 +54,12 @@ def load(pipeline: Path, console: Console, *, follow: bool) -> RunResult:
     from headrace.pipelines.runner import run
     from headrace.pipelines.spark import jars_are_cached
 
-    with console.step(f"running {pipeline}", left=LEFT, pipeline=pipeline):
+    begun = Begun(NOTHING, LEFT)
+    with console.step(f"running {pipeline}", left=begun.left, pipeline=pipeline):
         config = load_any(pipeline)
         fetched = "" if jars_are_cached() else "; Delta's jars are fetched first, since the cache does not hold them"
         console.note(f"starting Spark{fetched}")
-        return run(config, follow=follow, on_batch=note_batch(console))
+        return run(config, follow=follow, on_batch=note_batch(console), hook=begun.note)
 
 
 def note_batch(console: Console) -> Callable[[BatchRecord], None]:
