@@ -126,6 +126,7 @@ class Console:
         self._now = now
         self.json_mode = False
         self.quiet = False
+        self.command_path = "headrace"
         self.failed_step: Step | None = None
         self._line_open = False
 

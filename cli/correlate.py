@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from headrace.cli.blocks import Pairs, counted
-from headrace.cli.errors import CliError
+from headrace.cli.errors import ArgumentsError
 from headrace.cli.options import (
     COLUMNS,
     DURATION,
@@ -27,7 +27,6 @@ from headrace.cli.options import (
     given_once,
     pass_console,
 )
-from headrace.storage.errors import InputError
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
@@ -272,7 +271,17 @@ def _enough_memory(request: CorrelateRequest, inputs: Inputs, algorithm: str) ->
         amount = 1 << (4 * max(request.memory, error.least or 0, _LEAST_MEMORY) - 1).bit_length()
         while not _begins(request, inputs, algorithm, amount):
             amount *= 2
-        raise CliError(error.advising(f"give the join more, as in --memory {amount >> _MIB}MiB")) from error
+        if algorithm == "symmetric-hash":
+            error.otherwise = _spilling(request, inputs)
+        raise ArgumentsError(error.advising(f"give the join more, as in --memory {amount >> _MIB}MiB")) from error
+
+
+def _spilling(request: CorrelateRequest, inputs: Inputs) -> str:
+    """Return the advice to use an algorithm that spills in place of a symmetric hash join; empty if none fits."""
+    from headrace.joins.streams.catalog import AUTO, choose_algorithm
+
+    first = choose_algorithm(AUTO, len(inputs.schemas), inputs.conditions, request.how)
+    return "" if first == "symmetric-hash" else f"use an algorithm that spills, as in --algorithm {first}"
 
 
 def _begins(request: CorrelateRequest, inputs: Inputs, algorithm: str, memory: int) -> bool:
@@ -296,12 +305,12 @@ def _check_places(request: CorrelateRequest) -> None:
         check_place(request.out, [path for _, path in request.inputs])
         if kind_of(request.out) in {"csv", "json"}:
             parquet = request.out.with_suffix(".parquet")
-            raise CliError(f"{request.out} is not named as Parquet, but the result is; write to {parquet}")
+            raise ArgumentsError(f"{request.out} is not named as Parquet, but the result is; write to {parquet}")
     if request.parts:
         check_folder(request.parts)
     for _, path in request.inputs:
         if out and path.is_dir() and out.resolve().is_relative_to(path.resolve()):
-            raise CliError(f"{out} lies in the folder {path} and would be read as part of it; write elsewhere")
+            raise ArgumentsError(f"{out} lies in the folder {path} and would be read as part of it; write elsewhere")
 
 
 def _spill(request: CorrelateRequest) -> Path:
@@ -311,7 +320,9 @@ def _spill(request: CorrelateRequest) -> Path:
     place = request.out or request.parts
     folder = request.spill or (place.absolute().parent if place else Path(tempfile.gettempdir()))
     if not folder.is_dir():
-        raise CliError(f"there is no folder {folder} for spill files; make it first, or name another with --spill")
+        raise ArgumentsError(
+            f"there is no folder {folder} for spill files; make it first, or name another with --spill"
+        )
     return folder
 
 
@@ -445,16 +456,18 @@ def _rates(texts: Iterable[str], inputs: Mapping[str, object]) -> dict[str, floa
         try:
             rate = float(number)
         except ValueError:
-            raise InputError(f"--rate {text} is not a number of rows per second; write N or INPUT=N") from None
+            raise ArgumentsError(f"--rate {text} is not a number of rows per second; write N or INPUT=N") from None
         if equals and name not in inputs:
-            raise InputError(f"--rate {text} names no input; the inputs are {', '.join(inputs)}")
+            raise ArgumentsError(f"--rate {text} names no input; the inputs are {', '.join(inputs)}")
         if equals:
             rates[name] = rate
         else:
             general = rate
     missing = [name for name in inputs if name not in rates and general is None]
     if missing:
-        raise InputError(f"--rate says nothing of {missing[0]}; add --rate {missing[0]}=N, or --rate N for all others")
+        raise ArgumentsError(
+            f"--rate says nothing of {missing[0]}; add --rate {missing[0]}=N, or --rate N for all others"
+        )
     return {name: rates.get(name, general or 0.0) for name in inputs}
 
 

@@ -10,10 +10,10 @@ import click
 
 from headrace.cli.begun import Begun
 from headrace.cli.blocks import Grid, Pairs, Text, counted
+from headrace.cli.errors import ArgumentsError
 from headrace.cli.exits import ExitCode
 from headrace.cli.lazy import LazyGroup
 from headrace.cli.options import PATH, ReportingCommand, csv_options, pass_console, pipeline_option
-from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,7 +66,9 @@ def create(console: Console, /, name: str, source: Path, *, pipeline: Path, csv:
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import create_dimension
 
-    with console.step(f"making dimension {name} from {source}", left="no dimension was made or changed"):
+    with console.step(
+        f"making dimension {name} from {source}", left="no dimension was made or changed", pipeline=pipeline
+    ):
         config = load_pipeline(pipeline)
         stream = open_stream(source, csv=with_types(csv, config, _declared_types(config, name)))
         with console.progress("read", total=stream.rows):
@@ -130,7 +132,7 @@ def compact(console: Console, /, name: str, pipeline: Path) -> None:
     from headrace.pipelines.changes import compact_dimension
     from headrace.pipelines.config import load_pipeline
 
-    with console.step(f"compacting dimension {name}", left=UNCHANGED):
+    with console.step(f"compacting dimension {name}", left=UNCHANGED, pipeline=pipeline):
         found = compact_dimension(load_pipeline(pipeline), name)
     pairs = {key.replace("_", " "): value for key, value in asdict(found).items()}
     console.result({"dimension": name, **asdict(found)}, Pairs(f"Dimension {name}", pairs))
@@ -144,7 +146,7 @@ def list_(console: Console, /, pipeline: Path) -> None:
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import describe_dimension
 
-    with console.step(f"reading the dimensions of {pipeline}", left="the dimensions as they were"):
+    with console.step(f"reading the dimensions of {pipeline}", left="the dimensions as they were", pipeline=pipeline):
         config = load_pipeline(pipeline)
         summaries = [describe_dimension(config, name) for name in config.dimensions]
     columns = ("dimension", "natural key", "surrogate key", "members", "inferred", "version")
@@ -161,7 +163,7 @@ def info(console: Console, /, name: str, pipeline: Path) -> None:
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import describe_dimension
 
-    with console.step(f"reading dimension {name}", left=UNCHANGED):
+    with console.step(f"reading dimension {name}", left=UNCHANGED, pipeline=pipeline):
         summary = describe_dimension(load_pipeline(pipeline), name)
     _show(summary, console)
 
@@ -180,7 +182,7 @@ def check(ctx: click.Context, console: Console, /, name: str, pipeline: Path) ->
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import check_dimension
 
-    with console.step(f"checking dimension {name}", left=UNCHANGED):
+    with console.step(f"checking dimension {name}", left=UNCHANGED, pipeline=pipeline):
         config = load_pipeline(pipeline)
         findings = check_history(config, name) if _has_history(config, name) else check_dimension(config, name)
     broken = [finding for finding in findings if not finding.allowed]
@@ -249,7 +251,7 @@ def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import find_members
 
-    with console.step(f"looking up members of {name}", left=UNCHANGED):
+    with console.step(f"looking up members of {name}", left=UNCHANGED, pipeline=pipeline):
         config = load_pipeline(pipeline)
         values = [_parts(key, config, name) for key in keys]
         members, missing = find_members(config, name, values)
@@ -300,7 +302,7 @@ def _parts(key: str, config: PipelineConfig, name: str) -> list[str]:
     natural = config.dimensions[name].natural_key if name in config.dimensions else [name]
     parts = [key] if len(natural) == 1 else next(csv_text.reader([key]))
     if len(parts) != len(natural):
-        raise InputError(f"the natural key is {', '.join(natural)}; write {len(natural)} values, not {key!r}")
+        raise ArgumentsError(f"the natural key is {', '.join(natural)}; write {len(natural)} values, not {key!r}")
     return parts
 
 

@@ -47,7 +47,7 @@ def add_column(
     from headrace.pipelines.dimension import add_column as add
     from headrace.pipelines.dimension import source_types
 
-    with console.step(f"reading the values of {column}", left=UNCHANGED):
+    with console.step(f"reading the values of {column}", left=UNCHANGED, pipeline=pipeline):
         config = load_pipeline(pipeline)
         rows = None
         if source is not None:
@@ -55,7 +55,9 @@ def add_column(
             stream = open_stream(source, csv=form)
             with console.progress("read", total=stream.rows):
                 rows = pa.Table.from_batches(stream.batches(), stream.schema)
-    with console.step(f"adding {column} to dimension {name}", left=UNCHANGED if source is None else LEFT):
+    with console.step(
+        f"adding {column} to dimension {name}", left=UNCHANGED if source is None else LEFT, pipeline=pipeline
+    ):
         change = add(config, name, column, kind, rows)
     _show(change, console)
 
@@ -71,7 +73,7 @@ def widen_column(console: Console, /, name: str, column: str, kind: str, *, pipe
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import widen_column as widen
 
-    with console.step(f"widening {column} of dimension {name}", left=UNCHANGED):
+    with console.step(f"widening {column} of dimension {name}", left=UNCHANGED, pipeline=pipeline):
         change = widen(load_pipeline(pipeline), name, column, kind)
     _show(change, console)
 
@@ -86,7 +88,7 @@ def drop_column(console: Console, /, name: str, column: str, *, pipeline: Path) 
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import drop_column as drop
 
-    with console.step(f"removing {column} from dimension {name}", left=UNCHANGED):
+    with console.step(f"removing {column} from dimension {name}", left=UNCHANGED, pipeline=pipeline):
         change = drop(load_pipeline(pipeline), name, column)
     _show(change, console)
 
@@ -117,7 +119,7 @@ def inferred(console: Console, /, name: str, *, limit: int, pipeline: Path) -> N
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import inferred_members
 
-    with console.step(f"reading dimension {name}", left="the dimension as it was"):
+    with console.step(f"reading dimension {name}", left="the dimension as it was", pipeline=pipeline):
         found = inferred_members(load_pipeline(pipeline), name, None if console.json_mode else limit)
     members = [row for batch in found.members.to_batches() for row in objects(batch)]
     document = {

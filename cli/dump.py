@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from headrace.cli.blocks import Grid, Pairs, Text
-from headrace.storage.errors import InputError
+from headrace.cli.errors import ArgumentsError
 from headrace.storage.file import FileBackend
 from headrace.storage.format import (
     DIRECTORY_ENTRY,
@@ -127,7 +127,7 @@ def _show_page(path: Path, superblock: Superblock, page: int, console: Console) 
     page_size = superblock.page_size
     pages = path.stat().st_size // page_size
     if not 2 <= page < pages:  # noqa: PLR2004 - the superblocks are pages 0 and 1
-        raise InputError(f"{path} has pages 2 to {pages - 1}, not page {page}")
+        raise ArgumentsError(f"{path} has pages 2 to {pages - 1}, not page {page}")
     with path.open("rb") as file:
         file.seek(page * page_size)
         content = file.read(page_size)

@@ -13,13 +13,17 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["CliError", "InputFileError", "OutputFileError", "writing"]
+__all__ = ["ArgumentsError", "CliError", "InputFileError", "OutputFileError", "writing"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CliError(HeadraceError):
     """Base class of the errors of the command line."""
+
+
+class ArgumentsError(CliError, InputError):
+    """Arguments of the command cannot be used as they are; the same command would fail again."""
 
 
 class InputFileError(CliError, InputError):

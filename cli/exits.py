@@ -43,15 +43,17 @@ KINDS = {
 def exit_code_of(error: BaseException) -> ExitCode:
     """Return the exit code of an error, based on its family.
 
-    Damaged data and bad data quality give 3. Every other `HeadraceError` and every operating system error gives 1.
+    Damaged data and bad data quality give 3. Every other `HeadraceError` and every operating system error gives 1,
+    and so does a file that is no table at all.
     An unexpected error is a bug.
     """
     from headrace.pipelines.errors import QualityError
-    from headrace.storage.errors import CorruptionError, HeadraceError
+    from headrace.storage.errors import CorruptionError, HeadraceError, NotATableError
 
     families: tuple[tuple[type[BaseException] | tuple[type[BaseException], ...], ExitCode], ...] = (
         ((KeyboardInterrupt, click.Abort), ExitCode.INTERRUPTED),
         (click.UsageError, ExitCode.USAGE),
+        (NotATableError, ExitCode.FAILURE),  # a wrong file, not a damaged one
         ((CorruptionError, QualityError), ExitCode.DAMAGED),
         ((HeadraceError, click.ClickException, OSError, MemoryError), ExitCode.FAILURE),
     )
@@ -93,14 +95,14 @@ def _report(error: BaseException, console: Console, command: list[str]) -> int:
         _report_bug(error, console, command)
     else:
         step = console.failed_step or UNNAMED_STEP
-        again = _way_on(error, code, step, shlex.join(command))
+        again = _way_on(error, code, step, console.command_path, shlex.join(command))
         console.failure(
             Failure(KINDS[code], code, step.doing, _with_pipeline(_cause(error), step.pipeline), step.left, again)
         )
     return code
 
 
-def _way_on(error: BaseException, code: ExitCode, step: Step, command: str) -> str:
+def _way_on(error: BaseException, code: ExitCode, step: Step, path: str, command: str) -> str:
     from headrace.pipelines.errors import SeveralSourcesError
     from headrace.storage.errors import NotATableError
 
@@ -112,7 +114,41 @@ def _way_on(error: BaseException, code: ExitCode, step: Step, command: str) -> s
         return command
     if code is ExitCode.DAMAGED and step.repair:
         return step.repair
-    return f"fix the cause, then run: {command}"
+    return _correction(error, step, path) or f"fix the cause, then run: {command}"
+
+
+def _correction(error: BaseException, step: Step, path: str) -> str:
+    """Return how to go on where the command itself is wrong, or may be; an empty text elsewhere."""
+    if _is_of_arguments(error):
+        return f"correct the command; its arguments: {path} --help"
+    if step.pipeline is None and _may_be_of_arguments(error):  # else the pipeline file gives what does not fit
+        return f"correct the command or the cause, then run it again; its arguments: {path} --help"
+    return ""
+
+
+def _is_of_arguments(error: BaseException) -> bool:
+    """Whether the same command would fail again, whatever its files hold."""
+    from headrace.cli.errors import ArgumentsError
+
+    return isinstance(error, ArgumentsError)
+
+
+def _may_be_of_arguments(error: BaseException) -> bool:
+    """Whether an argument does not fit what the command found, so that either may be wrong."""
+    from headrace.cli.errors import OutputFileError
+    from headrace.joins.errors import JoinInputError
+    from headrace.storage.errors import (
+        InputError,
+        MemoryBudgetError,
+        SchemaError,
+        TableExistsError,
+        TableNotFoundError,
+    )
+
+    families = (
+        JoinInputError | MemoryBudgetError | OutputFileError | SchemaError | TableExistsError | TableNotFoundError
+    )
+    return isinstance(error, families) or type(error) is InputError
 
 
 def _cause(error: BaseException) -> str:

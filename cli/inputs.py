@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from headrace.cli.errors import ArgumentsError
 from headrace.cli.matching import distance
 from headrace.cli.streams import PLAIN, CsvFormat, FileStream, open_stream
 from headrace.joins.streams import Near
-from headrace.storage.errors import InputError
+from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,7 +66,7 @@ class Inputs:
                     found[name] = column
         for name, stream in self.streams.items():
             if found.get(name) not in stream.schema.names:
-                raise InputError(
+                raise ArgumentsError(
                     f"{option} names no column of {name}; its columns are {', '.join(stream.schema.names)}"
                 )
         return found
@@ -138,7 +138,7 @@ def _present(types: Mapping[str, pa.DataType], streams: Mapping[str, FileStream]
     unknown = [column for column in types if not any(column in each for each in found.values())]
     if unknown:
         columns = "; ".join(f"{name} has {', '.join(stream.schema.names)}" for name, stream in streams.items())
-        raise InputError(f"--text names {unknown[0]!r}, which is a column of no input: {columns}")
+        raise ArgumentsError(f"--text names {unknown[0]!r}, which is a column of no input: {columns}")
     return {name: each for name, each in found.items() if each}
 
 
@@ -154,7 +154,7 @@ def _pairs(pair: tuple[str, str], names: Sequence[str]) -> list[Pair]:
         return [((names[0], left), (name, right)) for name in names[1:]]
     if len(names) > _TWO and (left_side is None or right_side is None):
         _refuse_unknown(pair[0] if left_side is None else pair[1], names)
-        raise InputError(
+        raise ArgumentsError(
             f"{pair[0]}={pair[1]} does not name two inputs; write INPUT.COL=INPUT.COL, with two of {', '.join(names)}"
         )
     return [((left_side or names[0], left), (right_side or names[1], right))]
@@ -165,16 +165,16 @@ def _check_columns(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> 
         names = streams[name].schema.names
         if column not in names:
             _refuse_unknown(column, list(streams))
-            raise InputError(f"input {name} has no column {column!r}; its columns are {', '.join(names)}")
+            raise ArgumentsError(
+                f"input {name} has no column {column!r}{nearest(column, names)}; its columns are {', '.join(names)}"
+            )
 
 
 def _refuse_unknown(text: str, inputs: Sequence[str]) -> None:
     """Raise an error if a text that is no column names an input that there is not."""
     name, dot, _ = text.partition(".")
     if dot and name not in inputs:
-        close = difflib.get_close_matches(name, inputs, n=1)
-        meant = f" (did you mean {close[0]!r}?)" if close else ""
-        raise InputError(f"no input is named {name!r}{meant}; the inputs are {', '.join(inputs)}")
+        raise ArgumentsError(f"no input is named {name!r}{nearest(name, inputs)}; the inputs are {', '.join(inputs)}")
 
 
 def _agreed(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> dict[str, dict[str, pa.DataType]]:

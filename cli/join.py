@@ -10,7 +10,7 @@ import click
 
 from headrace import joins, storage
 from headrace.cli.blocks import Pairs, counted
-from headrace.cli.errors import CliError
+from headrace.cli.errors import ArgumentsError
 from headrace.cli.options import (
     DURATION,
     NEW_FILE,
@@ -21,7 +21,7 @@ from headrace.cli.options import (
     match_options,
     pass_console,
 )
-from headrace.storage.errors import InputError
+from headrace.storage.errors import nearest
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
@@ -147,7 +147,10 @@ def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: A
         _refuse_own_tail(request)
         _refuse_name_of_csv(out)
         with storage.Table.open(table) as relation:
-            arriving = open_stream(stream, csv=_typed_csv(request, relation.schema))
+            form = _typed_csv(request, relation.schema)
+            request.match.check_key(relation.key)
+            arriving = open_stream(stream, csv=form)
+            _require_columns(request, arriving.schema)
             with _operator(request, relation) as operator:
                 started = console.clock()
                 rows_out = _pump(operator, arriving, out, console)
@@ -157,23 +160,39 @@ def join(console: Console, /, table: Path, stream: Path, out: Path, **choices: A
 
 def _refuse_own_tail(request: JoinRequest) -> None:
     if request.stream.is_dir() and request.out.resolve().is_relative_to(request.stream.resolve()):
-        raise CliError(f"{request.out} lies in the stream's folder and would be read as part of it; write elsewhere")
+        raise ArgumentsError(
+            f"{request.out} lies in the stream's folder and would be read as part of it; write elsewhere"
+        )
 
 
 def _refuse_name_of_csv(out: Path) -> None:
     from headrace.cli.streams import kind_of
 
     if kind_of(out) == "csv":
-        raise CliError(f"{out} is named as a CSV, but the result is Parquet; write to {out.with_suffix('.parquet')}")
+        raise ArgumentsError(
+            f"{out} is named as a CSV, but the result is Parquet; write to {out.with_suffix('.parquet')}"
+        )
 
 
 def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
     """Give the join columns of a CSV the types of their key columns, so that 007 matches the text '007'."""
     unknown = [key for _, key in request.match.pairs if key not in table.names]
     if unknown:
-        raise InputError(f"the table has no column {unknown[0]!r}; its columns are {', '.join(table.names)}")
+        near = nearest(unknown[0], table.names)
+        raise ArgumentsError(f"the table has no column {unknown[0]!r}{near}; its columns are {', '.join(table.names)}")
     keys = {stream: table.field(key).type for stream, key in request.match.pairs}
     return replace(request.csv, types={**request.csv.types, **keys})
+
+
+def _require_columns(request: JoinRequest, stream: pa.Schema) -> None:
+    """Raise an error if the stream lacks a column that an option names."""
+    named = [column for column, _ in request.match.pairs]
+    for name in [*named, *([request.deadline_column] if request.deadline_column else [])]:
+        if name not in stream.names:
+            raise ArgumentsError(
+                f"{request.stream} has no column {name!r}{nearest(name, stream.names)}; its columns are "
+                f"{', '.join(stream.names)}"
+            )
 
 
 def _operator(request: JoinRequest, table: storage.Table) -> Operator:
@@ -184,10 +203,9 @@ def _operator(request: JoinRequest, table: storage.Table) -> Operator:
     }
     if request.algorithm == "ssij":
         return joins.SSIJ(table, **options, deadline=request.deadline, deadline_column=request.deadline_column)
-    if request.deadline_column is not None:
-        raise InputError(f"{request.algorithm} knows no deadlines; leave out --deadline-column or use --algorithm ssij")
-    if request.deadline is not None:
-        raise InputError(f"{request.algorithm} knows no deadline; leave out --deadline or use --algorithm ssij")
+    for option, given in (("--deadline-column", request.deadline_column), ("--deadline", request.deadline)):
+        if given is not None:
+            raise ArgumentsError(f"{request.algorithm} knows no deadlines; leave out {option} or use --algorithm ssij")
     kind = joins.MeshJoin if request.algorithm == "meshjoin" else joins.IndexNestedLoops
     return kind(table, **options)
 

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
+from headrace.cli.errors import ArgumentsError
 from headrace.joins import AsOf, Band
 from headrace.joins.predicates.offsets import is_moderate
-from headrace.storage.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,14 +67,39 @@ class Match:
             return Band(*pair, below, width("--above", self.above or "0", pair[1]), by=self.on)
         return list(self.on)
 
+    def check_key(self, key: Sequence[str]) -> None:
+        """Refuse columns of the table that are not its key as the options need it.
+
+        Raises
+        ------
+        ArgumentsError
+            Names the key and the columns that are given.
+        """
+        self._check()
+        equal = [column for _, column in self.on]
+        columns = f"the key is {', '.join(key)}, and --on names {', '.join(equal) or 'none'}"
+        for option, pairs in (("--as-of", self.as_of), ("--band", self.band)):
+            if pairs and (
+                set(key[: len(equal)]) != set(equal) or tuple(key[len(equal) : len(equal) + 1]) != (pairs[0][1],)
+            ):
+                raise ArgumentsError(
+                    f"{option} needs a table whose key begins with the columns of --on and continues with "
+                    f"{pairs[0][1]!r}; {columns}"
+                )
+        if self.on == self.pairs and sorted(equal) != sorted(key):
+            raise ArgumentsError(
+                f"--on must name each key column of the table once; {columns}; pair columns of different names as in "
+                f"--on STREAM_COL={key[0]}"
+            )
+
     def _check(self) -> None:
         if not self.pairs:
-            raise InputError("say which rows match: --on, --as-of or --band")
+            raise ArgumentsError("say which rows match: --on, --as-of or --band")
         if self.as_of and self.band:
-            raise InputError("--as-of and --band do not go together; leave one out")
+            raise ArgumentsError("--as-of and --band do not go together; leave one out")
         for option, pairing in (("--as-of", self.as_of), ("--band", self.band)):
             if len(pairing) > 1:
-                raise InputError(f"{option} takes one pair of columns; those that are to be equal go to --on")
+                raise ArgumentsError(f"{option} takes one pair of columns; those that are to be equal go to --on")
         _refuse("--as-of", self.as_of, {"--direction": self.direction, "--tolerance": self.tolerance})
         _refuse("--band", self.band, {"--below": self.below, "--above": self.above})
 
@@ -82,7 +107,7 @@ class Match:
 def _refuse(owner: str, given: Sequence[object], options: dict[str, str | None]) -> None:
     for option, value in options.items():
         if value is not None and not given:
-            raise InputError(f"{option} belongs to {owner}")
+            raise ArgumentsError(f"{option} belongs to {owner}")
 
 
 def distance(option: str, text: str, columns: Mapping[str, pa.DataType]) -> int | Decimal | str:
@@ -104,7 +129,7 @@ def distance(option: str, text: str, columns: Mapping[str, pa.DataType]) -> int 
     if width and not isinstance(width, str) and all(map(pa.types.is_temporal, columns.values())):
         unit = "d" if any(map(pa.types.is_date, columns.values())) else "s"
         times = "are times" if len(columns) > 1 else "is a time"
-        raise InputError(
+        raise ArgumentsError(
             f"{option} {text} has no unit, but {' and '.join(columns)} {times}; write a duration such as {text}{unit} "
             "(units: us, ms, s, m, h, d)"
         )
@@ -118,5 +143,5 @@ def _offset(text: str) -> int | Decimal | str:
     except InvalidOperation:
         return text
     if not is_moderate(number):
-        raise InputError(f"{text} is no distance between keys: give a moderate number, or a duration such as 5s")
+        raise ArgumentsError(f"{text} is no distance between keys: give a moderate number, or a duration such as 5s")
     return int(number) if number == number.to_integral_value() else number

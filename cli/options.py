@@ -51,6 +51,10 @@ class Size(click.ParamType[Any]):
         from headrace.storage.errors import InputError
         from headrace.storage.units import parse_memory
 
+        if isinstance(value, str) and value.strip().isdecimal():
+            self.fail(
+                f"{value} has no unit; write one, as in {value}MiB (units: B, KB, MB, GB, KiB, MiB, GiB)", param, ctx
+            )
         try:
             return parse_memory(value)
         except InputError as error:
@@ -229,6 +233,11 @@ class ReportingCommand(click.Command):
         super().__init__(*args, **kwargs)
         self.params += _console_flags()
 
+    def invoke(self, ctx: click.Context) -> Any:
+        """Invoke the command; the console knows its name from then on, for advice."""
+        ctx.ensure_object(Console).command_path = ctx.command_path
+        return super().invoke(ctx)
+
 
 class ReportingGroup(LazyGroup):
     """A group that is a command of its own, with the options of `ReportingCommand`."""
@@ -236,6 +245,11 @@ class ReportingGroup(LazyGroup):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.params += _console_flags()
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Invoke the command; the console knows its name from then on, for advice."""
+        ctx.ensure_object(Console).command_path = ctx.command_path
+        return super().invoke(ctx)
 
 
 def _console_flags() -> list[click.Parameter]:

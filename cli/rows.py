@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 
 from headrace.cli.console import echo
-from headrace.storage.errors import InputError
+from headrace.cli.errors import ArgumentsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ def parse_key(text: str | None, key: list[pa.Field]) -> tuple[Any, ...] | None:
         return None
     parts = _fields(text) if len(key) > 1 or text.startswith('"') else [text]
     if len(parts) != len(key):
-        raise InputError(
+        raise ArgumentsError(
             f"the key has {len(key)} columns ({', '.join(f.name for f in key)}), but {text!r} {len(parts)}; "
             "give a value for each"
         )
@@ -41,7 +41,7 @@ def _fields(text: str) -> list[str]:
     try:
         return next(csv.reader(io.StringIO(text, newline=""), strict=True), [])
     except csv.Error as error:
-        raise InputError(f"{text!r} is not quoted as in CSV: {error}") from error
+        raise ArgumentsError(f"{text!r} is not quoted as in CSV: {error}") from error
 
 
 def _parsed(text: str, field: pa.Field) -> Any:
@@ -54,7 +54,7 @@ def _parsed(text: str, field: pa.Field) -> Any:
             return pa.array([int(text)], pa.int64()).cast(field.type)[0]
         return pa.array([text]).cast(field.type)[0]
     except (pa.ArrowException, ValueError, OverflowError) as error:
-        raise InputError(
+        raise ArgumentsError(
             f"{text!r} is no {field.type}, the type of key column {field.name!r}; "
             "write it as `headrace table scan` prints it"
         ) from error

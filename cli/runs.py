@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.blocks import Grid, Pairs, Text
-from headrace.cli.errors import CliError
+from headrace.cli.errors import ArgumentsError
 from headrace.cli.options import PATH, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def runs(console: Console, /, pipeline: Path, wanted: str | None, limit: int) ->
     from headrace.pipelines.catalog import Catalog
     from headrace.pipelines.config import load_any
 
-    with console.step(f"reading the run catalog of {pipeline}", left="the catalog as it was"):
+    with console.step(f"reading the run catalog of {pipeline}", left="the catalog as it was", pipeline=pipeline):
         config = load_any(pipeline)
         with Catalog(str(config.catalog)) as catalog:
             if wanted is not None:
@@ -63,8 +63,8 @@ def _find(catalog: Catalog, pipeline: str, wanted: str) -> RunRecord:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise CliError(f"no run of {pipeline} begins with {wanted!r}; `headrace runs` lists them")
-    raise CliError(f"{len(found)} runs begin with {wanted!r}; write more of the id")
+        raise ArgumentsError(f"no run of {pipeline} begins with {wanted!r}; `headrace runs` lists them")
+    raise ArgumentsError(f"{len(found)} runs begin with {wanted!r}; write more of the id")
 
 
 def _show_runs(pipeline: str, runs: list[RunRecord], console: Console) -> None:

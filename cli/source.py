@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from headrace.cli.blocks import Block, Grid, Pairs, Text
-from headrace.cli.errors import CliError
+from headrace.cli.errors import ArgumentsError
 from headrace.cli.options import PATH, ReportingCommand, pass_console
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _of_source(pipeline: Path | str, source: str | None, *arguments: str) -> Pip
     config, command = load_any(pipeline), shlex.join([str(pipeline), *arguments])
     if isinstance(config, PipelineConfig):
         if source is not None:
-            raise CliError(f"{config.name} has one source, which has no name; leave --source out")
+            raise ArgumentsError(f"{config.name} has one source, which has no name; leave --source out")
         return config
     if source not in config.sources:
         given = "" if source is None else f"{source!r} is not one of them; "

@@ -9,6 +9,7 @@ import click
 
 from headrace import storage
 from headrace.cli.blocks import Grid, Pairs, Text
+from headrace.cli.errors import ArgumentsError
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import COLUMNS, NEW_FILE, PATH, SIZE, ReportingCommand, csv_options, pass_console
 from headrace.storage.units import format_size
@@ -63,6 +64,8 @@ def build(console: Console, /, source: Path, out: Path, key: tuple[str, ...], cs
 
     with console.step(f"building {out} from {source}", left=f"nothing; {out} was not written or changed"):
         check_place(out)
+        if out.exists() and not options["overwrite"]:
+            raise ArgumentsError(f"{out} exists already; name another file, or replace it with --overwrite")
         stream = open_stream(source, csv=csv)
         check_place(out, stream.files)
         started = console.clock()

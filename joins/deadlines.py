@@ -16,6 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from headrace.joins.errors import JoinInputError, StreamSchemaError
+from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -74,7 +75,8 @@ class Deadlines:
         if len(found) != 1:
             count = "no column" if not found else f"{len(found)} columns"
             raise StreamSchemaError(
-                f"the stream has {count} {self.column!r} for the deadlines; its columns are {', '.join(stream.names)}"
+                f"the stream has {count} {self.column!r}{'' if found else nearest(self.column, stream.names)} for the "
+                f"deadlines; its columns are {', '.join(stream.names)}"
             )
         kind = stream.field(found[0]).type
         if not (pa.types.is_duration(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)):

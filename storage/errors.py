@@ -6,6 +6,12 @@ a file that is damaged (`CorruptionError`), and an operating system that refuses
 
 from __future__ import annotations
 
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = [
     "ClosedTableError",
     "CorruptPageError",
@@ -24,7 +30,14 @@ __all__ = [
     "TableExistsError",
     "TableNotFoundError",
     "UniqueViolationError",
+    "nearest",
 ]
+
+
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Return " (did you mean 'x'?)" for the nearest of `names`, or an empty text if no name is close enough."""
+    close = get_close_matches(name, names, n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 class HeadraceError(Exception):
@@ -114,7 +127,7 @@ class CorruptionError(HeadraceError):
 
 
 class NotATableError(CorruptionError):
-    """The file does not begin with a valid superblock of a clustered table."""
+    """The file does not begin as a clustered table does: another file was named, or its first bytes are gone."""
 
 
 class CorruptPageError(CorruptionError):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from headrace.joins.errors import JoinInputError, StreamSchemaError
+from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,7 +88,8 @@ def stream_column(stream: pa.Schema, name: str) -> int:
     """
     if not isinstance(name, str) or len(stream.get_all_field_indices(name)) != 1:
         raise StreamSchemaError(
-            f"the stream must have one column {name!r}; its columns are {', '.join(map(repr, stream.names))}"
+            f"the stream must have one column {name!r}{nearest(str(name), stream.names)}; its columns are "
+            f"{', '.join(map(repr, stream.names))}"
         )
     return int(stream.get_field_index(name))
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from headrace.joins.errors import JoinInputError
 from headrace.joins.predicates.base import Pairs, Predicate, as_pairs, refusal, stream_column
+from headrace.storage.errors import nearest
 from headrace.storage.format import KeyWords, key_words
 
 if TYPE_CHECKING:
@@ -54,6 +55,12 @@ class Equality:
             Names the relation's key columns.
         """
         named = sorted(self.equated)
+        unknown = [key for key in named if key not in codec.columns]
+        if len(named) == len(codec.columns) and unknown:
+            raise JoinInputError(
+                f"the table has no key column {unknown[0]!r}{nearest(unknown[0], codec.columns)}; the key is "
+                f"{', '.join(map(repr, codec.columns))}; pair columns of different names as (stream column, key column)"
+            )
         if named != sorted(codec.columns):
             raise JoinInputError(
                 f"`on` must name each key column of the table once; the key is {', '.join(map(repr, codec.columns))}, "

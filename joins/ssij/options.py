@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Self, TypedDict
 
 from headrace.joins.errors import JoinInputError
+from headrace.storage.errors import nearest
 from headrace.storage.read import (
     LRU,
     AgeingCounter,
@@ -33,6 +34,7 @@ _POLICIES: dict[str, Callable[[], CachePolicy]] = {
     "lru": LRU,
     "none": UtilityCounter,
 }
+_PARAMETERS = ("table", "on", "how", "memory", "deadline", "deadline_column", "columns", "reader", "clock")
 _INDEXES = ("fitting", "whole", "paged")
 _PLANNERS: dict[str, Planner] = {"optimal": plan_reads, "greedy": plan_reads_greedily}
 
@@ -95,10 +97,10 @@ class SSIJOptions:
         JoinInputError
             If a value cannot be used.
         """
-        known = [option.name for option in fields(cls)]
+        known = (*_PARAMETERS, *(option.name for option in fields(cls)))
         for name in given:
             if name not in known:
-                raise TypeError(f"SSIJ has no parameter {name!r}; its options are {', '.join(known)}")
+                raise TypeError(f"SSIJ has no parameter {name!r}{nearest(name, known)}; it has {', '.join(known)}")
         return cls(**given)
 
     def _check_split(self) -> None:

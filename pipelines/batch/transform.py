@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from headrace.pipelines.batch.user_code import UserCodeError, imported_from, user_function
-from headrace.pipelines.config.column_types import TYPE_NAMES, arrow_type, nearest
+from headrace.pipelines.config.column_types import TYPE_NAMES, arrow_type
 from headrace.pipelines.config.problems import DocumentPath, Problem
 from headrace.pipelines.errors import PipelineFileError
 from headrace.pipelines.spark.columns import quoted, spark_schema
@@ -36,6 +36,7 @@ from headrace.pipelines.spark.plans import (
     renumbered,
     row_wise_nodes,
 )
+from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,7 +14,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headrace.pipelines.config.column_types import nearest
+from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

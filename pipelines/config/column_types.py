@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from headrace.pipelines.errors import PipelineFileError
+from headrace.storage.errors import nearest
 from headrace.storage.format import stored_type
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TYPE_NAMES", "arrow_schema", "arrow_type", "nearest", "spark_ddl", "table_type", "type_name"]
+__all__ = ["TYPE_NAMES", "arrow_schema", "arrow_type", "spark_ddl", "table_type", "type_name"]
 
 _PLAIN = {
     "boolean": pa.bool_(),
@@ -38,12 +38,6 @@ _SIGNED = {
 _DECIMAL = re.compile(r"decimal\s*\(\s*(\d+)\s*,\s*(\d+)\s*\)")
 _MOST_DIGITS = 38
 TYPE_NAMES = (*_PLAIN, "decimal(p,s)")
-
-
-def nearest(name: str, names: tuple[str, ...] | list[str]) -> str:
-    """Return " (did you mean 'x'?)" for the nearest of `names`, or an empty text if no name is close enough."""
-    close = difflib.get_close_matches(name, names, n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def canonical(text: str) -> str:

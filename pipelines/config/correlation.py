@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, PrivateAttr, ValidationError, model_validator
 
-from headrace.pipelines.config.column_types import arrow_schema, nearest, type_name
+from headrace.pipelines.config.column_types import arrow_schema, type_name
 from headrace.pipelines.config.model import (
     ColumnPart,
     DimensionConfig,
@@ -38,7 +38,7 @@ from headrace.pipelines.config.rules import step_problems
 from headrace.pipelines.config.transform import TransformStep  # noqa: TC001 - pydantic resolves annotations
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
 from headrace.pipelines.paths import anchored, is_link, local_url, sqlite_file, sqlite_url, table_location
-from headrace.storage.errors import InputError
+from headrace.storage.errors import InputError, nearest
 from headrace.storage.units import parse_memory
 
 if TYPE_CHECKING:

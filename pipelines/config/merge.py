@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from headrace.pipelines.config.column_types import canonical, nearest
+from headrace.pipelines.config.column_types import canonical
 from headrace.pipelines.config.problems import DocumentPath, Problem
+from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel
 
-from headrace.pipelines.config.column_types import nearest
+from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

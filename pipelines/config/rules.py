@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headrace.pipelines.config.column_types import arrow_schema, canonical, nearest
+from headrace.pipelines.config.column_types import arrow_schema, canonical
 from headrace.pipelines.config.history import as_of_lookup, declared_history, parents_first, references_of
 from headrace.pipelines.config.merge import merge_problems
 from headrace.pipelines.config.problems import Problem
 from headrace.pipelines.config.special_rules import special_problems
 from headrace.pipelines.errors import PipelineFileError
-from headrace.storage.errors import InputError
+from headrace.storage.errors import InputError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.storage.errors import KeyInputError, SchemaError
+from headrace.storage.errors import KeyInputError, SchemaError, nearest
 from headrace.storage.format import _key_kernels as kernels
 from headrace.storage.format._key_kernels import KeyParts
 from headrace.storage.format.coercion import coerce, shown
@@ -358,7 +358,10 @@ def _key_types(schema: pa.Schema, columns: tuple[str, ...]) -> list[pa.DataType]
     types = []
     for name in columns:
         if name not in schema.names:
-            raise SchemaError(f"there is no key column {name!r}; the columns are {', '.join(map(repr, schema.names))}")
+            raise SchemaError(
+                f"there is no column {name!r}{nearest(str(name), schema.names)} for the key; the columns are "
+                f"{', '.join(map(repr, schema.names))}"
+            )
         dtype = schema.field(name).type
         if pa.types.is_floating(dtype) or not (fixed_type(dtype) or is_bytes(dtype)):
             raise SchemaError(

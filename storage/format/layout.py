@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.storage.errors import SchemaError
+from headrace.storage.errors import SchemaError, nearest
 from headrace.storage.format.columns import fixed_type
 from headrace.storage.format.constants import DIRECTORY_ENTRY, HEADER
 from headrace.storage.format.keys import KeyCodec
@@ -103,7 +103,8 @@ class LeafLayout:
         for name in columns:
             if name not in self.schema.names:
                 raise SchemaError(
-                    f"the table has no column {name!r}; its columns are {', '.join(map(repr, self.schema.names))}"
+                    f"the table has no column {name!r}{nearest(name, self.schema.names)}; its columns are "
+                    f"{', '.join(map(repr, self.schema.names))}"
                 )
         return list(columns)
 

@@ -50,6 +50,8 @@ def read_superblock(backend: StorageBackend) -> Superblock:
     Raises
     ------
     NotATableError
+        If the file does not begin as a table does.
+    CorruptionError
         If neither slot holds a whole superblock.
     FormatVersionError
         If the table has another format version.
@@ -166,7 +168,7 @@ def _read_block(backend: StorageBackend, offset: int, size: int) -> bytes:
     return bytes(block)
 
 
-def _not_a_table(backend: StorageBackend, size: int) -> NotATableError:
+def _not_a_table(backend: StorageBackend, size: int) -> CorruptionError:
     """Return the error for a file without a whole superblock; raise if it looks like one of another format version."""
     if size == 0:
         return NotATableError(f"{backend.path} is empty, not a table; build it again")
@@ -176,4 +178,4 @@ def _not_a_table(backend: StorageBackend, size: int) -> NotATableError:
     version = version_of(block[:COPY_BYTES])
     if version is not None:
         refuse_version(version)
-    return NotATableError(f"both superblocks of {backend.path} are damaged; restore the file or build it again")
+    return CorruptionError(f"both superblocks of {backend.path} are damaged; restore the file or build it again")

@@ -346,9 +346,7 @@ def _places(
         if not target.parent.is_dir():
             raise InputError(f"cannot build {target}: the folder {target.parent} does not exist; create it")
         if target.exists() and not overwrite:
-            raise TableExistsError(
-                f"{target} exists already; name another file or ask to overwrite it (overwrite=True, --overwrite)"
-            )
+            raise TableExistsError(f"{target} exists already; name another file, or replace it with `overwrite=True`")
         if target.exists() and not target.is_file():
             raise InputError(f"{target} is not a regular file; name another file")
         if not spill.is_dir():

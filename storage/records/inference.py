@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from headrace.storage.errors import RecordFileError
+from headrace.storage.errors import RecordFileError, nearest
 from headrace.storage.records._value_kernels import FORM
 from headrace.storage.records.csv_files import block_fields, csv_blocks, read_heading
 from headrace.storage.records.formats import RecordFormat
@@ -79,7 +79,8 @@ def infer_columns(path: StrPath, form: RecordFormat, known: Mapping[str, pa.Data
         found = _FINDERS[form.kind](str(path), form)
     missing = [name for name in known if name not in found.names]
     if missing:
-        raise RecordFileError(f"{path} has no column {missing[0]!r}; its columns are {', '.join(found.names)}")
+        near = nearest(missing[0], found.names)
+        raise RecordFileError(f"{path} has no column {missing[0]!r}{near}; its columns are {', '.join(found.names)}")
     return pa.schema([column.with_type(known.get(column.name, column.type)) for column in found])
 
 

@@ -101,7 +101,8 @@ def test_an_empty_folder(join, table, tmp_path):
 def test_a_file_that_is_not_a_table(join, tmp_path, stream, content):
     (tmp_path / "t.tbl").write_bytes(content)
     outcome = join(tmp_path / "t.tbl", stream)
-    assert outcome.code == 3
+    assert outcome.code == 1
+    assert "headrace: failed while joining" in outcome.err
     assert "t.tbl" in outcome.err
     assert "go on  name a table, or build it from its source: headrace table build" in outcome.err
 
@@ -251,3 +252,53 @@ def test_a_full_standard_output_is_named(table, words, step):
     assert done.returncode == 1
     assert f"failed while {step}" in done.stderr
     assert "cannot write standard output: No space left on device; free space, or write elsewhere" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "cause"),
+    [
+        (["--on", "s=kk"], "the table has no column 'kk' (did you mean 'k'?); its columns are k, v"),
+        (["--on", "ss=k"], "has no column 'ss' (did you mean 's'?); its columns are s"),
+        (["--on", "s=v"], "--on must name each key column of the table once; the key is k, and --on names v; "),
+        (["--on", "s=k", "--as-of", "s=v"], "--as-of needs a table whose key begins with the columns of --on and "),
+        (["--as-of", "s=v"], "continues with 'v'; the key is k, and --on names none"),
+        (["--on", "s=k", "--algorithm", "inlj", "--deadline", "1s"], "leave out --deadline or use --algorithm ssij"),
+        (["--on", "s=k", "--memory", "1KiB"], "the join needs at least"),
+        (["--on", "s=k", "-o", "out.csv"], "write to out.parquet"),
+    ],
+)
+def test_a_wrong_command_is_not_advised_again(invoke, table, stream, tmp_path, monkeypatch, options, cause):
+    monkeypatch.chdir(tmp_path)
+    outcome = invoke("join", table, stream, *([] if "-o" in options else ["-o", "out.parquet"]), *options)
+    assert outcome.code == 1, outcome
+    assert cause in outcome.err
+    assert "(stream column" not in outcome.err
+    assert "`by`" not in outcome.err
+    (advice,) = [line for line in outcome.err.splitlines() if line.startswith("  go on")]
+    assert "correct the command" in advice
+    assert advice.endswith("headrace join --help")
+    assert invoke(*advice.rpartition(": headrace ")[2].split()).code == 0
+
+
+def test_a_key_that_is_no_column_names_the_nearest(invoke, tmp_path, stream):
+    outcome = invoke("table", "build", stream, "--key", "ss", "-o", tmp_path / "t")
+    assert outcome.code == 1
+    assert "there is no column 'ss' (did you mean 's'?) for the key" in outcome.err
+    assert "correct the command" in outcome.err
+    assert "its arguments: headrace table build --help" in outcome.err
+
+
+def test_a_table_that_exists_is_replaced_as_advised(invoke, table, tmp_path):
+    command = ["table", "build", tmp_path / "source.parquet", "--key", "k", "-o", table]
+    outcome = invoke(*command)
+    assert outcome.code == 1
+    assert "name another file, or replace it with --overwrite" in outcome.err
+    assert "overwrite=True" not in outcome.err
+    assert invoke(*command, "--overwrite").code == 0
+
+
+def test_a_parquet_file_is_not_a_damaged_table(invoke, stream):
+    outcome = invoke("table", "info", stream)
+    assert outcome.code == 1
+    assert "headrace: failed while opening" in outcome.err
+    assert "damage" not in outcome.err

@@ -473,3 +473,15 @@ def test_a_stopped_run_leaves_nothing_that_looks_complete(invoke, feeds, tmp_pat
     assert invoke(*inputs).code == 0, "the next run replaces what is left"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert place == "-o" or all(path.name.startswith("part-") for path in (tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(("how", "algorithm"), [("inner", "diner"), ("full", "xjoin")])
+def test_the_algorithm_that_a_symmetric_hash_join_advises_does_the_join(invoke, tmp_path, how, algorithm):
+    rows = "".join(f"{number},{'x' * 400}\n" for number in range(2000))
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.csv").write_text(f"key,text\n{rows}")
+    command = ["correlate", tmp_path / "a.csv", tmp_path / "b.csv", "--on", "key", "--how", how, "--memory", "1MiB"]
+    refused = invoke(*command, "--quiet", "--algorithm", "symmetric-hash")
+    assert refused.code == 1, refused
+    assert f"or use an algorithm that spills, as in --algorithm {algorithm}\n" in refused.err
+    assert invoke(*command, "--quiet", "--algorithm", algorithm).code == 0

@@ -32,7 +32,7 @@ COMMAND = ["headrace", "join", "a b.tbl"]
         (click.UsageError("x"), 2),
         (click.BadParameter("x"), 2),
         (CorruptPageError("x"), 3),
-        (NotATableError("x"), 3),
+        (NotATableError("x"), 1),
         (ConservationError("x"), 3),
         (SchemaError("x"), 1),
         (LockedError("x"), 1),
@@ -62,10 +62,10 @@ def raising(error, console, **step):
 
 def test_a_failure_names_step_cause_state_and_the_way_on(capsys):
     console = Console()
-    assert guarded(raising(SchemaError("no column x"), console), console, COMMAND) == ExitCode.FAILURE
+    assert guarded(raising(InputFileError("no file x"), console), console, COMMAND) == ExitCode.FAILURE
     assert capsys.readouterr().err.splitlines() == [
         "headrace: failed while joining a with b",
-        "  cause  no column x",
+        "  cause  no file x",
         "  left   nothing; out is as it was",
         "  go on  fix the cause, then run: headrace join 'a b.tbl'",
     ]
@@ -133,6 +133,7 @@ def test_an_unknown_command_lists_the_valid_ones(invoke):
         ["--on", "=k"],
         ["--on", "k="],
         ["--on", "k", "--memory", "lots"],
+        ["--on", "k", "--memory", "32"],
         ["--on", "k", "--deadline", "-1s"],
         *(["--on", "k", "--delimiter", mark] for mark in ("", ",,", "é", "\n", '"')),
     ],
@@ -248,3 +249,8 @@ def test_a_failure_names_the_pipeline_file_in_the_commands_it_recommends(capsys)
 
     assert guarded(work, console, ["headrace", "run"]) == ExitCode.FAILURE
     assert "headrace source skip 'my shop.yml' a.csv" in capsys.readouterr().err
+
+
+def test_a_size_without_a_unit_is_told_one(invoke):
+    outcome = invoke("join", "t", "s", "--on", "k", "--memory", "32", "-o", "out.parquet")
+    assert "32 has no unit; write one, as in 32MiB" in outcome.err

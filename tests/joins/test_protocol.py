@@ -137,6 +137,7 @@ def test_the_stream_keeps_its_schema(table, operator):
     ("given", "error", "message"),
     [
         ({"on": [("k", "v")]}, JoinInputError, "the key is 'k'"),
+        ({"on": [("k", "kk")]}, JoinInputError, "no key column 'kk' .did you mean 'k'[?][)]; the key is 'k'"),
         ({"on": []}, JoinInputError, "names none"),
         ({"on": [("a", "b", "c")]}, JoinInputError, "pairs"),
         ({"on": [1]}, JoinInputError, "pairs, not 1"),

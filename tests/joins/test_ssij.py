@@ -295,7 +295,7 @@ def test_an_unknown_variant_names_the_known_ones(table, name, value, message):
 
 
 def test_an_unknown_option_names_the_known_ones(table):
-    with pytest.raises(TypeError, match="no parameter 'max_scam'; its options are max_scan, input_threshold"):
+    with pytest.raises(TypeError, match="no parameter 'max_scam' .did you mean 'max_scan'.*; it has table, on, how, memory, deadline"):
         make(table, max_scam=3)
 
 

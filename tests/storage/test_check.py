@@ -7,7 +7,7 @@ import pytest
 
 from headrace.storage import Table
 from headrace.storage.check import check_backend
-from headrace.storage.errors import CorruptionError, NotATableError
+from headrace.storage.errors import CorruptionError
 from headrace.storage.file.backend import FileBackend
 from headrace.storage.format._byte_kernels import xxh64
 from headrace.storage.format.slots import write_superblock
@@ -165,7 +165,7 @@ def test_all_damaged_pages_are_reported_not_only_the_first(tmp_path):
 @pytest.mark.parametrize("content", [b"", b"k,v\n1,2\n", bytes(PAGE * 4), b"HEADRACE" + bytes(PAGE)])
 def test_what_is_not_a_table_is_said_to_be_none(tmp_path, content):
     (tmp_path / "t").write_bytes(content)
-    with pytest.raises(NotATableError):
+    with pytest.raises(CorruptionError):
         Table.open(tmp_path / "t")
     (violation,) = check(tmp_path / "t").violations
     assert violation.invariant == "superblock"

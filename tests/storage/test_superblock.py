@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.storage.errors import FormatVersionError, InputError, NotATableError
+from headrace.storage.errors import CorruptionError, FormatVersionError, InputError, NotATableError
 from headrace.storage.file.backend import FileBackend
 from headrace.storage.format._byte_kernels import xxh64
 from headrace.storage.format.constants import COPY_BYTES, FORMAT_VERSION, PAGE_SIZES, SLOT_BYTES
@@ -140,7 +140,7 @@ def test_both_slots_damaged(table):
     for slot in (0, 1):
         for copy in (0, 1):
             table.pwrite(slot * FIRST.page_size + copy * COPY_BYTES + 60, b"\xfe")
-    with pytest.raises(NotATableError, match="both superblocks"):
+    with pytest.raises(CorruptionError, match="both superblocks"):
         read_superblock(table)
 
 
