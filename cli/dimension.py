@@ -149,8 +149,8 @@ def list_(console: Console, /, pipeline: Path) -> None:
     with console.step(f"reading the dimensions of {pipeline}", left="the dimensions as they were", pipeline=pipeline):
         config = load_pipeline(pipeline)
         summaries = [describe_dimension(config, name) for name in config.dimensions]
-    columns = ("dimension", "natural key", "surrogate key", "members", "inferred", "version")
-    rows = [(s.name, s.natural_key, s.surrogate_key, s.members, s.inferred, s.version) for s in summaries]
+    columns = ("dimension", "natural key", "surrogate key", "members", "versions", "inferred", "Delta version")
+    rows = [(s.name, s.natural_key, s.surrogate_key, s.members, s.versions, s.inferred, s.version) for s in summaries]
     console.result([asdict(summary) for summary in summaries], Grid(f"Dimensions of {config.name}", columns, rows))
 
 
@@ -283,7 +283,8 @@ def _show_applied(result: ApplyResult, console: Console) -> None:
     shown = Pairs(f"Dimension {result.dimension}", pairs)
     outcomes = Grid("Changes by outcome", ("outcome", "changes"), sorted(result.outcomes.items()))
     kept = sum(result.outcomes.get(each, 0) for each in ("rejected", "routed"))
-    note = [Text(f"{counted(kept, 'change')} that did not apply: see {result.errors}")] if kept else []
+    way_on = f"see `reason` and `record` in the Delta table {result.errors}, and apply a new file with them corrected"
+    note = [Text(f"{counted(kept, 'change')} that did not apply: {way_on}")] if kept else []
     console.result(result.as_dict(), shown, outcomes, *others, *note)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import click
@@ -52,7 +52,7 @@ def add_column(
         rows = None
         if source is not None:
             form = with_types(csv, config, source_types(config, name, column, kind))
-            stream = open_stream(source, csv=form)
+            stream = open_stream(source, csv=replace(form, declared_in="the command, or the table,"))
             with console.progress("read", total=stream.rows):
                 rows = pa.Table.from_batches(stream.batches(), stream.schema)
     with console.step(

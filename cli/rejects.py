@@ -93,25 +93,29 @@ def list_(console: Console, /, pipeline: Path, choice: Selection, status: str, l
 
     With --json, all lines are printed.
     """
+    from headrace.pipelines.changes import changes_not_applied
     from headrace.pipelines.config import load_steps
     from headrace.pipelines.rejects import list_rejects
 
     with console.step(f"reading the rejected rows of {pipeline}", left=UNCHANGED, pipeline=pipeline):
         config = load_steps(pipeline)
         groups = list_rejects(config, choice, _statuses(status))
+        changes = changes_not_applied(config)
     counts = {name: sum(group.rows for group in groups if group.status == name) for name in STATUSES}
     document = {
         "pipeline": config.name,
         "errors": config.errors_path,
         "counts": counts,
         "groups": list(map(asdict, groups)),
+        "changes": changes,
     }
+    others = [Text(f"Changes of dimension {name} that did not apply are in {path}") for name, path in changes.items()]
     if not groups:
-        console.result(document, Text(f"{config.name} has no such rejected rows"))
+        such = "" if choice == type(choice)() and status == "all" else "such "
+        console.result(document, Text(f"{config.name} has no {such}rejected rows"), *others)
         return
-    console.result(
-        document, Pairs(f"Rejected rows of {config.name}: {config.errors_path}", counts), *_groups(groups, limit)
-    )
+    title = f"Rejected rows of {config.name}: {config.errors_path}"
+    console.result(document, Pairs(title, counts), *_groups(groups, limit), *others)
 
 
 def _groups(groups: Sequence[RejectGroup], limit: int) -> list[Block]:

@@ -58,8 +58,8 @@ class CsvFormat:
         Spellings of a missing value, in addition to an empty field. A quoted spelling is text.
     types
         Types of text columns that are known before the first row is read.
-    declared
-        Types of columns in files of any kind, if the columns are present.
+    declared, declared_in
+        Types of columns in files of any kind, if the columns are present; and what declares them, for messages.
     time_zone, ambiguous_time
         Zone of times without a zone, and treatment of a time that occurs twice in that zone; see `RecordFormat`.
     """
@@ -68,6 +68,7 @@ class CsvFormat:
     nulls: tuple[str, ...] = ()
     types: Mapping[str, pa.DataType] = field(default_factory=dict)
     declared: Mapping[str, pa.DataType] = field(default_factory=dict)
+    declared_in: str = "the pipeline file"
     time_zone: str = "UTC"
     ambiguous_time: Literal["reject", "earlier", "later"] = "reject"
 
@@ -160,7 +161,7 @@ def open_stream(path: Path, *, batch_rows: int = 1 << 15, csv: CsvFormat | None 
     if kind == "parquet":
         return FileStream(files, kind, schema, _parquet_rows(files), lambda file: _sliced(file, known, batch_rows))
     whole = _whole_columns(files[0], known, form)
-    return FileStream(files, kind, schema, None, lambda file: _explained(file, known), typeless, whole)
+    return FileStream(files, kind, schema, None, lambda file: _explained(file, known, form), typeless, whole)
 
 
 def _whole_columns(file: Path, known: RecordFormat, form: CsvFormat) -> tuple[str, ...]:
@@ -262,23 +263,28 @@ def _sliced(file: Path, form: RecordFormat, batch_rows: int) -> Iterator[pa.Reco
         yield from (batch.slice(start, batch_rows) for start in range(0, batch.num_rows, batch_rows))
 
 
-def _explained(file: Path, form: RecordFormat) -> Iterator[pa.RecordBatch]:
+def _explained(file: Path, known: RecordFormat, form: CsvFormat) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a text file; an error for an invalid value explains the remedy."""
     try:
-        yield from sound_batches(file, form)
+        yield from sound_batches(file, known)
     except RecordFileError as error:
-        raise InputFileError(f"{error}{_hint(error, form)}") from error
+        raise InputFileError(f"{error}{_hint(error, known, form)}") from error
 
 
-def _hint(error: RecordFileError, form: RecordFormat) -> str:
+def _hint(error: RecordFileError, known: RecordFormat, form: CsvFormat) -> str:
     """Return how to read a column with a value that does not fit; an empty text if nothing else is wrong with it."""
-    assert form.columns is not None
-    if error.column is None or error.column not in form.columns.names:
+    assert known.columns is not None
+    if error.column is None or error.column not in known.columns.names:
         return ""
-    if form.columns.field(error.column).type != pa.string():
-        strings = "if all its values are JSON strings, " if form.kind == "json" else ""
+    if error.column in form.declared:
+        from headrace.pipelines.config import type_name
+
+        kind = type_name(form.declared[error.column])
+        return f"; {form.declared_in} declares {error.column}: {kind}; correct the value, or the type there"
+    if known.columns.field(error.column).type != pa.string():
+        strings = "if all its values are JSON strings, " if known.kind == "json" else ""
         return f"; {strings}name the column in --text to keep it as text, unless it is compared with a key"
-    return "; write all its values as JSON strings" if form.kind == "json" else ""
+    return "; write all its values as JSON strings" if known.kind == "json" else ""
 
 
 @contextmanager

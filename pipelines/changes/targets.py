@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.changes.snapshots import Snapshot
     from headrace.pipelines.config.model import PipelineConfig, SourceConfig
 
-__all__ = ["ChangeTarget", "check_table", "errors_path", "prepare_target"]
+__all__ = ["ChangeTarget", "changes_not_applied", "check_table", "errors_path", "prepare_target"]
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,13 @@ class ChangeTarget:
 def errors_path(dimension_path: str) -> str:
     """Return the path of the table of changes that were not applied."""
     return f"{dimension_path.rstrip('/')}_errors"
+
+
+def changes_not_applied(config: PipelineConfig) -> dict[str, str]:
+    """Return the tables of changes that were not applied: path by dimension with history, where there is a row."""
+    dated = [name for name, declared in config.dimensions.items() if declared.history is not None]
+    paths = {name: errors_path(config.dimensions[name].path) for name in dated}
+    return {name: path for name, path in paths.items() if has_table(path) and open_table(path).file_uris()}
 
 
 def prepare_target(target: ChangeTarget) -> bool:

@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING
 from headrace.pipelines._lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from headrace.pipelines.config.column_types import arrow_schema
+    from headrace.pipelines.config.column_types import arrow_schema, type_name
     from headrace.pipelines.config.correlation import CorrelationConfig, load_any, load_steps
     from headrace.pipelines.config.model import PipelineConfig, load_pipeline
 
-__all__ = ["CorrelationConfig", "PipelineConfig", "arrow_schema", "load_any", "load_pipeline", "load_steps"]
+__all__ = [
+    "CorrelationConfig",
+    "PipelineConfig",
+    "arrow_schema",
+    "load_any",
+    "load_pipeline",
+    "load_steps",
+    "type_name",
+]
 
 __getattr__ = lazy_exports(
     __name__,
     {
-        "column_types": ("arrow_schema",),
+        "column_types": ("arrow_schema", "type_name"),
         "correlation": ("CorrelationConfig", "load_any", "load_steps"),
         "model": ("PipelineConfig", "load_pipeline"),
     },

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from headrace.etl import Dimension, Special, SpecialMembers
+from headrace.etl.history.declaration import SEQUENCE
 from headrace.pipelines.config.column_types import arrow_schema, table_type
 from headrace.pipelines.config.declared import key_rules, special_members, spellings
 from headrace.pipelines.delta.reads import plain_schema, scan_table
@@ -17,6 +18,7 @@ from headrace.pipelines.delta.tables import create_dimension as write_dimension
 from headrace.pipelines.delta.tables import has_table, open_table, remember_greatest_key
 from headrace.pipelines.dimension.check import Audit, Finding, Repair
 from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.history.layout import ENTRIES
 from headrace.pipelines.replica.row_sizes import LONGEST_ROW, RowSizes, long_row
 from headrace.storage.format import is_bytes
 
@@ -58,9 +60,9 @@ class DimensionSummary:
         Name, path and keys as declared in the pipeline file.
     exists
         Whether the Delta table exists. If it does not, the remaining fields are empty.
-    version, members, inferred, greatest_key
-        Version of the Delta table, number of members without the unknown member, number of inferred members, and the
-        highest surrogate key assigned so far.
+    version, members, versions, inferred, greatest_key
+        Version of the Delta table, number of members without the unknown member, number of their versions if the
+        dimension has a history, number of inferred members or versions, and the highest surrogate key assigned so far.
     columns
         Name and type of each column.
     """
@@ -72,6 +74,7 @@ class DimensionSummary:
     exists: bool
     version: int | None = None
     members: int | None = None
+    versions: int | None = None
     inferred: int | None = None
     greatest_key: int | None = None
     columns: tuple[tuple[str, str], ...] = ()
@@ -131,8 +134,9 @@ def create_dimension(config: PipelineConfig, name: str, rows: pa.Table) -> Dimen
         )
     if has_table(path):
         raise DeltaTableError(
-            f"dimension {name!r} is already at {path}, perhaps made by a run; to make it again, remove the table "
-            "and the facts that carry its keys"
+            f"dimension {name!r} is already at {path}, perhaps made by a run; to make it again, remove the table, and "
+            f"with it the facts that carry its keys, {config.sink.path}, and the checkpoint {config.checkpoint}, so "
+            "that the next run loads all files again"
         )
     schema = _table_schema(name, rows.schema) if _declared(config, name).columns is None else None
     dimension = declared_dimension(config, name, schema)
@@ -156,7 +160,7 @@ def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
     flag = "is_inferred" if "is_inferred" in _types_of(table).names else "false"
     nameless = " OR ".join(f"{_quoted(column)} IS NULL" for column in declared.natural_key)
     unnamed = ", ".join(str(int(member)) for member in Special if member is not Special.UNKNOWN)
-    members, inferred, greatest = _query(
+    rows, inferred, greatest = _query(
         table,
         [key, *declared.natural_key, *([] if flag == "false" else [flag])],
         f"SELECT count(*), count(*) FILTER ({flag}), greatest(coalesce(max({_quoted(key)}), 0), 0) FROM members "  # noqa: S608 - quoted
@@ -167,11 +171,27 @@ def describe_dimension(config: PipelineConfig, name: str) -> DimensionSummary:
         *identity,
         exists=True,
         version=table.version(),
-        members=members,
+        members=rows if declared.history is None else _count_members(config, name, table),
+        versions=None if declared.history is None else rows,
         inferred=inferred,
         greatest_key=greatest,
         columns=columns,
     )
+
+
+def _count_members(config: PipelineConfig, name: str, table: DeltaTable) -> int:
+    """Return the number of members of a dimension with history: its distinct natural keys without special members."""
+    dimension = declared_dimension(config, name)
+    natural = dimension.natural_key
+    keys = [f"{_KEY} {position}" for position in range(len(natural))]
+    distinct, named = (
+        ", ".join(map(_quoted, keys)),
+        " AND ".join(f"{_quoted(column)} IS NOT NULL" for column in natural),
+    )
+    with _duckdb() as connection:
+        connection.register("members", _keyed_members(table, dimension, keys, natural))
+        counted = f"SELECT count(*) FROM (SELECT DISTINCT {distinct} FROM members WHERE {named})"  # noqa: S608 - quoted
+        return int(connection.execute(counted).fetchall()[0][0])
 
 
 def check_dimension(config: PipelineConfig, name: str) -> list[Finding]:
@@ -220,7 +240,7 @@ class FoundMembers(NamedTuple):
     Attributes
     ----------
     members
-        Members that were found, with all columns.
+        Members that were found, with all columns, except for those that a history keeps for itself.
     missing
         Ascending positions of the keys that match no member.
     """
@@ -237,7 +257,8 @@ def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]
     keys
         Natural keys as text, with one value per key column.
     """
-    table = _open(name, _declared(config, name))
+    declared = _declared(config, name)
+    table = _open(name, declared)
     dimension = declared_dimension(config, name)
     texts = [pa.array([key[at] for key in keys], pa.string()) for at in range(len(dimension.natural_key))]
     kinds = [dimension.schema.field(column).type for column in dimension.natural_key]
@@ -248,7 +269,9 @@ def find_members(config: PipelineConfig, name: str, keys: Sequence[Sequence[str]
     wanted = pa.table(
         {column: key.values for column, key in zip(dimension.natural_key, dimension.conform_key(values), strict=True)}
     )
-    return _semi_join(table, dimension, wanted)
+    hidden = () if declared.history is None else (SEQUENCE, ENTRIES)
+    columns = [column for column in _types_of(table).names if column not in hidden]
+    return _semi_join(table, dimension, wanted, columns)
 
 
 def replicated(config: PipelineConfig, dimension: Dimension) -> Dimension:
@@ -296,12 +319,12 @@ def _refuse_long_members(config: PipelineConfig, dimension: Dimension, rows: pa.
         raise long_row(f"dimension {dimension.name!r}", path, longest, dimension.natural_key, int(needs.max()))
 
 
-def _semi_join(table: DeltaTable, dimension: Dimension, wanted: pa.Table) -> FoundMembers:
+def _semi_join(table: DeltaTable, dimension: Dimension, wanted: pa.Table, columns: Sequence[str]) -> FoundMembers:
     keys = [f"{_KEY} {position}" for position in range(wanted.num_columns)]
     using = ", ".join(map(_quoted, keys))
     wanted = wanted.rename_columns(keys).append_column(_POSITION, pa.array(range(wanted.num_rows), pa.int64()))
     with _duckdb() as connection:
-        connection.register("members", _keyed_members(table, dimension, keys))
+        connection.register("members", _keyed_members(table, dimension, keys, columns))
         connection.register("wanted", wanted)
         found = connection.sql(f"FROM members SEMI JOIN wanted USING ({using}) ORDER BY ALL").to_arrow_table()
         connection.register("found", found)
@@ -309,9 +332,12 @@ def _semi_join(table: DeltaTable, dimension: Dimension, wanted: pa.Table) -> Fou
         return FoundMembers(found.drop_columns(keys), sorted(unmatched.column(_POSITION).to_pylist()))
 
 
-def _keyed_members(table: DeltaTable, dimension: Dimension, names: Sequence[str]) -> pa.RecordBatchReader:
-    """Return all rows of a dimension's table, with the normalized natural key in additional columns."""
-    schema = _types_of(table)
+def _keyed_members(
+    table: DeltaTable, dimension: Dimension, names: Sequence[str], columns: Sequence[str]
+) -> pa.RecordBatchReader:
+    """Return columns of all rows of a dimension's table, with the normalized natural key in additional columns."""
+    types = _types_of(table)
+    schema = pa.schema([types.field(column) for column in columns])
     kinds = [field.type for field in dimension.key_schema]
     whole = pa.schema([*schema, *(pa.field(name, kind) for name, kind in zip(names, kinds, strict=True))])
 

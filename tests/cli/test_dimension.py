@@ -2,6 +2,10 @@
 
 import datetime as dt
 import math
+import re
+import shutil
+import subprocess
+import sys
 
 import pyarrow as pa
 import pytest
@@ -112,3 +116,43 @@ def test_members_are_shown_with_all_their_digits(invoke, customers):
     assert "2024-01-02 03:04:05.000006+00:00" in shown
     found = {row["customer"]: row for row in invoke("dimension", "lookup", "customer", "c7", "c8", "--json").document}
     assert (found["c7"]["share"], found["c8"]["share"]) == (0.0004, "inf")
+
+
+@pytest.mark.parametrize("options", [[], ["--text", "name"]])
+def test_a_value_of_another_type_names_the_declared_one(invoke, shop, options):
+    text = (shop / "pipeline.yml").read_text()
+    declared = text.replace("name: string", "name: int", 1)
+    assert declared != text
+    (shop / "pipeline.yml").write_text(declared)
+    outcome = invoke("dimension", "create", "customer", "customers.csv", *options)
+    assert outcome.code == 1
+    assert "; the pipeline file declares name: int; correct the value, or the type there" in outcome.err
+    assert "--text" not in outcome.err.split("go on")[0]
+    (shop / "pipeline.yml").write_text(text)
+    assert invoke("dimension", "create", "customer", "customers.csv", *options).code == 0
+
+
+@pytest.mark.usefixtures("customers")
+def test_a_value_to_fill_a_column_with_names_the_type_of_the_command(invoke, shop):
+    (shop / "ages.csv").write_text("customer,age\nc1,old\n")
+    outcome = invoke("dimension", "add-column", "customer", "age", "int", "--from", "ages.csv")
+    assert outcome.code == 1
+    assert "; the command, or the table, declares age: int; correct the value, or the type there" in outcome.err
+    assert invoke("dimension", "add-column", "customer", "age", "string", "--from", "ages.csv").code == 0
+
+
+@pytest.mark.spark
+def test_a_dimension_is_made_again_as_advised(invoke, customers, shop):
+    assert run_once(shop) == 0
+    refused = invoke("dimension", "create", "customer", "customers.csv")
+    found = re.search(r"facts that carry its keys, (\S+), and the checkpoint (\S+), so", refused.err)
+    for place in (customers, *found.groups()):
+        shutil.rmtree(place)
+    assert invoke("dimension", "create", "customer", "customers.csv").code == 0
+    assert run_once(shop) == 0
+    assert DeltaTable(found[1]).to_pyarrow_table().num_rows > 0
+
+
+def run_once(shop):
+    command = [sys.executable, "-m", "headrace", "run", "pipeline.yml", "--once"]
+    return subprocess.run(command, cwd=shop, check=False).returncode

@@ -256,3 +256,38 @@ def test_a_repair_fixes_what_needs_no_decision_unless_it_is_a_dry_run(invoke, sh
     assert "What was fixed in dimension customer" in shown.out
     assert "member -1" in shown.out
     assert "is sound" in invoke("dimension", "check", "customer").out
+
+
+def test_members_are_counted_beside_their_versions(invoke):
+    invoke("dimension", "apply", "customer", "changes")
+    found = invoke("dimension", "info", "customer", "--json").document
+    assert (found["members"], found["versions"]) == (2, 3)
+    shown = invoke("dimension", "list", "--json").document
+    assert [(each["members"], each["versions"]) for each in shown] == [(2, 3), (None, None)]
+
+
+def test_a_lookup_leaves_out_what_the_history_keeps_for_itself(invoke):
+    invoke("dimension", "apply", "customer", "changes")
+    found = invoke("dimension", "lookup", "customer", "7", "--json").document
+    assert sorted(each["city"] for each in found) == ["Bergen", "Oslo"]
+    assert not {"_sequence", "_entries"} & set(found[0])
+    assert "_entries" not in invoke("dimension", "lookup", "customer", "7").out
+
+
+def test_changes_that_did_not_apply_can_be_read_and_sent_again(invoke, shop):
+    told = invoke("errors", "list").out
+    assert "shop has no rejected rows" in told
+    assert "did not apply" not in told
+    applied = " ".join(invoke("dimension", "apply", "customer", "changes").out.split())
+    place = str(shop / "w" / "dim_customer_errors")
+    assert f"3 changes that did not apply: see `reason` and `record` in the Delta table {place}, and apply" in applied
+    listed = invoke("errors", "list")
+    assert f"Changes of dimension customer that did not apply are in {place}" in listed.out
+    assert invoke("errors", "list", "--json").document["changes"] == {"customer": place}
+    assert "shop has no such rejected rows" in invoke("errors", "list", "--rule", "city").out
+    rows = DeltaTable(place).to_pyarrow_table().to_pylist()
+    (row,) = [each for each in rows if each["record"].startswith("X;9")]
+    assert row["reason"]
+    (shop / "corrected.csv").write_text(f"{row['heading']}\n{row['record'].replace('X;9', 'I;9', 1)}\n")
+    again = invoke("dimension", "apply", "customer", "corrected.csv", "--json")
+    assert again.document["outcomes"] == {"added": 1}

@@ -295,8 +295,10 @@ def test_an_unknown_variant_names_the_known_ones(table, name, value, message):
 
 
 def test_an_unknown_option_names_the_known_ones(table):
-    with pytest.raises(TypeError, match="no parameter 'max_scam' .did you mean 'max_scan'.*; it has table, on, how, memory, deadline"):
+    with pytest.raises(TypeError, match=r"no parameter 'max_scam' .did you mean 'max_scan'"):
         make(table, max_scam=3)
+    with pytest.raises(TypeError, match=r"'dedline' .did you mean 'deadline'.*; it has table, on, how, memory, deadl"):
+        make(table, dedline=1)
 
 
 def test_memory_for_a_cache_that_is_none_is_refused(table):
