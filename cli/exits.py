@@ -119,9 +119,12 @@ def _way_on(error: BaseException, code: ExitCode, step: Step, path: str, command
 
 def _correction(error: BaseException, step: Step, path: str) -> str:
     """Return how to go on where the command itself is wrong, or may be; an empty text elsewhere."""
+    from headrace.pipelines.errors import UnknownDimensionError
+
     if _is_of_arguments(error):
         return f"correct the command; its arguments: {path} --help"
-    if step.pipeline is None and _may_be_of_arguments(error):  # else the pipeline file gives what does not fit
+    of_command = step.pipeline is None  # else the pipeline file gives what does not fit
+    if isinstance(error, UnknownDimensionError) or (of_command and _may_be_of_arguments(error)):
         return f"correct the command or the cause, then run it again; its arguments: {path} --help"
     return ""
 

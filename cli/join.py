@@ -185,9 +185,8 @@ def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
 
 
 def _require_columns(request: JoinRequest, stream: pa.Schema) -> None:
-    """Raise an error if the stream lacks a column that an option names."""
-    named = [column for column, _ in request.match.pairs]
-    for name in [*named, *([request.deadline_column] if request.deadline_column else [])]:
+    """Raise an error if the stream lacks a column that is to match."""
+    for name, _ in request.match.pairs:
         if name not in stream.names:
             raise ArgumentsError(
                 f"{request.stream} has no column {name!r}{nearest(name, stream.names)}; its columns are "

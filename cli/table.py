@@ -12,6 +12,7 @@ from headrace.cli.blocks import Grid, Pairs, Text
 from headrace.cli.errors import ArgumentsError
 from headrace.cli.exits import ExitCode
 from headrace.cli.options import COLUMNS, NEW_FILE, PATH, SIZE, ReportingCommand, csv_options, pass_console
+from headrace.storage.errors import CorruptionError, NotATableError
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
@@ -95,6 +96,16 @@ def info(console: Console, /, path: Path) -> None:
     console.result(document, *_info_blocks(document))
 
 
+def _require_table(path: Path) -> None:
+    """Raise an error if a file is no table at all; a check tells what is damaged in one."""
+    try:
+        storage.Table.open(path).close()
+    except NotATableError:
+        raise
+    except CorruptionError:
+        return
+
+
 @table.command("check", cls=ReportingCommand)
 @click.argument("path", metavar="TABLE", type=PATH)
 @pass_console
@@ -108,6 +119,7 @@ def check(ctx: click.Context, console: Console, /, path: Path) -> None:
         left="the table as it was",
         repair="build the table again from its source: headrace table build ... --overwrite",
     ):
+        _require_table(path)
         report = check_file(path)
     violations = [asdict(violation) for violation in report.violations]
     document = {"table": str(path), "ok": report.ok, "violations": violations, "unfiltered": report.unfiltered}

@@ -28,6 +28,7 @@ __all__ = [
     "SparkStartError",
     "StateDamagedError",
     "TableMovedError",
+    "UnknownDimensionError",
 ]
 
 
@@ -69,6 +70,10 @@ class LedgerError(PipelineError):
 
 class DeltaTableError(PipelineError, InputError):
     """A Delta table does not exist, or does not have the form that the pipeline needs."""
+
+
+class UnknownDimensionError(PipelineFileError, DeltaTableError):
+    """The pipeline file declares no dimension of the given name."""
 
 
 class TableMovedError(PipelineError):

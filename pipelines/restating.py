@@ -25,7 +25,7 @@ from headrace.pipelines.config.merge import mixed_lookup
 from headrace.pipelines.config.model import PipelineConfig, load_pipeline
 from headrace.pipelines.delta.commits import Commit
 from headrace.pipelines.delta.tables import DeltaHandle, has_table
-from headrace.pipelines.errors import DeltaTableError, PipelineFileError, TableMovedError
+from headrace.pipelines.errors import PipelineFileError, TableMovedError, UnknownDimensionError
 from headrace.pipelines.history.moved import moved_path, settle_moved
 from headrace.pipelines.hooks import no_hook
 from headrace.pipelines.lease import Leases
@@ -36,6 +36,7 @@ from headrace.pipelines.restate.rewriting import FactFiles
 from headrace.pipelines.spark.failures import explained
 from headrace.pipelines.spark.frame import STATE, State
 from headrace.pipelines.spark.sessions import SparkSettings, session, spark_settings
+from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -149,7 +150,10 @@ def _dimensions(config: PipelineConfig, name: str | None) -> set[str]:
     dated = {each for each, declared in config.dimensions.items() if declared.history is not None}
     if name is not None and name not in dated:
         known = ", ".join(sorted(dated)) or "none"
-        raise DeltaTableError(f"pipeline {config.name!r} has no dimension {name!r} with history; it has {known}")
+        near = nearest(name, sorted(dated))
+        raise UnknownDimensionError(
+            f"pipeline {config.name!r} has no dimension {name!r}{near} with history; it has {known}"
+        )
     return dated if name is None else {name}
 
 

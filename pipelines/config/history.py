@@ -12,7 +12,8 @@ from headrace.etl.errors import DeclarationError
 from headrace.etl.history import AsOfLookup, History, Reference
 from headrace.pipelines.config.column_types import arrow_schema, arrow_type
 from headrace.pipelines.config.declared import key_rules, special_members
-from headrace.pipelines.errors import PipelineFileError
+from headrace.pipelines.errors import PipelineFileError, UnknownDimensionError
+from headrace.storage.errors import nearest
 
 if TYPE_CHECKING:
     from headrace.pipelines.config.model import DimensionConfig, HistoryConfig, LookupConfig, PipelineConfig
@@ -44,7 +45,10 @@ def history_of(config: PipelineConfig, name: str) -> History:
     declared = config.dimensions.get(name)
     if declared is None:
         known = ", ".join(config.dimensions) or "none"
-        raise PipelineFileError(f"pipeline {config.name!r} has no dimension {name!r}; its dimensions are {known}")
+        near = nearest(name, list(config.dimensions))
+        raise UnknownDimensionError(
+            f"pipeline {config.name!r} has no dimension {name!r}{near}; its dimensions are {known}"
+        )
     if declared.history is None:
         raise PipelineFileError(
             f"dimension {name!r} is declared without history: it has one row for each member, and changes cannot be "

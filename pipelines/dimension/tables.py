@@ -17,9 +17,10 @@ from headrace.pipelines.delta.support import refuse_float_keys, refuse_twins
 from headrace.pipelines.delta.tables import create_dimension as write_dimension
 from headrace.pipelines.delta.tables import has_table, open_table, remember_greatest_key
 from headrace.pipelines.dimension.check import Audit, Finding, Repair
-from headrace.pipelines.errors import DeltaTableError
+from headrace.pipelines.errors import DeltaTableError, UnknownDimensionError
 from headrace.pipelines.history.layout import ENTRIES
 from headrace.pipelines.replica.row_sizes import LONGEST_ROW, RowSizes, long_row
+from headrace.storage.errors import nearest
 from headrace.storage.format import is_bytes
 
 if TYPE_CHECKING:
@@ -352,7 +353,10 @@ def _keyed_members(
 def _declared(config: PipelineConfig, name: str) -> DimensionConfig:
     if name not in config.dimensions:
         known = ", ".join(config.dimensions) or "none"
-        raise DeltaTableError(f"pipeline {config.name!r} has no dimension {name!r}; its dimensions are {known}")
+        near = nearest(name, list(config.dimensions))
+        raise UnknownDimensionError(
+            f"pipeline {config.name!r} has no dimension {name!r}{near}; its dimensions are {known}"
+        )
     return config.dimensions[name]
 
 

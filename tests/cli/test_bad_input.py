@@ -297,8 +297,9 @@ def test_a_table_that_exists_is_replaced_as_advised(invoke, table, tmp_path):
     assert invoke(*command, "--overwrite").code == 0
 
 
-def test_a_parquet_file_is_not_a_damaged_table(invoke, stream):
-    outcome = invoke("table", "info", stream)
+@pytest.mark.parametrize(("command", "doing"), [("info", "opening"), ("check", "checking"), ("scan", "reading")])
+def test_a_parquet_file_is_not_a_damaged_table(invoke, stream, command, doing):
+    outcome = invoke("table", command, stream)
     assert outcome.code == 1
-    assert "headrace: failed while opening" in outcome.err
+    assert f"headrace: failed while {doing}" in outcome.err
     assert "damage" not in outcome.err

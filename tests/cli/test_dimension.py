@@ -88,7 +88,9 @@ def test_broken_keys_check_with_three(invoke, customers):
 def test_an_unknown_dimension_lists_the_valid_ones(invoke):
     outcome = invoke("dimension", "info", "costumer")
     assert outcome.code == 1
-    assert "its dimensions are customer, product" in outcome.err
+    assert "(did you mean 'customer'?); its dimensions are customer, product" in outcome.err
+    assert "go on  correct the command or the cause, then run it again" in outcome.err
+    assert "its arguments: headrace dimension info --help" in outcome.err
 
 
 def test_a_repeated_natural_key_is_named_and_no_table_is_left(invoke, shop):

@@ -187,6 +187,8 @@ def test_without_the_name_of_a_source_the_error_names_a_command_that_works(invok
     with pytest.raises(SeveralSourcesError) as raised:
         load_pipeline(pipeline)
     step = Step("adopting", "nothing", pipeline=pipeline)
-    again = exits._way_on(raised.value, ExitCode.FAILURE, step, f"headrace source adopt {pipeline}")
+    again = exits._way_on(
+        raised.value, ExitCode.FAILURE, step, "headrace source adopt", f"headrace source adopt {pipeline}"
+    )
     assert again.endswith("headrace run, runs, errors, source list or source skip")
     assert "fix the cause" not in again
