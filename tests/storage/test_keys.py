@@ -126,7 +126,7 @@ def test_stream_keys_that_all_can_match_carry_no_flags():
     [
         ((), "one or more different columns"),
         (("a", "a"), "one or more different columns"),
-        (("z",), "no key column 'z'; the columns are 'a', 'f'"),
+        (("z",), "no column 'z' for the key; the columns are 'a', 'f'"),
         (("f",), "'f' has type double, which cannot be a key"),
     ],
 )

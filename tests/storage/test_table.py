@@ -297,7 +297,7 @@ def broken_batches():
             SchemaError,
             "column 'v' holds nulls, but its schema says it never does",
         ),
-        (pa.table({"v": [1]}), {}, SchemaError, "no key column 'k'; the columns are 'v'"),
+        (pa.table({"v": [1]}), {}, SchemaError, "no column 'k' for the key; the columns are 'v'"),
         (pa.table([[1], [2]], names=["k", "k"]), {}, SchemaError, "'k' occurs more than once"),
         (pa.table({"k": [1]}), {"page_size": 5000}, InputError, "a page has 4096, 8192"),
         (pa.table({"k": [1]}), {"fill": 1.5}, InputError, "fill factor is a share"),
