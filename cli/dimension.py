@@ -247,7 +247,7 @@ def _repairs(title: str, repairs: Sequence[Repair]) -> list[Block]:
 @pass_console
 def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path) -> None:
     """Show the members of dimension NAME with these natural keys. Write a composite key as VALUE,VALUE."""
-    from headrace.cli.rows import objects, table_rows
+    from headrace.cli.rows import table_objects, table_rows
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import find_members
 
@@ -258,9 +258,7 @@ def lookup(console: Console, /, name: str, keys: tuple[str, ...], pipeline: Path
     title = f"{len(keys) - len(missing)} of {counted(len(keys), 'key')} found"
     found = Grid(title, members.column_names, table_rows(members))
     absent = Text(f"Not found: {', '.join(keys[at] for at in missing)}")
-    console.result(
-        [row for batch in members.to_batches() for row in objects(batch)], found, *([absent] if missing else [])
-    )
+    console.result(table_objects(members), found, *([absent] if missing else []))
 
 
 def _show_applied(result: ApplyResult, console: Console) -> None:

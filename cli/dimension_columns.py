@@ -115,16 +115,14 @@ def inferred(console: Console, /, name: str, *, limit: int, pipeline: Path) -> N
 
     With --json, all of them are printed.
     """
-    from headrace.cli.rows import objects, table_rows
+    from headrace.cli.rows import table_objects, table_rows
     from headrace.pipelines.config import load_pipeline
     from headrace.pipelines.dimension import inferred_members
 
     with console.step(f"reading dimension {name}", left="the dimension as it was", pipeline=pipeline):
         found = inferred_members(load_pipeline(pipeline), name, None if console.json_mode else limit)
-    members = [row for batch in found.members.to_batches() for row in objects(batch)]
-    document = {
-        "dimension": name, "version": found.version, "inferred": found.total, "members": members
-    }  # fmt: skip
+    members = table_objects(found.members)
+    document = {"dimension": name, "version": found.version, "inferred": found.total, "members": members}
     if not found.total:
         console.result(document, Text(f"dimension {name} has no inferred members"))
         return

@@ -7,13 +7,13 @@ import errno
 import os
 from typing import TYPE_CHECKING
 
-from headrace.storage.errors import HeadraceError, InputError
+from headrace.storage.errors import HeadraceError, InputError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["ArgumentsError", "CliError", "InputFileError", "OutputFileError", "writing"]
+__all__ = ["ArgumentsError", "CliError", "InputFileError", "OutputFileError", "require_column", "writing"]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -32,6 +32,20 @@ class InputFileError(CliError, InputError):
 
 class OutputFileError(CliError, InputError):
     """The output path is in use, its folder does not exist, or it cannot be written."""
+
+
+def require_column(owner: Path | str, name: str, names: Sequence[str]) -> None:
+    """Raise an error that names the nearest column if the owner has none of that name.
+
+    Raises
+    ------
+    ArgumentsError
+        If `name` is not among `names`.
+    """
+    if name not in names:
+        raise ArgumentsError(
+            f"{owner} has no column {name!r}{nearest(name, names)}; its columns are {', '.join(names)}"
+        )
 
 
 @contextlib.contextmanager

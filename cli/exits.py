@@ -119,21 +119,15 @@ def _way_on(error: BaseException, code: ExitCode, step: Step, path: str, command
 
 def _correction(error: BaseException, step: Step, path: str) -> str:
     """Return how to go on where the command itself is wrong, or may be; an empty text elsewhere."""
+    from headrace.cli.errors import ArgumentsError
     from headrace.pipelines.errors import UnknownDimensionError
 
-    if _is_of_arguments(error):
+    if isinstance(error, ArgumentsError):  # the same command would fail again, whatever its files hold
         return f"correct the command; its arguments: {path} --help"
     of_command = step.pipeline is None  # else the pipeline file gives what does not fit
     if isinstance(error, UnknownDimensionError) or (of_command and _may_be_of_arguments(error)):
         return f"correct the command or the cause, then run it again; its arguments: {path} --help"
     return ""
-
-
-def _is_of_arguments(error: BaseException) -> bool:
-    """Whether the same command would fail again, whatever its files hold."""
-    from headrace.cli.errors import ArgumentsError
-
-    return isinstance(error, ArgumentsError)
 
 
 def _may_be_of_arguments(error: BaseException) -> bool:

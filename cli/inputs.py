@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from headrace.cli.errors import ArgumentsError
+from headrace.cli.errors import ArgumentsError, require_column
 from headrace.cli.matching import distance
 from headrace.cli.streams import PLAIN, CsvFormat, FileStream, open_stream
 from headrace.joins.streams import Near
@@ -165,9 +165,7 @@ def _check_columns(pairs: Sequence[Pair], streams: Mapping[str, FileStream]) -> 
         names = streams[name].schema.names
         if column not in names:
             _refuse_unknown(column, list(streams))
-            raise ArgumentsError(
-                f"input {name} has no column {column!r}{nearest(column, names)}; its columns are {', '.join(names)}"
-            )
+            require_column(f"input {name}", column, names)
 
 
 def _refuse_unknown(text: str, inputs: Sequence[str]) -> None:

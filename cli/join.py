@@ -10,7 +10,7 @@ import click
 
 from headrace import joins, storage
 from headrace.cli.blocks import Pairs, counted
-from headrace.cli.errors import ArgumentsError
+from headrace.cli.errors import ArgumentsError, require_column
 from headrace.cli.options import (
     DURATION,
     NEW_FILE,
@@ -21,7 +21,6 @@ from headrace.cli.options import (
     match_options,
     pass_console,
 )
-from headrace.storage.errors import nearest
 from headrace.storage.units import format_size
 
 if TYPE_CHECKING:
@@ -176,10 +175,8 @@ def _refuse_name_of_csv(out: Path) -> None:
 
 def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
     """Give the join columns of a CSV the types of their key columns, so that 007 matches the text '007'."""
-    unknown = [key for _, key in request.match.pairs if key not in table.names]
-    if unknown:
-        near = nearest(unknown[0], table.names)
-        raise ArgumentsError(f"the table has no column {unknown[0]!r}{near}; its columns are {', '.join(table.names)}")
+    for _, key in request.match.pairs:
+        require_column("the table", key, table.names)
     keys = {stream: table.field(key).type for stream, key in request.match.pairs}
     return replace(request.csv, types={**request.csv.types, **keys})
 
@@ -187,11 +184,7 @@ def _typed_csv(request: JoinRequest, table: pa.Schema) -> CsvFormat:
 def _require_columns(request: JoinRequest, stream: pa.Schema) -> None:
     """Raise an error if the stream lacks a column that is to match."""
     for name, _ in request.match.pairs:
-        if name not in stream.names:
-            raise ArgumentsError(
-                f"{request.stream} has no column {name!r}{nearest(name, stream.names)}; its columns are "
-                f"{', '.join(stream.names)}"
-            )
+        require_column(request.stream, name, stream.names)
 
 
 def _operator(request: JoinRequest, table: storage.Table) -> Operator:

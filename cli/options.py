@@ -239,17 +239,8 @@ class ReportingCommand(click.Command):
         return super().invoke(ctx)
 
 
-class ReportingGroup(LazyGroup):
-    """A group that is a command of its own, with the options of `ReportingCommand`."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.params += _console_flags()
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Invoke the command; the console knows its name from then on, for advice."""
-        ctx.ensure_object(Console).command_path = ctx.command_path
-        return super().invoke(ctx)
+class ReportingGroup(ReportingCommand, LazyGroup):
+    """A group that is a command of its own."""
 
 
 def _console_flags() -> list[click.Parameter]:

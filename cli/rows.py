@@ -19,7 +19,7 @@ from headrace.cli.errors import ArgumentsError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["limited", "objects", "parse_key", "print_csv", "table_rows"]
+__all__ = ["limited", "objects", "parse_key", "print_csv", "table_objects", "table_rows"]
 
 _MICROSECOND = 1000  # nanoseconds
 
@@ -113,9 +113,14 @@ def _object(value: pa.Scalar, *, exact: bool) -> Any:
     return value.cast(pa.string()).as_py()
 
 
+def table_objects(rows: pa.Table) -> list[dict[str, Any]]:
+    """Return the rows of a table as `objects` does those of a batch."""
+    return [row for batch in rows.to_batches() for row in objects(batch)]
+
+
 def table_rows(rows: pa.Table) -> list[tuple[Any, ...]]:
     """Return rows for people to read, with all digits of fractions and times."""
-    found = (tuple(row.values()) for batch in rows.to_batches() for row in objects(batch))
+    found = (row.values() for row in table_objects(rows))
     return [tuple(str(value) if isinstance(value, float | dt.datetime) else value for value in row) for row in found]
 
 

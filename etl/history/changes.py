@@ -22,7 +22,7 @@ from headrace.etl.history.instants import are_exact, instant_of, ticks_of, to_in
 from headrace.etl.history.values import canonical, single
 from headrace.etl.surrogate import MAX_KEY_BYTES, key_bytes
 from headrace.storage.errors import KeyInputError
-from headrace.storage.format import coerce
+from headrace.storage.format import as_floats, coerce
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -103,13 +103,11 @@ def _floats(column: pa.Array, kind: pa.DataType) -> tuple[pa.Array, NDArray[np.b
     """
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_null(column.type)):
         raise pa.ArrowInvalid(f"{column.type} is not {kind}")
-    floats = column.cast(kind, safe=False)
-    if pa.types.is_integer(column.type):
-        given = np.asarray(column.fill_null(0))
-        greatest = 2 ** (np.finfo(kind.to_pandas_dtype()).nmant + 1)
-        return floats, (given >= -greatest) & (given <= greatest)
-    before, after = (np.asarray(each.cast(pa.float64()).fill_null(0.0)) for each in (column, floats))
-    return floats, (before == after) | np.isnan(before)
+    if not pa.types.is_integer(column.type):
+        return as_floats(column, kind)
+    given = np.asarray(column.fill_null(0))
+    greatest = 2 ** (np.finfo(kind.to_pandas_dtype()).nmant + 1)
+    return column.cast(kind, safe=False), (given >= -greatest) & (given <= greatest)
 
 
 def _only(column: pa.Array, which: NDArray[np.bool_]) -> pa.Array:

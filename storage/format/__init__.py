@@ -7,7 +7,7 @@ all constants of the format, superblock and slots, metadata, page checksums, key
 from headrace.storage.format._byte_kernels import I64, compare_bytes, copy_bytes, load_u64, prefetch, store_u64, xxh64
 from headrace.storage.format.arrays import Bytes, Flags, Int32s, Int64s, Words
 from headrace.storage.format.bounds import extreme, high_bound, low_bound, scale_of
-from headrace.storage.format.coercion import Coerced, at_scale, coerce, plain
+from headrace.storage.format.coercion import Coerced, as_floats, at_scale, coerce, plain
 from headrace.storage.format.columns import as_array, fixed_type, is_bytes, null_mask, stored_type, validity, view_of
 from headrace.storage.format.constants import (
     DIRECTORY_ENTRY,
@@ -49,6 +49,7 @@ __all__ = [
     "Superblock",
     "Words",
     "as_array",
+    "as_floats",
     "at_scale",
     "check_page_size",
     "coerce",

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headrace.storage.errors import KeyInputError, SchemaError
 from headrace.storage.format.columns import as_array, fixed_type, is_bytes, null_mask, stored_type
 
-__all__ = ["Coerced", "at_scale", "coerce", "conform", "plain", "shown", "whole_range"]
+__all__ = ["Coerced", "as_floats", "at_scale", "coerce", "conform", "plain", "shown", "whole_range"]
 
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _INT64 = np.iinfo(np.int64)
@@ -114,7 +114,9 @@ def plain(column: pa.Array | pa.ChunkedArray, dtype: pa.DataType) -> pa.Array:
     if kept == dtype or is_bytes(dtype) or _is_checked_by_arrow(kept, dtype):
         return array.cast(dtype)
     if pa.types.is_floating(kept) and pa.types.is_floating(dtype):
-        return _as_float(array, dtype)
+        converted, fits = as_floats(array, dtype)
+        _refuse_unfit(array, fits, dtype)
+        return converted
     if not _comparable(kept, dtype):
         raise _other_kind(array.type, dtype)
     return _as_exact(array.cast(kept), dtype)
@@ -172,11 +174,11 @@ def _is_checked_by_arrow(dtype: pa.DataType, target: pa.DataType) -> bool:
     return mixed or (types.is_duration(dtype) and types.is_duration(target))
 
 
-def _as_float(array: pa.Array, dtype: pa.DataType) -> pa.Array:
+def as_floats(array: pa.Array, dtype: pa.DataType) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Return floats in another width, and a mask of those that are equal to them; NaN and null are."""
     converted = array.cast(dtype)
     before, after = (np.asarray(each.cast(pa.float64()).fill_null(0.0)) for each in (array, converted))
-    _refuse_unfit(array, (before == after) | np.isnan(before), dtype)
-    return converted
+    return converted, (before == after) | np.isnan(before)
 
 
 def _as_exact(array: pa.Array, dtype: pa.DataType) -> pa.Array:

@@ -20,6 +20,18 @@ __all__ = ["expand_rows", "expand_runs", "gather_spans", "gather_text", "gather_
 _U16 = np.uint64(0xFFFF)
 
 
+@njit(inline="always")
+def _described(frames: Bytes, page: int, entry: int) -> tuple[np.uint64, np.uint64, int, int, int]:
+    """Return how a page holds a word: base, mask, place and width of the values, and the null bitmap's place or 0."""
+    at = page + HEADER + DIRECTORY_ENTRY * entry
+    packed = load_u64(frames, at + 8)
+    width = I64((packed >> np.uint64(48)) & np.uint64(0xFF))
+    bitmap = I64((packed >> np.uint64(32)) & _U16)
+    if bitmap > 0:
+        bitmap += page
+    return load_u64(frames, at), mask_of(np.uint64(width)), page + I64(packed & _U16), width, bitmap
+
+
 @njit(cache=True, nogil=True)
 def gather_words(
     frames: Bytes, page_size: int, frame: Int32s, row: Int32s, entry: int, size: int, out: Bytes, valid: Bytes
@@ -43,16 +55,7 @@ def gather_words(
     for i in range(len(frame)):
         if frame[i] != last and frame[i] >= 0:
             last = frame[i]
-            page = I64(last) * page_size
-            at = page + HEADER + DIRECTORY_ENTRY * entry
-            base = load_u64(frames, at)
-            packed = load_u64(frames, at + 8)
-            data = page + I64(packed & _U16)
-            width = I64((packed >> np.uint64(48)) & np.uint64(0xFF))
-            mask = mask_of(np.uint64(width))
-            bitmap = I64((packed >> np.uint64(32)) & _U16)
-            if bitmap > 0:
-                bitmap += page
+            base, mask, data, width, bitmap = _described(frames, I64(last) * page_size, entry)
         present = np.uint8(frame[i] >= 0)
         if present != 0 and bitmap > 0:
             present = np.uint8(((frames[bitmap + (row[i] >> 3)] >> (row[i] & 7)) & 1) ^ 1)
@@ -88,7 +91,6 @@ def gather_word_runs(
         Becomes 1 for values that are present.
     """
     last = np.int32(-1)
-    page = 0
     first = 0
     bitmap = 0
     width = 0
@@ -99,14 +101,7 @@ def gather_word_runs(
         end = ends[i]
         if frame[i] != last and frame[i] >= 0:
             last = frame[i]
-            page = I64(last) * page_size
-            at = page + HEADER + DIRECTORY_ENTRY * entry
-            base = load_u64(frames, at)
-            packed = load_u64(frames, at + 8)
-            first = page + I64(packed & _U16)
-            width = I64((packed >> np.uint64(48)) & np.uint64(0xFF))
-            mask = mask_of(np.uint64(width))
-            bitmap = I64((packed >> np.uint64(32)) & _U16)
+            base, mask, first, width, bitmap = _described(frames, I64(last) * page_size, entry)
         data = first + I64(row[i]) * width
         if frame[i] >= 0 and bitmap == 0:
             for to in range(begin, end):
@@ -116,7 +111,7 @@ def gather_word_runs(
         else:
             for to in range(begin, end):
                 at = I64(row[i]) + to - begin
-                present = frame[i] >= 0 and (frames[page + bitmap + (at >> 3)] >> (at & 7)) & 1 == 0
+                present = frame[i] >= 0 and (frames[bitmap + (at >> 3)] >> (at & 7)) & 1 == 0
                 valid[to] = present
                 missing += 0 if present else 1
                 store_u64(out, to * size, base + (load_u64(frames, data) & mask) if present else np.uint64(0))
