@@ -19,6 +19,7 @@ from headrace.pipelines.config.model import (
     DimensionConfig,
     DuplicatesConfig,
     Duration,
+    Fraction,
     Location,
     LookupConfig,
     Memory,
@@ -103,7 +104,7 @@ class NearConfig(Strict):
     """A condition between two columns whose values differ by a distance at most."""
 
     columns: Condition = Field(description="The two columns, such as 'orders.at = payments.at'")
-    within: str | int | float = Field(
+    within: Annotated[str | int | float, Fraction] = Field(
         description="Greatest distance: a number, or between times a duration such as '5m'"
     )
 

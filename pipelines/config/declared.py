@@ -81,6 +81,8 @@ def _scalar(value: Any, kind: pa.DataType) -> pa.Scalar:
         value = float(value)
     elif text and not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
         return pa.scalar(str(value), pa.string()).cast(kind)
+    if pa.types.is_string(kind) and not isinstance(value, str):
+        raise TypeError(f"YAML reads it as {type(value).__name__}; write the text in quotes")
     if isinstance(value, bool) != pa.types.is_boolean(kind):
         raise TypeError("one is true or false, the other is not")
     if isinstance(value, dt.datetime) and pa.types.is_timestamp(kind) and value.tzinfo is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import datetime as dt
 import json
+import math
 import os
 import re
 from collections.abc import Sequence  # noqa: TC003 - pydantic resolves annotations
@@ -21,6 +22,7 @@ import yaml
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     PrivateAttr,
@@ -43,6 +45,7 @@ from headrace.storage.units import parse_duration, parse_memory
 __all__ = [
     "DimensionConfig",
     "DuplicatesConfig",
+    "Fraction",
     "HistoryConfig",
     "LookupConfig",
     "ParentConfig",
@@ -62,6 +65,7 @@ __all__ = [
 _NAME = r"^[A-Za-z0-9_][A-Za-z0-9_.-]*$"
 _COLUMN_PART = r"^[A-Za-z0-9_][A-Za-z0-9_-]*$"
 _ENVIRONMENT = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_FRACTION = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _PASSWORD = re.compile(r"^[^:/]+://[^:/@]*:([^@]*)@")
 
 
@@ -76,6 +80,11 @@ def _checked(parse: Any) -> Any:
         return value
 
     return validate
+
+
+def _number(value: Any) -> Any:
+    """Return a fraction that is given as text, such as 1.50, as a number; anything else as it is."""
+    return float(value) if isinstance(value, str) and _FRACTION.fullmatch(value) else value
 
 
 def _zone(name: str) -> str:
@@ -99,7 +108,8 @@ def _encoding(name: str) -> str:
 Name = Annotated[str, Field(pattern=_NAME, max_length=64)]
 ColumnPart = Annotated[str, Field(pattern=_COLUMN_PART, max_length=64)]
 Memory = Annotated[str | int, AfterValidator(_checked(parse_memory))]
-Duration = Annotated[str | float, AfterValidator(_checked(parse_duration))]
+Fraction = BeforeValidator(_number)
+Duration = Annotated[str | float, Fraction, AfterValidator(_checked(parse_duration))]
 ColumnType = Annotated[str, AfterValidator(_checked(canonical))]
 Encoding = Annotated[str, AfterValidator(_encoding)]
 Character = Annotated[str, Field(min_length=1, max_length=1)]
@@ -523,7 +533,7 @@ def _parsed(file: Path) -> tuple[dict[Any, Any], Places]:
 
 
 def _loaded(text: str) -> tuple[Any, yaml.Node | None]:
-    loader = _UniqueKeys(text)
+    loader = _Document(text)
     try:
         root = loader.get_single_node()
         return (None if root is None else loader.construct_document(root)), root
@@ -531,8 +541,12 @@ def _loaded(text: str) -> tuple[Any, yaml.Node | None]:
         loader.dispose()
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """Safe YAML loader that rejects repeated keys (the last would silently win) and reads `on` as a plain name."""
+class _Document(yaml.SafeLoader):
+    """Safe YAML loader that rejects repeated keys (the last would silently win), and keeps what is written.
+
+    YAML 1.1 reads `on` as true, 0x1F as 31, 010 as 8, 12:30:45 as 45045 and 1.50 as 1.5. Here they stay text: a plain
+    scalar is a number only if the number is written in the same way. Fields for numbers parse the text.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[Any] = set()
@@ -544,12 +558,20 @@ class _UniqueKeys(yaml.SafeLoader):
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
+    def construct_fraction(self, node: yaml.ScalarNode) -> float | str:
+        """Return a number, or the text of a scalar that the number would not be written as."""
+        number = float(self.construct_yaml_float(node))
+        return number if str(number) == node.value or not math.isfinite(number) else str(node.value)
 
-_UniqueKeys.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:bool"]
+
+_TAG = "tag:yaml.org,2002:"
+_Document.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in {f"{_TAG}bool", f"{_TAG}int", f"{_TAG}value"}]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_UniqueKeys.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false|True|False)$"), list("tTfF"))
+_Document.add_implicit_resolver(f"{_TAG}bool", re.compile(r"^(?:true|false|True|False)$"), list("tTfF"))
+_Document.add_implicit_resolver(f"{_TAG}int", re.compile(r"^(?:0|-?[1-9][0-9]*)$"), list("-0123456789"))
+_Document.add_constructor(f"{_TAG}float", _Document.construct_fraction)
 
 
 def _refuse_plain_secret(url: Any, places: Places) -> None:

@@ -69,6 +69,16 @@ class Places:
             mark, node = found
         return mark.line + 1, mark.column + 1
 
+    def written(self, location: DocumentPath) -> str:
+        """Return the text of the scalar at a location; an empty text if another node or nothing is there."""
+        node = self._root
+        for part in location:
+            found = None if node is None else _entry(node, part)
+            if found is None:
+                break
+            node = found[1]
+        return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
+
 
 def _entry(node: yaml.Node, part: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
     """Return the start mark of an entry of a node, and the entry's value node."""
@@ -101,17 +111,23 @@ def describe(error: ValidationError, places: Places, model: type[BaseModel]) -> 
         Model of the whole document, the source of the valid names.
     """
     return described(
-        [problem for item in error.errors(include_url=False) for problem in _problems(item, model)], places
+        [problem for item in error.errors(include_url=False) for problem in _problems(item, places, model)], places
     )
 
 
-def _problems(item: Any, model: type[BaseModel]) -> Sequence[Problem]:
+def _problems(item: Any, places: Places, model: type[BaseModel]) -> Sequence[Problem]:
     cause = item.get("ctx", {}).get("error")
     if isinstance(cause, InconsistentError):
         return cause.problems
     location = tuple(part for part in item["loc"] if part != "[key]")
     place = ".".join(str(part) for part in location) or "the pipeline"
-    return [Problem(location, f"{place}: {_reason(item, model)}")]
+    return [Problem(location, f"{place}: {_reason(item, model)}{_quoted(item, location, places)}")]
+
+
+def _quoted(item: Any, location: DocumentPath, places: Places) -> str:
+    """Return the remedy for a plain scalar that YAML reads as another value than text."""
+    written = str(item["input"]) if item["loc"][-1:] == ("[key]",) else places.written(location)
+    return f"; if this is text, write it in quotes: '{written}'" if item["type"] == "string_type" and written else ""
 
 
 def _reason(item: Any, model: type[BaseModel]) -> str:

@@ -102,5 +102,5 @@ def fields_for_options(document: Any) -> Any:
 
 def _value(field: str, value: Any) -> Any:
     if field == "nulls":
-        return [str(value)] if value != "" else []
+        return [value] if value != "" else []
     return value.strip().lower() == "true" if field == "header" and isinstance(value, str) else value

@@ -41,7 +41,13 @@ def _value_problems(
     apart = {*dimension.natural_key, config.surrogate_key(name), "is_inferred"}
     attributes = [column for column in columns if column not in apart]
     for member, values in dimension.special.model_dump().items():
-        for column in values or {}:
+        for column, value in (values or {}).items():
+            if canonical(columns.get(column, "string")) == "string" and not isinstance(value, str | None):
+                yield Problem(
+                    ("dimensions", name, "special", member, column),
+                    f"dimension {name!r}: {column!r} of its member {member!r} is text, and YAML reads the value as "
+                    f"{type(value).__name__}; write it in quotes",
+                )
             if column not in attributes:
                 yield Problem(
                     ("dimensions", name, "special", member, column),

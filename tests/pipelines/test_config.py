@@ -251,3 +251,91 @@ def test_the_json_schema_takes_what_the_reader_takes():
 def test_the_json_schema_refuses_an_unknown_field():
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**yaml.safe_load(GOOD.replace(" on:", " 'on':")), "memmory": 1}, json.loads(json_schema()))
+
+
+# What is written, and what YAML 1.1 reads
+
+
+YAML_NUMBERS = [
+    "0x1F",
+    "0x_",
+    "010",
+    "0b11",
+    "1_000",
+    "12:30:45",
+    "190:20:30.15",
+    "1.50",
+    "1.0e+3",
+    "1e3",
+    "+7",
+    "-0",
+    "=",
+]
+
+
+@pytest.mark.parametrize("text", [*YAML_NUMBERS, "yes", "No", "on", "TRUE", "y"])
+def test_a_field_for_text_gets_what_is_written(tmp_path, text):
+    file = write(
+        tmp_path,
+        GOOD.replace("path: in", f"path: in\n  nulls: [{text}]\n  missing_fields: error")
+        + f"spark: {{conf: {{some.option: {text}}}}}\n",
+    )
+    config = load_pipeline(file)
+    assert config.source.nulls == [text]
+    assert config.spark.conf == {"some.option": text}
+
+
+@pytest.mark.parametrize("text", ["7", "-7", "1.5", "true", "2026-01-01", "2026-1-1 10:00:00", "null", "~", ".inf"])
+def test_another_value_than_text_is_refused_with_its_line_and_the_remedy(tmp_path, text):
+    file = write(tmp_path, GOOD.replace("path: in", f"path: in\n  nulls:\n  - NA\n  - {text}"))
+    with pytest.raises(PipelineFileError) as caught:
+        load_pipeline(file)
+    remedy = re.fullmatch(
+        r".*, line 8, column 5: source.nulls.1: input should be a valid string, not .*; "
+        r"if this is text, write it in quotes: (.*)",
+        str(caught.value),
+    )
+    assert remedy
+    quoted = load_pipeline(write(tmp_path, GOOD.replace("path: in", f"path: in\n  nulls: [{remedy[1]}]")))
+    assert quoted.source.nulls == [text]
+
+
+def test_a_name_of_a_column_that_is_a_number_is_refused_with_the_remedy(tmp_path):
+    with pytest.raises(PipelineFileError, match=r"source\.schema\.7: .*; if this is text, write it in quotes: '7'"):
+        load_pipeline(write(tmp_path, GOOD.replace("id: bigint", "id: bigint, 7: int")))
+    assert "010" in load_pipeline(write(tmp_path, GOOD.replace("id: bigint", "id: bigint, 010: int"))).source.columns
+
+
+@pytest.mark.parametrize("text", YAML_NUMBERS)
+def test_a_special_member_has_the_text_that_is_written(tmp_path, text):
+    special = f"columns: {{tailnum: string, code: string}}, special: {{unknown: {{code: {text}}}}}"
+    file = write(tmp_path, GOOD.replace("natural_key: [tailnum]", f"natural_key: [tailnum], {special}"))
+    assert load_pipeline(file).dimensions["plane"].special.unknown == {"code": text}
+
+
+@pytest.mark.parametrize("text", ["7", "1.5", "true", "2026-01-01"])
+def test_another_value_for_a_text_of_a_special_member_is_refused_with_its_line(tmp_path, text):
+    special = f"columns: {{tailnum: string, code: string}}, special: {{unknown: {{code: {text}}}}}"
+    file = write(tmp_path, GOOD.replace("natural_key: [tailnum]", f"natural_key: [tailnum], {special}"))
+    with pytest.raises(PipelineFileError, match=r"line 8, column \d+: .*'code'.* is text, .*; write it in quotes"):
+        load_pipeline(file)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("2", 2.0), ("1.50", 1.5), (".5", 0.5), ("1.0e+1", 10.0), ("2s", "2s")])
+def test_a_field_for_a_number_takes_every_spelling_of_a_decimal_number(tmp_path, text, seconds):
+    assert load_pipeline(write(tmp_path, f"{GOOD}deadline: {text}\n")).deadline == seconds
+
+
+@pytest.mark.parametrize("field", ["deadline: 1:30", "deadline: 010", "memory: 0x1F", "trigger: {max_files: 0x1F}"])
+def test_a_number_in_a_spelling_of_yaml_alone_is_refused(tmp_path, field):
+    with pytest.raises(PipelineFileError, match=r"line 12, "):
+        load_pipeline(write(tmp_path, f"{GOOD}{field}\n"))
+
+
+def test_an_option_of_an_earlier_release_keeps_the_text_of_a_null(tmp_path):
+    def loaded(text):
+        return load_pipeline(write(tmp_path, GOOD.replace("path: in", f"path: in\n  options: {{nullValue: {text}}}")))
+
+    assert loaded("0x1F").source.nulls == ["0x1F"]
+    with pytest.raises(PipelineFileError, match=r"source.nulls.0: input should be a valid string, not True"):
+        loaded("true")
