@@ -1,8 +1,9 @@
 """Check of facts against a dimension with history.
 
 The key of a fact must be that of the version of its member that was valid at its time, and what the fact carries must
-be what the version has. Facts that a late change made older than the first version of their member, and that a lookup
-would reject now, are no fault: a restatement leaves them as they are, and they are counted apart.
+be what the version has. Two kinds of facts are no fault, since a restatement leaves them as they are; they are counted
+apart: facts that a late change made older than the first version of their member, and that a lookup would reject now,
+and facts with the unknown member whose member was added later.
 
 Versions and facts are read once into a DuckDB file on the local disk, so memory is bounded. Only facts of the given
 pipeline are checked. Columns that date a version change without the facts, so they are not compared.
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
+from headrace.etl import UNKNOWN_KEY
 from headrace.etl.history.instants import to_instants
 from headrace.etl.history.values import single
 from headrace.etl.ranking import key_text
@@ -21,7 +23,7 @@ from headrace.pipelines.config.merge import mixed_lookup
 from headrace.pipelines.delta.reads import scan_table
 from headrace.pipelines.delta.scratch import load_rows
 from headrace.pipelines.delta.tables import has_table, open_table
-from headrace.pipelines.dimension.check import Finding
+from headrace.pipelines.dimension.check import Finding, came_before
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +107,8 @@ class _Role:
     def load(self, connection: DuckDBPyConnection, table: DeltaTable) -> None:
         """Read the facts with the key of a version: `key`, natural key, time, and what they carry; each once.
 
-        `left_as_is` says whether the policy of the lookup leaves the fact as it is.
+        `left_as_is` says whether the policy of the lookup leaves the fact as it is. Facts with the unknown member go to
+        a table of their own, `unknown`.
         """
         history = self._history
         kinds = {field.name: field.type for field in history.version_schema}
@@ -114,6 +117,10 @@ class _Role:
         schema = pa.schema([("key", pa.int64()), *keys, ("time", history.instant_type), *carried])
         load_rows(connection, "facts", schema, (self._row(each, schema) for each in scan_table(table, self.columns)))
         key = ", ".join(self._key)
+        connection.execute(
+            f"CREATE OR REPLACE TABLE unknown AS SELECT {key}, time, count(*) AS n FROM facts "
+            f"WHERE key = {UNKNOWN_KEY} GROUP BY ALL"
+        )
         early = "coalesce(time < born, false)" if self._leaves_early else "false"
         connection.execute(
             f"CREATE OR REPLACE TABLE facts AS SELECT facts.*, {early} AS left_as_is, count(*) AS n FROM facts "
@@ -139,6 +146,20 @@ class _Role:
             yield from self._found(connection, rule, query)
         left = f"facts of role {self._item.role} are older than the first version of their member, and are left as is"
         yield from self._found(connection, left, "FROM facts f WHERE f.left_as_is", allowed=True)
+        if not self._mixed:
+            found = f"FROM unknown f WHERE EXISTS (FROM versions v WHERE v.key > 0 AND {self._would_find()})"
+            yield from self._found(connection, came_before(self._item.role), found, allowed=True)
+
+    def _would_find(self) -> str:
+        """Return the condition that the lookup finds version `v` for fact `f` now."""
+        item = self._item
+        same = " AND ".join(f"v.{name} = f.{name}" for name in self._key)
+        if item.event_time is None:
+            return f"{same} AND v.is_current"
+        times = ["f.time >= v.since AND (v.is_current OR f.time < v.until)"]
+        times += ["f.time < v.since AND v.version = 1"] if item.before_first == "first" else []
+        times += ["f.time IS NULL AND v.is_current"] if item.null_time == "current" else []
+        return f"{same} AND ({' OR '.join(f'({each})' for each in times)})"
 
     def _rules(self) -> dict[str, str]:
         """Return each rule, and the query for the facts that violate it."""

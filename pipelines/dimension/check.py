@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from headrace.etl import UNKNOWN_KEY, Special
 from headrace.etl.ranking import key_text
+from headrace.pipelines.config.merge import mixed_lookup
 from headrace.pipelines.delta.reads import scan_table
 from headrace.pipelines.delta.scratch import load_rows, scratch_database
 from headrace.pipelines.delta.support import takes_files
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from headrace.pipelines.config.model import LookupConfig, PipelineConfig
     from headrace.pipelines.replica.checking import ReplicaDifference
 
-__all__ = ["Audit", "Finding", "Repair", "Repaired"]
+__all__ = ["Audit", "Finding", "Repair", "Repaired", "came_before"]
 
 _EXAMPLES: Final = 10
 _SHOWN: Final = 60
@@ -47,6 +48,14 @@ _REPEATED: Final = "FROM known SELECT 1 WHERE complete GROUP BY {} HAVING count(
 _PROPERTY_RULE: Final = f"the property {GREATEST_KEY} is not less than the greatest key"
 _REPLICA_RULE: Final = "replicas have the members of the table"
 _VALUE_RULE: Final = "special members have the declared values"
+
+
+def came_before(role: str) -> str:
+    """Return the name of a finding: facts with the unknown member, whose member was added later."""
+    return (
+        f"facts of role {role} have the unknown member, -1, and their member is in the dimension now; "
+        "docs/dimensions.md, 'Facts that came before their member', has the statement that corrects them"
+    )
 
 
 @dataclass(frozen=True)
@@ -159,7 +168,7 @@ class Audit:
         self._stack.close()
 
     def findings(self) -> list[Finding]:
-        """Return the violated rules; an empty list for a consistent dimension."""
+        """Return the violated rules, and the facts that came before their member, which a policy leaves as they are."""
         found = [
             Finding(
                 rule.rule,
@@ -171,7 +180,8 @@ class Audit:
         others = [
             finding for finding, _ in (*self._value_findings(), *self._property_findings(), *self._replica_findings())
         ]
-        return [each for each in found if each.rows] + others
+        lookups = [item for item in self._config.lookups if item.dimension == self._dimension.name]
+        return [each for each in [*found, *others, *map(self._came_before, lookups)] if each.rows]
 
     def repairs(self) -> list[Repair]:
         """Return the repair of each finding, in execution order."""
@@ -461,6 +471,14 @@ class Audit:
             "{natural}: number {key} becomes {number} (facts: {n})",
             of_facts=True,
         )
+
+    def _came_before(self, item: LookupConfig) -> Finding:
+        """Return the facts with the unknown member whose natural key has a member; none if a merge mixed records."""
+        role = "false" if mixed_lookup(self._config, item) is not None else f"role = '{item.role}'"
+        rows = f"SELECT facts.* FROM facts JOIN kept USING ({self._key}) WHERE {role}"
+        rows = f"{rows} AND facts.key = {UNKNOWN_KEY} AND kept.key > 0"
+        examples = self._examples(f"SELECT DISTINCT {self._key} FROM ({rows})", "{natural}")
+        return Finding(came_before(item.role), self._count(rows, of_facts=True), examples, allowed=True)
 
     def _property_findings(self) -> list[tuple[Finding, Repair]]:
         found = []

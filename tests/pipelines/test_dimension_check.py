@@ -10,6 +10,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.dimension import repairing
+from headrace.pipelines.dimension.check import came_before
 from headrace.pipelines.dimension.repairing import repair_dimension
 from headrace.pipelines.dimension.tables import check_dimension, create_dimension, plan_repair
 from headrace.pipelines.errors import DeltaTableError
@@ -116,6 +117,23 @@ def test_facts_that_name_another_member_or_none(sound):
             ),
         )
     }
+
+
+def test_facts_that_came_before_their_member_are_counted_and_are_no_fault(sound, rng):
+    codes = [f"{rng.integers(40)}", *(f" x{number} " for number in rng.integers(40, size=200)), None]
+    add_facts(sound, *((code, -1) for code in codes))
+    assert found(sound) == {}
+    later = {f"x{number}" for number in range(0, 40, 3)}
+    add_members(
+        sound, *((10 + place, code.upper(), None) for place, code in enumerate(sorted(later))), (-3, "X1", None)
+    )
+    stored = DeltaTable(sound.sink.path).to_pyarrow_table().to_pylist()
+    count = sum(row["a_key"] == -1 and row["c"] is not None and row["c"].strip() in later for row in stored)
+    assert count > 0
+    (finding,) = (each for each in check_dimension(sound, "k") if each.allowed)
+    assert (finding.rule, finding.rows) == (came_before("a"), count)
+    assert set(finding.examples) <= later
+    assert FACTS not in planned(sound)
 
 
 def test_unknown_members_null_keys_and_numbers(sound):

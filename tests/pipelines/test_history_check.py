@@ -20,6 +20,7 @@ from headrace.pipelines.delta.data_files import FileSpec, FileWriter
 from headrace.pipelines.delta.live_files import LiveFiles
 from headrace.pipelines.delta.row_changes import RowChanges, change_rows_exactly, feed_files
 from headrace.pipelines.delta.tables import read_rows
+from headrace.pipelines.dimension.check import came_before
 from headrace.pipelines.history.layout import delta_schema
 from headrace.storage import Table
 
@@ -355,3 +356,39 @@ def test_a_wrong_fact_is_found(shop, values, says):
     with_facts(shop, (closed, values))
     assert shop.broken() == {f"facts of role buyer {says}": 1}
     assert repaired(shop) == ({}, {f"facts of role buyer {says}": 1})
+
+
+TIMES = [None, dt.date(2019, 6, 1), *(dt.date(2024, 1, day) for day in (1, 2, 3, 9)), dt.date(2031, 1, 1)]
+
+
+def key_now(rows, fact, policies):
+    """Return the key that a lookup gives a fact now, by a reading of the rows of the dimension."""
+    mine = sorted((row for row in rows if row["id"] == fact["buyer"] is not None), key=lambda row: row["valid_from"])
+    day = fact["day"]
+    if policies["event_time"] is None or (day is None and policies["null_time"] == "current"):
+        return mine[-1]["customer_key"] if mine else -1
+    if day is None or not mine:
+        return -1
+    before = [row["customer_key"] for row in mine if row["valid_from"] <= day]
+    early = mine[0]["customer_key"] if policies["before_first"] == "first" else -1
+    return before[-1] if before else early
+
+
+@pytest.mark.parametrize("null_time", ["current", "unknown"])
+@pytest.mark.parametrize("before_first", ["first", "unknown", "reject", None])
+def test_facts_that_came_before_their_member_are_counted(shop, rng, null_time, before_first):
+    policies = {"event_time": "day", "null_time": null_time, "before_first": before_first}
+    if before_first is None:
+        policies = {"event_time": None}
+    with_facts(shop, **policies)
+    facts = [
+        {"order": 1000 + at, "buyer": int(rng.integers(1, 120)) if at % 11 else None, "day": TIMES[at % len(TIMES)],
+         "buyer_key": -1, "buyer_city": "Unknown", "buyer_tel": None, "_outcome": "unknown"}
+        for at in range(150)
+    ]  # fmt: skip
+    write_deltalake(str(shop.folder / "w" / "facts"), pa.Table.from_pylist(facts, FACTS), mode="append")
+    rows = [row for row in shop.rows() if row["customer_key"] > 0]
+    count = sum(key_now(rows, fact, policies) != -1 for fact in facts)
+    assert 0 < count < len(facts)
+    assert shop.broken() == {}
+    assert shop.broken(allowed=True) == {came_before("buyer"): count}

@@ -15,6 +15,7 @@ from headrace.pipelines.config.model import load_pipeline
 from headrace.pipelines.delta.support import describe
 from headrace.pipelines.delta.tables import open_table
 from headrace.pipelines.dimension import special_members
+from headrace.pipelines.dimension.check import came_before
 from headrace.pipelines.dimension.special_members import add_special_members
 from headrace.pipelines.dimension.tables import check_dimension, create_dimension, describe_dimension
 from headrace.pipelines.errors import DeltaTableError, PipelineFileError
@@ -189,7 +190,9 @@ def test_lookups_send_facts_to_the_members_that_they_name(project):
     assert rejected["reason"] == "b: other = null: the key is null"
     assert sorted(row["k_key"] for row in rows_of(project / "w/k"))[:3] == [-3, -2, -1]
     config = load_pipeline(project / "p.yml")
-    assert [check_dimension(config, name) for name in ("k", "t")] == [[], []]
+    assert check_dimension(config, "k") == []
+    (finding,) = check_dimension(config, "t")  # the member x came after three facts
+    assert (finding.rule, finding.rows, finding.examples, finding.allowed) == (came_before("b"), 3, ("x",), True)
     assert describe_dimension(config, "k").members == 2
 
 
